@@ -48,7 +48,7 @@ def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
     for page in answers:
         yield page
         if page.next_page_token and not rest.unread(page.next_page_token, seen):
-            raise lost(doing, "its pages do not end")
+            raise lost(doing, "its list of pages does not end")
 
 
 class Calls:

@@ -101,7 +101,7 @@ class Boundary(LazyGroup):
 
 
 UNHEARD: Final = (
-    "free some space there; what was done before is kept, and a run continues without this command: see `bench status`"
+    "free some space there; nothing is lost: a run continues without this command, and `bench status` shows it"
 )
 
 

@@ -219,7 +219,7 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     if unfit and fail_on != "never":
         raise Undecided(
             f"{count(len(unfit), 'comparison is', 'comparisons are')} not usable: {unfit[0].doubt}",
-            hint="measure again while the machine is idle; --fail-on never ignores this",
+            hint="measure again with `bench launch` while the machine is idle; --fail-on never ignores this",
         )
     doubtful = [one for comparison in found for one in comparison.of(Verdict.INCONCLUSIVE)]
     if doubtful and fail_on == "inconclusive":

@@ -96,4 +96,4 @@ def remove(
 def agreed_to(question: str, flag: str) -> None:
     """Raises `ConfigError` unless a person at a terminal says yes."""
     if not (sys.stdin.isatty() and typer.confirm(question)):
-        raise ConfigError(f"{question} Not done: it needs a yes", hint=f"{flag} answers yes")
+        raise ConfigError(f"{question} Nobody said yes, so nothing was done", hint=f"{flag} answers yes")

@@ -186,7 +186,8 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
             setup.take(step)
         except BenchError as exc:
             left = steps[len(done) :]
-            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; `bench init` again does the rest"
+            rest = f"the same `bench init --project {wanted.project}` does the rest"
+            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; {rest}"
             if json:
                 emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
             raise type(exc)(str(exc), hint=hint) from exc

@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "BENCH_PROJECT, BENCH_BUCKET": "Google Cloud project and bucket; without a project, the embedded cloud.",
     "BENCH_HOME": "Where settings, caches and the embedded cloud are kept.",
     "BENCH_WEATHER": "Faults for the embedded cloud, as a YAML file.",
-    "NO_COLOR": "Neither colours nor bold nor dim.",
+    "NO_COLOR": "If set, the output has no colours, no bold and no dim text.",
 }
 
 

@@ -33,8 +33,8 @@ ERRORS: dict[Phase, type[BenchError]] = {
 
 
 def error_of(run: Run) -> BenchError | None:
-    """The error that the outcome of a run stands for that is closed, or whose machine is kept; None for success, and
-    for one that goes on."""
+    """The error that stands for the outcome of a run that is closed or whose machine is kept; None if it succeeded or
+    goes on."""
     if run.kept is not None and run.kept.outcome == "incorrect":
         return KernelIncorrect(f"run {run.run_id} incorrect: {sentence(run.kept.detail)}", hint=_hint(run))
     if run.closed is None or run.phase is Phase.SUCCEEDED:
@@ -51,23 +51,23 @@ EMBEDDED_REMEDIES = {
     "torch_missing": f"{INSTALL} torch numpy",
     "numpy_mismatch": f"{INSTALL} --upgrade numpy",
     "no_compiler": "the embedded cloud's VMs use this machine's compiler: sudo apt-get install g++",
-    "build_failed": "the embedded cloud's VMs use this machine's compiler; `bench logs` shows what it said",
+    "build_failed": "the embedded cloud's VMs use this machine's compiler; `bench logs RUN` shows its messages",
 }
-"""There is no image to choose when the machine is the user's own."""
+"""Remedies for the embedded cloud, where the software is that of this machine and no image can be chosen."""
 
 
 def _hint(run: Run) -> str:
     embedded = run.simulated
     causes = [fact.cause for fact in run.diagnoses if fact.cause in EMBEDDED_REMEDIES]
     if embedded and causes:
-        return EMBEDDED_REMEDIES[causes[-1]]
+        return pasted(EMBEDDED_REMEDIES[causes[-1]], run.run_id)
     if run.rejected is not None and run.rejected.hint:
         return run.rejected.hint
     remedies = [remedy(fact.cause) for fact in run.diagnoses]
     if remedies:
         return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
-        return "allow more zones or regions in the configuration, or try again later"
+        return f"`bench launch --resume {run.run_id}` tries again later; or allow more zones or regions"
     kept = f"`bench fetch {run.run_id}` downloads the {count(run.cases_done, 'measured case')}"
     return kept if run.cases_done else f"`bench logs {run.run_id}` shows the machine's log"
 

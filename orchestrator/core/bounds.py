@@ -17,7 +17,7 @@ LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 def _within_reason(at: datetime) -> datetime:
     if not EARLIEST <= at <= LATEST:
-        raise ValueError("a time that no run of ours can have")
+        raise ValueError("a time that no run can have")
     return at.astimezone(UTC)
 
 

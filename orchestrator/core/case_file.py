@@ -55,9 +55,9 @@ def _row(cells: list[str], place: dict[str, int], case_id: str, run_id: str, our
         return f"it is longer than {LONGEST} characters"
     for name, wanted in (("case_id", case_id), ("run_id", run_id)):
         if cells[place[name]] != wanted:
-            return f"it is of {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"
+            return f"it belongs to {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"
     if not ours(cells[place["vm"]]):
-        return f"it is of machine {words(cells[place['vm']], 80)!r}, which the run never asked for"
+        return f"it belongs to machine {words(cells[place['vm']], 80)!r}, which the run never requested"
     latency = cells[place["latency_us"]]
     return f"latency_us is {words(latency, 40)!r}" if latency and not _latency(latency) else ""
 

@@ -71,14 +71,13 @@ class Newer(ValueError):
 
 
 def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
-    """The rule for the number that a stored document has as its `schema`: what has none is of the first one, keys that
-    are added change nothing, and a larger number than this version knows is not read. Raises `Newer`, or `ValueError`
-    for what is no number."""
+    """Checks the `schema` of a stored document. A document without one has schema 1; added keys do not change the
+    number. Raises `Newer` if the number is larger than this version knows, `ValueError` if it is not a number."""
     number = found.get("schema", 1)
     if type(number) is not int or number < 1:
-        raise ValueError("its schema is no number")
+        raise ValueError("its schema is not a number")
     if number > known:
-        raise Newer(f"a newer version of bench wrote it: its schema is {number}, and this one reads {known}")
+        raise Newer(f"a newer version of bench wrote it: its schema is {number}, and this version reads up to {known}")
 
 
 def is_newer(data: bytes) -> bool:
@@ -104,13 +103,13 @@ def document(data: bytes) -> dict[str, Any]:
 def unnumbered(data: bytes) -> dict[str, Any]:
     """The same, whatever schema it has. Raises `ValueError`."""
     if len(data) > DOCUMENT_BYTES:
-        raise ValueError(f"it has {len(data)} bytes, and no document of ours has so many")
+        raise ValueError(f"it has {len(data)} bytes, which is more than any document of bench has")
     try:
         found = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return dict(plain(found))
 
 

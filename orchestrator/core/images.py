@@ -139,7 +139,7 @@ def judge(
         return Unusable(record, "something else is to be on it by now", stale=True)
     assert seen is not None, "what is gone was told apart above"
     if record.validated_at is None:
-        return Usable(record, seen.url, "no run has passed the gates on it yet")
+        return Usable(record, seen.url, "no run has passed the checks on it yet")
     if now - record.validated_at > VALID_FOR:
         hours = (now - record.validated_at) / timedelta(hours=1)
         return Usable(record, seen.url, f"it was validated {hours:.0f} h ago")
@@ -150,7 +150,7 @@ def _gone(record: ImageRecord, seen: CloudImage | None, now: datetime) -> Unusab
     if record.gone_at is not None or seen is None:
         return Unusable(record, "it is gone")
     if seen.status != "READY":
-        return Unusable(record, f"the cloud calls it {seen.status}")
+        return Unusable(record, f"its status in the cloud is {seen.status}")
     if seen.deprecated:
         return Unusable(record, f"it is {seen.deprecated.lower()}")
     if now >= record.expires_at:
@@ -183,7 +183,7 @@ def differs(record: ImageRecord, told: Mapping[str, object]) -> str:
     for key in ("kernel", "driver", "torch"):
         was, now_is = str(getattr(record, key) or ""), str(told.get(key) or "")
         if was and now_is and was.partition("+")[0] != now_is.partition("+")[0]:
-            return f"{key} {now_is} runs on it, and {was} was there when it was made"
+            return f"it now has {key} {now_is}, but it was made with {was}"
     return ""
 
 

@@ -38,6 +38,13 @@ def run_id(now: datetime, gpu: str, entropy: str) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{re.sub('[^a-z0-9]', '', gpu.lower())}-{entropy[:4].lower()}"
 
 
+def launch_command(run: str) -> str:
+    """The command that launches a run like `run`, as far as its id tells: with the same GPU. The id of a child of a
+    fleet has an `x` after the GPU."""
+    gpu = run.split("-")[2].partition("x")[0] if is_run_id(run) else "GPU"
+    return f"`bench launch --gpu {gpu}`"
+
+
 def is_run_id(text: str) -> bool:
     return RUN_ID.fullmatch(text) is not None
 

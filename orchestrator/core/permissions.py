@@ -23,7 +23,9 @@ LAUNCHER: Final = (
     Need("compute.disks.create", "make its boot disk", "adapters/gce.py insert"),
     Need("compute.disks.setLabels", "label the disk", "adapters/gce.py insert"),
     Need("compute.subnetworks.use", "connect it", "adapters/gce.py insert"),
-    Need("compute.subnetworks.useExternalIp", "give it an address, where one is asked for", "adapters/gce.py insert"),
+    Need(
+        "compute.subnetworks.useExternalIp", "give it an external address, if one is wanted", "adapters/gce.py insert"
+    ),
     Need("compute.instances.get", "see whether it is there", "adapters/gce.py instance"),
     Need("compute.instances.list", "find every machine of ours", "adapters/gce_market.py instances"),
     Need("compute.instances.delete", "end it", "adapters/gce.py delete"),
@@ -39,7 +41,7 @@ LOOKER: Final = (
     Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
     Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
     Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py apis"),
-    Need("compute.advice.capacity", "ask where spot machines are to be had", "adapters/gce_market.py advice"),
+    Need("compute.advice.capacity", "ask where spot machines are available", "adapters/gce_market.py advice"),
     Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_market.py advice"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
     Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
@@ -62,7 +64,7 @@ LOOKER: Final = (
 
 BATCH: Final = (
     Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch.py create"),
-    Need("batch.jobs.get", "see what became of them", "adapters/batch.py job"),
+    Need("batch.jobs.get", "see how they ended", "adapters/batch.py job"),
     Need("batch.jobs.delete", "cancel a job, and take one away", "adapters/batch.py cancel"),
     Need("batch.tasks.list", "see how tasks ended (`bench fleet check-batch`)", "adapters/batch_check.py codes"),
     Need("compute.instanceTemplates.create", "say what machines are, and when they end", "adapters/batch.py create"),
@@ -85,7 +87,7 @@ BUCKET: Final = (
 )
 """On the bucket, for whoever runs `bench`. The machine needs the same."""
 
-BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket lies", "core/doctor/bucket.py bucket"),)
+BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/bucket.py bucket"),)
 """On the bucket, for `bench doctor`."""
 
 ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)

@@ -119,5 +119,5 @@ def everything(api: Api, request: Request) -> Answer:
         if not token:
             return Answer(200, {"items": scopes or items}, skew_s=answer.skew_s)
         if not unread(str(token), seen):
-            return Answer(0, trouble="its pages do not end")
+            return Answer(0, trouble="its list of pages does not end")
         query["pageToken"] = token

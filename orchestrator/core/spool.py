@@ -58,9 +58,9 @@ def sort(run_id: str, files: Iterable[Any]) -> Sorted:
         if isinstance(one, str):
             refused.append(one)
         elif one.size > one.limit:
-            refused.append(f"{one.name}: {one.size} bytes, and {one.limit} may come")
+            refused.append(f"{one.name}: {one.size} bytes; at most {one.limit} are accepted")
         elif one.size > room or len(taken) >= RUN_FILES:
-            refused.append(f"{one.name}: the run has stored more than any run of ours")
+            refused.append(f"{one.name}: the run has stored more than any run of bench stores")
         else:
             room -= one.size
             taken[one.name] = one
@@ -72,13 +72,13 @@ def _read(run_id: str, file: Any) -> Spooled | str:
     try:
         name, size, changed = file
     except (TypeError, ValueError):
-        return f"{words(repr(file), 80)}: no file"
+        return f"{words(repr(file), 80)}: not a file"
     if not isinstance(name, str) or not all(type(number) is int and number >= 0 for number in (size, changed)):
-        return f"{words(repr(name), 200)}: no file"
+        return f"{words(repr(name), 200)}: not a file"
     home = run_prefix(run_id)
     tail = name.removeprefix(home)
     if not name.startswith(home):
-        return f"{words(name, 200)}: not of the run that the host was given"
+        return f"{words(name, 200)}: it belongs to another run"
     event = parse_event_object(name)
     if event is not None and name == event.object(run_id) and _MACHINES_OWN.fullmatch(event.writer):
         return Spooled(name, size, changed, EVENT_BYTES, grows=False)
@@ -86,4 +86,4 @@ def _read(run_id: str, file: Any) -> Spooled | str:
         return Spooled(name, size, changed, CASE_BYTES, grows=False)
     if _ARTIFACT.fullmatch(tail) and ".." not in tail:
         return Spooled(name, size, changed, ARTIFACT_BYTES, grows=True)
-    return f"{words(name, 200)}: no event, case or artifact"
+    return f"{words(name, 200)}: not an event, case or artifact"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import Newer, document
-from orchestrator.core.naming import hold_key, payload_object, plan_object
+from orchestrator.core.naming import hold_key, launch_command, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -44,16 +44,21 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
     if blob is None:
         raise NotFound(
             f"{run_id} has no plan in the bucket, so it cannot be resumed",
-            hint="launch it again: its client died before it made a plan",
+            hint=f"its client died before it stored a plan; {_launch_again(run_id)}",
         )
     try:
         return plan_from(document(blob.data))
     except Newer as exc:
         raise ConfigError(
-            f"the plan of {run_id}: {exc}", hint="use the version of bench that launched it, or launch it again"
+            f"the plan of {run_id}: {exc}",
+            hint=f"use the version of bench that launched it; or {_launch_again(run_id)}",
         ) from exc
     except ValueError as exc:
-        raise ConfigError(f"the plan of {run_id} is no JSON", hint="launch again") from exc
+        raise ConfigError(f"the plan of {run_id} is not JSON", hint=_launch_again(run_id)) from exc
+
+
+def _launch_again(run_id: str) -> str:
+    return f"{launch_command(run_id)} with the options of this run starts a new one"
 
 
 def resume(
@@ -76,12 +81,16 @@ def resume(
     if run is None:
         raise NotFound(f"run not found: {run_id}", hint="`bench status` lists the runs in this bucket")
     if run.plan is not None and run.plan.mode != where.mode:
-        raise ConfigError(f"{run_id} was launched in mode {run.plan.mode}, and this client is in mode {where.mode}")
+        raise ConfigError(
+            f"{run_id} was launched in mode {run.plan.mode}, and this client is in mode {where.mode}",
+            hint="unset BENCH_PROJECT to use the embedded cloud, or name the project that launched it: "
+            f"`bench --project PROJECT launch --resume {run_id}`",
+        )
     _check(run)
     if run.payload is None and plan.config.workload is not None:  # its path is the bucket's word, not the user's
         raise ConfigError(
             f"{run_id} cannot be resumed: its workload {plan.config.workload.path} was never stored",
-            hint="launch it again",
+            hint="`bench launch FILE` with the options of this run starts a new one",
         )
     payload = payload_of_run(world, run, fresh, accept)
     generation = run.generation
@@ -120,7 +129,9 @@ def _check(run: Run) -> None:
             hint=f"`bench fetch {run.run_id}` downloads them",
         )
     if run.phase is Phase.REFUSED:
-        raise ConfigError(f"{run.run_id} was refused before it began, so it cannot be resumed", hint="launch again")
+        raise ConfigError(
+            f"{run.run_id} was refused before it began, so it cannot be resumed", hint=_launch_again(run.run_id)
+        )
     if not run.over:
         raise ConfigError(
             f"{run.run_id} still has a machine, so it cannot be resumed yet",
@@ -146,11 +157,14 @@ def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept:
     name = payload_object(theirs)
     blob = world.bucket.read(name)
     if blob is None:
-        raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint="launch again")
+        raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint=_launch_again(run.run_id))
     if hashlib.sha256(blob.data).hexdigest() != theirs:
-        raise ConfigError(f"{name} does not have the checksum that its name gives", hint="delete it, and launch again")
+        raise ConfigError(
+            f"{name} does not have the checksum that its name gives",
+            hint=f"delete it from gs://{world.bucket.name}; then {_launch_again(run.run_id)}",
+        )
     with tarfile.open(fileobj=io.BytesIO(blob.data), mode="r:gz") as archive:
         script = archive.extractfile(SCRIPT)
         if script is None:
-            raise ConfigError(f"{name} has no {SCRIPT}", hint="launch again")
+            raise ConfigError(f"{name} has no {SCRIPT}", hint=_launch_again(run.run_id))
         return Payload(theirs, blob.data, script.read().decode("utf-8"))

@@ -47,7 +47,7 @@ class EventLog:
             if there is None:
                 raise Unavailable(
                     f"the event {name} was refused as a duplicate and then not found",
-                    hint="try again; if it stays so, somebody deletes objects from the bucket",
+                    hint="run the same command again; if it fails again, somebody deletes objects from the bucket",
                 )
             if there.data != data:
                 self._unsure = None

@@ -29,6 +29,7 @@ from orchestrator.store.swap import Document, swap
 
 READERS: Final = 16
 LISTED_PREFIX: Final = "fleet-index/"
+NEVER_BEGUN: Final = "its client died before it began; `bench fleet launch` with the same sweep starts a new fleet"
 
 
 class _Stored(BaseModel):
@@ -142,7 +143,7 @@ class FleetStore:
         name = names.plan_object(self.fleet)
         blob = self.bucket.read(name)
         if blob is None:
-            raise NotFound(f"{self.fleet} has no plan", hint="its client died before it began: launch again")
+            raise NotFound(f"{self.fleet} has no plan", hint=NEVER_BEGUN)
         try:
             found = lists.read(json.loads(blob.data))
         except (ValueError, RecursionError) as exc:
@@ -229,7 +230,8 @@ def control_document(fleet: str, bucket: str) -> Document[Control]:
 
 def _unreadable(bucket: str, name: str) -> DocumentUnreadable:
     return DocumentUnreadable(
-        f"gs://{bucket}/{name} is not what this version writes", hint="use the version that launched the fleet"
+        f"gs://{bucket}/{name} is not a document that this version writes",
+        hint="use the version that launched the fleet",
     )
 
 

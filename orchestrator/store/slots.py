@@ -26,7 +26,9 @@ def slot_document(name: str) -> Document[Slot]:
     def parse(data: bytes | None) -> Slot:
         slot = None if data is None else Slot.parse(data)
         if slot is None:
-            raise SlotUnreadable(f"{name} is not the slot of a machine", hint="`--cold` passes it over")
+            raise SlotUnreadable(
+                f"{name} is not the slot of a machine", hint="`bench launch --cold` requests a new machine instead"
+            )
         return slot
 
     return Document(name, Slot, parse, Slot.dump)

@@ -55,7 +55,9 @@ class StockOuts:
 def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
     def read(data: bytes | None) -> dict[Pool, datetime]:
         if data is not None and is_newer(data):  # it is left as it is
-            raise DocumentUnreadable(f"{_object(machine_type)} is of a newer version of bench", hint="use that one")
+            raise DocumentUnreadable(
+                f"{_object(machine_type)} was written by a newer version of bench", hint="use that version"
+            )
         return {} if data is None else _parse(machine_type, data)
 
     return Document(_object(machine_type), dict, read, _dump)

@@ -53,5 +53,5 @@ def swap(bucket: Bucket, clock: Clock, document: Document[D], change: Callable[[
         clock.sleep(min(LONGEST_PAUSE_S, random.uniform(0.02, 0.1) * 2**attempt))
     raise Unavailable(
         f"gs://{bucket.name}/{document.name} changed {ATTEMPTS} times while it was updated",
-        hint="many clients write to it at once: try again",
+        hint="many clients write to it at the same time: run the same command again",
     )

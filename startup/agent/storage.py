@@ -106,7 +106,7 @@ class Storage:
             if not token:
                 return names
             if not patience.left():
-                raise StorageError(f"{what}: its pages do not end")
+                raise StorageError(f"{what}: its list of pages does not end")
 
     def skew_s(self, patience: Patience) -> float | None:
         """By how many seconds the server's clock is ahead of ours, to about one second; None when it does not say."""

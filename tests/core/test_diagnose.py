@@ -138,7 +138,7 @@ def test_a_wrong_kernel_is_named_with_its_first_case() -> None:
         (ev.Finished(outcome="timed_out", detail="measure"), "deadline", "measure"),
         (ev.Finished(outcome="incorrect"), "kernel_wrong", ""),
         (ev.VmExiting(outcome="preempted"), "preempted", ""),
-        (ev.Finished(outcome="failed"), "unknown", "nothing was said"),
+        (ev.Finished(outcome="failed"), "unknown", "there is no message"),
     ],
 )
 def test_how_a_run_ended_is_a_cause_when_nothing_else_is_known(fact: ev.Fact, cause: str, detail: str) -> None:
@@ -146,7 +146,7 @@ def test_how_a_run_ended_is_a_cause_when_nothing_else_is_known(fact: ev.Fact, ca
 
 
 def test_what_has_no_name_says_so_and_keeps_the_last_words() -> None:
-    assert diagnose() == Diagnosis("unknown", "nothing was said", REMEDIES["unknown"])
+    assert diagnose() == Diagnosis("unknown", "there is no message", REMEDIES["unknown"])
     assert diagnose(log="one\ntwo\n\n").detail == "two"
     assert diagnose(facts=[refusal("TEAPOT")]).detail == "TEAPOT"
     assert diagnose(facts=[refusal("TEAPOT", "short and stout")]).detail == "short and stout"

@@ -69,7 +69,7 @@ def test_an_image_that_passed_the_gates_within_two_days_is_used_and_one_that_did
     assert (fresh.validates, fresh.url) == ("", f"projects/mine/global/images/{NAME}")
     first = verdict(record(), seen())
     assert isinstance(first, Usable)
-    assert first.validates == "no run has passed the gates on it yet"
+    assert first.validates == "no run has passed the checks on it yet"
     late = verdict(record(validated_at=at(0)), seen(), hours=49)
     assert isinstance(late, Usable)
     assert late.validates == "it was validated 49 h ago"
@@ -80,7 +80,7 @@ def test_an_image_that_passed_the_gates_within_two_days_is_used_and_one_that_did
     [
         (record(), None, 1, BASE, "it is gone"),
         (record(gone_at=at(5)), seen(), 1, BASE, "it is gone"),
-        (record(), seen(status="PENDING"), 1, BASE, "the cloud calls it PENDING"),
+        (record(), seen(status="PENDING"), 1, BASE, "its status in the cloud is PENDING"),
         (record(), seen(deprecated="DEPRECATED"), 1, BASE, "it is deprecated"),
         (record(), seen(), 15 * 24, BASE, "it expired on 2026-12-05"),
         (record(broken="a run failed on it"), seen(), 1, BASE, "a run failed on it"),
@@ -133,7 +133,7 @@ def test_an_image_is_judged_by_the_kernel_driver_and_torch_that_its_last_run_tol
     told = {"kernel": "6.8.0-1024-gcp", "driver": "580.95.05", "torch": "2.13.0+cu129"}
     assert differs(record(), told) == ""
     assert differs(record(driver=""), told) == ""
-    assert differs(record(), told | {"kernel": "6.8.0-1025-gcp"}).startswith("kernel 6.8.0-1025-gcp runs on it")
+    assert differs(record(), told | {"kernel": "6.8.0-1025-gcp"}).startswith("it now has kernel 6.8.0-1025-gcp")
     run = replay(running().vm(20, measured("a")).events)
     assert run is not None
     same = validated(record(driver=""), run, told, at(30))

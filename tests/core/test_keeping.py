@@ -207,7 +207,7 @@ def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
 @pytest.mark.parametrize(
     ("why", "changes", "seconds"),
     [
-        ("waits no longer", {}, 696),
+        ("no longer waits", {}, 696),
         ("image", {"image": "another"}, 200),
         ("image", {"mode": "embedded"}, 200),
         ("GPU", {"gpu": "t4"}, 200),

@@ -187,12 +187,12 @@ def test_without_any_price_nothing_is_started() -> None:
 
 def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     late = NOON + timedelta(days=365)
-    more = "20% more is held than they say; `bench prices --refresh` gets today's from Google"
+    more = "20% more than these prices is held; `bench prices --refresh` gets today's from Google"
     assert accepted(asked(TWO), now=late).notices == (
-        f"prices are of 2026-06-03, 393 days old, and spot prices move every month: {more}",
+        f"prices are from 2026-06-03, 393 days old, and spot prices change every month: {more}",
     )
     (notice,) = accepted(asked("gpu: a100")).notices
-    assert notice == f"some prices come from no published table: {SHEET.sources['recalled']}"
+    assert notice == f"some prices do not come from a published table: {SHEET.sources['recalled']}"
 
 
 @pytest.mark.parametrize("per_run", [None, "0.90", "0.10"])
@@ -204,7 +204,7 @@ def test_more_is_held_where_prices_are_old_and_said_before_anything_else(per_run
     worst = max(ceiling(offer.usd_per_hour * margin, old.ttl_s, old.attempts) for offer in old.offers)
     assert old.ceiling_usd == worst <= (caps.run or worst)
     assert (old.attempts, old.ttl_s) <= (fresh.attempts, fresh.ttl_s)
-    assert old.notices[0].startswith("prices are of ")
+    assert old.notices[0].startswith("prices are from ")
     assert {one.usd_per_hour for one in old.offers} <= {one.usd_per_hour for one in fresh.offers}, "still its price"
     assert plan_from(plan_document(old)).margin == old.margin
 

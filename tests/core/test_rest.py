@@ -60,9 +60,9 @@ def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None
 
 def test_a_list_without_an_end_is_no_answer() -> None:
     again = lead(everything, Request("compute", "GET", "/l"), reply=lambda _: good(items=[1], nextPageToken="again"))
-    assert again.result == Answer(0, trouble="its pages do not end")
+    assert again.result == Answer(0, trouble="its list of pages does not end")
     assert len(again.asked) == 2
     numbers = count()
     fresh = lead(everything, Request("compute", "GET", "/l"), reply=lambda _: good(nextPageToken=f"{next(numbers)}"))
-    assert fresh.result.message == "its pages do not end"
+    assert fresh.result.message == "its list of pages does not end"
     assert len(fresh.asked) == MOST_PAGES + 1

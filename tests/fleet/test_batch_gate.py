@@ -128,7 +128,7 @@ def test_that_a_deleted_machine_is_not_made_again_fails_nothing() -> None:
             Verdict(project="other", checked_at=NOW, answers={name: Answer(ok=True) for name in REQUIRED}),
             "not been checked",
         ),
-        (Verdict(project="p", checked_at=NOW), "does not bound dollars"),
+        (Verdict(project="p", checked_at=NOW), "cannot keep a fleet within its cap"),
         (Verdict(project="p", checked_at=NOW, answers={"limits": Answer(ok=False, seen="0 of 2\n[red]")}), "0 of 2"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_sweep_from_options_is_the_sweep_from_a_file() -> None:
         ("axes: {gpu: [l4]}\nrepeats: two", "sweep.yaml:2: repeats"),
         ("axes: {gpu: [l4]}\nshares: {t4: 50%}", "not among the GPUs"),
         ("axes: {gpu: [l4, l4]}", "a value twice"),
-        ("axes: {gpu: [l4]}\nexclude: [{measure.seed: 1}]", "which is no axis"),
+        ("axes: {gpu: [l4]}\nexclude: [{measure.seed: 1}]", "which is not an axis"),
         ("axes: {gpu: [l4]}\nexclude: [{gpu: h100}]", "sweep.yaml: exclude: gpu is never h100; it is l4"),
         ("axes: {gpu: [l4]}\nengine: hosts", "needs `hosts"),
         ("axes: {gpu: [l4]}\nengine: hosts\nhosts: [ada@box, b, ada@box]", "hosts has ada@box twice"),

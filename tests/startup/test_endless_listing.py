@@ -24,5 +24,5 @@ def test_a_listing_that_has_ever_another_page_is_given_up_when_patience_is_over(
     with scripted_server(handle) as server:
         metadata = Metadata(server.url.removeprefix("http://"), clock)
         storage = Storage(server.url, "bench", metadata, Timing())
-        with pytest.raises(StorageError, match="its pages do not end"):
+        with pytest.raises(StorageError, match="its list of pages does not end"):
             storage.names("runs/", Patience(clock, 0.2))

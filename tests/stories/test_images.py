@@ -140,7 +140,7 @@ def test_an_image_is_built_used_validated_and_taken_off_when_it_has_expired(home
         assert (record.kernel, record.run, record.validated_at) == (FACTS["kernel"], BUILD, None)
         plan = planned(stage.world())
         assert plan.image.endswith(record.name)
-        assert any("this launch validates it: no run has passed the gates" in said for said in plan.notices)
+        assert any("this launch validates it: no run has passed the checks" in said for said in plan.notices)
         run = launched(stage)
         assert run.phase is Phase.SUCCEEDED
         assert run.image.endswith(record.name)

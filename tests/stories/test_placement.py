@@ -61,7 +61,7 @@ def test_what_a_plan_expects_is_explained_zone_by_zone(home: Path) -> None:
         worst = next(offer for offer in made.offers if offer.zone == SIX[0])
         assert made.offers[-1] == worst
         assert worst.why == "obtainable 0.10"
-        assert {offer.why for offer in made.offers[:-1]} == {"obtainable 0.90, 10% taken back"}
+        assert {offer.why for offer in made.offers[:-1]} == {"obtainable 0.90, 10% preempted"}
 
 
 @pytest.mark.parametrize("after", [0, 3])

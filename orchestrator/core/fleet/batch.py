@@ -39,7 +39,7 @@ _CAUSES: Final = (
     (re.compile(r"QUOTA_EXCEEDED"), "the quota is used up"),
     (re.compile(r"RESOURCE_POOL_EXHAUSTED"), "no machine of that kind is left"),
     (re.compile(r"not available|does not exist|is not offered", re.I), "there is no machine of that kind"),
-    (re.compile(r"termination ?time", re.I), "the end of the fleet has come"),
+    (re.compile(r"termination ?time", re.I), "the fleet is past its end"),
     (re.compile(r"permission|PERMISSION_DENIED|not authorized", re.I), "a permission is missing"),
     (re.compile(r"VM creation failed|creation failed", re.I), "no machine could be made"),
 )
@@ -132,8 +132,8 @@ def run_seconds(job: JobSpec, now: datetime) -> int:
     left = int((job.ends_at - now).total_seconds())
     if left < SHORTEST_S:
         raise ConfigError(
-            f"{job.name} would have {left} s until its end: too little to bring anything back",
-            hint="`bench fleet resume` holds the rest anew, with time of its own",
+            f"{job.name} would have {left} s until its end, which is too short to measure anything",
+            hint="`bench fleet resume` gives what is missing a new hold and a new end",
         )
     return min(left, MOST_RUN_S)
 
@@ -190,6 +190,6 @@ def _reason(cost: ChildCost) -> str:
         case "succeeded":
             return ""
         case "lost":
-            return "its machine was taken back"
+            return "its machine was preempted"
         case _:
             return f"exit code {cost.exit_code}"

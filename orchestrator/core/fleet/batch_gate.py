@@ -101,6 +101,6 @@ def refusal(project: str, verdict: Verdict | None) -> str:
     seen = verdict.answers.get(bad[0])
     told = f": {words(seen.seen, 200)}" if seen is not None and seen.seen else ""
     return (
-        f"Google Cloud Batch does not bound dollars in project {project}, as it was seen on "
+        f"Google Cloud Batch cannot keep a fleet within its cap in project {project}, as it was seen on "
         f"{verdict.checked_at:%Y-%m-%d}: not true that {QUESTIONS[bad[0]]}{told}"
     )

@@ -81,7 +81,7 @@ def cells(sweep: Sweep) -> tuple[Cell, ...]:
         workload = str(json.loads(point[WORKLOAD])) if point.get(WORKLOAD, "").startswith('"') else point.get(WORKLOAD)
         found.append(Cell(point[GPU].lower(), settings, workload or ""))
     if not found:
-        raise ConfigError("the sweep has no cell: everything is excluded", hint="take an entry out of `exclude`")
+        raise ConfigError("the sweep has no cell: everything is excluded", hint="remove an entry from `exclude`")
     return tuple(found)
 
 
@@ -148,7 +148,7 @@ def read(data: Any) -> tuple[Child, ...]:
         of_schema(data)
         return tuple(_read(data))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"no list of children: {error}") from error
+        raise ValueError(f"not a list of children: {error}") from error
 
 
 def _read(data: Any) -> Iterator[Child]:

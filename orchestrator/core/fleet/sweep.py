@@ -115,11 +115,13 @@ class Sweep(BaseModel):
                 raise ValueError(f"axes.{axis} has a value twice: {', '.join(texts)}")
         for entry in self.exclude:
             if unknown := sorted(entry.keys() - self.axes.keys()):
-                raise ValueError(f"exclude names {', '.join(unknown)}, which is no axis; axes: {', '.join(self.axes)}")
+                raise ValueError(
+                    f"exclude names {', '.join(unknown)}, which is not an axis; axes: {', '.join(self.axes)}"
+                )
         if unknown := sorted(self.shares.keys() - set(gpus)):
             raise ValueError(f"shares names {', '.join(unknown)}, which is not among the GPUs: {', '.join(gpus)}")
         if sum(self.shares.values()) > 1 + 1e-9:
-            raise ValueError(f"shares come to {sum(self.shares.values()):.0%}: at most 100 %")
+            raise ValueError(f"shares add up to {sum(self.shares.values()):.0%}: at most 100 %")
         if self.engine == "hosts" and not self.hosts:
             raise ValueError("engine hosts needs `hosts: [user@box, …]`, or --host user@box for each")
         if self.engine == "slurm" and not self.slurm.folder:

@@ -59,7 +59,7 @@ def needs(told: Mapping[str, Any], wrong: Wrong) -> Needs:
     apt = _words(told, "apt", '["libnuma-dev"]', wrong)
     for one in apt:
         if not APT.fullmatch(one):
-            raise wrong(f"apt: {one!r} is no name of a package", "apt")
+            raise wrong(f"apt: {one!r} is not the name of a package", "apt")
     build = told.get("build", "")
     if not isinstance(build, str):
         raise wrong(f"build must be a line for /bin/sh, not {build!r}", "build")

@@ -41,7 +41,7 @@ def program(text: str, file: str) -> Program:
     told = Description.read(text, file, HINT, KEYS)
     kind = told.text("format")
     if kind not in FORMATS:
-        raise told.wrong(f"format {kind!r} is none of {', '.join(FORMATS)}", "format")
+        raise told.wrong(f"format {kind!r} is not one of {', '.join(FORMATS)}", "format")
     output = PurePosixPath(told.text("output")) if "output" in told.data else None
     if output is not None and (output.is_absolute() or ".." in output.parts):
         raise told.wrong(f"output: {output} must lie below the program's folder", "output")

@@ -84,7 +84,7 @@ class Refused:
                 f"{self.set_by} set this cap for the whole bucket; raise it with `bench budget set --{self.window} USD`"
             )
         key = "total_usd" if self.window == "total" else f"per_{self.window}_usd"
-        return f"raise budget.{key}, shorten run.max_minutes, or wait"
+        return f"raise the cap with --set budget.{key}=USD, shorten the run with --set run.max_minutes=N, or wait"
 
 
 def binding(ledger: Ledger, caps: Caps) -> Caps:

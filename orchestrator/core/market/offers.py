@@ -157,7 +157,7 @@ def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: 
             why.append(f"obtainable {advice.obtainable:.2f}")
         if advice.preemption_rate is not None:
             taken_back = advice.preemption_rate
-            why.append(f"{advice.preemption_rate:.0%} taken back")
+            why.append(f"{advice.preemption_rate:.0%} preempted")
         if advice.uptime_s is not None and advice.uptime_s > 0:
             taken_back = max(taken_back, 1 - math.exp(-work.work_s / advice.uptime_s))
             why.append(f"lasts {advice.uptime_s / 3600:.1f} h")

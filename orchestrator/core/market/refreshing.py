@@ -61,7 +61,7 @@ class _Search:
         elif wrong := next((sku for sku in found if sku.unit != part.unit), None):
             said.append(f"{where}: sold by {wrong.unit}, not by {part.unit}")
         elif prices == {Decimal(0)}:
-            said.append(f"{where}: it costs nothing, which cannot be")
+            said.append(f"{where}: the price is 0, which cannot be right")
         else:
             return prices.pop()
         return None

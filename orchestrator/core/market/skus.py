@@ -168,4 +168,4 @@ def catalogue(api: Api) -> Catalogue | Answer:
         if token == query.get("pageToken"):
             break
         query = {**query, "pageToken": token}
-    return Answer(0, trouble="its pages do not end")
+    return Answer(0, trouble="its list of pages does not end")

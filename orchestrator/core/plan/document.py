@@ -72,7 +72,7 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
     except (KeyError, TypeError, ValueError, ArithmeticError, ValidationError) as exc:
         raise ConfigError(
             f"the plan of the run cannot be read ({type(exc).__name__}: {exc})".splitlines()[0],
-            hint="another version of bench wrote it: resume with that version, or launch again",
+            hint="another version of bench wrote it: resume with that version, or start a new run with `bench launch`",
         ) from exc
 
 

@@ -41,8 +41,8 @@ def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
     if not prices.stale(now):
         return []
     days = count(prices.age_days(now.date()), "day")
-    age = f"prices are of {prices.as_of}, {days} old, and spot prices move every month"
-    return [f"{age}: {margin:.0%} more is held than they say; `bench prices --refresh` gets today's from Google"]
+    age = f"prices are from {prices.as_of}, {days} old, and spot prices change every month"
+    return [f"{age}: {margin:.0%} more than these prices is held; `bench prices --refresh` gets today's from Google"]
 
 
 def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) -> list[str]:
@@ -57,5 +57,5 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
         )
         if quote is not None and quote.source not in prices.trusted:
             sources.add(quote.source)
-    said += [f"some prices come from no published table: {prices.sources[name]}" for name in sorted(sources)]
+    said += [f"some prices do not come from a published table: {prices.sources[name]}" for name in sorted(sources)]
     return said

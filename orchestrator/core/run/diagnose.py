@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.naming import launch_command
 from orchestrator.core.run.events import (
     CaseChecked,
     Diagnosed,
@@ -28,25 +29,26 @@ from orchestrator.core.run.fold import Phase
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why it ended so. `cause` is a word of docs/contracts.md, section 5, or one of the provider's below."""
+    """Why a run ended. `cause` is a word of docs/contracts.md, section 5, or one of the provider's causes below."""
 
     cause: str
     detail: str
     remedy: str
     lines: tuple[str, ...] = ()
-    """Of an ending without a name: the lines of the log that a person should read."""
+    """If the cause is unknown: the lines of the log that a person should read."""
 
 
 EXPLAINS_ITSELF: Final = frozenset({Phase.SUCCEEDED, Phase.STOPPED, Phase.REFUSED})
-"""How a run can end without anything to diagnose: it went well, somebody stopped it, or it never began."""
+"""The phases of runs that need no diagnosis: a run succeeded, somebody stopped it, or it never began."""
 
 REMEDIES: Final = {
     # --- on the machine
-    "payload_checksum": "launch again; if it happens again, something changes the payload in the bucket",
-    "payload_missing": "launch again, which uploads the payload anew; check that no lifecycle rule of "
-    "the bucket deletes it",
+    "payload_checksum": "`bench launch --gpu GPU` with the options of this run starts a new one; if it fails in the "
+    "same way, something changes the payload in the bucket",
+    "payload_missing": "`bench launch --gpu GPU` with the options of this run uploads the payload again; check that no "
+    "lifecycle rule of the bucket deletes it",
     "no_python": "use an image with python3 (the default images have it), or set environment.allow_install=true",
-    "no_compiler": "use the default image: torch's own wheels bring NVRTC",
+    "no_compiler": "use the default image: torch's own wheels contain NVRTC",
     "no_nvcc": "put /usr/local/cuda/bin on PATH; the bundled kernel needs no nvcc, because NVRTC comes with torch",
     "no_pip": "set environment.allow_install=true, or use an image with python3-venv and pip",
     "pip_managed": "install into a venv: the distribution does not let pip change the system's Python (PEP 668)",
@@ -64,7 +66,7 @@ REMEDIES: Final = {
         "check the digest in machine.container, and that the machine's service account may read the registry "
         "(roles/artifactregistry.reader)"
     ),
-    "clock_skew": "launch again; if it happens again, use other zones",
+    "clock_skew": "`bench launch --resume RUN` tries another machine; if that fails in the same way, use other zones",
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
     "build_failed": "`bench logs RUN` shows the compiler's output; kernels/README.md says how to build it by hand",
     "kernel_wrong": "`bench fetch RUN` shows which cases are wrong and why; `bench logs RUN` has what a crash printed",
@@ -73,7 +75,7 @@ REMEDIES: Final = {
     "harness_crashed": "`bench logs RUN` has the traceback; `bench launch --resume RUN` measures the "
     "cases that are missing",
     "requirements_failed": "fix `requirements` or `apt` of the workload; `bench logs RUN` has pip's own output",
-    "program_failed": "`bench fetch RUN` brings program.log with what the program printed; run the "
+    "program_failed": "`bench fetch RUN` downloads program.log, which has what the program printed; run the "
     "command by hand in its folder",
     "agent_crashed": (
         "report this defect of bench with the output of `bench logs RUN`; `bench launch --resume RUN` measures "
@@ -101,7 +103,8 @@ REMEDIES: Final = {
         "request more at https://console.cloud.google.com/iam-admin/quotas, or use other regions; `bench doctor` "
         "shows which have room"
     ),
-    "stockout": "try again later, allow more zones, or set machine.provisioning=standard",
+    "stockout": "`bench launch --resume RUN` tries again later; or allow more zones, or set "
+    "machine.provisioning=standard",
     "permission": "grant the account in use the permissions that docs/gce.md lists; `bench doctor` "
     "shows which are missing",
     "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com, or "
@@ -111,12 +114,12 @@ REMEDIES: Final = {
     "free_tier": "upgrade the billing account: accounts in the free tier cannot have GPUs",
     "billing": "link an open billing account to the project",
     "bad_request": "no zone accepts this request: check machine.* in the configuration",
-    "unavailable": "the cloud did not answer; try again in a few minutes",
+    "unavailable": "the cloud did not answer; after a few minutes, `bench launch --resume RUN` tries again",
     "no_boot": (
-        "the startup script printed nothing: see the serial lines of `bench diagnose RUN`; check that the image "
-        "has bash and curl and that the network reaches storage.googleapis.com"
+        "the startup script printed nothing: `bench diagnose RUN` shows the lines of the serial console; check that "
+        "the image has bash and curl and that the network reaches storage.googleapis.com"
     ),
-    "never_made": "launch again: the request was lost before a machine existed",
+    "never_made": "the request was lost before a machine existed; `bench launch --resume RUN` requests one again",
     "lost": (
         "the machine disappeared without a message; `bench launch --resume RUN` measures the cases that are missing"
     ),
@@ -126,7 +129,7 @@ REMEDIES: Final = {
 
 def pasted(remedy: str, run_id: str) -> str:
     """The remedy with its commands as they are typed for this run."""
-    return re.sub(r"\bRUN\b", run_id, remedy)
+    return re.sub(r"\bRUN\b", run_id, remedy.replace("`bench launch --gpu GPU`", launch_command(run_id)))
 
 
 _PROVIDER: Final[tuple[tuple[str, str], ...]] = (
@@ -283,7 +286,7 @@ def _vanished(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
         return Diagnosis(cause, ended or f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
     made = any(isinstance(fact, InstanceCreated) for fact in facts)
     if made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
-        return Diagnosis("no_boot", ended or f"{gone.vm} never said a word", remedy("no_boot"))
+        return Diagnosis("no_boot", ended or f"{gone.vm} sent nothing", remedy("no_boot"))
     return None
 
 
@@ -294,7 +297,7 @@ def _unknown(facts: Sequence[Fact], log: str) -> Diagnosis:
     )
     lines = matters(log)
     return Diagnosis(
-        "unknown", said or last or (lines[-1].strip() if lines else "nothing was said"), remedy("unknown"), lines
+        "unknown", said or last or (lines[-1].strip() if lines else "there is no message"), remedy("unknown"), lines
     )
 
 

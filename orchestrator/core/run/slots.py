@@ -98,11 +98,11 @@ def unfit(slot: Slot, owner: Run | None, wanted: Wanted, now: datetime) -> str:
     """Why a waiting machine will not do for a launch, in a few words; empty when it will."""
     vm = owned(slot, owner)
     if owner is None or owner.plan is None or vm is None or not vm.open or vm.deadline_at is None:
-        return "the run that pays for it does not know it"
+        return "the run that pays for it has no record of it"
     if owner.stop is not None or owner.closed is not None:
         return "the run that pays for it is over"
     if slot.state != "idle" or now > slot.idle_until - LATEST:
-        return "it waits no longer"
+        return "it no longer waits for a launch"
     if (owner.plan.mode, owner.plan.image) != (wanted.mode, wanted.image):
         return "it has another image"
     if owner.plan.gpu != wanted.gpu:

@@ -41,7 +41,7 @@ def wanted(
     a_bucket(bucket, project)
     if not ACCOUNT.fullmatch(account_id):
         raise ConfigError(
-            f"--service-account {account_id}: 6 to 30 lower-case letters, digits, hyphens; nothing from the @ on",
+            f"--service-account {account_id}: 6 to 30 lower-case letters, digits and hyphens, without @ and domain",
             hint=f"for example: {ACCOUNT_ID}",
         )
     a_location(location)
@@ -75,7 +75,7 @@ def a_location(text: str) -> str:
     if not near(text, zones):
         raise ConfigError(
             f"--location {text}: no machine of the catalog is in a region of that name",
-            hint="us-central1 has most of them; US, EU and ASIA are possible too",
+            hint="us-central1 has most kinds of machines; US, EU and ASIA are possible too",
         )
     return text
 

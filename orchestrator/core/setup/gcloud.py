@@ -23,7 +23,7 @@ from orchestrator.core.setup.steps import (
 )
 
 HEAD = """#!/usr/bin/env bash
-# What `bench init` would do. It can be run again: what is there already is reported and left.
+# What `bench init` would do. It can be run again: what exists already is reported and not changed.
 set -u
 """
 

@@ -124,8 +124,8 @@ def describe(step: Step) -> str:
             return f"enable {', '.join(step.apis)}"
         case MakeBucket():
             return (
-                f"make the bucket gs://{step.bucket} in {step.location}: uniform access, never public, payloads deleted"
-                f" after {PAYLOAD_DAYS} days"
+                f"make the bucket gs://{step.bucket} in {step.location}: uniform access, no public access, payloads"
+                f" deleted after {PAYLOAD_DAYS} days"
             )
         case MendBucket():
             todo = [

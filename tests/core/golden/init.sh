@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What `bench init` would do. It can be run again: what is there already is reported and left.
+# What `bench init` would do. It can be run again: what exists already is reported and not changed.
 set -u
 
 # enable compute.googleapis.com, storage.googleapis.com, iam.googleapis.com, cloudresourcemanager.googleapis.com, cloudbilling.googleapis.com, batch.googleapis.com
 gcloud services enable compute.googleapis.com storage.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com cloudbilling.googleapis.com batch.googleapis.com --project=my-project
 
-# make the bucket gs://my-bench in us-central1: uniform access, never public, payloads deleted after 180 days
+# make the bucket gs://my-bench in us-central1: uniform access, no public access, payloads deleted after 180 days
 gcloud storage buckets create gs://my-bench --project=my-project --location=us-central1 --uniform-bucket-level-access --public-access-prevention
 rules=$(mktemp) && printf '%s\n' '{"rule": [{"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}}, {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}}]}' >"$rules" && gcloud storage buckets update gs://my-bench --lifecycle-file="$rules"; rm -f "$rules"
 
