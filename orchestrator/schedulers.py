@@ -31,7 +31,8 @@ def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     if sweep.engine == "batch":
         return batch_of(wiring, partial(check_gate, wiring))
     raise ConfigError(
-        f"engine {sweep.engine} cannot be used here yet", hint="--engine cloud rents a machine for each child"
+        f"engine {sweep.engine} cannot be used in this project yet",
+        hint="--engine cloud rents a machine for each child",
     )
 
 
@@ -53,7 +54,9 @@ def check_gate(wiring: Wiring) -> None:
     blob = wiring.bucket.read(check_object(project))
     why = refusal(project, parse(blob.data if blob is not None else None))
     if why:
-        raise ConfigError(why, hint="`bench fleet check-batch` looks at it, for a few cents and a quarter of an hour")
+        raise ConfigError(
+            why, hint="`bench fleet check-batch` checks it, for a few cents, in about a quarter of an hour"
+        )
 
 
 def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:

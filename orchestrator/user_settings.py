@@ -18,7 +18,7 @@ from orchestrator.core.errors import ConfigError
 
 PREFIX: Final = "BENCH_"
 PATHS: Final = ("home", "weather")
-MEND: Final = "mend the file, or move it away: `bench init` writes a new one"
+MEND: Final = "correct the file, or move it away: `bench init` writes a new one"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 
@@ -99,7 +99,7 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        hint = "BENCH_HOME names another folder" if isinstance(exc, NotADirectoryError) else MEND
+        hint = "set BENCH_HOME to another folder" if isinstance(exc, NotADirectoryError) else MEND
         raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
     from orchestrator.core import yamltext
 

@@ -61,7 +61,7 @@ def stated(reply: Reply) -> Reply:
     """The answer, if it is a success and a JSON object: a page that is none is not a page without entries.
     Raises `Refused`, `Lost`."""
     if not good(reply).is_document:
-        raise Lost("what answered says nothing that the service would: it is no JSON object")
+        raise Lost("the answer is not a JSON object, so it is not from the service")
     return reply
 
 
@@ -69,12 +69,12 @@ def whole(reply: Reply) -> Reply:
     """The answer, if it is all of an object: one of unknown length that no checksum goes with may have been cut short
     anywhere. Raises `Refused`, `Lost`."""
     if good(reply).status != 200:
-        raise Lost(f"what answered has no whole object: HTTP {reply.status}")
+        raise Lost(f"the answer is not a whole object: HTTP {reply.status}")
     known = {"content-length", "transfer-encoding"} & reply.headers.keys() or "crc32c=" in reply.headers.get(
         "x-goog-hash", ""
     )
     if not known:
-        raise Lost("what answered does not say how long its answer is")
+        raise Lost("the answer does not say how long it is")
     return reply
 
 
@@ -84,14 +84,14 @@ def understood() -> Iterator[None]:
     try:
         yield
     except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as exc:
-        raise Lost(f"what answered says nothing that the service would ({type(exc).__name__}: {exc})") from exc
+        raise Lost(f"the answer is not one that the service gives ({type(exc).__name__}: {exc})") from exc
 
 
 def unread(token: str, seen: set[str]) -> str:
     """The next page of a list, noted among those `seen`. Raises `Lost` where it was read, and where there are too
     many."""
     if not token or not rest.unread(token, seen):
-        raise Lost("what answered lists without an end: its pages go round in circles, or are too many")
+        raise Lost("the list in the answer does not end: a page came twice, or there are too many")
     return token
 
 

@@ -232,8 +232,8 @@ class GoogleBatch:
 
         if record.asked not in self.known:  # machines can write to the bucket
             raise ConfigError(
-                f"what {record.name} would ask for was found in the bucket, and is not what was asked for from here",
-                hint=f"`bench fleet stop {record.fleet}`, then `bench fleet resume {record.fleet}` asks anew",
+                f"the request of {record.name} in the bucket is not the one that this computer made",
+                hint=f"`bench fleet stop {record.fleet}`, then `bench fleet resume {record.fleet}` makes it again",
             )
         self._templates.insert_with_an_end(record.template)
         self._jobs.pop(self._resource(record), None)

@@ -210,12 +210,14 @@ def answers(
     events = job.status.status_events
     last = events[-1].description if events else "no event"
     state = job.status.state.name
-    limits = "terminationTime and maxRunDuration" if both else "terminationTime, and would not take maxRunDuration too"
+    limits = (
+        "terminationTime and maxRunDuration" if both else "terminationTime; Google refused maxRunDuration beside it"
+    )
     late = count(len(seen.made_late), "machine was", "machines were")
     return {
         "limits": Answer(
             ok=made > 0 and all(carried) and seen.alive_late == 0 and (all(limited) or not both),
-            seen=f"{sum(carried)} of {count(made, 'machine')} with {limits}; {seen.alive_late} lived on after it",
+            seen=f"{sum(carried)} of {count(made, 'machine')} with {limits}; {seen.alive_late} still lived after it",
         ),
         "end": Answer(
             ok=made > 0 and not seen.made_late,

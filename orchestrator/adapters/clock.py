@@ -114,7 +114,7 @@ class ServerClock:
         now = self.local.now() + offset
         if now.year not in YEARS:
             raise LocalError(
-                f"this machine's clock says {now:%Y-%m-%d}, and no server has said what time it is",
+                f"this machine's clock says {now:%Y-%m-%d}, and no server has told the time to compare it with",
                 hint="sudo timedatectl set-ntp true",
             )
         return now

@@ -120,12 +120,12 @@ def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[En
             path = safe_path(root, relative)
             most = min(CASE_BYTES if root.name == "cases" else ARTIFACT_BYTES, room)
             if entry.size > most or len(found) >= RUN_FILES:
-                raise LocalError(f"{words(entry.name, 300)} has {entry.size} bytes: more than any run of ours stores")
+                raise LocalError(f"{words(entry.name, 300)} has {entry.size} bytes: more than any run of bench stores")
             if root.name != "cases" and path.relative_to(root).parts[0] in TAKEN:
-                raise LocalError(f"{words(entry.name, 300)} has the name of something that bench writes itself")
+                raise LocalError(f"{words(entry.name, 300)} has the name of a file that bench writes itself")
             clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
             if path in found or clash is not None or any(path in one.parents for one in found):
-                raise LocalError(f"{words(entry.name, 300)} would be in the way of another object")
+                raise LocalError(f"{words(entry.name, 300)} has a name that collides with that of another object")
             found[path] = entry
             room -= entry.size
         except LocalError as exc:
@@ -137,9 +137,11 @@ def _writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise LocalError(f"cannot make {folder}: {exc.strerror}", hint="--into names another folder") from exc
+        raise LocalError(
+            f"cannot make {folder}: {exc.strerror}", hint="choose another folder with --into FOLDER"
+        ) from exc
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise LocalError(f"{folder} cannot be written", hint="--into names another folder")
+        raise LocalError(f"{folder} cannot be written", hint="choose another folder with --into FOLDER")
 
 
 def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:

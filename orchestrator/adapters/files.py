@@ -27,12 +27,12 @@ def safe_path(root: Path, relative: str) -> Path:
     if not legal or "\\" in relative or words(relative, LONGEST) != relative or max(map(len, parts)) > 200:
         raise LocalError(
             f"the object name {words(repr(relative), 300)} does not name a file under {root}",
-            hint="nothing was written; somebody put a strange name into the bucket: look at it before you go on",
+            hint="nothing was written; bench does not make such names: find out who wrote the object before you go on",
         )
     path = root.joinpath(*parts)
     if not path.resolve().is_relative_to(root.resolve()):
         raise LocalError(
-            f"{path} leads out of {root} through a link",
+            f"{path} is outside of {root}, because of a link",
             hint="nothing was written; remove the link, or fetch to another folder",
         )
     return path

@@ -129,7 +129,10 @@ class GoogleCloud(Market):
             # A replayed request id is answered with an operation that may be forgotten by now.
             found = self.instance(request.zone, request.name)
             if found is None:
-                raise Unavailable(f"cannot {doing}: what became of it is no longer known", hint="launch again") from exc
+                raise Unavailable(
+                    f"cannot {doing}: Google no longer knows whether that succeeded",
+                    hint=f"`bench launch --resume {request.labels[RUN_LABEL]}` requests a machine again",
+                ) from exc
             return Accepted(found)
         faults = convert.faults(done)
         if not faults:
@@ -156,7 +159,7 @@ class GoogleCloud(Market):
         if {fault.code, fault.reason} & table.DENIED:
             raise PermissionDenied(
                 f"cannot {doing}: {fault.code} {fault.message}",
-                hint="the account in use lacks the right that the message names; `bench doctor` lists all",
+                hint="the account in use lacks the permission in the message; `bench doctor` lists all of them",
             )
         return table.refusal(fault)
 
@@ -168,14 +171,17 @@ class GoogleCloud(Market):
         found = self.instance(request.zone, request.name)
         if found is None:
             raise Unavailable(
-                f"cannot {doing}: the name was taken, and then there was no such VM",
-                hint="it was just deleted: try again",
+                f"cannot {doing}: a VM of that name existed, but was deleted meanwhile",
+                hint=f"`bench launch --resume {request.labels[RUN_LABEL]}` requests it again",
             )
         ours = found.labels.get(TOOL_LABEL) == TOOL and found.labels.get(RUN_LABEL) == request.labels.get(RUN_LABEL)
         if ours:
             return Accepted(found)
         return Refusal(
-            fault.code, fault.message, table.ALL, hint=f"a VM named {request.name} is there that is not of this run"
+            fault.code,
+            fault.message,
+            table.ALL,
+            hint=f"another VM named {request.name} exists that does not belong to this run",
         )
 
     def _delete_once(self, zone: str, name: str, request_id: str, doing: str) -> tuple[table.Fault, ...]:
@@ -190,7 +196,7 @@ class GoogleCloud(Market):
         try:
             return convert.faults(self._calls.wait(zone, started, doing))
         except NotFound:  # operations are kept for a while only, and a replayed request id names an old one
-            return (table.Fault("notFound", "its operation is gone"),)
+            return (table.Fault("notFound", "its operation does not exist any more"),)
 
     def _vanished(self, request: InstanceRequest, done: compute_v1.Operation) -> Instance:
         """A VM that was made and is gone already: preempted within seconds, or made by a replayed request long ago.

@@ -85,11 +85,12 @@ def check(request: InstanceRequest) -> None:
     if not MIN_RUN_S <= request.max_run_s <= MAX_RUN_S:
         raise ConfigError(
             f"a machine cannot have {request.max_run_s} s to run; Google allows {MIN_RUN_S} to {MAX_RUN_S}",
-            hint="raise the budget or the time limit of the run",
+            hint="raise the budget, or set run.max_minutes within these limits",
         )
     if request.provisioning not in ("SPOT", "STANDARD"):
         raise ConfigError(
-            f"{request.provisioning!r} is not a way to provision a machine", hint="choose SPOT or STANDARD"
+            f"{request.provisioning!r} is not a valid provisioning",
+            hint="choose --set machine.provisioning=spot or standard",
         )
     sizes = {key: len(value.encode()) for key, value in request.metadata.items()}
     for key, size in sizes.items():

@@ -80,19 +80,19 @@ RULES: Final = (
         frozenset(),
         ALL,
         says="features are not compatible",
-        hint="machine type and disk type do not go together: machine.disk_type: pd-balanced suits every GPU here",
+        hint="machine type and disk type cannot be combined: --set machine.disk_type=pd-balanced always works",
     ),
     Rule(
         frozenset(),
         ALL,
         says="constraints/compute.vmExternalIpAccess",
-        hint="the organisation allows no external address: machine.external_ip=false (`bench doctor` looks for a NAT)",
+        hint="external addresses are forbidden: --set machine.external_ip=false (`bench doctor` checks for a NAT)",
     ),
     Rule(
         frozenset(),
         REGION,
         says="constraints/gcp.resourceLocations",
-        hint="the organisation allows only some locations: name regions that it allows in the configuration",
+        hint="the organisation allows only some locations: set regions to some that it allows",
     ),
     Rule(
         frozenset(),
@@ -128,13 +128,13 @@ RULES: Final = (
         frozenset({"notFound"}),
         ALL,
         says="/images/",
-        hint="the image is gone: `bench doctor` names the nearest family, for machine.image_family",
+        hint="the image does not exist any more: `bench doctor` names the nearest family for machine.image_family",
     ),
-    Rule(frozenset({"notFound"}), ALL, says="network", hint="name a network that exists in the configuration"),
+    Rule(frozenset({"notFound"}), ALL, says="network", hint="set machine.network to a network that exists"),
     Rule(
         frozenset({"invalid", "badRequest", "INVALID_ARGUMENT", "required", "conditionNotMet"}),
         ALL,
-        hint="the request itself is at fault: check the configuration",
+        hint="Google refuses the request itself: check the configuration",
     ),
 )
 """The first that applies decides. Quotas have rules of their own, below."""

@@ -69,12 +69,12 @@ class GoogleImages:
             if found is not None and found.status == "READY":
                 return found
             if found is None or found.status == "FAILED":
-                what = "it is gone" if found is None else "the cloud says FAILED"
-                raise ProviderError(f"cannot {doing}: {what}", hint="try again: `bench image build`")
+                what = "it was deleted meanwhile" if found is None else "its status in the cloud is FAILED"
+                raise ProviderError(f"cannot {doing}: {what}", hint="run the same `bench image build` again")
             if self._clock.now() >= until:
                 raise Unavailable(
-                    f"cannot {doing}: it is {found.status} for {request.patience_s:.0f} s",
-                    hint="try again; `bench reap` deletes what is left of it",
+                    f"cannot {doing}: it was still {found.status} after {request.patience_s:.0f} s",
+                    hint="`bench reap --yes` deletes what is left of it; then run the same `bench image build` again",
                 )
             self._clock.sleep(5)
 
@@ -119,7 +119,7 @@ class GoogleImages:
         until = self._clock.now() + timedelta(seconds=PATIENCE.operation_s)
         while self.image(name) is not None:
             if self._clock.now() >= until:
-                raise Unavailable(f"cannot {doing}: it is still there", hint="`bench reap` tries again")
+                raise Unavailable(f"cannot {doing}: it is still there", hint="`bench reap --yes` tries again")
             self._clock.sleep(2)
 
     @property

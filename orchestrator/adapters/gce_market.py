@@ -77,7 +77,7 @@ class Market:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
         with told(
             f"find the image family {family} of {project}",
-            missing="families are withdrawn from time to time: `bench doctor` names the nearest one that is there",
+            missing="Google withdraws families from time to time: `bench doctor` names the nearest one that exists",
         ):
             found = self._patiently(f"{project}/global/images/family/{family}")
         return "projects/" + str(found.get("selfLink", "")).rsplit("/projects/", 1)[-1]

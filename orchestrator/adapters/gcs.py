@@ -128,14 +128,14 @@ class GoogleBucket:
 
     def download(self, entry: Entry, to: Path) -> None:
         what = self._url(entry.name)
-        with told(f"download {what}", missing="it was there when it was listed: fetch again"):
+        with told(f"download {what}", missing="it was deleted after it was listed: run the same command again"):
             data = self._fetch(entry.name, max(entry.size, LARGEST)).data
         self._seen = True
         arrived = crc32c(data)
         if entry.crc32c and arrived != entry.crc32c:
             raise Unavailable(
                 f"{what} is not what was listed: its checksum is {arrived}, not {entry.crc32c}",
-                hint=f"it changed in between: fetch again; {to} was left as it was",
+                hint=f"it changed in between: run the same command again; {to} was not changed",
             )
         write_atomically(to, data)
 
@@ -150,7 +150,7 @@ class GoogleBucket:
             raise LocalError(f"cannot read {source}: {exc.strerror or exc}", hint="check that the file exists") from exc
 
     def compose(self, name: str, sources: Sequence[str]) -> None:
-        with told(f"compose {self._url(name)}", missing="one of its parts is gone: try again"):
+        with told(f"compose {self._url(name)}", missing="one of its parts was deleted: run the same command again"):
             body = {"sourceObjects": [{"name": source} for source in sources], "destination": {}}
             self._send(
                 "POST",
@@ -208,7 +208,7 @@ class GoogleBucket:
         except NotFound as exc:
             raise NotFound(
                 f"cannot {what}: there is no bucket gs://{self._name}",
-                hint=f"`bench init` makes it, or `gcloud storage buckets create gs://{self._name}`;"
+                hint=f"`bench init` creates it, or `gcloud storage buckets create gs://{self._name}`;"
                 " BENCH_BUCKET names another",
             ) from exc
 
@@ -270,7 +270,7 @@ class GoogleBucket:
         sums = (part.strip().partition("=") for part in reply.headers.get("x-goog-hash", "").split(","))
         sent = next((value for kind, _, value in sums if kind == "crc32c"), "")
         if sent and sent != (arrived := crc32c(reply.data)):
-            raise Damaged(f"what arrives has the checksum {arrived}, not {sent}")
+            raise Damaged(f"what arrived has the checksum {arrived}, not {sent}")
         with understood():
             return Blob(reply.data, int(reply.headers.get("x-goog-generation") or 0))
 

@@ -51,7 +51,7 @@ class Bearer(Credentials):
     def refresh(self, request: Any) -> None:  # noqa: ARG002 - the base class has it
         """There is no other token: the cloud that gave this one is gone. Raises `RefreshError`."""
         raise google.auth.exceptions.RefreshError(  # type: ignore[no-untyped-call]
-            "the embedded cloud does not take this token: it was started anew; run the command again"
+            "the embedded cloud refused this token, because it was restarted: run the same command again"
         )
 
 
@@ -161,7 +161,9 @@ def proven(found: Credentials) -> Identity:
         try:
             found.refresh(TokenRequests())  # type: ignore[no-untyped-call]
         except (google.auth.exceptions.GoogleAuthError, OSError) as exc:
-            raise CredentialsMissing(f"the credentials give no token: {_first_line(exc)}", hint=REMEDY) from exc
+            raise CredentialsMissing(
+                f"no token can be got with the credentials: {_first_line(exc)}", hint=REMEDY
+            ) from exc
     return identity(found)
 
 

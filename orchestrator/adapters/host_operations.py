@@ -81,8 +81,8 @@ def _object(target: Target, text: str) -> Mapping[str, Any]:
 def said_too_much(target: Target, when: str) -> HostUnfit:
     """`when` completes "while it was …"."""
     return HostUnfit(
-        f"{target.called} said more than {MOST_BYTES >> 20} MB while it was {when}, and was not heard out",
-        hint=f"{target.entry}look at what a login prints there, and at its python3",
+        f"{target.called} printed more than {MOST_BYTES >> 20} MB while it was {when}, so bench stopped reading",
+        hint=f"{target.entry}check what a login prints on {target.called}, and what its python3 prints",
     )
 
 
@@ -90,7 +90,7 @@ def no_answer(target: Target, code: int, out: str, err: str, python: str) -> Hos
     """What it means that the shell there ended with `code` and without an answer."""
     if code == NO_PYTHON:
         return HostUnfit(
-            f"{target.called} has no {python} that a login finds",
+            f"{target.called} has no {python} on the PATH of a login",
             hint=f"on {target.called}: sudo apt-get install python3; or --set host.python=/path/to/python3",
         )
     if code == OLD_PYTHON:
@@ -104,6 +104,6 @@ def no_answer(target: Target, code: int, out: str, err: str, python: str) -> Hos
             hint=f"`{python} --version` must print a version; or --set host.python=/path/to/python3",
         )
     return HostUnfit(
-        f"{target} lets us in and does not run commands (exit code {code}){what}",
+        f"{target} accepts the login but does not run commands (exit code {code}){what}",
         hint=f"`ssh {target.name} python3 --version` must print a version",
     )

@@ -99,7 +99,7 @@ class LocalShell:
                 out, err = _heard(process, timeout_s)
             except TimeoutError as exc:
                 raise Unavailable(
-                    f"this machine took over {timeout_s:g} s when it was {when}", hint="`top` shows what keeps it"
+                    f"this machine took over {timeout_s:g} s when it was {when}", hint="`top` shows what keeps it busy"
                 ) from exc
             except Endless as exc:
                 raise said_too_much(self.target, when) from exc
@@ -111,8 +111,8 @@ class LocalShell:
     def _is_here(self) -> None:
         if self.target.machine != this_machine():
             raise Unavailable(
-                f"the run is on {self.target.machine}, which measures for itself (`--host local`)",
-                hint=f"run the same command on {self.target.machine}; its results wait there",
+                f"the run is on {self.target.machine} itself (`--host local`), not on this machine",
+                hint=f"run the same command on {self.target.machine}, where its results are",
             )
 
 

@@ -39,14 +39,16 @@ class Named:
     def reachable(self, target: Target) -> Target:
         """The same target. Raises `Unavailable` for one that no command has named, as for one that is out of reach."""
         if _host(target) not in self:
-            raise Unavailable(f"{_strange(target)}: nothing is sent there", hint=_hint(target))
+            raise Unavailable(f"{_strange(target)}, so nothing is sent there", hint=_hint(target))
         return target
 
     def chosen(self, texts: Iterable[str], run_id: str) -> None:
         """Raises `ConfigError` where the plan of a run would have it on a host that no command has named."""
         for target in map(parse_target, texts):
             if _host(target) not in self:
-                raise ConfigError(f"the plan of {run_id}: {_strange(target)}", hint=f"{_hint(target)}, then again")
+                raise ConfigError(
+                    f"the plan of {run_id}: {_strange(target)}", hint=f"{_hint(target)}, then the same command again"
+                )
 
     def _file(self, what: str) -> Path:
         return self.folder / hashlib.sha256(what.encode("utf-8", "backslashreplace")).hexdigest()
@@ -57,8 +59,8 @@ def _host(target: Target) -> str:
 
 
 def _strange(target: Target) -> str:
-    return f"{target} was found in the bucket, and no command of yours has named it"
+    return f"the bucket names {target}, but no command on this computer has named it"
 
 
 def _hint(target: Target) -> str:
-    return f"if it is yours: `bench doctor --host {shlex.quote(str(target))}`"
+    return f"if it is yours, run `bench doctor --host {shlex.quote(str(target))}`"

@@ -47,7 +47,7 @@ def pages_of(report: Path, package: str = PACKAGE) -> tuple[str, str]:
         except (ValueError, KeyError, TypeError) as exc:
             why = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
             raise LocalError(
-                f"cannot read {report}: {why[0][:300]}", hint="is it a report of Nsight Compute, and whole?"
+                f"cannot read {report}: {why[0][:300]}", hint="check that it is a complete report of Nsight Compute"
             ) from exc
 
 

@@ -51,7 +51,9 @@ class PriceBook:
         made = refreshed(old, found, now=now, whose=whose, leave_out=leave_out)
         if isinstance(made, NotRefreshed):
             first, others = "; ".join(made.problems[:3]), len(made.problems) - 3
-            text = f"the catalogue makes no price table: {first}{f'; and {others} more' if others > 0 else ''}"
+            text = (
+                f"no price table can be made from the catalogue: {first}{f'; and {others} more' if others > 0 else ''}"
+            )
             raise ProviderError(text, hint="bench prices --refresh --leave-out")
         store(self.path, made.sheet)
         return made

@@ -1,5 +1,4 @@
-"""What an answer of Google's means in our words, by its status, its reasons and its message: one judgement, whichever
-client it came through."""
+"""Translates an error of Google's into one of bench's, by its status, its reasons and its message, for every client."""
 
 from __future__ import annotations
 
@@ -23,11 +22,12 @@ DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 REMEDY: Final = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
-    "or leave the project out of the configuration to use the embedded cloud; `bench doctor` looks at the rest"
+    "or configure no project, to use the embedded cloud; `bench doctor` checks the rest"
 )
-AGAIN: Final = "try again in a minute; a run that is on its way goes on without this machine"
+AGAIN: Final = "run the same command again in a minute; a run that has started continues without this computer"
 FULL: Final = (
-    "make room there (BENCH_HOME names another place); a run that is on its way waits for it, up to its deadline"
+    "free some space there, or set BENCH_HOME to another folder; a run that has started waits for it, up to its "
+    "deadline"
 )
 _PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permission|access)")
 
@@ -38,7 +38,7 @@ def passes(status: int, reasons: frozenset[str]) -> bool:
 
 
 def refusal(doing: str, status: int, words: str, reasons: frozenset[str], *, missing: str = "") -> BenchError:
-    """Our error for an answer that is no success. `doing` completes "cannot …"; `missing` is the hint for a 404."""
+    """The error that an answer stands for. `doing` completes "cannot …"; `missing` is the hint for a 404."""
     if status == 401:
         return not_accepted(doing, words)
     if status == 403:
@@ -49,7 +49,7 @@ def refusal(doing: str, status: int, words: str, reasons: frozenset[str], *, mis
         return lost(doing, words)
     if status == 507:
         return LocalError(f"cannot {doing}: {words}", hint=FULL)
-    return ProviderError(f"cannot {doing}: {words}", hint="the request itself is at fault: check the configuration")
+    return ProviderError(f"cannot {doing}: {words}", hint="Google refuses the request itself: check the configuration")
 
 
 def lost(doing: str, words: str) -> Unavailable:
@@ -70,7 +70,7 @@ def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
     if reasons & QUOTA_REASONS:
         return QuotaExceeded(
             f"cannot {doing}: {words}",
-            hint="`bench doctor` shows what is left where; ask for more on the console's quotas page",
+            hint="`bench doctor` shows where quota is left; request more at https://console.cloud.google.com/iam-admin/quotas",
         )
     if reasons & DISABLED_REASONS:
         return PermissionDenied(
@@ -82,7 +82,9 @@ def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
     return PermissionDenied(
         f"cannot {doing}: {words}",
         hint=(
-            f"grant `{needed[1]}` to the account in use" if needed else "docs/gce.md lists the rights that are needed"
+            f"grant `{needed[1]}` to the account in use"
+            if needed
+            else "docs/gce.md lists the permissions that are needed"
         )
         + "; `bench doctor` lists all that are missing",
     )

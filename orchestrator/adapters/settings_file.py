@@ -20,12 +20,12 @@ def read(path: Path) -> Mapping[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint="mend it, or move it away") from exc
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint="correct it, or move it away") from exc
     for line, key, what in document.problems:
-        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="mend it, or move it away")
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="correct it, or move it away")
     found = document.data or {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} has no keys", hint="mend it, or move it away")
+        raise ConfigError(f"{path} has no keys", hint="correct it, or move it away")
     return {str(key): "" if value is None else str(value) for key, value in found.items()}
 
 

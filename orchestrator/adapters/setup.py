@@ -59,7 +59,7 @@ class Setup:
                 if answer.status == 409 and isinstance(step, MakeBucket):
                     # Names of buckets are shared by the whole world; ours may have been made by somebody else just now.
                     raise ProviderError(
-                        f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket"
+                        f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket NAME"
                     )
                 if not answer.good:
                     raise failure(answer, describe(step))
@@ -72,16 +72,19 @@ def failure(answer: Answer, doing: str) -> ProviderError | NotFound:
     """Our error for an answer that was not good."""
     text = f"cannot {doing}: {answer.message}"
     if answer.status == 0 or answer.status == 429 or answer.status >= 500:
-        return Unavailable(text, hint="run the same command again: what is done stays done")
+        return Unavailable(text, hint="run the same command again: it does only what is left")
     if answer.status == 401:
         return CredentialsMissing(text, hint="run `gcloud auth application-default login`")
     if answer.api_off:
-        hint = "an API that was enabled a moment ago is refused for some minutes: run the same command again"
+        hint = "Google refuses a newly enabled API for some minutes: run the same command again after that"
         if answer.consumer:
-            hint += f"; it is off in the project {answer.consumer}, which these credentials are billed to"
+            hint += f"; it is off in the project {answer.consumer}, to which these credentials are billed"
         return Unavailable(text, hint=hint)
     if answer.status == 403:
-        return PermissionDenied(text, hint="this takes an owner of the project, or --print gcloud for somebody who is")
+        return PermissionDenied(
+            text,
+            hint="only an owner of the project can do this; `bench init --print gcloud` prints the commands for one",
+        )
     if answer.status == 404:
-        return NotFound(text, hint="`bench doctor` says what is missing")
-    return ProviderError(text, hint="`bench doctor` says what is missing")
+        return NotFound(text, hint="`bench doctor` shows what is missing")
+    return ProviderError(text, hint="`bench doctor` shows what is missing")

@@ -36,7 +36,7 @@ class SiteServer:
             self._server = _Server(folder, port)
         except OSError as exc:
             raise LocalError(
-                f"cannot listen on 127.0.0.1:{port}: {exc.strerror or exc}", hint="--port 0 takes one that is free"
+                f"cannot listen on 127.0.0.1:{port}: {exc.strerror or exc}", hint="--port 0 takes a free one"
             ) from exc
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
 

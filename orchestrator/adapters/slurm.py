@@ -145,7 +145,7 @@ class Slurm:
         """Why tasks do not count that Slurm holds for running, by their signs' names: silent, or never begun on a node
         that answers Slurm no more. That alone would be a long prologue's, or a slurmd's that restarts."""
         quiet = {
-            name: f"{name.partition('.')[2]} has given no sign of life for {seconds} s"
+            name: f"{name.partition('.')[2]} has sent no sign of life for {seconds} s"
             for name, seconds in _numbers(found.get("silent")).items()
         }
         if not isinstance(signs := found.get("signs"), list):
@@ -155,7 +155,7 @@ class Slurm:
         late = [unheard[name] for name, since in self._unheard.items() if now - since >= UNHEARD]
         if late and (dead := not_answering(self._run(sinfo({task.node for task in late})))):
             quiet |= {
-                one.sign: f"{one.node} does not answer, and nothing began there" for one in late if one.node in dead
+                one.sign: f"{one.node} does not answer, and no child began there" for one in late if one.node in dead
             }
         return quiet
 
@@ -219,7 +219,7 @@ class Slurm:
             runs = Counter(str(one[0]).split("/")[1] for one in files if str(one[0]).startswith("runs/"))
             for run_id in runs:
                 if run_id.rpartition("-")[2] != f"{int(child):04x}":
-                    self.odd.append(f"child {words(str(child), 20)} offers objects of {words(run_id, 60)}")
+                    self.odd.append(f"child {words(str(child), 20)} has stored objects of {words(run_id, 60)}")
                     continue
                 judged = sort(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
                 self.odd += judged.refused
@@ -233,7 +233,7 @@ class Slurm:
             answer = self._ask(fleet, "pack", {"names": left})
             data = self.shell.get(str(answer["path"]), limit=PACK_BYTES)
             if data is None or not 0 < int(answer["count"]) <= len(left):
-                raise Unavailable(f"{answer['path']} went away", hint="try again: nothing is lost")
+                raise Unavailable(f"{answer['path']} was deleted while it was fetched", hint=AGAIN)
             self._store(data, wanted)
             self._run(("rm", "-f", str(answer["path"])))
             left = left[int(answer["count"]) :]
@@ -278,10 +278,10 @@ class Slurm:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Unavailable(f"{operation} in {folder} gave no answer: {log_text(out[-300:])}", hint="try again")
+            raise Unavailable(f"{operation} in {folder} gave no answer: {log_text(out[-300:])}", hint=AGAIN)
         if found.get("trouble"):
             what = words(str(found.get("message")), 300)
-            raise HostUnfit(f"{folder}: {what}", hint=f"`ls -la {folder}` on the login node")
+            raise HostUnfit(f"{folder}: {what}", hint=f"`ls -la {folder}` on the login node shows its files")
         return found
 
     def _run(self, argv: Sequence[str], *, again: bool = True) -> str:
@@ -298,6 +298,7 @@ class Slurm:
             pause = min(2 * pause, 5.0)
 
 
+AGAIN: Final = "run the same command again: nothing is lost"
 AWAY: Final = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -312,12 +313,17 @@ def _error(argv: Sequence[str], code: int, said: str, *, away: bool) -> BenchErr
     if code == 127 or "Could not establish a configuration source" in said:
         return HostUnfit(f"there is no {command} here: {what}", hint="name the login node in slurm.login of the sweep")
     if away:
-        return Unavailable(f"{command}: {what}", hint="`scontrol ping` says whether the controller is up; try again")
+        return Unavailable(
+            f"{command}: {what}",
+            hint="`scontrol ping` says whether the controller is up; if it is, run the same command again",
+        )
     if any(text in said for text in DENIED):
-        return PermissionDenied(f"{command}: {what}", hint="slurm.account, qos and partition name what you may use")
+        return PermissionDenied(
+            f"{command}: {what}", hint="set slurm.account, slurm.qos and slurm.partition to what you may use"
+        )
     if command == "sbatch":
-        return ConfigError(f"the cluster refuses the job: {what}", hint="`sinfo -o '%P %G %l'` shows what it has")
-    return Unavailable(f"{command}: {what}", hint="try it by hand on the login node")
+        return ConfigError(f"the cluster refused the job: {what}", hint="`sinfo -o '%P %G %l'` shows what it has")
+    return Unavailable(f"{command}: {what}", hint=f"run `{command}` by hand on the login node")
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
@@ -378,5 +384,7 @@ def _seen(
     if silent:
         return ChildSeen(index, "lost", attempt, machine, silent, silent=True)
     if claim is not None:
-        return ChildSeen(index, "lost", attempt, machine, task.state if task else "the cluster forgot its job")
+        return ChildSeen(
+            index, "lost", attempt, machine, task.state if task else "the cluster does not know its job any more"
+        )
     return ChildSeen(index, "absent", 0, "", task.state if task else "")

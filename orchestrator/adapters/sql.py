@@ -75,14 +75,16 @@ def answered(tables: Mapping[str, Sequence[Path]], words: Collection[str], query
                 heads[name] = _load(base, name, files, words)
             except duckdb.Error as exc:
                 told = ", ".join(str(file) for file in files)
-                raise LocalError(f"cannot read {told}: {exc}", hint="remove it, and it is fetched again") from exc
+                raise LocalError(
+                    f"cannot read {told}: {exc}", hint="remove it; the next `bench fleet sql` fetches it again"
+                ) from exc
         for setting in LOCKED:
             base.execute(setting)
         hint = "; ".join(f"columns of {name}: {', '.join(columns)}" for name, columns in heads.items())
         try:
             found = base.execute(query)
             if found is None or not base.description:
-                raise ConfigError("the query asks for nothing", hint=hint)
+                raise ConfigError("the query selects nothing", hint=hint)
             columns = tuple((str(head[0]), str(head[1])) for head in base.description)
             yield Answer(columns, _rows(base, duckdb.Error, hint))
         except duckdb.Error as exc:

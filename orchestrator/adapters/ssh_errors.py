@@ -31,7 +31,7 @@ def lost(target: Target, when: str, exc: BaseException | None) -> Unavailable:
     why = f" ({_said(exc)})" if exc is not None else ""
     return Unavailable(
         f"the connection to {target} was lost {when}{why}",
-        hint="what runs there goes on; `bench status` brings home what it stored",
+        hint="a run there continues; `bench status` copies what it stored to the bucket",
     )
 
 
@@ -44,12 +44,12 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
         return changed_key(target, connection, exc)
     if isinstance(exc, PasswordRequiredException):
         return PermissionDenied(
-            f"a key for {target} is protected by a passphrase", hint="`ssh-add` gives it to your agent once"
+            f"a key for {target} is protected by a passphrase", hint="`ssh-add` adds it to your SSH agent"
         )
     if isinstance(exc, AuthenticationException) or (isinstance(exc, SSHException) and NO_KEYS in str(exc)):
         return PermissionDenied(
-            f"{target} does not let {connection.user} in with any key here: {_said(exc)}",
-            hint=f"`ssh-copy-id {target.ssh}` puts yours there; `ssh -v {target.ssh} true` shows what was tried",
+            f"{target} refuses the login of {connection.user} with any key here: {_said(exc)}",
+            hint=f"`ssh-copy-id {target.ssh}` adds your key there; `ssh -v {target.ssh} true` shows what was tried",
         )
     if isinstance(exc, socket.gaierror):
         return Unavailable(
@@ -59,16 +59,21 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
     if isinstance(exc, NoValidConnectionsError | ConnectionRefusedError):
         return Unavailable(
             f"{target} does not answer: nothing listens at {where}",
-            hint="is it switched on, sshd running, and the port right? `--host user@box:port` names another",
+            hint="check that it is switched on and runs sshd; --host user@box:port names another port",
         )
     if isinstance(exc, ChannelException | ProxyCommandFailure):
         return Unavailable(
-            f"{target} cannot be reached by way of its jump host: {_said(exc)}", hint=f"`ssh {target.ssh} true`"
+            f"{target} cannot be reached through its jump host: {_said(exc)}",
+            hint=f"`ssh -v {target.ssh} true` shows what fails",
         )
     if isinstance(exc, OSError | EOFError | SSHException):
-        return Unavailable(f"{target} cannot be reached at {where}: {_said(exc)}", hint=f"`ssh {target.ssh} true`")
+        return Unavailable(
+            f"{target} cannot be reached at {where}: {_said(exc)}", hint=f"`ssh -v {target.ssh} true` shows what fails"
+        )
     if isinstance(exc, ValueError | KeyError):
-        return PermissionDenied(f"no connection to {target} can be made: {_said(exc)}", hint="look into ~/.ssh/config")
+        return PermissionDenied(
+            f"no connection to {target} can be made: {_said(exc)}", hint=f"`ssh -G {target.ssh}` shows its settings"
+        )
     raise exc
 
 
@@ -79,7 +84,7 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
     if connection.gateway:
         add = f"ssh -o StrictHostKeyChecking=ask {target.ssh} true"
     return HostKeyRefused(
-        f"{target} is not known here: no known_hosts file has a key of {exc.name}. It shows {sha256_of(exc.key)}",
+        f"the key of {target} is unknown: no known_hosts file has one for {exc.name}. It shows {sha256_of(exc.key)}",
         hint=f"on that machine, `ssh-keygen -lf /etc/ssh/ssh_host_{kind_of(exc.key)}_key.pub` must print the same "
         f"fingerprint; then add it with: {add}",
     )
@@ -88,9 +93,9 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
 def changed_key(target: Target, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
     file, name = known_hosts_files(connection)[0], _shown_by(connection, exc.hostname)
     return HostKeyRefused(
-        f"{target} shows another key than the one that is known of it: expected {sha256_of(exc.expected_key)}, "
-        f"got {sha256_of(exc.key)}. Somebody may be in between",
-        hint=f"ask its owner whether it was installed anew; only then: ssh-keygen -f {file} -R '{name}'",
+        f"{target} shows another key than the one in known_hosts: expected {sha256_of(exc.expected_key)}, "
+        f"got {sha256_of(exc.key)}. Somebody may be intercepting the connection",
+        hint=f"ask its owner whether it was reinstalled; only if it was: ssh-keygen -f {file} -R '{name}'",
     )
 
 

@@ -141,7 +141,7 @@ class Token:
         headers["Authorization"] = f"Bearer {self.token}"
 
     def renew(self) -> bool:
-        raise NotSigned("the embedded cloud does not take this token: it was started anew; run the command again")
+        raise NotSigned("the embedded cloud refused this token, because it was restarted: run the same command again")
 
 
 class Web:
@@ -273,13 +273,13 @@ def _plain(reply: Reply, where: str, largest: int) -> Reply:
     try:
         return Reply(reply.status, headers, unpacked(reply.data, largest))
     except zlib.error as exc:
-        raise Lost(f"{where} sent an answer that is cut short or damaged") from exc
+        raise Lost(f"{where} sent an answer that is incomplete or damaged") from exc
     except Oversized as exc:
         raise Lost(_why(where, exc)) from exc
 
 
 def _why(where: str, exc: BaseException) -> str:
     if isinstance(exc, TimeoutError) and not isinstance(exc, Unending):
-        return f"{where} does not answer: no word in time"
+        return f"{where} does not answer: the time limit passed"
     said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
     return f"{where} does not answer: {said}"

@@ -89,7 +89,7 @@ def all_of(answer: http.client.HTTPResponse) -> bytes:
         while piece := answer.read(PIECE):
             found += piece
     except ValueError as exc:  # a chunk of fewer than no bytes
-        raise http.client.HTTPException(f"its answer has a length that there is not ({exc})") from exc
+        raise http.client.HTTPException(f"its answer states an impossible length ({exc})") from exc
     if answer.length:
         raise http.client.IncompleteRead(b"", answer.length)
     return bytes(found)

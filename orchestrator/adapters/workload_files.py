@@ -73,7 +73,7 @@ def main_file(path: Path) -> Path:
     file = path / f"{path.resolve().name}.py"
     if not file.is_file():
         there = sorted(one.name for one in path.glob("*.py"))
-        ways = f"name one of its files: {', '.join(there[:LISTED])}" if there else "no file in it is Python"
+        ways = f"name one of its files: {', '.join(there[:LISTED])}" if there else "it has no Python file"
         raise ConfigError(f"{path} is a folder, and none of its files is called {file.name}; {ways}", hint=HINT)
     return file
 
@@ -109,7 +109,7 @@ def found(path: Path) -> Own:
     told = sketch(text_of(file), file.name)
     for entry in told.entries:
         source = file.parent / entry.file
-        fault = entry.fault(text_of(source)) if source.is_file() else f"there is no {entry.file} beside it"
+        fault = entry.fault(text_of(source)) if source.is_file() else f"there is no {entry.file} in its folder"
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
@@ -127,7 +127,7 @@ def _gpumode(folder: Path) -> Own:
         if name in files or source in files:
             continue
         if not shared.is_file() or shared.is_symlink() or shared.suffix not in TYPES:
-            raise ConfigError(f"{described}: files: {source} is no source file that is there", hint=gpumode.HINT)
+            raise ConfigError(f"{described}: files: {source} is not a source file in that folder", hint=gpumode.HINT)
         files[name] = shared
     sources = {name: text_of(one) for name, one in files.items() if one.suffix == ".py"}
     submissions = gpumode.submissions(sources, told)
@@ -200,7 +200,7 @@ def gathered(path: Path) -> dict[str, bytes]:
     for name, one in own.files.items():
         if SECRET_NAMES.fullmatch(one.name):
             raise ConfigError(
-                f"{one}: looks like a secret; nothing is sent", hint="move it out of the workload's folder"
+                f"{one}: looks like a secret, so nothing is sent", hint="move it out of the workload's folder"
             )
         try:
             total += one.stat().st_size
@@ -215,7 +215,9 @@ def gathered(path: Path) -> dict[str, bytes]:
         secret = SECRET_TEXT.search(data)
         if secret:
             line = data.count(b"\n", 0, secret.start()) + 1
-            raise ConfigError(f"{one}:{line}: holds what looks like a secret; nothing is sent", hint="take it out")
+            raise ConfigError(
+                f"{one}:{line}: holds what looks like a secret, so nothing is sent", hint="remove it from the file"
+            )
         gathered[f"{FOLDER}/{name}"] = data
     if own.description is not None:
         gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1).encode()

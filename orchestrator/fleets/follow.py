@@ -119,7 +119,7 @@ class Follower:
             state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
         )
         late = self.world.clock.now() >= self._ends_at(control)
-        why = verdict.pause or (f"its {self.record.sweep.wall_minutes} minutes are over" if late else "")
+        why = verdict.pause or (f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over" if late else "")
         if why and not control.paused and not control.stopped and not state.over:
             control = self._pause(why, names)
         if start and not control.paused and not control.stopped:
@@ -284,7 +284,9 @@ class Follower:
         parallel = {**self.record.machines, **{job.gpu: job.parallel for job in control.jobs}}
         if not self.purse.holds(control.generation):
             names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-            return self._pause("no money is held for it: `bench fleet resume` holds it and goes on", names)
+            return self._pause(
+                f"no money is held for it: `bench fleet resume {self.record.fleet}` holds it and continues", names
+            )
         number = following(control)
         fresh = [
             JobRecord(

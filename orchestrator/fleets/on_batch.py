@@ -62,8 +62,8 @@ def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
     found = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
     if not found:
         raise NoCapacity(
-            f"every region has become dearer than the ${held_at} an hour that the fleet is held at",
-            hint="`bench fleet stop` gives the hold back; launch a new fleet at today's prices",
+            f"every region now costs more than ${held_at} an hour, the price that the fleet's hold assumes",
+            hint="`bench fleet stop FLEET` releases the hold; `bench fleet launch` starts a new one at today's prices",
         )
     project, family = config.image_source
     settings = {

@@ -130,8 +130,8 @@ class RunFleet:
             self.abandoned.set()
             return
         self.stop.set()
-        waits = "; machines that are asked for are waited for, and Ctrl-C again ends their runs"
-        self.say(f"detached; what is under way goes on{'' if any(self.targets) else waits}")
+        waits = "; waiting for machines that were requested; Ctrl-C again ends their runs"
+        self.say(f"detached; running children continue{'' if any(self.targets) else waits}")
 
     def resume(self) -> None:
         """A pause or a stop is over; `follow` measures the rest."""
@@ -170,7 +170,7 @@ class RunFleet:
                 raise
             except BenchError as exc:
                 if target:  # the others, or `resume`, have its chunk
-                    self.say(f"{target} takes no more part: {exc}")
+                    self.say(f"{target} is not used any more: {exc}")
                     self._tell(replace(self._line(child), state="lost", reason=str(exc)))
                     with self._lock:
                         self._away.add(target)
@@ -192,7 +192,7 @@ class RunFleet:
         if control.paused or control.stopped:
             return None
         if self.store.clock.now() >= (control.ends_at or self.record.ends_at):
-            self._pause(f"its {self.record.sweep.wall_minutes} minutes are over")
+            self._pause(f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over")
             return None
         with self._lock:
             assert self._state is not None
@@ -251,7 +251,7 @@ class RunFleet:
         where = site.where(plan)
         self._afford(child, plan)
         if run is not None and run.phase is Phase.REFUSED:
-            why = "another launch took the money before it began: `bench fleet launch` measures it in a new fleet"
+            why = "another launch took the money before it began; `bench fleet launch` measures it in a new fleet"
             self._tell(replace(self._line(child), state="given_up", reason=why))
             return
         before = self._line(child)
@@ -349,7 +349,7 @@ class RunFleet:
                 raise BudgetExceeded(
                     f"{cap_of(self.record.sweep)} has ${spent} spent and ${open_now} held; child {child.index} needs "
                     f"${plan.ceiling_usd}",
-                    hint=f"`bench fleet resume {self.record.fleet} --cap USD` goes on under another",
+                    hint=f"`bench fleet resume {self.record.fleet} --cap USD` continues under another",
                 )
             self._held[child.index] = plan.ceiling_usd
 

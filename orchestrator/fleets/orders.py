@@ -24,8 +24,8 @@ def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
     strange = sorted(set(child.cases) - set(plan.cases))
     if strange:
         raise ConfigError(
-            f"child {child.index} is to measure {strange[0]}, which its configuration does not have",
-            hint="the grid or the workload has changed since the fleet was planned: launch a new one",
+            f"child {child.index} would measure {strange[0]}, which is not in its configuration",
+            hint="the grid or the workload has changed since the plan: start a new fleet with `bench fleet launch`",
         )
     own = set(child.cases)
     others = [case for case in plan.cases if case not in own]

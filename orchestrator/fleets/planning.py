@@ -189,7 +189,7 @@ def check_cap(plan: FleetPlan, cap: Decimal | None) -> None:
     shorter = int(plan.sweep.wall_minutes * cap / plan.hold_usd) if plan.hold_usd else 0
     raise BudgetExceeded(
         f"this fleet can cost up to ${plan.hold_usd}; its cap is ${cap}",
-        hint=f"--cap {plan.hold_usd}; or --parallel {fits} in the place of {asked}; or --wall-minutes {shorter}"
+        hint=f"--cap {plan.hold_usd}; or --parallel {fits} instead of {asked}; or --wall-minutes {shorter}"
         if fits >= len(plan.jobs)
         else f"--cap {plan.hold_usd}, or --wall-minutes {max(shorter, 1)}",
     )

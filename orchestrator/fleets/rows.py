@@ -79,7 +79,7 @@ def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) ->
         why = fault(_lines(text), case, run_id, lambda vm: attempt_of(run_id, vm) is not None)
         more = heads if why else heads | dict.fromkeys(next(csv.reader(_lines(text))))
         if len(_line(tuple(more)).encode()) > MOST_COLUMNS:
-            why = "its columns and those of the cases before it are too many"
+            why = "there are too many columns, its own and those of the cases before it"
         if why:
             left_out[place] = f"left out: {why}"
         else:
@@ -169,11 +169,11 @@ def _fault(data: bytes, member: Member) -> str:
         rows, wide = 0, len(OWN) + len(member.columns)
         for rows, cells in enumerate(reader, start=1):  # noqa: B007 - how many there were
             if len(cells) != wide or cells[0] != str(member.index) or sum(map(len, cells)) > LONGEST:
-                return f"line {reader.line_num} is no row of child {member.index}"
+                return f"line {reader.line_num} is not a row of child {member.index}"
     except (OSError, EOFError, zlib.error):
-        return "it is not gzip, or torn"
+        return "it is not gzip, or incomplete"
     except (UnicodeDecodeError, csv.Error) as exc:
-        return f"it is no CSV: {exc}"
+        return f"it is not CSV: {exc}"
     return "" if rows == member.rows else f"it has {count(rows, 'row')}, not the {member.rows} that were stored"
 
 
@@ -196,7 +196,7 @@ def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[
     bucket.compose(f"{base}.csv.gz", names)
     entry = _entry(bucket, f"{base}.csv.gz")
     if entry is None:
-        raise Unavailable(f"{base}.csv.gz went away as soon as it was made", hint="fetch again")
+        raise Unavailable(f"{base}.csv.gz was deleted as soon as it was made", hint="fetch again")
     return entry
 
 

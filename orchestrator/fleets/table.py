@@ -69,7 +69,9 @@ class Fetching:
             for told in pool.map(one, children):
                 self.left_out |= told
         there = members(self.bucket, self.fleet)
-        self.left_out |= {entry.name: "left out: it says nothing of its rows" for entry in there.strange.values()}
+        self.left_out |= {
+            entry.name: "left out: it does not say how many rows it has" for entry in there.strange.values()
+        }
         return there
 
     def _brought(

@@ -69,7 +69,7 @@ def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> W
     if needs_bucket and settings.project and not settings.bucket:
         raise ConfigError(
             f"project {settings.project} is set but no bucket is",
-            hint=f"`bench init --project {settings.project}` makes one; or name one that is there with BENCH_BUCKET",
+            hint=f"`bench init --project {settings.project}` creates one; or set BENCH_BUCKET to one that exists",
         )
     return Wiring(settings)
 

@@ -144,7 +144,7 @@ class Wiring:
             return None
         if sys.platform == "darwin":
             hint = "BENCH_PROJECT and BENCH_BUCKET name a project and a bucket; docs/platforms.md says what works here"
-            raise LocalError("the embedded cloud needs /proc, which macOS has not", hint=hint)
+            raise LocalError("the embedded cloud needs /proc, which macOS does not have", hint=hint)
         home, weather = self.home / "cloud", self.settings.weather
         if weather is not None and not weather.is_file():
             raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
@@ -153,11 +153,11 @@ class Wiring:
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise LocalError(f"cannot make {home}: {exc.strerror}", hint="BENCH_HOME names another folder") from exc
+            raise LocalError(f"cannot make {home}: {exc.strerror}", hint="set BENCH_HOME to another folder") from exc
         try:
             return ensure_running(home, weather, partial(print, file=sys.stderr))
         except CloudUnavailable as exc:
-            more = f"`bench cloud stop` ends one that is there, and its VMs; {home / 'daemon.log'} says more"
+            more = f"`bench cloud stop` ends a running one and its VMs; {home / 'daemon.log'} says more"
             raise Unavailable(str(exc), hint=more) from exc
 
     @property

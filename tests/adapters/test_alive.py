@@ -50,7 +50,7 @@ def test_a_server_that_stumbles_is_asked_again() -> None:
         (Reply(403, data=b"what?"), PermissionDenied, "HTTP 403"),
         (google_error(404, "no such project", "notFound"), NotFound, "no such project"),
         (google_error(503, "later", "backendError"), Unavailable, "later"),
-        (Reply(200, data=b"not json"), Unavailable, "no JSON object"),
+        (Reply(200, data=b"not json"), Unavailable, "not a JSON object"),
         (Reply(200, {"items": {"zones/a": {"instances": [{}]}}}), Unavailable, "KeyError"),
     ],
 )  # fmt: skip

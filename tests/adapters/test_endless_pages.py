@@ -30,11 +30,11 @@ def test_pages_that_do_not_end_are_an_error(listing: Callable[[str], object], mo
     monkeypatch.setattr(rest, "MOST_PAGES", 20)
     numbers = count()
     with scripted_server(lambda _: Reply(json={"items": [], "nextPageToken": f"{next(numbers)}"})) as server:
-        with pytest.raises(Unavailable, match="pages do not end"):
+        with pytest.raises(Unavailable, match="list of pages does not end"):
             listing(server.url)
         assert len(server.requests) == 21
     with scripted_server(lambda _: Reply(json={"items": [], "nextPageToken": "again"})) as server:
-        with pytest.raises(Unavailable, match="pages do not end"):
+        with pytest.raises(Unavailable, match="list of pages does not end"):
             listing(server.url)
         assert len(server.requests) == 2
 

@@ -160,7 +160,7 @@ def test_what_is_larger_than_any_run_stores_is_not_fetched_but_named(tmp_path: P
     fetched = fetch_run(bucket, run_of(*OVER), tmp_path)
     assert set(fetched.left_out) <= set(names)
     assert sum(size for name, size in names.items() if name not in fetched.left_out) <= 4 * 2**30
-    assert all("more than any run of ours stores" in why for why in fetched.left_out.values())
+    assert all("more than any run of bench stores" in why for why in fetched.left_out.values())
     assert fetched.left_out
     assert (fetched.cases, fetched.complete) == (2, True)
 

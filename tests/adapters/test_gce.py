@@ -241,12 +241,12 @@ def test_a_vm_of_another_run_is_never_adopted() -> None:
         answer = ours.insert(replace(L4, request_id=str(uuid.uuid4())))
         assert isinstance(answer, Refusal)
         assert (answer.scope, answer.code) == ("all", "alreadyExists")
-        assert "not of this run" in answer.hint
+        assert "does not belong to this run" in answer.hint
 
 
 def test_a_name_that_was_taken_and_is_free_again_is_an_error_that_passes() -> None:
     with compute(before=[google_error(409, "exists", "alreadyExists")]) as (_script, _server, ours):
-        with pytest.raises(Unavailable, match="the name was taken"):
+        with pytest.raises(Unavailable, match="was deleted meanwhile"):
             ours.insert(L4)
         assert isinstance(ours.insert(L4), Accepted)
 
@@ -301,7 +301,7 @@ def test_a_forgotten_operation_is_judged_by_whether_the_vm_is_there(there: bool)
         if there:
             assert isinstance(cloud(server.url).insert(L4), Accepted)
         else:
-            with pytest.raises(Unavailable, match="no longer known"):
+            with pytest.raises(Unavailable, match="no longer knows"):
                 cloud(server.url).insert(L4)
 
 
@@ -497,7 +497,7 @@ def test_a_family_that_was_withdrawn_is_an_error_with_a_remedy() -> None:
     gone = google_error(404, "The resource 'projects/d/global/images/family/gone' was not found", "notFound")
     with scripted_server(in_turn(gone)) as server, pytest.raises(NotFound, match="image family gone") as raised:
         cloud(server.url).image("d", "gone")
-    assert "families are withdrawn" in raised.value.hint
+    assert "Google withdraws families" in raised.value.hint
 
 
 def test_quotas_of_the_region_and_of_the_project_are_told_apart() -> None:

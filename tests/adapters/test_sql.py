@@ -108,8 +108,8 @@ def test_a_query_reads_no_file_writes_none_loads_nothing_and_changes_no_setting(
         ("SELCT 1", "selct"),
         ("SELECT nope FROM rows", "nope"),
         ("SELECT CAST(device AS INTEGER) FROM rows", "L4"),
-        ("", "asks for nothing"),
-        ("-- a comment", "asks for nothing"),
+        ("", "selects nothing"),
+        ("-- a comment", "selects nothing"),
         ("SELECT TIMESTAMPTZ '2026-11-22 00:00:00+00'", "time with a zone"),
     ],
 )

@@ -107,7 +107,7 @@ def test_an_answer_compressed_for_the_way_is_unpacked_and_one_stored_so_is_not()
 
 def test_a_compressed_answer_that_is_cut_short_is_lost() -> None:
     cut = Reply(data=gzip.compress(bytes(1000))[:-9], headers={"Content-Encoding": "gzip"})
-    with scripted_server(in_turn(cut)) as server, pytest.raises(Lost, match="cut short or damaged"):
+    with scripted_server(in_turn(cut)) as server, pytest.raises(Lost, match="incomplete or damaged"):
         Web(Nobody()).ask("GET", server.url)
 
 

@@ -27,7 +27,7 @@ def test_a_broken_settings_file_is_named_with_what_to_do(bench: Bench, what: str
     said = bench(command, code=2, width=400).err
     assert f"{bench.home}/settings.yaml" in said
     assert words in said
-    assert "mend the file, or move it away" in said
+    assert "correct the file, or move it away" in said
 
 
 def test_an_empty_home_is_no_home_and_not_the_folder_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_a_home_that_is_a_file_is_told_from_settings_that_are_broken(
     monkeypatch.setenv("BENCH_HOME", str(bench.home / "file"))
     said = bench("status", code=2, width=400).err
     assert "Not a directory" in said
-    assert "BENCH_HOME names another folder" in said
+    assert "set BENCH_HOME to another folder" in said

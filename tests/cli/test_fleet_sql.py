@@ -96,8 +96,8 @@ def test_rows_of_one_child_that_are_damaged_cost_no_other_its_answer(fleet: Benc
     bucket.replace(entry.name, b"no gzip", generation=entry.generation, metadata=entry.metadata)
     ran = fleet("fleet", "sql", FLEET, "SELECT count(DISTINCT child) FROM rows", "--json")
     assert ran.document["answer"] == [[2]]
-    assert ran.document["left_out"] == {entry.name: "left out: it is not gzip, or torn"}
-    assert f"{entry.name}: left out: it is not gzip, or torn" in ran.err
+    assert ran.document["left_out"] == {entry.name: "left out: it is not gzip, or incomplete"}
+    assert f"{entry.name}: left out: it is not gzip, or incomplete" in ran.err
 
 
 def test_children_are_a_table_too_with_their_dollars_and_states(fleet: Bench) -> None:

@@ -129,7 +129,7 @@ def test_a_digest_from_the_command_line_is_what_lets_a_fleet_of_others_be_driven
 
 def test_a_fleet_that_calls_itself_by_the_name_of_a_folder_is_refused(bench: Bench, tmp_path: Path) -> None:
     planted(wire(), sweep(), fleet=str(tmp_path / "elsewhere"))
-    assert "is not what this version writes" in bench("fleet", "fetch", FLEET, code=None).err
+    assert "is not a document that this version writes" in bench("fleet", "fetch", FLEET, code=None).err
     assert not (tmp_path / "elsewhere").exists()
 
 

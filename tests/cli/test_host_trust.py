@@ -65,7 +65,7 @@ def planted(wiring: Wiring, host: str) -> None:
 def test_a_stored_plan_makes_no_client_connect_to_a_host(bench: Bench, listener: Listener) -> None:
     planted(wire(), listener.name)
     refused = bench("launch", "--resume", RUN, code=2).err
-    assert "no command of yours has named it" in refused
+    assert "no command on this computer has named it" in refused
     assert "bench doctor --host mallory@127.0.0.1" in refused
     assert not listener.called()
 
@@ -86,7 +86,7 @@ def test_a_stored_record_of_a_host_makes_no_client_connect_to_it(
 
 def test_a_host_is_connected_to_once_a_command_has_named_it(bench: Bench, listener: Listener) -> None:
     target = parse_target(listener.name)
-    with pytest.raises(Unavailable, match="no command of yours has named it"):
+    with pytest.raises(Unavailable, match="no command on this computer has named it"):
         wire().shell(target)
     wire().name_hosts((listener.name,))
     wire().shell(target)

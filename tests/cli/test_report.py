@@ -100,7 +100,7 @@ def test_a_folder_of_cases_alone_is_enough(bench: Bench, tmp_path: Path) -> None
     (tmp_path / "run" / "environment.json").write_text("[]")
     out = bench("report", str(tmp_path / "run")).out
     assert "Attention on NVIDIA L4" in out
-    assert "environment.json cannot be read (it is no JSON object)" in out
+    assert "environment.json cannot be read (it is not a JSON object)" in out
 
 
 def test_a_packed_file_is_read_as_it_is_and_one_that_was_cut_off_as_far_as_it_goes(

@@ -95,7 +95,7 @@ def test_a_task_without_benchmarks_is_refused() -> None:
 def test_a_shared_file_that_is_no_source_is_never_sent(problem: Path) -> None:
     (problem / "task.yml").write_text(TASK.replace("../utils.py", "../id_rsa"))
     (problem.parent / "id_rsa").write_text("mine")
-    with pytest.raises(ConfigError, match="id_rsa is no source file that is there"):
+    with pytest.raises(ConfigError, match="id_rsa is not a source file in that folder"):
         found(problem)
 
 

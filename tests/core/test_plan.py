@@ -221,7 +221,7 @@ def test_fallback_gpus_are_held_with_the_same_margin() -> None:
 def test_the_embedded_cloud_is_held_at_its_prices_whatever_their_age() -> None:
     old = accepted(asked(TWO), mode=Mode.EMBEDDED, now=NOON + timedelta(days=365))
     assert old.margin == 0
-    assert not any("prices are of" in notice for notice in old.notices)
+    assert not any("prices are from" in notice for notice in old.notices)
 
 
 def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:

@@ -136,7 +136,7 @@ def test_nothing_that_looks_like_a_secret_leaves_the_machine(tmp_path: Path, nam
     folder.mkdir()
     (folder / "thing.py").write_text(GOOD)
     (folder / name).write_text(content)
-    with pytest.raises(ConfigError, match=r"secret; nothing is sent"):
+    with pytest.raises(ConfigError, match=r"secret, so nothing is sent"):
         gathered(folder)
 
 

@@ -84,7 +84,7 @@ def test_where_google_takes_one_limit_only_the_absolute_end_is_asked_for_and_pas
     stage.cloud.weather.add({"fault": "one_time_limit"})
     verdict = look(stage)
     assert verdict.passed
-    assert "would not take maxRunDuration" in verdict.answers["limits"].seen
+    assert "Google refused maxRunDuration" in verdict.answers["limits"].seen
     assert_nothing_left(stage)
 
 

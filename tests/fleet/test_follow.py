@@ -98,7 +98,7 @@ def test_a_fleet_whose_time_is_over_ends_its_jobs_says_so_and_settles(tmp_path: 
     follower.step()
     clock.sleep(4 * 3600)
     seen = follower.step()
-    assert seen.control.paused == "its 240 minutes are over"
+    assert seen.control.paused == "its 240 minutes (wall_minutes) are over"
     assert scheduler.jobs == {}
     assert seen.over
     (entry,) = follower.world.ledger.read().runs.values()

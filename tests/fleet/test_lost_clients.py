@@ -204,7 +204,7 @@ def test_a_fleet_that_was_resumed_goes_on_to_its_own_end_under_a_ledger_that_was
     assert control.ends_at <= after.lasts_until
     assert site.client().step().control.paused == ""
     site.clock.sleep((control.ends_at - site.clock.now()).total_seconds())
-    assert "minutes are over" in site.client().step().control.paused
+    assert "minutes (wall_minutes) are over" in site.client().step().control.paused
 
 
 def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_less_than_the_fleets_own(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_fleet_under_which_nothing_is_held_starts_nothing_and_says_what_helps(
     site.stage.bucket.replace(LEDGER, b"{}", generation=None)
     seen = site.client().step()
     assert site.scheduler.submitted == []
-    assert "`bench fleet resume` holds it" in seen.control.paused
+    assert f"`bench fleet resume {site.stage.fleet}` holds it" in seen.control.paused
 
 
 def test_a_hold_whose_fleet_is_gone_from_the_bucket_counts_as_spent_after_its_end(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_damaged_rows_whose_cases_are_gone_are_left_where_they_are_and_all_other
     bucket.forget(f"runs/{child_run(FLEET, 'l4', 1)}/cases/a.csv")
     found = fetched(bucket, tmp_path, 3)
     assert cases_in(found) == [("0", "a"), ("2", "a")]
-    assert (found.rows, found.left_out) == (4, {entry.name: "left out: it is not gzip, or torn"})
+    assert (found.rows, found.left_out) == (4, {entry.name: "left out: it is not gzip, or incomplete"})
     kept = bucket.read(entry.name)
     assert kept is not None
     assert kept.data == b"garbage"

@@ -208,7 +208,7 @@ def test_nothing_is_begun_after_the_end_of_the_fleet(tmp_path: Path) -> None:
         client = Sweeping(stage, (1, 2)).client()
         stage.timeline.advance(timedelta(hours=5).total_seconds())
         seen = client.follow()
-        assert seen.control.paused == "its 240 minutes are over"
+        assert seen.control.paused == "its 240 minutes (wall_minutes) are over"
         assert stage.bill() == []
 
 

@@ -125,7 +125,7 @@ def test_a_configuration_that_fails_on_three_machines_is_a_row_with_its_reason(s
 
 def test_what_the_cluster_can_never_run_is_refused_with_what_helps(stage: FleetStage) -> None:
     sweep = stage.sweep.model_copy(update={"axes": {"gpu": ("h100",)}})
-    with pytest.raises(ConfigError, match="the cluster refuses the job") as refused:
+    with pytest.raises(ConfigError, match="the cluster refused the job") as refused:
         replace(stage, sweep=sweep).launch().step()
     assert "sinfo" in refused.value.hint
 

@@ -370,7 +370,7 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
             resumed(stage, payload=upgraded, accept=PAYLOAD.sha256)
         for nonsense in (b"no plan", b"[]", b"[" * 60_000):
             bucket.replace(plan_object(RUN), nonsense, generation=None)
-            with pytest.raises(ConfigError, match="is no JSON"):
+            with pytest.raises(ConfigError, match="is not JSON"):
                 resumed(stage)
 
 
