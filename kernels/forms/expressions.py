@@ -33,7 +33,7 @@ def value(text: object, names: Mapping[str, Any]) -> Any:
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return text
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no expression")
+        raise ValueError(f"{text!r} is not an expression")
     try:
         return found(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, TypeError, ZeroDivisionError) as exc:

@@ -54,7 +54,7 @@ def load(path: Path) -> Definition:
     def check(arguments: Arguments, output: Any) -> str:
         said = module.check_implementation(arguments.args[0], output)
         passed, words = said if isinstance(said, tuple) else (not said, said)
-        return "" if passed else str(words or "check_implementation says no")
+        return "" if passed else str(words or "check_implementation refused the output")
 
     return Definition(
         name=str(told["name"]),
@@ -130,7 +130,7 @@ class Submission:
     def __call__(self) -> Callable[[Any], Any]:
         made = getattr(imported(self.file, also=self.root), "custom_kernel", None)
         if not callable(made):
-            raise BadWorkload(f"{self.file.name}:1: custom_kernel is no function")
+            raise BadWorkload(f"{self.file.name}:1: custom_kernel is not a function")
         function: Callable[[Any], Any] = made
         return function
 

@@ -32,7 +32,7 @@ def strange(leaf: Any, device: torch.device) -> str:
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
         return f"untrusted: its output is a {type(leaf).__name__}, not a plain tensor"
     if leaf.layout is not torch.strided or leaf.device.type == "meta":
-        return f"untrusted: its output is {leaf.layout} on {leaf.device}, not memory with an answer in it"
+        return f"untrusted: its output is {leaf.layout} on {leaf.device}, not plain memory that holds numbers"
     if leaf.device.type != device.type:
         return f"its output is on {leaf.device}, not on {device}"
     return ""

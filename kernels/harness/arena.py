@@ -317,7 +317,7 @@ class Arena:
         pings = [self.round_trip_s(hand) for _ in range(PROBES)]
         slack = CLOCK_LEAST_S + 10 * min(pings)
         if enough and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
-            return f"untrusted: it says {most * 1e3:.3g} ms where at least {shortest * 1e3:.3g} ms went by"
+            return f"untrusted: it reports {most * 1e3:.3g} ms although at least {shortest * 1e3:.3g} ms passed"
         return self.remembers(hand)
 
     def round_trip_s(self, hand: Hand) -> float:

@@ -30,7 +30,9 @@ from kernels.harness.workload import Unavailable
 
 HUGE_BYTES = 1 << 30
 """Inputs from here on leave no room for memory that is only kept in case."""
-CHANCE = "its inputs are others each time: inputs() must draw them from its generator, as randn(…, generator=generator)"
+CHANCE = (
+    "its inputs differ from call to call: inputs() must draw them from its generator, as randn(…, generator=generator)"
+)
 LATER_S = 0.02
 """Whoever works on after its call has returned is given so long to show it."""
 

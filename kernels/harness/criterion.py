@@ -243,7 +243,7 @@ def judged(
             other = int((real.to(right.device) != right).sum().item())
             errors.append((float(other), float(other)))
             if other:
-                return fault(f"output{at}: {other} of {right.numel()} elements are others", float(other), 0.0)
+                return fault(f"output{at}: {other} of {right.numel()} elements are different", float(other), 0.0)
             continue
         strange = not_numbers(real, right)
         if strange:

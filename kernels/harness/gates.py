@@ -53,7 +53,7 @@ def numpy_matches() -> Gate:
     except Exception as exc:  # what an ABI mismatch raises differs from version to version
         return Gate(name, False, f"{type(exc).__name__}: {exc}", "numpy_mismatch")
     if float(there.sum()) != 3.0 or float(back.sum()) != 3.0:
-        return Gate(name, False, "an array did not survive the way between torch and numpy", "numpy_mismatch")
+        return Gate(name, False, "an array changed on its way between torch and numpy", "numpy_mismatch")
     return Gate(name, True, f"numpy {numpy.__version__}")
 
 

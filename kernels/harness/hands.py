@@ -104,7 +104,7 @@ class RemoteTimer:
         wall = time.perf_counter() - began
         timed = Timed(**told["timed"])
         if not timed.latency_us >= 0:
-            raise Unavailable("untrusted: it says that a call took less than nothing")
+            raise Unavailable("untrusted: it reports a negative time for a call")
         self.hand.walls.append((wall, timed.latency_us * self.calls_made / 1e6, timed.latency_us / 1e6))
         self.rest = float(told["rest_s"])
         return timed

@@ -84,7 +84,7 @@ class Worker:
             raise Lost(self.fate()) from exc
         if not isinstance(reply, dict):
             self.end()
-            raise Lost("untrusted: its process answers with something else than an answer")
+            raise Lost("untrusted: its process sent something that is not an answer")
         if "error" in reply:
             raise Answered(
                 str(reply["error"]),
@@ -102,7 +102,7 @@ class Worker:
         if code is None:
             return "untrusted: it closed its pipe"
         if code == -signal.SIGKILL:
-            return "killed (SIGKILL), as the kernel does where memory runs out,"
+            return "was killed (SIGKILL), as the operating system does when memory runs out,"
         if code < 0:
             return f"crashed ({signal.Signals(-code).name})"
         return f"ended its process with exit code {code}"

@@ -189,7 +189,7 @@ def finished(job: Job, tool: Tool, row: dict[str, Any], began: float) -> dict[st
             write_pages(tool.ncu, job.stem)
             row |= {"files": job.kept(NCU_FILES)}
         except subprocess.TimeoutExpired:
-            row |= {"reason": f"to read ncu's report took more than {LIMIT_S:g} s", "files": job.kept(NCU_FILES)}
+            row |= {"reason": f"reading ncu's report took more than {LIMIT_S:g} s", "files": job.kept(NCU_FILES)}
     return row | {"seconds": round(time.monotonic() - began, 3)}
 
 

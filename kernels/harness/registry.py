@@ -46,7 +46,7 @@ class Registry:
         """One more. Raises `ValueError` for a name that is taken, or that is none."""
         parts = NAME.fullmatch(entry.name)
         if parts is None or parts.group(2) or entry.name in self.entries:
-            raise ValueError(f"{entry.name!r} is taken already, or is no name for an implementation")
+            raise ValueError(f"{entry.name!r} is already in use, or is not a valid name for an implementation")
         self.entries[entry.name] = entry
 
     def find(self, name: str) -> Entry | None:

@@ -57,7 +57,7 @@ def build_kernel(session: Session) -> int:
     built = {name: one.record for name, one in crew.items() if isinstance(one, Built) and one.record is not None}
     for record in list(built.values())[:1]:
         tell_built(session, record)
-    detail = ", ".join(built) or "nothing to build: what is asked for comes with the machine"
+    detail = ", ".join(built) or "nothing to build: the machine already has these implementations"
     session.facts.send("gate", name="kernel_loads", passed=True, detail=detail)
     return smoke_test(session, crew, next(iter(built), session.spec.implementations[0]))
 

@@ -23,8 +23,8 @@ WEIGHT: Final = 4.0
 """How many observations that, or the spread of all cases in the place of one, counts for."""
 LEAST: Final = 3
 """Fewer observations tell nothing by themselves."""
-HELD: Final = "the device was held back"
-SAME_CODE: Final = "the same payload: what differs is the machine"
+HELD: Final = "the device was throttled"
+SAME_CODE: Final = "the same payload: only the machine differs"
 MOST_HELD: Final = 0.25
 """The share of measurements that may be taken while the device is held back, in a regime that leaves it rests; and by
 how much this share may differ between two runs in any regime."""

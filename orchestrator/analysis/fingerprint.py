@@ -67,10 +67,10 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
             caveats.append(_differ(key, one, other))
     payloads, commits = ([own.get(key) for own in (first, second)] for key in ("payload_sha256", "git_commit"))
     if all(payloads) and payloads[0] != payloads[1] and commits[0] == commits[1]:
-        caveats.append("the kernels or the harness differ although the commit does not")
+        caveats.append("the kernels or the harness differ although the commit is the same")
     for which, own in (("first", first), ("second", second)):
         if own.get("git_dirty"):
-            caveats.append(f"the {which} run's kernels have changes that no commit holds")
+            caveats.append(f"the {which} run's kernels have uncommitted changes")
     if refused:
         return Comparability(Level.REFUSED, (*refused, *caveats))
     return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
@@ -101,7 +101,7 @@ def _regimes(first: Fingerprint, second: Fingerprint) -> str:
 def _differ(key: str, one: Any, other: Any) -> str:
     name = NAMES.get(key, key.replace("_", " "))
     if key == CHIP:
-        return "another chip of the same kind" if one and other else f"which {name} it was is known of one run only"
+        return "another chip of the same kind" if one and other else f"{name} is known for one run only"
     return f"{name} differs: {_shown(one)} and {_shown(other)}"
 
 

@@ -9,17 +9,17 @@ from orchestrator.core.wording import begun
 
 MEANINGS: Final = {
     "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "
-    "launching left out",
-    "sustained": "calls back to back until clock and power are steady: what a device busy all day gives",
-    "program": "the program's own word: bench built it and ran it, and neither timed nor judged it",
-    "graph": "many calls in one CUDA graph, back to back: what a call costs once the cost of launching it is hidden",
+    "without the launch on the host",
+    "sustained": "calls back to back until clock and power are steady: the time on a device that is always busy",
+    "program": "times that the program reported itself: bench built and ran it, but neither timed nor judged it",
+    "graph": "many calls in one CUDA graph, back to back: the time of a call without the cost of launching it",
 }
 """The regimes of docs/contracts.md, section 6, in the order in which they are shown."""
 CACHES: Final = {
     "cold": "its inputs were not in the cache",
     "warm": "its inputs were in the cache as far as they fit",
-    "mixed": "its inputs were partly in the cache: even so many copies of them as are made (256 on a GPU, 128 on a "
-    "processor, fewer where memory is short) do not fill it",
+    "mixed": "its inputs were partly in the cache: all the copies of them (256 on a GPU, 128 on a processor, fewer if "
+    "memory is short) do not fill it",
 }
 
 

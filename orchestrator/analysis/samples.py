@@ -122,7 +122,7 @@ class _Places:
         )
 
 
-REPEATS: Final = "rows repeat a block that was there"
+REPEATS: Final = "rows repeat a block that is already there"
 EXPOSED: Final = "rows were measured with the launch not hidden"
 ALONE: Final = (
     ("rows are", "row is"), ("rows have", "row has"), ("rows name", "row names"), ("rows repeat", "row repeats"),
@@ -175,7 +175,7 @@ class Reader:
     def _row(self, cells: list[str], at: _Places, source: str, line: int) -> None:
         self.rows += 1
         if len(cells) != at.nowhere:
-            self._fault("rows are torn: not as many cells as the header", source, line)
+            self._fault("rows are incomplete: more or fewer cells than the header", source, line)
             return
         cells.append("")  # nowhere: what a file has no column for
         group = self._group(cells, at)

@@ -53,7 +53,7 @@ def caption(view: Along, lines: Sequence[Line]) -> str:
     cases = {point.cases for line in lines for point in line.points}
     several = max(cases) > 1
     what = f"geometric means of {count(max(cases), 'case')}" if several else "medians of one case"
-    own = "" if view.alike else ", at each value its own"
+    own = "" if view.alike else ", different ones at each value"
     where = " ".join(f"{name}={value}" for name, value in view.fixed)
     return f"{where + ': ' if where else ''}{what}{own}, with 95 % intervals; lower is faster."
 

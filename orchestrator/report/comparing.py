@@ -39,7 +39,7 @@ LOOKS: Mapping[Verdict, Look] = {
 
 
 def page(comparisons: Sequence[Comparison]) -> str:
-    """The whole file. There is one comparison at least."""
+    """The whole file. There must be at least one comparison."""
     first = comparisons[0].before
     sections = [Section(one.after.study.run_id, [*_section(one)]) for one in comparisons]
     sections.append(Section("How this was compared", [Text(METHOD)]))
@@ -48,13 +48,13 @@ def page(comparisons: Sequence[Comparison]) -> str:
 
 
 METHOD = (
-    "Two runs share no blocks, so their intervals are combined as independent ones, and widened by what two runs of "
-    "the same code differ by: the spread of the controls and of the baselines between the two runs, which leans on 1 % "
-    "where they are few. A busy host, a device that was held back, and a difference between two runs of the same "
-    "payload decide nothing. faster and slower need an interval "
-    "without 1, a p-value below 0.05 after Holm’s correction over all rows, and a ratio beyond the noise of either run "
-    "and beyond the tolerance; same is an interval within 1 % of 1 (or the tolerance, or the noise up to 3 %); the "
-    "rest is inconclusive. Every regime is compared with itself only."
+    "Two runs share no blocks, so their intervals are combined as independent ones and then widened by how much two "
+    "runs of the same code differ. This spread comes from the controls and the baselines of both runs; if there are "
+    "few of them, it is drawn towards 1 %. Nothing is decided if a host was busy, if a device was throttled, or if "
+    "both runs had the same payload. faster and slower need an interval that excludes 1, a p-value below 0.05 after "
+    "Holm’s correction over all rows, and a ratio beyond the noise of either run and beyond the tolerance. same means "
+    "that the interval lies within 1 % of 1 (or within the tolerance, or the noise up to 3 %). Everything else is "
+    "inconclusive. Each regime is compared only with itself."
 )
 
 
@@ -90,7 +90,7 @@ def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[Part]:
     yield from drawn(
         ratios(one, names),
         f"{who}how many times as fast as before, with the 95 % interval. The grey band is the noise and the "
-        f"tolerance of {percent(one.tolerance)}: a mark within it means nothing. {shared}",
+        f"tolerance of {percent(one.tolerance)}: a mark within it shows no difference. {shared}",
         ratios(one, names, SLIM),
     )
     several = len(one.implementations) > 1
@@ -228,7 +228,7 @@ def _told(one: Comparison) -> Iterable[str]:
         yield from _markdown_table(one, setting, names)
         yield ""
     if one.changes:
-        tolerated = f"changes within {percent(one.tolerance)} are none"
+        tolerated = f"changes within {percent(one.tolerance)} do not count"
         yield f"Before and after: {one.unit()}. A ratio over 1 is faster; {tolerated}."
     if one.energy:
         yield ""

@@ -17,11 +17,11 @@ from orchestrator.report.report import Report
 from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, ratio
 
 METHOD: Final = (
-    "Each device is held against the best of its row. Times of two devices come from two runs, so their intervals are "
-    "combined as independent ones, and widened by what two runs of the same code usually differ by. A name in bold is "
-    "shown to be ahead of every other device of its row: an interval without 1, a p-value below 0.05 after Holm’s "
-    "correction over all rows, and a ratio beyond the noise and 2 %. Calls a dollar: what the machine’s price by the "
-    "hour buys while it does nothing else."
+    "Each device is compared with the best of its row. Times of two devices come from two runs, so their intervals are "
+    "combined as independent ones and then widened by how much two runs of the same code usually differ. A name in "
+    "bold is ahead of every other device of its row: the interval excludes 1, the p-value is below 0.05 after Holm’s "
+    "correction over all rows, and the ratio is beyond the noise and 2 %. Calls a dollar are the calls that a dollar "
+    "pays for, at the machine’s price by the hour, if it does nothing else."
 )
 SIMULATED: Final = "Prices of the embedded cloud are simulated: no dollar was spent."
 

@@ -91,20 +91,23 @@ def _side_by_side(study: Study, names: Mapping[str, str]) -> list[Part]:
 
 
 def _speedups(study: Study, *, everything: bool) -> list[Part]:
-    beside = " Regimes stand side by side on one scale; none is summed with another." if len(study.settings) > 1 else ""
+    beside = " Regimes are side by side on one scale and are never combined." if len(study.settings) > 1 else ""
     left = figures.left_out(study, everything=everything)
-    without = f" {' and '.join(left)} is far slower and left out; the tables have it." if left else ""
+    without = f" {' and '.join(left)} is far slower and is not drawn; the tables have it." if left else ""
     return drawn(
         figures.speedup(study, everything=everything),
         "Each mark is the median of the ratios of latencies measured in the same block, with its 95 % interval. "
-        f"The grey band is what {study.subject} shows against itself: a mark within it means nothing.{beside}"
+        f"The grey band is how much {study.subject} differs from itself: a mark within it shows no difference.{beside}"
         f"{without}{_fewer(len(study.case_ids))}",
         figures.speedup(study, everything=everything, width=figures.SLIM),
     )
 
 
 def _errors(study: Study) -> list[Part]:
-    told = f"On the very inputs that were timed. What fails its check is not timed.{_fewer(len(study.case_ids))}"
+    told = (
+        "The errors are those on the inputs that were timed. An implementation that fails its check is not timed."
+        f"{_fewer(len(study.case_ids))}"
+    )
     return drawn(figures.errors(study), told, figures.errors(study, figures.SLIM))
 
 
@@ -127,13 +130,13 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     every: list[Part] = drawn(figures.roofline(part), under, figures.roofline(part, figures.SLIM))
     every += drawn(
         distributions.latencies(part),
-        "Every measurement is a dot; boxes hold the middle half, bars stand at medians. The slowest hundredth is "
+        "Every measurement is a dot; a box is the middle half, and a bar is the median. The slowest 1 % are "
         f"drawn at the edge.{_fewer(len(part.cases))}",
     )
     every += drawn(
         distributions.over_time(part),
-        "Each dot is one measurement. Steps and slopes that all implementations share are the machine's; what only one "
-        "shows is its own. The slowest half per cent is drawn at the edge.",
+        "Each dot is one measurement. Steps and slopes that all implementations share come from the machine; those of "
+        "only one come from that implementation. The slowest 0.5 % are drawn at the edge.",
     )
     if parts and any(timing.timed for case in part.cases for timing in case.timings):
         every.append(tables.times(part, names))
@@ -151,13 +154,13 @@ def _shared(study: Study, more: str) -> Text:
 
 
 METHOD = (
-    "In every block each implementation is measured once, in random order in odd blocks and turned around in even "
-    "ones. Ratios are taken within blocks; intervals come from a bootstrap over blocks. faster and slower need three "
-    "things at once: an interval without 1, a signed-rank test that holds after Holm’s correction over the whole run, "
-    "and a ratio beyond the noise floor, which is what one implementation shows against itself. same is an interval "
-    "within 1 % of 1 (or the noise floor, up to 3 %); anything else is inconclusive. Nothing is decided about an "
-    "implementation whose burst and graph disagree by more than 1.3 times, where a launch was not hidden, or below the "
-    "timer's resolution. Each regime is judged alone."
+    "In every block each implementation is measured once: in random order in odd blocks, and in the reverse order in "
+    "even ones. Ratios are computed within blocks; intervals come from a bootstrap over blocks. faster and slower need "
+    "all of three conditions: an interval that excludes 1, a signed-rank test that holds after Holm’s correction over "
+    "the whole run, and a ratio beyond the noise floor, which is how much one implementation differs from itself. same "
+    "means that the interval lies within 1 % of 1 (or within the noise floor, up to 3 %). Everything else is "
+    "inconclusive. Nothing is decided about an implementation whose medians in burst and graph differ by more than 1.3 "
+    "times, whose launch was not hidden, or whose time is below the timer's resolution. Each regime is judged alone."
 )
 
 

@@ -17,10 +17,10 @@ from orchestrator.report.palette import looks
 from orchestrator.report.svg import Board
 from orchestrator.report.text import UNKNOWN, digits, size
 
-TORCH = "by PyTorch's profiler, which knows times and no counters"
+TORCH = "by PyTorch's profiler, which has times but no counters"
 NOT_ROWS = (
-    "Profiled calls are serialized and replayed, and are no measurements: their times explain, and stand in "
-    "no table of results."
+    "Profiled calls are serialized and replayed, so they are not measurements: their times only explain, and are in no "
+    "table of results."
 )
 
 
@@ -181,14 +181,14 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
         parts.append(Table("Side by side", ["figure", *heads[1:]], rows, long=tuple(range(1, len(heads))), stack=True))
     parts += drawn(
         roofline(profiles, device),
-        "Each mark is an implementation's whole call: operations as the workload counts them, bytes as DRAM saw them.",
+        "Each mark is an implementation's whole call: operations as the workload counts them, bytes counted at DRAM.",
         roofline(profiles, device, SLIM),
     )
     for one in profiles:
         hints = [f"{hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints]
         if hints:
             parts.append(
-                Fold(f"What Nsight Compute's rules say of {one.implementation}", [Text(text) for text in hints])
+                Fold(f"What Nsight Compute's rules say about {one.implementation}", [Text(text) for text in hints])
             )
         if one.operations:
             lines = [

@@ -33,7 +33,7 @@ REPEAT: Final = "repeat.yaml"
 """The file beside the results that has the run's grid."""
 MOST_FALSE: Final = 0.05
 MOST_NOISE: Final = 0.05
-NOT_GIVEN: Final = "Energy is not given: NVML counts it, on a GPU, and it is read in the sustained regime."
+NOT_GIVEN: Final = "Energy is not known: it is read from NVML's counter, on a GPU, in the sustained regime."
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class Report:
             partial = (f"The run is not complete: it was {state} when it was fetched.",)
         named = self.environment.get("device")
         if named and self.study.device and named != self.study.device:
-            partial = (*partial, f"The rows name {self.study.device}, and environment.json is of another: {named}.")
+            said = f"The rows were measured on {self.study.device}, but environment.json names another device: {named}."
+            partial = (*partial, said)
         return (
             *partial,
             *self.busy(),
@@ -190,7 +191,7 @@ class Report:
         if floors and floors[len(floors) // 2] > MOST_NOISE:
             said.append(
                 f"The noise is large: differences below {percent(floors[len(floors) // 2])} (median over comparisons) "
-                "cannot be told from it."
+                "cannot be distinguished from it."
             )
         return tuple(said)
 
@@ -252,7 +253,7 @@ def fast_p_words(one: FastP) -> str:
     """KernelBench's measure of a kernel, in a sentence."""
     shares = [f"{percent(one.share(at), places=0)} at p = {p:g}" for at, p in enumerate(THRESHOLDS)]
     return (
-        f"fast_p of {one.implementation}, the share of {count(one.problems, 'problem')} that it solves rightly and "
+        f"fast_p of {one.implementation}, the share of {count(one.problems, 'problem')} that it solves correctly and "
         f"more than p times as fast as eager: {', '.join(shares)}."
     )
 

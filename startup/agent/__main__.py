@@ -97,7 +97,7 @@ class Conductor:
             docker = self.host.which(command[0])
             assert docker is not None, "it fetched the image"
             (self.home / "container").write_text(spec.container + "\n")
-            self.log.say(f"going on in {spec.container}")
+            self.log.say(f"continuing in {spec.container}")
             os.execve(docker, command, dict(self.host.env))
         except (Halt, OSError, Unreachable) as error:
             return self.agent.unable(error)
@@ -140,7 +140,7 @@ class Conductor:
                 env = {**self.environ, "BENCH_NEXT": str(next_run), "PYTHONUNBUFFERED": "1"}
                 os.execve(self.python, ["python3", "-m", "startup.agent"], env)
             except (StorageError, OSError, tarfile.TarError) as error:
-                self.log.say(f"{claim.run_id} could not be begun: {error}")
+                self.log.say(f"{claim.run_id} could not be started: {error}")
         self.keeper.last_word()
 
     def on_signal(self, number: int) -> None:

@@ -40,7 +40,7 @@ class Claim:
         payload, spec = raw["payload"], dict(raw["spec"])
         run_id, name, sha256 = str(raw["run_id"]), str(payload["object"]), str(payload["sha256"])
         if re.fullmatch(r"[0-9a-f]{64}", sha256) is None or name != f"payloads/{sha256}.tar.gz":
-            raise ValueError(f"{name[:100]!r} is no payload")
+            raise ValueError(f"{name[:100]!r} is not a payload")
         if spec.get("run_id") != run_id:
             raise ValueError("its spec is another run's")
         return cls(run_id, spec, name, sha256)
@@ -101,7 +101,7 @@ class Keeper:
         self.events.start()
         try:
             if self.swap(kept.generation, "idle", until, limit) is None:
-                self.log.say("the slot is somebody else's: this VM is not kept")
+                self.log.say("the slot belongs to another run: this VM is not kept")
                 return None
             self.events.append(
                 "kept", outcome=kept.outcome, exit_code=kept.exit_code, detail=kept.detail, idle_limit_s=idle_limit_s
@@ -116,7 +116,7 @@ class Keeper:
             if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
                 return self.claimed(self.brief())
         except StorageError as error:
-            self.log.say(f"the slot is out of reach: {error}")
+            self.log.say(f"the slot cannot be reached: {error}")
         return None
 
     def claimed(self, patience: Patience) -> Claim | None:
@@ -139,7 +139,7 @@ class Keeper:
         try:
             claim = Claim.read(wish)
         except (KeyError, TypeError, ValueError) as error:
-            self.log.say(f"the claim cannot be understood: {type(error).__name__} {error}")
+            self.log.say(f"the claim cannot be read: {type(error).__name__} {error}")
             return None
         self.log.say(f"claimed by {claim.run_id}")
         return claim

@@ -87,7 +87,7 @@ class Requirements:
         if not missing:
             return
         if not self.packages.allow_install:
-            detail = f"{' '.join(missing)} not installed, and this machine is not ours to change"
+            detail = f"{' '.join(missing)} not installed, and packages may not be installed on this machine"
             raise failed("requirements_failed", f"{detail}: sudo apt-get install {' '.join(missing)}")
         ran = self.packages.apt(*missing, patience=patience)
         if not ran.ok:

@@ -107,7 +107,7 @@ def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
             said[kind] = data
     last = said["finished"] or said["vm_exiting"]
     if not last:
-        return FAILED, "it ended without a last word"
+        return FAILED, "it ended without reporting why"
     why = said["diagnosed"]
     detail = f"{why.get('cause', '')}: {why.get('detail', '')}" if why else str(last.get("detail", ""))
     return OUTCOMES.get(str(last.get("outcome")), FAILED), detail

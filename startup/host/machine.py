@@ -39,7 +39,7 @@ def gpus() -> dict[str, Any]:
                 {"name": cells[0], "uuid_sha256": digest, "driver": cells[2], "compute_capability": cells[3],
                  "memory_mib": cells[4]}
             )  # fmt: skip
-    why = "" if found else (asked.stderr or asked.stdout or "nvidia-smi says nothing").strip().splitlines()[0][:200]
+    why = "" if found else (asked.stderr or asked.stdout or "nvidia-smi prints nothing").strip().splitlines()[0][:200]
     return {"gpus": found, "no_gpu": why}
 
 
@@ -221,4 +221,4 @@ def compiles(work: Path) -> str:
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it says nothing"
+    return lines[-1][:300] if lines else "it prints nothing"

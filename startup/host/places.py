@@ -51,7 +51,7 @@ def cache_folder(named: str) -> Path:
 
 def run_folder(cache: Path, vm: str) -> Path:
     if not vm or "/" in vm or vm.startswith("."):
-        raise Trouble("unknown", f"{vm!r} is no name of a run's machine")
+        raise Trouble("unknown", f"{vm!r} is not the name of a run's machine")
     return cache / "runs" / vm
 
 
@@ -105,12 +105,12 @@ def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
     except OSError as error:
         return None, f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
-        return None, "is no JSON: cut off, or written over"
+        return None, "is not JSON: it was cut off or overwritten"
     if not isinstance(found, dict):
-        return None, "is no JSON object"
+        return None, "is not a JSON object"
     schema = found.get("schema", 1)
     if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
-        return None, "has a schema that is no number"
+        return None, "has a schema that is not a number"
     return (None, NEWER) if schema > SCHEMA else (found, "")
 
 
@@ -120,7 +120,7 @@ def sound(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     found, why = looked_at(path)
     kept = {key: found[key] for key, kind in kinds.items() if key in found and _is(found[key], kind)} if found else {}
     odd = [key for key in kinds if found and key in found and key not in kept]
-    why = why or (f"says nothing of use for {', '.join(odd)}" if odd else "")
+    why = why or (f"has no usable value for {', '.join(odd)}" if odd else "")
     return kept, f"{path} {why}" if why else ""
 
 
@@ -162,6 +162,6 @@ def own(folder: Path) -> None:
     make(folder)
     found = folder.stat()
     if not {found.st_uid, folder.lstat().st_uid} <= {0, os.geteuid()}:  # of a link, who made it may turn it elsewhere
-        raise Trouble("not_writable", "another user's folder: what they put there would run as you", str(folder))
+        raise Trouble("not_writable", "another user's folder: files that they put there would run as you", str(folder))
     if found.st_mode & OTHERS_MAY_WRITE:
         folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)

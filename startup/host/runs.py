@@ -41,7 +41,7 @@ STATE = {
 
 def payload_path(cache: Path, sha256: str) -> Path:
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
-        raise Trouble("unknown", f"{sha256!r} is no sha256")
+        raise Trouble("unknown", f"{sha256!r} is not a sha256")
     return cache / "payloads" / f"{sha256}.tar.gz"
 
 
@@ -93,10 +93,10 @@ def accept(arguments: dict[str, Any]) -> dict[str, Any]:
     cache, sha256 = cache_folder(arguments.get("cache", "")), str(arguments["sha256"])
     incoming = Path(str(arguments["incoming"]))
     if incoming.parent != cache / "incoming":
-        raise Trouble("unknown", f"{incoming} is no upload")
+        raise Trouble("unknown", f"{incoming} is not an upload")
     if not is_right(incoming, sha256):
         incoming.unlink()
-        raise Trouble("checksum", "the payload did not arrive as it was sent", str(incoming))
+        raise Trouble("checksum", "the payload was damaged on the way", str(incoming))
     incoming.replace(payload_path(cache, sha256))
     return {}
 
@@ -110,7 +110,7 @@ def start(arguments: dict[str, Any]) -> dict[str, Any]:
         return state(arguments)
     payload = payload_path(cache, sha256)
     if not is_right(payload, sha256):
-        raise Trouble("checksum", "the payload is not here, or not what its name says", str(payload))
+        raise Trouble("checksum", "the payload is missing, or does not have the checksum in its name", str(payload))
     os.utime(str(payload))
     whole = patiently_locked(cache / "lock")
     if whole is None:
@@ -150,7 +150,7 @@ def already(cache: Path, folder: Path, vm: str) -> dict[str, Any]:
         if holder != vm:
             raise Trouble("busy", holder, str(cache))
         if time.monotonic() > until:
-            raise Trouble("failed", f"an earlier try to start {vm} is still at it", str(cache))
+            raise Trouble("failed", f"an earlier attempt to start {vm} is still running", str(cache))
         time.sleep(0.05)
     return told(folder)
 
@@ -215,7 +215,7 @@ def known_of(folder: Path) -> tuple[dict[str, Any], str]:
     known, odd = sound(path, STATE)
     if known.get("status") not in ("running", "gone") and path.exists():
         known.pop("status", None)
-        odd = odd or f"{path} says nothing of use for status"
+        odd = odd or f"{path} has no usable value for status"
     return known, odd if path.exists() else ""
 
 

@@ -202,7 +202,7 @@ class Handler(QuietHandler):
         self.answer(404 if data is None else 200, data or b"", content_type="application/octet-stream")
 
     def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
-        """Name and bytes of an upload. Raises ValueError for one that did not arrive as it was sent."""
+        """Name and bytes of an upload. Raises ValueError for one that was damaged on the way."""
         if query.get("uploadType") == ["media"]:
             return query["name"][0], body
         boundary = b"--" + str(self.headers.get_param("boundary")).encode()
@@ -211,5 +211,5 @@ class Handler(QuietHandler):
         data = rest.partition(b"\r\n\r\n")[2].rpartition(b"\r\n" + boundary + b"--")[0]
         name = str(resource["name"])
         if base64.b64encode(hashlib.md5(data).digest()).decode() != resource.get("md5Hash"):
-            raise ValueError(f"{name} did not arrive as it was sent")
+            raise ValueError(f"{name} was damaged on the way")
         return name, data

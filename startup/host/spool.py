@@ -29,7 +29,7 @@ class Spool:
     def path(self, name: str) -> Path:
         """Where an object is kept. Raises BadName."""
         if not SAFE.match(name):
-            raise BadName(f"{name!r} is no name of an object")
+            raise BadName(f"{name!r} is not the name of an object")
         return self.folder / name
 
     def put(self, name: str, body: bytes, once: bool) -> bool:

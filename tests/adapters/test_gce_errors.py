@@ -144,7 +144,11 @@ def test_no_code_is_in_the_table_under_two_scopes_without_a_message_to_tell_them
             "all",
             "policy of the organisation",
         ),
-        ("'us-east1-b' violates constraint constraints/gcp.resourceLocations", "region", "set regions to some that it allows"),
+        (
+            "'us-east1-b' violates constraint constraints/gcp.resourceLocations",
+            "region",
+            "set regions to some that it allows",
+        ),
     ],
 )
 def test_what_no_other_machine_of_the_kind_would_mend_is_no_stock_out(message: str, scope: str, hint: str) -> None:

@@ -230,7 +230,7 @@ def test_a_setting_says_in_one_sentence_what_it_means(regime: str, cache: str) -
 def test_an_empty_run_says_so() -> None:
     found = studied(csv_text([]))
     assert (found.cases, found.contrasts, found.measurements, found.subject) == ((), (), 0, "")
-    assert "not a single row" in found.notes[0]
+    assert "has no rows" in found.notes[0]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a,b,c\n1,2,3\n", "\x00\x01"])
@@ -587,7 +587,7 @@ FIRST = {
     [
         ({}, False, Level.COMPARABLE, ""),
         ({"driver": "570"}, False, Level.CAVEAT, "driver differs: 580 and 570"),
-        ({"device_uuid_sha256": "x"}, False, Level.CAVEAT, "known of one run only"),
+        ({"device_uuid_sha256": "x"}, False, Level.CAVEAT, "known for one run only"),
         ({"git_dirty": True}, False, Level.CAVEAT, "the second run's kernels have changes"),
         ({"threads": 2}, False, Level.CAVEAT, "threads differs"),
         ({"device": "Tesla T4"}, False, Level.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
@@ -597,7 +597,7 @@ FIRST = {
         ({"nvrtc": "13.1"}, False, Level.CAVEAT, "nvrtc differs: unknown and 13.1"),
         ({"power_limit_w": 300}, False, Level.CAVEAT, "power limit differs"),
         ({"ecc": False}, False, Level.CAVEAT, "ecc differs"),
-        ({"payload_sha256": "b"}, False, Level.CAVEAT, "although the commit does not"),
+        ({"payload_sha256": "b"}, False, Level.CAVEAT, "although the commit is the same"),
         ({"payload_sha256": "b", "git_commit": "c1"}, False, Level.COMPARABLE, ""),
         ({"image": None}, False, Level.COMPARABLE, ""),
     ],

@@ -244,7 +244,7 @@ class Box:
         if order["vm"] in self.visits:
             return self._state(order)
         if order["sha256"] not in self.files:
-            return {"trouble": "checksum", "message": "the payload is not here", "path": ""}
+            return {"trouble": "checksum", "message": "the payload is missing", "path": ""}
         if self.busy:
             return {"trouble": "busy", "message": self.busy, "path": ""}
         visit = Visit(order, self.timeline, self.deeds, self.timeline.now(), frozenset(order["known"]))

@@ -46,7 +46,7 @@ def test_a_record_with_nonsense_in_it_is_named_and_the_run_is_over(tmp_path: Pat
     run(tmp_path, json.dumps({**RECORD, key: value}).encode())
     told = listed(tmp_path)
     assert (told["status"], told["ended_by"], told["files"][0][0]) == ("gone", "lost", "kept")
-    assert told["odd"] == f"{tmp_path}/runs/{VM}/run.json says nothing of use for {key}"
+    assert told["odd"] == f"{tmp_path}/runs/{VM}/run.json has no usable value for {key}"
 
 
 @pytest.mark.parametrize("value", NONSENSE, ids=repr)
@@ -56,19 +56,19 @@ def test_a_state_with_nonsense_in_it_is_named_and_the_run_is_over(tmp_path: Path
     told = listed(tmp_path)
     assert (told["status"], told["files"][0][0]) == ("gone", "kept")
     sound = key == "pid" and isinstance(value, int)
-    assert told["odd"] == ("" if sound else f"{tmp_path}/runs/{VM}/state.json says nothing of use for {key}")
+    assert told["odd"] == ("" if sound else f"{tmp_path}/runs/{VM}/state.json has no usable value for {key}")
     assert 0 <= told["started_at"] <= told["ended_at"] <= 1e11
 
 
 @pytest.mark.parametrize(
     ("left", "why"),
     [
-        (b"", "is no JSON: cut off, or written over"),
-        (b'{"vm": "ben', "is no JSON: cut off, or written over"),
-        (b"\x00" * 4096, "is no JSON: cut off, or written over"),
-        (b"\xff\xfe", "is no JSON: cut off, or written over"),
-        (b"[" * 100_000, "is no JSON: cut off, or written over"),
-        (b"[]", "is no JSON object"),
+        (b"", "is not JSON: it was cut off or overwritten"),
+        (b'{"vm": "ben', "is not JSON: it was cut off or overwritten"),
+        (b"\x00" * 4096, "is not JSON: it was cut off or overwritten"),
+        (b"\xff\xfe", "is not JSON: it was cut off or overwritten"),
+        (b"[" * 100_000, "is not JSON: it was cut off or overwritten"),
+        (b"[]", "is not a JSON object"),
         (b" " * 2**20, "has more than 0 MB"),
     ],
 )

@@ -38,7 +38,7 @@ def outputs(x, fault):
 REASONS = {
     "raises": "mine.py:12: the reference raises ValueError: no such luck",
     "changes": "the reference is not deterministic",
-    "chance": "mine.py: its inputs are others each time: inputs() must draw them from its generator",
+    "chance": "mine.py: its inputs differ from call to call: inputs() must draw them from its generator",
     "nan": "the reference answers with NaN in 64 of 64 elements",
 }
 

@@ -25,7 +25,7 @@ CHEATS = {
     "half_of_the_rows": "max abs error",
     "all_but_one_element": "max abs error",
     "patched_clock": "time.perf_counter_ns was replaced",
-    "patched_clock_for_a_while": "went by",
+    "patched_clock_for_a_while": "ms passed",
     "patched_comparison": "torch.equal",
     "patched_timer": "CpuTimer.__call__ was replaced",
     "prints_a_result": "ended its process with exit code 0",

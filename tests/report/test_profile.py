@@ -105,7 +105,7 @@ def test_pytorchs_table_is_called_that_and_the_reason_is_told() -> None:
     table = {"calls": 5, "rows": [{"name": "aten::<matmul>", "count": 5, "cpu_us": 12.5, "device_us": 0.0}]}
     found = read("r", {"profiles": [torch]}, {}, {"profile/a--bench.table.json": table})
     text = page(found)
-    assert "by PyTorch&#39;s profiler, which knows times and no counters" in text
+    assert "by PyTorch&#39;s profiler, which has times but no counters" in text
     assert f"No counters: {why}" in text
     assert "aten::&lt;matmul&gt;" in text
     assert side_by_side(found.of("a")) == ([], [])

@@ -154,7 +154,7 @@ def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_fi
     assert quiet.busy() == quiet.unsteady() == ()
     false = reported(csv_text(records(speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4})))
     assert "different in 2 of 2 cases" in false.unsteady()[0]
-    assert "cannot be told from it" in false.unsteady()[1]
+    assert "cannot be distinguished from it" in false.unsteady()[1]
     speeds = {"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4, "sdpa:default:aa": 1.0}
     twice = reported(csv_text(records(speeds=speeds)))
     assert "different in 2 of 4 comparisons" in twice.unsteady()[0]

@@ -46,7 +46,7 @@ def test_a_run_in_a_container_measures_stores_and_names_its_digest(tmp_path: Pat
         assert cloud.said("finished")[0]["outcome"] == "succeeded"
         assert len(cloud.said("case_measured")) == 2
         assert cloud.deleted == 1
-        assert f"going on in {IMAGE}" in machine.serial()
+        assert f"continuing in {IMAGE}" in machine.serial()
         spec = json.loads(machine.vm_file("spec.json").read_text())
         assert spec["machine"]["container"] == IMAGE
         commands = (tmp_path / "docker.log").read_text().splitlines()

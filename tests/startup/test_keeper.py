@@ -186,7 +186,7 @@ def test_a_claim_whose_payload_lies_where_a_machine_may_write_is_not_run(tmp_pat
         as_soon_as_idle(cloud, lambda: claim(cloud, name=name))
         with Machine(cloud, tmp_path) as machine:
             assert machine.wait() == 0
-            assert "the claim cannot be understood" in machine.serial()
+            assert "the claim cannot be read" in machine.serial()
             assert kinds(cloud, NEXT) == []
             assert not any(name in line for line in cloud.requests)
             assert_gone(cloud, machine)
@@ -339,5 +339,5 @@ def test_a_claim_that_makes_no_sense_is_passed_over_and_the_vm_goes_at_its_limit
         as_soon_as_idle(cloud, nonsense)
         run = Conducted(cloud, tmp_path)
         assert run.code == 0
-        assert "cannot be understood" in run.console.getvalue()
+        assert "cannot be read" in run.console.getvalue()
         assert cloud.kinds()[-1] == "finished"

@@ -79,7 +79,7 @@ def running(*names: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_damaged_record_on_a_host_is_named_and_ends_no_run_that_goes_on() -> None:
-    said = "/home/me/.cache/spotbench/runs/x/run.json is no JSON: cut off, or written over"
+    said = "/home/me/.cache/spotbench/runs/x/run.json is not JSON: it was cut off or overwritten"
     good = f"runs/{RUN}/cases/a.csv"
     cloud = hosts(Shell(running(good, deadline_s=0, odd=said), {good: b"x"}))
     found = cloud.instance(BOX.zone, VM)

@@ -95,9 +95,9 @@ def page(case_id: str, followed: Followed, points: Judged) -> str:
 
 
 METHOD: Final = (
-    "Each run is compared with the one that began the present level; a run that is faster or slower begins a new one. "
-    "Intervals are widened by how much runs of the same code differ here. Differences within 2 %, busy machines and "
-    "runs of the same payload are no change."
+    "Each run is compared with the run that began the current level; a run that is faster or slower begins a new "
+    "level. Intervals are widened by how much runs of the same code differ here. A difference within 2 %, a run on a "
+    "busy machine and another run of the same payload never count as a change."
 )
 
 
@@ -113,7 +113,7 @@ def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: S
             Figure(
                 board,
                 "Each mark is a run, oldest on the left, with its 95 % interval; the line is the level that it is "
-                f"compared with. Dashed uprights: the code or a library is another from here on.{fewer}",
+                f"compared with. At a dashed vertical line the code or a library changed.{fewer}",
                 slim,
             )
         )

@@ -115,7 +115,9 @@ def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
     if most <= 0:
         return None
     whole = sum(spent.values())
-    board = Board(WIDTH, 230, f"Dollars by day over {DAYS} days: {usd(whole)} in all, {usd(most)} on the dearest day")
+    board = Board(
+        WIDTH, 230, f"Dollars by day over {DAYS} days: {usd(whole)} in all, {usd(most)} on the most expensive day"
+    )
     up, step = Scale(0, most * 1.08, 180, 20), (RIGHT - 70) / DAYS
     for value in up.ticks(5):
         board.line(70, up(value), RIGHT, up(value), "grid")

@@ -28,7 +28,7 @@ def page(digests: Sequence[Digest]) -> str:
     if not columns:
         made = [Section("Devices", [Text("No run has measured a case yet.")])]
     elif len(columns) == 1:
-        said.append(Text("Another device beside this one is what makes a comparison.", "soft"))
+        said.append(Text("A comparison needs a second device.", "soft"))
     if any(one.simulated for one in measured):
         said.append(Text(SIMULATED, "warn"))
     return written(Page("GPUs", "Devices side by side", said, made, nav(GPUS)))
