@@ -83,7 +83,7 @@ def understood() -> Iterator[None]:
     """Raises `Lost` where an answer has not what the service's answers have."""
     try:
         yield
-    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as exc:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         raise Lost(f"the answer is not one that the service gives ({type(exc).__name__}: {exc})") from exc
 
 

@@ -37,7 +37,6 @@ STATES: Final[Mapping[str, JobState]] = {
     "QUEUED": "queued", "SCHEDULED": "queued", "RUNNING": "running", "SUCCEEDED": "succeeded", "FAILED": "failed",
     "CANCELLATION_IN_PROGRESS": "running", "DELETION_IN_PROGRESS": "running", "CANCELLED": "cancelled",
 }  # fmt: skip
-FINAL: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
 OVER: Final = ("absent", "succeeded", "failed", "cancelled")
 FRESH: Final = timedelta(seconds=1)
 """So long an answer about a job is good: one look asks once for what its children did and for its counts."""
@@ -166,8 +165,8 @@ class GoogleBatch:
             if job is None:
                 began, over = record.since or ends, ends
             else:
-                began = job.create_time
-                over = job.update_time if STATES.get(job.status.state.name, "running") in OVER else self.clock.now()
+                began = job.create_time or record.since or ends
+                over = (job.update_time if state_of(job) in OVER else None) or self.clock.now()
             life = max(min(over, ends) - began, timedelta(0)) + timedelta(seconds=DEADLINE_SLACK_S)
             found[record.gpu] = found.get(record.gpu, 0.0) + parallel * life.total_seconds()
         return found
@@ -253,7 +252,7 @@ class GoogleBatch:
 
         name, now = self._resource(record), self.clock.now()
         at, job = self._jobs.get(name, (None, None))
-        if at is not None and (now - at < FRESH or (job is not None and job.status.state.name in FINAL)):
+        if at is not None and (now - at < FRESH or (job is not None and state_of(job) in OVER)):
             return job
         doing, gone = f"look at the job {record.name} in {record.region}", (exceptions.NotFound,)
         job = sent(self.clock, lambda: self.client.get_job(name=name), doing, gone)
@@ -286,7 +285,7 @@ class GoogleBatch:
             return status
         if record.stage == "leaving":
             job = self._job(record)
-            if job is None or STATES.get(job.status.state.name, "running") in OVER:
+            if job is None or state_of(job) in OVER:
                 self.records.moved(record, "placed", now)
                 fresh = self.records.read(record.fleet, record.name) or record
                 if fresh.stage == "placed":
@@ -328,6 +327,11 @@ def task_script() -> str:
     return (bundle_root() / "startup" / "batch" / "task.sh").read_text(encoding="utf-8")
 
 
+def state_of(job: batch_v1.Job) -> JobState:
+    """Its state; one that we have no word for is taken to cost money."""
+    return STATES.get(getattr(job.status.state, "name", ""), "running")
+
+
 def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
     """What a job says of itself, in our words."""
     group = job.status.task_groups.get("group0")
@@ -337,7 +341,7 @@ def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
     waiting = counts.get("PENDING", 0) + counts.get("ASSIGNED", 0)
     return JobStatus(
         name=name,
-        state=STATES.get(job.status.state.name, "running"),
+        state=state_of(job),
         pending=waiting if counts else children,
         running=counts.get("RUNNING", 0),
         succeeded=counts.get("SUCCEEDED", 0),

@@ -19,7 +19,7 @@ from orchestrator.adapters.batch_body import limits
 from orchestrator.adapters.batch_templates import Templates, create_job, sent
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.adapters.gce_calls import pages
-from orchestrator.adapters.google_errors import translated
+from orchestrator.adapters.google_errors import deciphered, translated
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
 from orchestrator.core.wording import count
@@ -83,7 +83,7 @@ class Check:
         try:
             self._begin(ends)
             self._watch(ends)
-            job = self.jobs.get_job(name=self.job)
+            job = sent(self.clock, lambda: self.jobs.get_job(name=self.job), "look at the job of the check")
             codes = self._codes()
         finally:
             self._clear()
@@ -91,7 +91,7 @@ class Check:
             project=self.site.project,
             region=self.site.region,
             checked_at=self.clock.now(),
-            answers=answers(self.seen, ends, job, codes, both=self.both),
+            answers=answers(self.seen, ends, job or batch_v1.Job(), codes, both=self.both),
         )
 
     def _begin(self, ends: datetime) -> None:
@@ -133,9 +133,10 @@ class Check:
         one = running[0]
         with translated(f"preempt {one.name}"):
             try:
-                self.instances.simulate_maintenance_event_unary(
-                    project=self.site.project, zone=one.zone.rpartition("/")[2], instance=one.name
-                )
+                with deciphered():
+                    self.instances.simulate_maintenance_event_unary(
+                        project=self.site.project, zone=one.zone.rpartition("/")[2], instance=one.name
+                    )
             except (exceptions.NotFound, exceptions.BadRequest):
                 return
         self.seen.preempted = one.name
@@ -152,8 +153,10 @@ class Check:
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
         found: dict[int, list[int]] = {}
-        answers = self.jobs.list_tasks(parent=f"{self.job}/taskGroups/group0").pages
-        for task in (task for page in pages(answers, "list the tasks of the check") for task in page.tasks):
+        doing = "list the tasks of the check"
+        group = f"{self.job}/taskGroups/group0"
+        listed = sent(self.clock, lambda: list(pages(self.jobs.list_tasks(parent=group).pages, doing)), doing)
+        for task in (task for page in listed or () for task in page.tasks):
             events = [event.task_execution.exit_code for event in task.status.status_events]
             found[int(task.name.rpartition("/")[2])] = [code for code in events if code]
         return found

@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch_body import with_one_limit
 from orchestrator.adapters.google_auth import default_credentials
-from orchestrator.adapters.google_errors import is_transient, translated
+from orchestrator.adapters.google_errors import deciphered, is_transient, translated
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
@@ -24,9 +24,14 @@ T = TypeVar("T")
 def sent(clock: Clock, call: Callable[[], T], doing: str, unless: tuple[type[Exception], ...] = ()) -> T | None:
     """What Google answers to `call`, sent again while that may help; None where it refuses in one of these ways.
     `doing` completes "cannot …". Raises `ProviderError` and its kin."""
+
+    def once() -> T:
+        with deciphered():
+            return call()
+
     with translated(doing):
         try:
-            return patiently(clock, call, passing=is_transient)
+            return patiently(clock, once, passing=is_transient)
         except unless:
             return None
 

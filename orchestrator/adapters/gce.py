@@ -15,7 +15,7 @@ from google.cloud import compute_v1
 from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.gce_body import instance_body
-from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience
+from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience, named
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.gce_market import Market
 from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
@@ -64,7 +64,7 @@ class GoogleCloud(Market):
         )
         try:
             started = self._calls.persist(
-                lambda: self._instances.insert_unary(message, **self._calls.once), final=_final
+                lambda: named(self._instances.insert_unary(message, **self._calls.once)), final=_final
             )
         except FOREIGN as exc:
             return self._refused(exc, request, doing)
@@ -83,11 +83,15 @@ class GoogleCloud(Market):
                 )
 
     def instance(self, zone: str, name: str) -> Instance | None:
-        found: compute_v1.Instance | None = self._calls.unless_gone(
-            lambda: self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once),
-            f"look at the VM {name} in {zone}",
-        )
-        return None if found is None else convert.instance(found)
+        def look() -> Instance:
+            found = convert.instance(
+                self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once)
+            )
+            if found.name != name:
+                raise ValueError(f"it is about the VM {found.name[:80]!r}")
+            return found
+
+        return self._calls.unless_gone(look, f"look at the VM {name} in {zone}")
 
     def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
         request = compute_v1.GetSerialPortOutputInstanceRequest(
@@ -189,14 +193,23 @@ class GoogleCloud(Market):
             project=self._project, zone=zone, instance=name, request_id=request_id
         )
         started: compute_v1.Operation | None = self._calls.unless_gone(
-            lambda: self._instances.delete_unary(message, **self._calls.once), doing
+            lambda: named(self._instances.delete_unary(message, **self._calls.once)), doing
         )
         if started is None:
             return ()
         try:
-            return convert.faults(self._calls.wait(zone, started, doing))
+            done = self._calls.wait(zone, started, doing)
         except NotFound:  # operations are kept for a while only, and a replayed request id names an old one
             return (table.Fault("notFound", "its operation does not exist any more"),)
+        return convert.faults(done) or self._surviving(zone, name, done)
+
+    def _surviving(self, zone: str, name: str, done: compute_v1.Operation) -> tuple[table.Fault, ...]:
+        """A fault where the machine of a delete that is called done runs on. Another that has its name by now is not
+        meant."""
+        found = self.instance(zone, name)
+        if found is None or found.status == "STOPPING" or found.id != str(done.target_id or found.id):
+            return ()
+        return (table.Fault("notDeleted", f"the operation {done.name} is done, and the VM is still {found.status}"),)
 
     def _vanished(self, request: InstanceRequest, done: compute_v1.Operation) -> Instance:
         """A VM that was made and is gone already: preempted within seconds, or made by a replayed request long ago.

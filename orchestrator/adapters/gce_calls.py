@@ -15,7 +15,7 @@ from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, is_transient, translate
+from orchestrator.adapters.google_errors import FOREIGN, deciphered, is_transient, translate
 from orchestrator.adapters.patience import never, patiently
 from orchestrator.adapters.refusals import lost
 from orchestrator.core import rest
@@ -51,6 +51,14 @@ def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
             raise lost(doing, "its list of pages does not end")
 
 
+def named(operation: compute_v1.Operation, name: str = "") -> compute_v1.Operation:
+    """The operation in an answer, if it is one that can be asked for by its name, and is the one called `name`. Raises
+    `ValueError`."""
+    if not operation.name or (name and operation.name != name):
+        raise ValueError(f"it is about the operation {operation.name[:80]!r}")
+    return operation
+
+
 class Calls:
     """Sends requests for one project, again when an answer is lost, a bounded number of times."""
 
@@ -82,8 +90,14 @@ class Calls:
         return self._clients[kind]
 
     def persist(self, send: Callable[[], Answer], *, final: Judge = never) -> Answer:
-        """Sends until an answer comes, a bounded number of times. Lets Google's exceptions out as they are."""
-        return patiently(self.clock, send, self._patience.pauses_s, passing=is_transient, final=final)
+        """Sends until an answer comes that can be read, a bounded number of times. Lets Google's exceptions out as they
+        are. `send` raises `ValueError` and its like for an answer that it finds wrong."""
+
+        def once() -> Answer:
+            with deciphered():
+                return send()
+
+        return patiently(self.clock, once, self._patience.pauses_s, passing=is_transient, final=final)
 
     def ask(self, send: Callable[[], Answer], doing: str) -> Answer:
         try:
@@ -130,8 +144,11 @@ class Calls:
                 )
             name = operation.name
             operation = self.ask(
-                lambda name=name: operations.wait(  # type: ignore[misc]
-                    project=self.project, zone=zone, operation=name, retry=None, timeout=self._patience.long_poll_s
+                lambda name=name: named(  # type: ignore[misc]
+                    operations.wait(
+                        project=self.project, zone=zone, operation=name, retry=None, timeout=self._patience.long_poll_s
+                    ),
+                    name,
                 ),
                 doing,
             )

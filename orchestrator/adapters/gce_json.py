@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.market.machines import Instance
+
+YEARS: Final = range(1970, 2200)
+"""A machine's times are in one of these; where they are not, sums of them may be in no calendar."""
 
 
 def last(url: str) -> str:
@@ -18,28 +21,37 @@ def when(text: str | None) -> datetime | None:
     """An RFC 3339 time in UTC, or None when there is none or it cannot be read."""
     try:
         parsed = datetime.fromisoformat(text or "")
-    except ValueError:
+        moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return moment if moment.year in YEARS else None
 
 
 def instance(found: Mapping[str, Any]) -> Instance:
-    """A VM, from the API's JSON."""
+    """A VM, from the API's JSON. Raises `KeyError` and its like for what is none."""
     scheduling = found.get("scheduling", {})
     started = when(found.get("lastStartTimestamp"))
     deadline = when(found.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp"))
     limit_s = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
     if deadline is None and started is not None and limit_s:
-        deadline = started + timedelta(seconds=limit_s)
+        deadline = _after(started, limit_s)
     return Instance(
-        name=found["name"],
+        name=str(found["name"]),
         zone=last(found.get("zone", "")),
         id=str(found.get("id", "")),
-        status=found.get("status", ""),
+        status=str(found.get("status", "")),
         machine_type=last(found.get("machineType", "")),
-        labels=dict(found.get("labels", {})),
+        labels={str(key): str(value) for key, value in found.get("labels", {}).items()},
         created_at=when(found.get("creationTimestamp")) or started or datetime.fromtimestamp(0, UTC),
         started_at=started,
         deadline_at=deadline,
         preemptible=bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT",
     )
+
+
+def _after(start: datetime, seconds: int) -> datetime | None:
+    """None where no calendar goes that far."""
+    try:
+        return start + timedelta(seconds=seconds)
+    except OverflowError:
+        return None

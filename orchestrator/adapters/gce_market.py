@@ -11,6 +11,7 @@ by price and by its own history.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -75,24 +76,27 @@ class Market:
 
     def image(self, project: str, family: str) -> str:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
-        with told(
-            f"find the image family {family} of {project}",
-            missing="Google withdraws families from time to time: `bench doctor` names the nearest one that exists",
-        ):
-            found = self._patiently(f"{project}/global/images/family/{family}")
-        return "projects/" + str(found.get("selfLink", "")).rsplit("/projects/", 1)[-1]
+        missing = "Google withdraws families from time to time: `bench doctor` names the nearest one that exists"
+        with told(f"find the image family {family} of {project}", missing=missing), understood():
+            link = self._patiently(f"{project}/global/images/family/{family}")["selfLink"]
+            _, found, path = link.rpartition("/projects/")
+            if not found:
+                raise ValueError(f"its link is {link[:80]!r}")
+        return f"projects/{path}"
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""
-        with told(f"read the quotas of {region}"):
-            here = self._patiently(f"{self._project}/regions/{region}")
-        with told(f"read the quotas of {self._project}"):
-            everywhere = self._patiently(self._project)
-        return tuple(
-            Quota(str(found["metric"]), float(found.get("limit", 0)), float(found.get("usage", 0)), where)
-            for where, listed in ((region, here), ("", everywhere))
-            for found in listed.get("quotas", ())
+        return (
+            *self._quotas_at(f"{self._project}/regions/{region}", region),
+            *self._quotas_at(self._project, ""),
         )
+
+    def _quotas_at(self, path: str, region: str) -> tuple[Quota, ...]:
+        with told(f"read the quotas of {region or self._project}"), understood():
+            return tuple(
+                Quota(str(found["metric"]), float(found.get("limit", 0)), float(found.get("usage", 0)), region)
+                for found in self._patiently(path).get("quotas", ())
+            )
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
         """At most two requests for each of the `ZONES` cheapest spot offers; one in all where there is no advice."""
@@ -111,8 +115,9 @@ class Market:
     def _advice_on(self, offer: Offer) -> Advice | None:
         """None where Google gives none, for whatever reason: a plan goes on without it."""
         try:
-            obtainable, uptime_s = self._capacity(offer)
-            return Advice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
+            with understood():
+                obtainable, uptime_s = self._capacity(offer)
+                return Advice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
         except TROUBLE:
             return None
 
@@ -132,11 +137,8 @@ class Market:
         if not recommended:
             return None, None
         scores = recommended[0].get("scores", {})
-        uptime = str(scores.get("estimatedUptime", "")).removesuffix("s")
-        try:
-            return float(scores.get("obtainability", 0)), float(uptime) if uptime else None
-        except ValueError:
-            return float(scores.get("obtainability", 0)), None
+        uptime_s = _number(str(scores.get("estimatedUptime", "")).removesuffix("s"))
+        return _number(scores.get("obtainability", 0), 1.0), uptime_s
 
     def _preemption_rate(self, offer: Offer) -> float | None:
         if offer.accelerator:  # there is no history of machines to which a GPU is attached
@@ -151,7 +153,7 @@ class Market:
         }
         found = self._once(f"{self._project}/regions/{offer.region}/advice/capacityHistory", body)
         days = sorted(found.get("preemptionHistory", ()), key=_began)[-DAYS:]
-        return sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
+        return _number(sum(float(day.get("preemptionRate", 0)) for day in days) / len(days), 1.0) if days else None
 
     # --- the wire ---
 
@@ -168,6 +170,15 @@ class Market:
         return stated(
             self._web.ask(method, f"{self._base}/{path}", query, body=data, headers=kind, timeout_s=self._request_s)
         ).document
+
+
+def _number(said: Any, most: float = math.inf) -> float | None:
+    """A number from 0 to `most`; None where it is something else."""
+    try:
+        found = float(said)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) and 0 <= found <= most else None
 
 
 def _began(day: Mapping[str, Any]) -> str:

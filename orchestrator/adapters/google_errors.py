@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,10 +13,16 @@ import google.api_core.exceptions as api
 import google.auth.exceptions as auth
 import requests
 import urllib3.exceptions
+from google.protobuf import json_format
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
 from orchestrator.core.foreign import words
+
+
+class Garbled(Exception):
+    """An answer that says nothing that the service would say: what the service did is not known."""
+
 
 BROKEN_CONNECTION: Final = (
     requests.ConnectionError,
@@ -34,6 +40,7 @@ FOREIGN: Final = (
     auth.GoogleAuthError,
     requests.RequestException,
     *BROKEN_CONNECTION,
+    Garbled,
 )
 """Every exception that a call into Google's libraries can raise for a reason outside this process."""
 
@@ -45,6 +52,45 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except FOREIGN as exc:
         raise translate(exc, doing) from exc
+
+
+UNREADABLE: Final = (
+    json_format.Error,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What the libraries raise, from anywhere inside, for an answer of the wrong form. They expect none."""
+
+
+@contextmanager
+def deciphered() -> Iterator[None]:
+    """Raises `Garbled` where Google's library cannot read an answer, or was given an error of the wrong form. Nothing
+    but a request and the reading of its answer belongs in here: a mistake of our own would be taken for the server's.
+    """
+    try:
+        yield
+    except api.GoogleAPICallError as exc:
+        if not _well_formed(exc):
+            raise Garbled(f"what answered refuses in a form that the service does not use ({brief(exc)})") from exc
+        raise
+    except FOREIGN:
+        raise
+    except UNREADABLE as exc:
+        said = " ".join(str(exc).split())
+        raise Garbled(f"what answered says nothing that the service would ({type(exc).__name__}: {said})") from exc
+
+
+def _well_formed(exc: api.GoogleAPICallError) -> bool:
+    """Whether the parts of an HTTP error have their types; the library takes them as they come."""
+    try:
+        iter(exc.errors)
+    except TypeError:
+        return False
+    return isinstance(exc.reason, str | None) and isinstance(exc.metadata, Mapping | None)
 
 
 def translate(exc: Exception, doing: str) -> BenchError:
@@ -68,7 +114,7 @@ def is_transient(exc: BaseException) -> bool:
         return passes(int(exc.code or 0), reasons(exc) if exc.code == 403 else frozenset())
     if isinstance(exc, auth.GoogleAuthError):
         return isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True
-    return isinstance(exc, BROKEN_CONNECTION)
+    return isinstance(exc, (*BROKEN_CONNECTION, Garbled))
 
 
 def reasons(exc: api.GoogleAPICallError) -> frozenset[str]:

@@ -71,6 +71,7 @@ def scripted_server(handle: Handle, now: Callable[[], float] = time.time) -> Ite
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # an answer's head and body leave at once
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
