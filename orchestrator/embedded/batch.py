@@ -120,7 +120,7 @@ class Batch(Part):
 
             def done() -> None:
                 self.jobs.pop(found.name, None)
-                self.store.drop("batch_job", found.name)
+                self.store.owe("batch_job", found.name, None)
                 self._finish(operation, {"@type": "type.googleapis.com/google.protobuf.Empty"})
 
             self.runner.cancel(found, "DELETION_IN_PROGRESS", "CANCELLED", done)
@@ -187,7 +187,7 @@ class Batch(Part):
     def _keep(self, job: Job) -> None:
         """On disk is what a job asked for, and how it ended."""
         kept = {"name": job.name, "uid": job.uid, "region": job.region, "body": job.body, "state": job.state}
-        self.store.put("batch_job", job.name, kept | {"created_at": stamp(job.created_at)})
+        self.store.owe("batch_job", job.name, kept | {"created_at": stamp(job.created_at)})
 
     def _restore(self, kept: Document) -> None:
         """A job of the last cloud here: whatever it did has ended with that."""

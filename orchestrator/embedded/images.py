@@ -189,7 +189,7 @@ class Images(Part):
 
     def _keep(self, document: Document) -> None:
         self.listed[document["name"]] = document
-        self.store.put("image", document["name"], document)
+        self.store.owe("image", document["name"], document)
 
     def _boot(self, document: Document) -> None:
         """Machines can be made of it from now on."""
@@ -202,7 +202,7 @@ class Images(Part):
     def _drop(self, name: str) -> None:
         document = self.listed.pop(name)
         self.inventory.own.pop(name, None)
-        self.store.drop("image", name)
+        self.store.owe("image", name, None)
         self.meter.image_gone(document["id"], self.timeline.now())
 
 

@@ -184,7 +184,8 @@ class Account:
 
 
 class Meter:
-    """Keeps an account of every VM there ever was. Thread-safe; every change is on disk before the call returns."""
+    """Keeps an account of every VM there ever was. Thread-safe; every change is on disk before the call returns, or as
+    soon as the disk has room."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -241,8 +242,8 @@ class Meter:
 
     def _keep_image(self, row: ImageRow) -> None:
         self.images[row.image_id] = row
-        self.store.put("image-account", row.image_id, row.kept())
+        self.store.owe("image-account", row.image_id, row.kept())
 
     def _keep(self, account: Account) -> None:
         self.accounts[account.vm_id] = account
-        self.store.put("account", account.vm_id, account.document())
+        self.store.owe("account", account.vm_id, account.document())

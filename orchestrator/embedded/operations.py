@@ -14,6 +14,7 @@ from orchestrator.embedded.links import link
 from orchestrator.embedded.store import Store
 
 DONE = "DONE"
+MAKING = ("insert", "start")
 GLOBAL = ""
 """The place of operations on what stands in no zone, such as images."""
 
@@ -38,7 +39,8 @@ class Target:
 
 
 class Operations:
-    """Every operation there ever was. Thread-safe; each change is on disk before the call returns."""
+    """Every operation there ever was. Thread-safe; each change is on disk before the call returns, if the disk is not
+    full. What makes something does not begin on a full disk; what ends something does."""
 
     def __init__(self, project: str, store: Store, ids: Ids) -> None:
         self.project = project
@@ -85,8 +87,11 @@ class Operations:
         if message:
             document["statusMessage"] = message
         with self.lock:
+            if kind in MAKING:
+                self.store.put("operation", name, document)
+            else:
+                self.store.owe("operation", name, document)
             self._remember(document)
-            self.store.put("operation", name, document)
         return name
 
     def finish(self, name: str, now: datetime, error: OperationError | None = None) -> None:
@@ -102,7 +107,7 @@ class Operations:
                 document["httpErrorStatusCode"] = error.http_status
                 document["httpErrorMessage"] = error.http_message
             self.listed[name] = document
-            self.store.put("operation", name, document)
+            self.store.owe("operation", name, document)
 
     def get(self, zone: str, name: str) -> dict[str, Any] | None:
         """The operation as it stands, or None."""

@@ -242,7 +242,7 @@ class EmbeddedCloud:
         return self.timeline.now() + timedelta(seconds=float(skew.params["seconds"]) if skew else 0)
 
     def _weather_changed(self) -> None:
-        self.store.put("weather", "document", self.weather.document())
+        self.store.owe("weather", "document", self.weather.document())
 
     def _write_off(self) -> None:
         """What still ran when the last cloud here died ended with it, at its last sign of life."""
@@ -252,6 +252,6 @@ class EmbeddedCloud:
         self.operations.close_all(now)
 
     def _beat(self) -> None:
-        self.store.put("heartbeat", "last", {"at": stamp(self.timeline.now())})
+        self.store.owe("heartbeat", "last", {"at": stamp(self.timeline.now())})
         if not self.timeline.simulated:
             self.timeline.call_later(HEARTBEAT_S, self._beat)

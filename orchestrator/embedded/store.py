@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from orchestrator.embedded.documents import private_file
 # An upsert keeps the row where it is, so that documents stay in the order of their making.
 UPSERT = "INSERT INTO documents VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET body = excluded.body"
 
+DROP = "DELETE FROM documents WHERE kind=? AND key=?"
+
 
 class Store:
-    """Thread-safe; a document written is there after a crash of the process."""
+    """Thread-safe; a document written is there after a crash of the process. Where the disk refuses, `put` and `drop`
+    raise; `owe` remembers the document and writes it once something can be written again: what has happened must
+    neither be undone nor stop what is to happen next."""
 
     def __init__(self, path: Path) -> None:
         private_file(path)  # its journals take after it
         self.lock = threading.Lock()
+        self.owed: dict[tuple[str, str], str | None] = {}
         self.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         # Safe against a killed process, which is what happens here; a power cut may lose the last seconds.
         self.connection.execute("PRAGMA journal_mode=WAL")
@@ -31,7 +37,27 @@ class Store:
     def put(self, kind: str, key: str, document: Any) -> None:
         body = json.dumps(document)
         with self.lock:
+            self._settle()
             self.connection.execute(UPSERT, (kind, key, body))
+            self.owed.pop((kind, key), None)
+
+    def owe(self, kind: str, key: str, document: Any) -> None:
+        """None: the document is to be dropped. Raises nothing. `get` and `all` see none of it before it is on the
+        disk."""
+        with self.lock:
+            self.owed[kind, key] = None if document is None else json.dumps(document)
+            with suppress(sqlite3.OperationalError):
+                self._settle()
+
+    def _settle(self) -> None:
+        """Write what is owed, the oldest first."""
+        while self.owed:
+            (kind, key), body = next(iter(self.owed.items()))
+            if body is None:
+                self.connection.execute(DROP, (kind, key))
+            else:
+                self.connection.execute(UPSERT, (kind, key, body))
+            del self.owed[kind, key]
 
     def get(self, kind: str, key: str) -> Any:
         """The document, or None."""
@@ -42,7 +68,8 @@ class Store:
     def drop(self, kind: str, key: str) -> None:
         """Idempotent."""
         with self.lock:
-            self.connection.execute("DELETE FROM documents WHERE kind=? AND key=?", (kind, key))
+            self.connection.execute(DROP, (kind, key))
+            self.owed.pop((kind, key), None)
 
     def all(self, kind: str) -> list[Any]:
         """Every document of a kind, in the order in which they were first written."""
@@ -52,4 +79,6 @@ class Store:
 
     def close(self) -> None:
         with self.lock:
+            with suppress(sqlite3.OperationalError):
+                self._settle()
             self.connection.close()
