@@ -34,6 +34,8 @@ STOP_S = 40.0
 HEARD_S = 5.0
 """A cloud that is told to stop answers at once; one that does not is stopped by signals."""
 KILL_S = 10.0
+FULL = 28
+"""What the command that starts a cloud ends with where the disk is full."""
 PATIENT_S = 30.0
 """So long an answer is waited for: a machine that is busy may be slow."""
 QUIET_S = 2.0
@@ -43,6 +45,10 @@ Say = Callable[[str], None]
 
 class CloudUnavailable(RuntimeError):
     """The embedded cloud cannot be started or does not answer; the message says what to look at."""
+
+
+class NoRoom(CloudUnavailable):
+    """It cannot be started, for the disk that it keeps everything on is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,8 @@ def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say
     found = running(home)
     if done.returncode or found is None:
         why = done.stderr.strip() or f"what {home / ADDRESS} and {TOKEN} beside it say is not what answers"
-        raise CloudUnavailable(f"the embedded cloud in {home} did not start: {why}")
+        kind = NoRoom if done.returncode == FULL else CloudUnavailable
+        raise kind(f"the embedded cloud in {home} did not start: {why}")
     return found
 
 

@@ -15,11 +15,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from orchestrator.embedded.client import ADDRESS, IDLE_STOP_S, LOCK, UP, published
+from orchestrator.embedded.client import ADDRESS, FULL, IDLE_STOP_S, LOCK, UP, published
 from orchestrator.embedded.documents import load_yaml, private_file, private_folder, stamp, write_json
+from orchestrator.embedded.errors import no_room
 from orchestrator.embedded.server import EmbeddedCloud
 
 LOOK_S = 0.25
@@ -30,8 +32,13 @@ READY = b"ready"
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     home = Path(options.home).absolute()
-    private_folder(home)
-    lock = acquire(home)
+    try:
+        private_folder(home)
+        lock = acquire(home)
+    except OSError as exc:
+        code, why = _told(exc)
+        sys.stderr.write(f"{why}\n")
+        return code
     if lock is None:
         return 0  # another one was faster, and that one answers
     if options.foreground:
@@ -78,8 +85,9 @@ def detach(home: Path, options: argparse.Namespace) -> int:
             said = file.read()
         if said == READY:
             return 0
-        sys.stderr.write(said.decode("utf-8", "replace") or "the daemon died\n")
-        return 1
+        number, _, words = said.decode("utf-8", "replace").partition(" ")
+        sys.stderr.write(words or "the daemon died\n")
+        return int(number or 1)
     os.close(ears)
     os.setsid()
     os.chdir(home)
@@ -96,14 +104,19 @@ def detach(home: Path, options: argparse.Namespace) -> int:
     try:
         serve(home, options.idle_stop, options.weather, ready)
     except BaseException as exc:
-        traceback.print_exc()
-        code = 1
-        try:
-            os.write(mouth, f"{type(exc).__name__}: {exc}\n".encode())
-        except OSError:
-            pass  # it was ready before it failed
-    sys.stderr.flush()
+        code, why = _told(exc)
+        with suppress(OSError):  # it was ready before it failed
+            os.write(mouth, f"{code} {why}\n".encode())
+        with suppress(OSError):  # the log is on the same disk
+            traceback.print_exc()
+            sys.stderr.flush()
     os._exit(code)
+
+
+def _told(exc: BaseException) -> tuple[int, str]:
+    """The exit code for what keeps the cloud from coming up, and a line on it."""
+    full = no_room(exc)
+    return (1, f"{type(exc).__name__}: {exc}") if full is None else (FULL, full.message)
 
 
 def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[], None]) -> None:

@@ -25,6 +25,15 @@ REASONS = {
 }
 
 
+UNWRITTEN = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+    }
+)
+"""SQLite's words for a full disk, for a quota, and for a limit on the size of files."""
 STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -183,7 +192,7 @@ def quota_exceeded(metric: str, limit: float, region: str | None) -> OperationEr
 
 def no_room(error: BaseException) -> ApiError | None:
     """The answer where this computer's disk is full, which no cloud's is; None for any other error."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in UNWRITTEN):
         return ApiError(507, "the disk that the embedded cloud keeps its objects on is full")
     return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ensure_running, standing
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, NoRoom, ensure_running, standing
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.user_settings import Settings
@@ -156,6 +156,8 @@ class Wiring:
             raise LocalError(f"cannot make {home}: {exc.strerror}", hint="set BENCH_HOME to another folder") from exc
         try:
             return ensure_running(home, weather, partial(print, file=sys.stderr))
+        except NoRoom as exc:
+            raise LocalError(str(exc), hint="make room there; BENCH_HOME names another place") from exc
         except CloudUnavailable as exc:
             more = f"`bench cloud stop` ends a running one and its VMs; {home / 'daemon.log'} says more"
             raise Unavailable(str(exc), hint=more) from exc

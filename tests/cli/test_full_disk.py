@@ -24,3 +24,27 @@ def test_output_that_cannot_be_written_is_told_without_a_traceback(command: list
     assert ran.returncode == 11, ran.stderr
     assert ran.stderr.splitlines()[0] == ("error: cannot write the output: No space left on device")
     assert len(ran.stderr.splitlines()) == 2
+
+
+LIMITED = """
+import resource, runpy, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+sys.argv = ["bench", *sys.argv[1:]]
+runpy.run_module("orchestrator.cli", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("command", [["status"], ["plan", "--gpu", "cpu"], ["costs", "add", "1.50", "--note", "x"]])
+def test_where_nothing_can_be_kept_that_is_said_in_two_lines(command: list[str], tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk without room."""
+    environment = {**os.environ, "BENCH_HOME": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED, *command], capture_output=True, text=True, check=False, env=environment
+    )
+    assert ran.returncode == 11, ran.stderr
+    said = ran.stderr.splitlines()
+    assert said[0].startswith("error: the embedded cloud in ")
+    assert said[0].endswith("is full")
+    assert said[1].startswith("hint:  make room there")
+    assert len(said) == 2
