@@ -97,6 +97,10 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
     that are other than before are written. Raises `ConfigError` for a folder that holds something else."""
     begun = time.monotonic()
     before = _before(folder, source.bucket.name)
+    if not (folder / STATE).exists():
+        _write(
+            folder / STATE, State(bucket=source.bucket.name).model_dump_json()
+        )  # what is cut short is a site of ours
     lines = RunIndex(source.bucket).list_runs()
     known = {one.run_id: one for one in lines}
     fresh = [one for one in lines if before.keys.get(one.run_id) != one.generation]
@@ -128,7 +132,7 @@ def _before(folder: Path, bucket: str) -> State:
     try:
         data = (folder / STATE).read_bytes()
     except FileNotFoundError:
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(not _is_part(path) for path in folder.iterdir()):
             raise ConfigError(
                 f"{folder} contains files that are not a site of bench", hint="choose a new or empty folder with --out"
             ) from None
@@ -145,6 +149,11 @@ def _before(folder: Path, bucket: str) -> State:
             hint="choose another folder for this one with --out",
         )
     return found if found.code == _code() and _whole(folder, found) else State()
+
+
+def _is_part(path: Path) -> bool:
+    """Whether it is what a killed build left of this file."""
+    return path.name.startswith(f".{STATE}.") and path.name.endswith(".part")
 
 
 def _whole(folder: Path, state: State) -> bool:

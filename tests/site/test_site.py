@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli.site_build import STATE, build
-from orchestrator.core.errors import ConfigError
+from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.report.site.links import slug
+from orchestrator.report.site.site import Money
 from tests.report.written import csv_text, records
 from tests.site.written import BEGUN, DEVICES, many, names, source, store
 from tests.support.memory_bucket import MemoryBucket
@@ -167,6 +169,24 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
     build(source(MemoryBucket()), tmp_path / "site")
     with pytest.raises(ConfigError, match="another bucket"):
         build(source(MemoryBucket("other")), tmp_path / "site")
+
+
+def test_a_first_build_that_was_cut_short_is_continued(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    many(bucket, range(3))
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / f".{STATE}.x7.part").write_text("")  # a build was killed as it began
+    with pytest.raises(LocalError):
+        build(replace(source(bucket), money=full), site, processes=1)
+    assert len(list(site.rglob("*.html"))) == 3
+    build(source(bucket), site, processes=1)
+    build(source(bucket), tmp_path / "whole", processes=1)
+    assert pages(site) == pages(tmp_path / "whole")
+
+
+def full() -> Money:
+    raise LocalError("cannot write: No space left on device")
 
 
 def test_an_empty_bucket_has_a_site_that_says_what_to_do(tmp_path: Path) -> None:
