@@ -28,11 +28,17 @@ def new(
         )
     path = Path(f"{stem}.py")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(written(stem))
+        file = path.open("x", encoding="utf-8")
+        try:
+            with file:
+                file.write(written(stem))
+        except BaseException:
+            path.unlink(missing_ok=True)  # half a file would be in the way of the next try
+            raise
     except FileExistsError as exc:
         raise ConfigError(f"{path} exists already", hint="choose another name, or move it away") from exc
     except OSError as exc:
-        raise LocalError(f"cannot write {path}: {exc.strerror}", hint="check your permissions on this folder") from exc
+        hint = "check your permissions on this folder, and that the disk is not full"
+        raise LocalError(f"cannot write {path}: {exc.strerror}", hint=hint) from exc
     said = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
     answer({"schema": 1, "path": str(path)}, said, json=json)

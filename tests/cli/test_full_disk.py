@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 FULL = Path("/dev/full")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
@@ -48,3 +49,14 @@ def test_where_nothing_can_be_kept_that_is_said_in_two_lines(command: list[str],
     assert said[0].endswith("is full")
     assert said[1].startswith("hint:  make room there")
     assert len(said) == 2
+
+
+def test_no_half_workload_is_left_in_the_way_of_the_next_try(tmp_path: Path) -> None:
+    def new(*limited: str) -> int:
+        command = [sys.executable, *(limited or ("-m", "orchestrator.cli")), "new", "mine"]
+        environment = {**os.environ, "BENCH_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=environment).returncode
+
+    assert new("-c", LIMITED) == 11
+    assert list(tmp_path.glob("*.py")) == []
+    assert new() == 0
