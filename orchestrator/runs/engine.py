@@ -80,6 +80,8 @@ class Launch:
 
     offers: tuple[Offer, ...]
     request: RequestFor
+    ttl_s: int
+    """The deadline of the machines that it asks for: a run goes on under a plan of its own, which may have less."""
 
 
 def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: str = "") -> str:
@@ -129,6 +131,7 @@ class Engine:
             self.world.clock.now(),
             self.world.policy,
             self.launch.offers if self.launch else None,
+            self.launch.ttl_s if self.launch else None,
         )
         pause = 0.0
         for command in commands:

@@ -153,7 +153,7 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
     def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
         return instance_request(order, offer, attempt, name, request_id)
 
-    return Engine(world, order.run_id, launch=Launch(order.plan.offers, request), log=log)
+    return Engine(world, order.run_id, launch=Launch(order.plan.offers, request, order.plan.ttl_s), log=log)
 
 
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:

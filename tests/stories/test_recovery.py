@@ -223,6 +223,21 @@ def test_a_run_that_ended_preempted_is_resumed_under_a_hold_of_its_own_and_finis
         assert_sound(stage, run)
 
 
+def test_a_run_that_gets_less_time_than_before_goes_on_with_a_shorter_deadline(home: Path) -> None:
+    """The hold is that of the new plan, and pays for no machine of the first one."""
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"case": 4}, "notice_s": 0})
+        begun(stage, attempts="run.attempts=1").follow()
+        world = stage.world()
+        less = stage.plan("run.attempts=1", "run.max_minutes=12")
+        assert less.ceiling_usd < stored_plan(world.bucket, RUN).ceiling_usd
+        run = resume(world, less, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD).follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
+        assert run.vm is not None
+        assert run.vm.max_run_s == 12 * 60
+        assert_sound(stage, run)
+
+
 def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_has_two_machines_at_once(
     home: Path,
 ) -> None:

@@ -114,9 +114,15 @@ Command = Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Clo
 
 
 def decide(
-    run: Run, observation: Observation, now: datetime, policy: Policy, offers: Sequence[Offer] | None
+    run: Run,
+    observation: Observation,
+    now: datetime,
+    policy: Policy,
+    offers: Sequence[Offer] | None,
+    ttl_s: int | None = None,
 ) -> tuple[Command, ...]:
-    """What a client should do now. `offers` is None for one that only looks after a run and must not start machines."""
+    """What a client should do now. `offers` is None for one that only looks after a run and must not start machines;
+    `ttl_s` is the deadline with which this client asks for one, where that is not the first plan's."""
     vm = run.vm
     if run.guest_of is not None and run.closed is None:
         return as_guest(run, run.guest_of, observation, now, policy)
@@ -128,7 +134,7 @@ def decide(
     if run.closed is not None:
         return _after_the_end(run, now)
     if run.goes_on:
-        return _next_machine(run, now, policy, offers)
+        return _next_machine(run, now, policy, offers, ttl_s)
     outcome, detail = ending(run, vm) if vm is not None else (Phase.STOPPED, "")
     if run.stop is not None and (vm is None or vm.generation < run.generation):
         outcome, detail = Phase.STOPPED, run.stop.reason
@@ -144,7 +150,9 @@ def _after_the_end(run: Run, now: datetime) -> tuple[Command, ...]:
     return (Settle(due),) if settled is None or due > settled else ()
 
 
-def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offer] | None) -> tuple[Command, ...]:
+def _next_machine(
+    run: Run, now: datetime, policy: Policy, offers: Sequence[Offer] | None, ttl_s: int | None
+) -> tuple[Command, ...]:
     if run.rejected is not None:
         return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
     if offers is None:
@@ -157,7 +165,7 @@ def _next_machine(run: Run, now: datetime, policy: Policy, offers: Sequence[Offe
             )
         remedy = f"`bench launch --resume {run.run_id}` goes on"
         return _give_up(run, now, Phase.STOPPED, f"no client requested another machine: {remedy}")
-    candidates = open_offers(run, offers)
+    candidates = open_offers(run, offers, ttl_s)
     if not candidates:
         return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))
     return (Create(candidates[0], attempt=run.next_attempt),)

@@ -13,14 +13,14 @@ from orchestrator.core.run.fold import Run, Vm
 SPOT = "SPOT"
 
 
-def open_offers(run: Run, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> tuple[Offer, ...]:
     """The offers that are still worth a try, best first.
 
     What this attempt was refused is left out; zones that took a machine of this run back, or had none for an earlier
     attempt, come after all others; the zones that the last refusal named come first. The GPU asked for comes before
     its substitutes, and once something was measured it is the only one: rows of two devices are no comparison.
     Spot comes before what cannot be taken back, until enough was taken back. What would cost more than is left of the
-    hold is left out.
+    hold is left out; `ttl_s` is the deadline that is asked for, where it is not the first plan's.
     """
     attempt = run.next_attempt
     facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (attempt, run.generation)]
@@ -36,7 +36,7 @@ def open_offers(run: Run, offers: Sequence[Offer]) -> tuple[Offer, ...]:
     ranked = rank([offer for offer in left if _same_gpu(run, offer, offers)], hints=hints, last=last)
     spot_first = not _enough_taken_back(run)
     ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
-    return tuple(offer for offer in ordered if _affordable(run, offer))
+    return tuple(offer for offer in ordered if _affordable(run, offer, ttl_s))
 
 
 def _blocks(fact: ZoneExhausted, offer: Offer) -> bool:
@@ -56,13 +56,13 @@ def _enough_taken_back(run: Run) -> bool:
     return after is not None and sum(1 for vm in run.vms if vm.how in ("preempted", "lost")) >= after
 
 
-def _affordable(run: Run, offer: Offer) -> bool:
+def _affordable(run: Run, offer: Offer, ttl_s: int | None) -> bool:
     """Whether one more machine fits into what earlier ones have left of the hold: a deadline may have fired late, and
     one that may still be there takes all that it may cost."""
     if run.hold_usd is None or run.plan is None:
         return True
     spent = sum((_at_most(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
-    return spent + ceiling(offer.usd_per_hour, run.plan.ttl_s, 1) <= run.hold_usd
+    return spent + ceiling(offer.usd_per_hour, run.plan.ttl_s if ttl_s is None else ttl_s, 1) <= run.hold_usd
 
 
 def _at_most(vm: Vm) -> Decimal:
