@@ -22,8 +22,11 @@ WITH_COMPILER = pytest.mark.skipif(
 )
 """Of tests that run kernels on the CPU."""
 SHIM = Path(__file__).parent / "simt"
-COMMON = ("g++", "-std=c++17", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+COMMON = ("g++", "-std=c++17", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-ffp-contract=off")
+"""Products and sums are rounded each by itself, whatever the processor can do at once."""
 COMPILER = (*COMMON, "-Og")
+NATIVE = ("-march=native",) if platform.machine() in ("x86_64", "aarch64") else ()
+"""A program runs where it is compiled, and converts numbers of 16 bits by the processor's own instructions."""
 HOPPER = ("hopper", "backward90")
 """Mains whose blocks take turns, on Hopper's machine."""
 STANDARD = ("algorithm", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring")
@@ -32,6 +35,8 @@ LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 TRACED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-Wno-tsan")
 """Every access through a pointer calls a function of the thread sanitizer's, of which simt_races.cc has its own."""
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+"""One set for all programs that are checked so: they share the machine below them."""
 
 
 def compiled(
@@ -52,8 +57,7 @@ def compiled(
     """
     flags = [*flags, *(TRACED if races else ())]
     place = place_of(folder)
-    own = ("-O0", *flags) if is_sanitized(flags) else flags  # few launches: they take less than to optimise would
-    command = [*COMPILER, *own, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
+    command = [*COMPILER, *level_of(flags), *flags, *headers(flags, place), "-DSIMT_SHIM", f"-DSIMT_ARCH={arch}"]
     command += [f"-I{SHIM}", f"-I{source}"]
     halves = ("simt_engine", *(["hopper_engine"] if main in HOPPER else []), main)
     parts = [machine(part, flags, place) for part in halves]
@@ -87,17 +91,22 @@ def map_at(place: int) -> str:
     return f"((const TensorMap*)maps)[{place}]"
 
 
+def level_of(flags: Sequence[str]) -> tuple[str, ...]:
+    """How much g++ optimises a program with these flags: few launches take less than to optimise them would."""
+    if is_sanitized(flags):
+        return ("-O0",)
+    return () if flags else NATIVE
+
+
 def headers(flags: Sequence[str], place: Path) -> list[str]:
     """What makes g++ read the standard library's headers as it has compiled them before: half a second of each program.
     Where it cannot use that, it reads the headers."""
-    if not set(flags) <= set(TRACED):
-        return []  # of programs that are alone with their flags
     text = "".join(f"#include <{name}>\n" for name in STANDARD)
     header = place / f"standard-{named(text, *flags)}.h"
 
     def make(part: Path) -> None:
         header.write_text(text)
-        run([*COMPILER, *flags, "-x", "c++-header", str(header), "-o", str(part)])
+        run([*COMPILER, *level_of(flags), *flags, "-x", "c++-header", str(header), "-o", str(part)])
 
     once(header.with_suffix(".h.gch"), make)
     return ["-include", str(header)]
@@ -106,8 +115,8 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
 def machine(part: str, flags: Sequence[str], place: Path) -> Path:
     """A part of what a kernel's program runs on, which is the same for all and is not traced."""
     own = [flag for flag in flags if flag not in TRACED]
-    level = "-O1" if is_sanitized(own) else "-O3"  # sanitized, it takes twice as long
-    command = [*COMMON, level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
+    level = ("-O1",) if is_sanitized(own) else ("-O2", *NATIVE)  # sanitized, it takes twice as long
+    command = [*COMMON, *level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
     command += ["-c", str(SHIM / f"{part}.cc"), "-o"]
     return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))
 
@@ -119,7 +128,7 @@ def is_sanitized(flags: Sequence[str]) -> bool:
 
 def rules(name: str, place: Path) -> Path:
     """The rules about races, which are not traced themselves, and stand in for the sanitizer's library; or none."""
-    command = ["g++", "-std=c++17", "-O2", "-c", str(SHIM / f"{name}.cc"), "-o"]
+    command = ["g++", "-std=c++17", "-O3", *NATIVE, "-c", str(SHIM / f"{name}.cc"), "-o"]
     return once(place / f"rules-{named(*command)}.o", lambda part: run([*command, str(part)]))
 
 

@@ -13,7 +13,7 @@ from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, Combine
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -172,7 +172,6 @@ def test_a_maximum_that_grows_or_shrinks_along_the_keys_is_rescaled_right(
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    program = compile_program((HALF_64, BRAIN_128), 800, tmp_path, flags=flags)
+    program = compile_program((HALF_64, BRAIN_128), 800, tmp_path, flags=SANITIZED)
     assert_right(program, HALF_64, draw(HALF_64, 2, 1, 3, 2, 301, 40), tmp_path, causal=True, splits=3, eager=True)
     assert_right(program, BRAIN_128, draw(BRAIN_128, 1, 1, 1, 1, 70, 128), tmp_path)

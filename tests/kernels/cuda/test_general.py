@@ -16,7 +16,7 @@ from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, T
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.ways.general import NARROW_128, General, GeneralKernel, plan_general
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -303,8 +303,7 @@ def test_sequences_of_different_lengths_are_computed_each_by_itself(
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    program = compile_program((AMPERE[0], AMPERE[3], AMPERE[6], Combine("float16")), 800, tmp_path, flags=flags)
+    program = compile_program((AMPERE[0], AMPERE[3], AMPERE[6], Combine("float16")), 800, tmp_path, flags=SANITIZED)
     assert_right(program, problem(6, 2, 21, 131, 40), tmp_path, window=(50, 3), alignment="bottom-right", splits=2)
     assert_right(program, problem(2, 1, 67, 131, 37), tmp_path, window=(50, 3), eager=True)
     assert_right(program, problem(2, 2, 65, 67, 64), tmp_path, mask=torch.randn(65, 67), causal=True)

@@ -18,7 +18,7 @@ from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, SOURCE, Co
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.ways.general import PAGED, WIDE_64, General, GeneralKernel, plan_general
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, expected, rows_of
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -261,8 +261,7 @@ def runs(program: Program, scratch: Path, page: int = 24) -> None:
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    program = compile_program((DECODE, GENERAL, Combine("float16")), 800, tmp_path, flags=flags)
+    program = compile_program((DECODE, GENERAL, Combine("float16")), 800, tmp_path, flags=SANITIZED)
     for page in (16, 24, 32):
         runs(program, tmp_path, page)
 
@@ -286,8 +285,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, name: str, old: str, new: str) 
     text = (source / name).read_text()
     assert text.count(old) == 1
     (source / name).write_text(text.replace(old, new))
-    flags = ["-fsanitize=address", "-fno-sanitize-recover=address"]
-    program = compile_program((DECODE, Combine("float16")), 800, tmp_path, source=source, flags=flags)
+    program = compile_program((DECODE, Combine("float16")), 800, tmp_path, source=source, flags=SANITIZED)
     cache = draw_cache((333, 719), 1, page=24, spare=0)
     with pytest.raises(AssertionError):
         assert_right(cache, compute(program, cache, tmp_path))

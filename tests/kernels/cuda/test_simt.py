@@ -17,7 +17,7 @@ from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, K
 from kernels.attention.cuda.run.launching import Step
 from kernels.attention.cuda.ways.portable import Portable
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -184,13 +184,12 @@ def test_a_causal_prefix_gives_the_same_bits(ampere: Program, tmp_path: Path) ->
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
     # Every buffer is an allocation of its own, exactly as large as it must be, and shared memory has checks of its own.
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     probe = subprocess.run(
-        ["g++", *flags, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
+        ["g++", *SANITIZED, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
     )
     if probe.returncode:
         pytest.skip("this g++ has no address sanitizer")
-    runner = compile_program((AHEAD_64, SCALAR_64, Combine("float16")), 800, tmp_path, flags=flags)
+    runner = compile_program((AHEAD_64, SCALAR_64, Combine("float16")), 800, tmp_path, flags=SANITIZED)
     assert_right(runner, AHEAD_64, draw(AHEAD_64, 1, 1, 65, 67, 64), tmp_path, eager=True)
     assert_right(runner, AHEAD_64, draw(AHEAD_64, 1, 1, 3, 130, 40), tmp_path, splits=3, alignment="bottom-right")
     assert_right(runner, SCALAR_64, draw(SCALAR_64, 1, 1, 33, 65, 13), tmp_path)

@@ -12,7 +12,7 @@ import torch
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -159,13 +159,12 @@ def test_without_a_log_sum_exp_the_output_is_the_same(runner: Program, tmp_path:
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     probe = subprocess.run(
-        ["g++", *flags, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
+        ["g++", *SANITIZED, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
     )
     if probe.returncode:
         pytest.skip("this g++ has no address sanitizer")
-    runner = compile_program((FOUR, ONE, SHARED), 800, tmp_path, flags=flags, parameters="SmallParams")
+    runner = compile_program((FOUR, ONE, SHARED), 800, tmp_path, flags=SANITIZED, parameters="SmallParams")
     for kernel in (FOUR, ONE, SHARED):
         assert_right(runner, kernel, draw(kernel, 2, 1, 33, 61, 64), tmp_path, eager=True)
         assert_right(runner, kernel, draw(kernel, 1, 1, 3, 17, 40), tmp_path, alignment="bottom-right")

@@ -28,6 +28,16 @@ void arrive(u32 address, i64 bytes) {
   advance(address, b);
 }
 
+// The piece of 16 bytes of a map's row that begins at this column; zeros outside of the map.
+static void read_piece(const Map& m, char (&to)[16], i64 column, i64 row, i64 head, i64 batch) {
+  std::memset(to, 0, sizeof to);
+  const auto inside = [&](i64 x, int dimension) { return x >= 0 && x < (i64)m.sizes[dimension]; };
+  if (!inside(row, 1) || !inside(head, 2) || !inside(batch, 3)) return;
+  const i64 size = element_bytes(m), from = std::max<i64>(column, 0), until = std::min<i64>(column + 16 / size, (i64)m.sizes[0]);
+  const char* at = (const char*)m.address + row * (i64)m.strides[0] + head * (i64)m.strides[1] + batch * (i64)m.strides[2];
+  if (from < until) std::memcpy(to + (from - column) * size, at + from * size, (size_t)((until - from) * size));
+}
+
 void carry_out(const Box& box) {
   const Map& m = box.map;
   u32 to = box.to;
@@ -38,17 +48,10 @@ void carry_out(const Box& box) {
   for (i64 batch = box.at[3]; batch < box.at[3] + (i64)m.box[3]; batch++)
     for (i64 head = box.at[2]; head < box.at[2] + (i64)m.box[2]; head++)
       for (i64 row = box.at[1]; row < box.at[1] + (i64)m.box[1]; row++, to += row_bytes(m))
-        for (i64 i = 0; i < (i64)m.box[0]; i++) {
-          const i64 column = box.at[0] + i;
-          const auto inside = [&](i64 x, int dimension) { return x >= 0 && x < (i64)m.sizes[dimension]; };
-          u32 element = 0;
-          const u32 size = element_bytes(m), place = to + (u32)i * size;
-          if (inside(column, 0) && inside(row, 1) && inside(head, 2) && inside(batch, 3))
-            std::memcpy(&element,
-                        (const char*)m.address + column * size + row * (i64)m.strides[0] + head * (i64)m.strides[1] +
-                            batch * (i64)m.strides[2],
-                        size);
-          std::memcpy(shared_bytes(m.swizzle == MAP_NO_SWIZZLE ? place : swizzled(place), size), &element, size);
+        for (u32 i = 0; i < row_bytes(m); i += 16) {
+          char piece[16];
+          read_piece(m, piece, box.at[0] + i / element_bytes(m), row, head, batch);
+          std::memcpy(shared_bytes(m.swizzle == MAP_NO_SWIZZLE ? to + i : swizzled(to + i), 16), piece, 16);
         }
   Barrier& b = barrier_at(box.barrier);
   races::copy_landed(box.barrier, box.number);
@@ -121,6 +124,7 @@ void copy_box(u32 to, const void* map, u32 barrier, int column, int row, int hea
   if (box.map.magic != MAP_MAGIC) fail("a copy by something that is no tensor map");
   const bool in_a_row = box.map.swizzle == MAP_NO_SWIZZLE;
   if (!in_a_row && row_bytes(box.map) != 128) fail("a box whose rows are not as wide as their swizzle");
+  if (row_bytes(box.map) % 16) fail("a box whose rows are no whole pieces of 16 bytes");
   if (to % 128) fail("a box to an address that is no multiple of 128");
   box.bytes = (u32)(box.map.box[1] * box.map.box[2] * box.map.box[3]) * row_bytes(box.map);
   start(box);

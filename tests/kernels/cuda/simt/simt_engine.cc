@@ -34,7 +34,7 @@ struct Host {  // what a thread of the host has for its blocks
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t STACK_BYTES = 64 * 1024;  // it clears as much at every switch
 #else
-constexpr size_t STACK_BYTES = 256 * 1024;
+constexpr size_t STACK_BYTES = 256 * 1024 + 17 * 64;  // all at the same lines of a cache, they would push each other out
 #endif
 constexpr u32 STATIC_SHARED = 1u << 31;
 
@@ -151,25 +151,27 @@ void set_kernel(Index grid, std::function<void()> kernel) { grid_size = grid, bo
 
 // Sums in the order of k, as one thread would add them.
 static void multiply(Lane* warp) {
-  float A[16][16], B[16][8], C[16][8];  // mma.m16n8k16: the PTX manual's fragments, with group = lane / 4, place = lane % 4
+  u16 left[16][16], right[16][8];  // mma.m16n8k16: the PTX manual's fragments, with group = lane / 4, place = lane % 4
+  float A[16][16], B[16][8], C[16][8];
   for (int l = 0; l < 32; l++) {
     const int group = l / 4, place = l % 4;
-    const bool bfloat = warp[l].bfloat;
-    const auto element = [bfloat](u32 word, int e) {
-      const u16 bits = (u16)(word >> (16 * e));
-      return bfloat ? bfloat_to_float(bits) : half_to_float(bits);
-    };
-    for (int e = 0; e < 2; e++) {
-      for (int r = 0; r < 4; r++) A[group + 8 * (r & 1)][place * 2 + 8 * (r >> 1) + e] = element(warp[l].a[r], e);
-      for (int r = 0; r < 2; r++) B[place * 2 + 8 * r + e][group] = element(warp[l].b[r], e);
-    }
-    for (int i = 0; i < 4; i++) C[group + 8 * (i >> 1)][place * 2 + (i & 1)] = warp[l].c[i];
+    if (warp[l].bfloat != warp[0].bfloat) fail("lanes of a warp multiply different types");
+    for (int r = 0; r < 4; r++) std::memcpy(&left[group + 8 * (r & 1)][place * 2 + 8 * (r >> 1)], &warp[l].a[r], 4);
+    for (int r = 0; r < 2; r++)
+      for (int e = 0; e < 2; e++) right[place * 2 + 8 * r + e][group] = (u16)(warp[l].b[r] >> (16 * e));
+    for (int r = 0; r < 2; r++) std::memcpy(&C[group + 8 * r][place * 2], &warp[l].c[2 * r], 8);
   }
-  for (int row = 0; row < 16; row++)
+  widen(A[0], left[0], 16 * 16, warp[0].bfloat);
+  widen(B[0], right[0], 16 * 8, warp[0].bfloat);
+  for (int row = 0; row < 16; row++) {
+    float sums[8];
+    std::memcpy(sums, C[row], sizeof sums);
     for (int k = 0; k < 16; k++)
-      for (int column = 0; column < 8; column++) C[row][column] += A[row][k] * B[k][column];
+      for (int column = 0; column < 8; column++) sums[column] += A[row][k] * B[k][column];
+    std::memcpy(C[row], sums, sizeof sums);
+  }
   for (int l = 0; l < 32; l++)
-    for (int i = 0; i < 4; i++) warp[l].c[i] = C[l / 4 + 8 * (i >> 1)][l % 4 * 2 + (i & 1)];
+    for (int r = 0; r < 2; r++) std::memcpy(&warp[l].c[2 * r], &C[l / 4 + 8 * r][l % 4 * 2], 8);
 }
 
 static void load(Lane* warp, bool transposed) {
@@ -258,20 +260,16 @@ void sync_block() { wait(State::AT_BLOCK); }
 void mma(bool bfloat, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   Lane& self = lane();
   self.bfloat = bfloat;
-  std::memcpy(self.a, a, 16);
-  std::memcpy(self.c, c, 16);
+  self.a = a, self.c = c;
   self.b[0] = b0, self.b[1] = b1;
   ask(Request::MMA);
-  std::memcpy(c, lane().c, 16);
 }
 void load_matrices(u32 (&to)[4], u32 address, bool transposed) {
-  lane().address = address;
+  lane().address = address, lane().loaded = to;
   ask(transposed ? Request::MATRICES_TRANSPOSED : Request::MATRICES);
-  std::memcpy(to, lane().loaded, 16);
 }
 void store_matrices(u32 address, const u32 (&from)[4]) {
-  lane().address = address;
-  std::memcpy(lane().a, from, 16);
+  lane().address = address, lane().a = from;
   ask(Request::STORE_MATRICES);
 }
 

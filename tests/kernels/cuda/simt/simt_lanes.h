@@ -25,8 +25,9 @@ struct Lane {
   u32 word = 0;
   int number = 0;
   bool flag = false, bfloat = false;
-  u32 a[4], b[2], address = 0, loaded[4];
-  float c[4];
+  const u32* a;
+  u32 b[2], address = 0, *loaded;
+  float* c;
   std::vector<Copy> open;                 // issued, not yet committed
   std::vector<std::vector<Copy>> groups;  // committed, not yet landed
 };

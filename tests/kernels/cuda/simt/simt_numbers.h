@@ -4,18 +4,18 @@
 
 namespace simt {
 
+// Without a branch, so that many are converted at once.
 inline float half_to_float(u16 bits) {
-  const u32 magnitude = bits & 0x7fff;
+  const u32 magnitude = bits & 0x7fff, sign = (u32)(bits & 0x8000) << 16;
   u32 wide = magnitude << 13;
   float value;
-  if (magnitude >= 0x7c00) {  // infinite, or no number
-    wide |= 0x7f800000;
-    std::memcpy(&value, &wide, 4);
-  } else {
-    std::memcpy(&value, &wide, 4);
-    value *= 0x1p112f;  // the difference of the exponents' biases
-  }
-  return bits & 0x8000 ? -value : value;
+  std::memcpy(&value, &wide, 4);
+  value *= 0x1p112f;  // the difference of the exponents' biases
+  std::memcpy(&wide, &value, 4);
+  const u32 special = magnitude >= 0x7c00 ? 0x7f800000 : 0;  // infinite, or no number
+  wide |= special | sign;
+  std::memcpy(&value, &wide, 4);
+  return value;
 }
 
 inline float bfloat_to_float(u16 bits) {
@@ -37,6 +37,13 @@ inline u16 float_to_bfloat(float x) {
   std::memcpy(&bits, &x, 4);
   if (x != x) return 0x7fff;
   return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void widen(float* to, const u16* from, int count, bool bfloat) {
+  if (bfloat)
+    for (int i = 0; i < count; i++) to[i] = bfloat_to_float(from[i]);
+  else
+    for (int i = 0; i < count; i++) to[i] = half_to_float(from[i]);
 }
 
 }  // namespace simt

@@ -61,7 +61,8 @@ struct Block {
   size_t size = 0;
   std::vector<Clock> clocks;                  // of the threads
   std::vector<std::vector<uint32_t>> fences;  // their clocks at each
-  std::unordered_map<uintptr_t, Cell> cells;
+  std::vector<Cell> cells;                          // of shared memory
+  std::unordered_map<uintptr_t, Cell> other_cells;  // of variables
   std::map<uint32_t, Barrier> barriers;
   Clock named[16], named_over[16];
   std::map<int, int> products, additions;  // makers, of warpgroups and threads
@@ -110,8 +111,13 @@ static void note(std::vector<Stamp>& stamps, const Stamp& now) {
   stamps.push_back(now);
 }
 
+static Cell& cell_at(uintptr_t at) {
+  const uintptr_t place = at - (uintptr_t)block.shared / 4;
+  return place < block.cells.size() ? block.cells[place] : block.other_cells[at];
+}
+
 static void read_cell(uintptr_t at, const Stamp& now, const Clock& seen) {
-  Cell& cell = block.cells[at];
+  Cell& cell = cell_at(at);
   bool ordered = cell.writes.empty(), published = false;
   for (const Stamp& write : cell.writes) {
     if (seen.of(write.maker) < write.clock) continue;
@@ -126,7 +132,7 @@ static void read_cell(uintptr_t at, const Stamp& now, const Clock& seen) {
 }
 
 static void write_cell(uintptr_t at, const Stamp& now, const Clock& seen, bool changes) {
-  Cell& cell = block.cells[at];
+  Cell& cell = cell_at(at);
   if (!changes) {  // nobody can tell it from what is there
     note(cell.writes, now);
     return;
@@ -157,7 +163,7 @@ static int maker_of(std::map<int, int>& makers, int key) {
 void begin(int threads, const char* shared, size_t size) {
   block = Block();
   block.threads = block.makers = threads, block.shared = shared, block.size = size;
-  block.clocks.resize(threads), block.fences.resize(threads);
+  block.clocks.resize(threads), block.fences.resize(threads), block.cells.resize(size / 4 + 1);
   for (int i = 0; i < threads; i++) block.clocks[i].reach(i, 1);
 }
 
@@ -238,8 +244,12 @@ void meet(int first, int count) {
 }
 
 void product_asked(int thread, int warpgroup, long long number) {
-  const auto found = block.asked.emplace(std::make_pair(warpgroup, number), block.clocks[thread]);
-  if (!found.second) found.first->second.keep_common(block.clocks[thread]);
+  const auto product = std::make_pair(warpgroup, number);
+  const auto found = block.asked.find(product);
+  if (found == block.asked.end())
+    block.asked.emplace(product, block.clocks[thread]);
+  else
+    found->second.keep_common(block.clocks[thread]);
 }
 void product_reads(int warpgroup, long long number, const void* at, size_t size) {
   const Stamp now = {maker_of(block.products, warpgroup), (uint32_t)number + 1, Kind::PRODUCT, warpgroup * 128};
