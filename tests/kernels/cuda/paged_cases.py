@@ -1,4 +1,4 @@
-"""Caches in pages: drawn at random, and computed in float64 by taking the keys out of their pages one by one."""
+"""Caches in pages: drawn at random, and computed in float64 from the keys taken out of their pages."""
 
 from __future__ import annotations
 
@@ -100,9 +100,8 @@ def draw_cache(
 
 def gathered(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """A sequence's keys or values, [length, H_kv, D], from its row of the table."""
-    page = cache.shape[1]
-    rows = [cache[int(table[key // page]), key % page] for key in range(length)]
-    return torch.stack(rows) if rows else cache.new_empty(0, *cache.shape[2:])
+    page, keys = cache.shape[1], torch.arange(length)
+    return cache[table[keys // page].long(), keys % page]
 
 
 def expected(
@@ -114,7 +113,7 @@ def expected(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sequence's output, [S_q, H, D], and its log-sum-exp, [H, S_q], in float64, row by row of the definition."""
+    """A sequence's output, [S_q, H, D], and its log-sum-exp, [H, S_q], in float64, by the definition."""
     q, length = cache.queries(b).double(), int(cache.lengths[b])
     k, v = (gathered(x, cache.table[b], length).double() for x in (cache.k, cache.v))
     seq_q, heads, head_dim = q.shape
@@ -124,10 +123,11 @@ def expected(
     shift = length - seq_q if alignment == "bottom-right" else 0
     left, right = window or (None, None)
     right = 0 if causal else right
-    for i in range(seq_q):
-        for j in range(length):
-            if (right is not None and j > i + shift + right) or (left is not None and j < i + shift - left):
-                scores[:, i, j] = -math.inf
+    own, key = torch.arange(seq_q)[:, None] + shift, torch.arange(length)
+    if right is not None:
+        scores = scores.masked_fill(key > own + right, -math.inf)
+    if left is not None:
+        scores = scores.masked_fill(key < own - left, -math.inf)
     lse = torch.logsumexp(scores, -1) if length else scores.new_full((heads, seq_q), -math.inf)
     weights = torch.exp(scores - lse.nan_to_num(neginf=0.0)[..., None])
     return torch.einsum("hij,jhd->ihd", weights, v), lse
