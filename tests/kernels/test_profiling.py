@@ -28,7 +28,7 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Profile, parse
 from tests.kernels.harness_process import HarnessProcess, shape, spec
 
-CASE = "b1-h2-kv2-q8-k8-d16-full-float32"
+CASE, MISSING = "b1-h2-kv2-q8-k8-d16-full-float32", "b9-h2-kv2-q8-k8-d16-full-float32"
 SMALL = {"measure": {"shapes": [shape(8)], "dtypes": ["float32"]}, "implementations": ["sdpa:math"]}
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_ncu.py")
@@ -58,8 +58,7 @@ def test_without_a_gpu_a_profile_is_pytorchs_and_says_so_and_its_trace_opens(tmp
 
 
 def test_a_case_that_the_run_does_not_have_is_a_line_with_its_reason(tmp_path: Path) -> None:
-    missing = "b9-h2-kv2-q8-k8-d16-full-float32"
-    (one,) = profiled(tmp_path, cases=[missing], implementations=["sdpa:math"])["profiles"]
+    (one,) = profiled(tmp_path, cases=[MISSING], implementations=["sdpa:math"])["profiles"]
     assert (one["reason"], one["files"]) == ("there is no such case in this run", [])
 
 
@@ -139,7 +138,6 @@ def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_
     for spoilt in ("[]", "{", '{"device": "x"}'):
         (tmp_path / "environment.json").write_text(spoilt)
         assert recorded(tmp_path) is None
-    missing = "b9-h2-kv2-q8-k8-d16-full-float32"
     program = (
         "import json, sys; from pathlib import Path; from kernels.harness.__main__ import main;"
         "code = main(sys.argv[1:]); print('torch' in sys.modules, code, file=sys.stderr)"
@@ -147,7 +145,7 @@ def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_
     out, wanted = tmp_path / "out", tmp_path / "spec.json"
     out.mkdir()
     (out / "environment.json").write_text('{"device": "here", "device_kind": "cpu"}')
-    wanted.write_text(json.dumps(spec(**SMALL, profile={"cases": [missing]})))
+    wanted.write_text(json.dumps(spec(**SMALL, profile={"cases": [MISSING]})))
     done = subprocess.run(
         [sys.executable, "-c", program, "profile", "--spec", str(wanted), "--out", str(out), "--no-ack"],
         capture_output=True, text=True, check=True, cwd=ROOT,
@@ -156,20 +154,22 @@ def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_
     assert json.loads((out / "profile/summary.json").read_text())["device"] == "here"
 
 
-@pytest.mark.parametrize(("asked", "flag"), [({"profile": {"cases": [CASE]}}, True), ({}, False)])
+@pytest.mark.parametrize(("asked", "flag"), [({"profile": {"cases": [MISSING]}}, True), ({}, False)])
 def test_what_is_profiled_is_what_was_built_and_nothing_is_compiled_for_it(
     tmp_path: Path, asked: dict[str, Any], flag: bool
 ) -> None:
-    """Kernels are cached under their flags, so each step of a run has to have the same ones."""
+    """Kernels are cached under their flags, so each step of a run has to have the same ones, whatever it then finds."""
     program = (
         "import sys; from kernels.harness.__main__ import main; from kernels.attention.cuda.compile.compiler import flags;"
         "print(main(sys.argv[1:]), '-lineinfo' in flags(), file=sys.stderr)"
     )
-    wanted = tmp_path / "spec.json"
-    wanted.write_text(json.dumps(spec(**{**SMALL, "implementations": ["sdpa:math"]}, **asked)))
+    out, wanted = tmp_path / "out", tmp_path / "spec.json"
+    out.mkdir()
+    (out / "environment.json").write_text('{"device": "here", "device_kind": "cpu"}')
+    wanted.write_text(json.dumps(spec(**SMALL, **asked)))
     for step in ("build", "profile") if flag else ("build",):
         done = subprocess.run(
-            [sys.executable, "-c", program, step, "--spec", str(wanted), "--out", str(tmp_path / "out"), "--no-ack"],
+            [sys.executable, "-c", program, step, "--spec", str(wanted), "--out", str(out), "--no-ack"],
             capture_output=True, text=True, check=True, cwd=ROOT,
         )  # fmt: skip
         assert done.stderr.splitlines()[-1] == f"0 {flag}"
