@@ -97,11 +97,11 @@ def check(request: InstanceRequest) -> None:
         if size > MAX_VALUE_BYTES:
             raise ConfigError(
                 f"the metadata value {key} has {size} bytes; Google allows {MAX_VALUE_BYTES}",
-                hint="measure fewer cases in one run",
+                hint="`bench fleet launch --cases-per-child 12` divides the cases among several runs",
             )
     total = sum(sizes.values()) + sum(len(key.encode()) for key in sizes)
     if total > MAX_METADATA_BYTES:
         raise ConfigError(
             f"the machine's metadata has {total} bytes; Google allows {MAX_METADATA_BYTES}",
-            hint="measure fewer cases in one run",
+            hint="`bench fleet launch --cases-per-child 12` divides the cases among several runs",
         )

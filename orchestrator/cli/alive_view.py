@@ -1,4 +1,4 @@
-"""How machines that exist now are told to a person and to a script."""
+"""Shows the machines that exist now, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL_DISK_GB = 60
 
 
 def price_of(sheet: PriceSheet) -> PriceOf:
-    """What a machine costs an hour by its type and region, for those whose run is not known: with the usual disk."""
+    """The price of an hour of a machine whose run is not known, by its type and region, with the usual disk."""
 
     def price(instance: Instance) -> Decimal | None:
         gpu = carrier_of(instance.machine_type)
@@ -32,7 +32,7 @@ def price_of(sheet: PriceSheet) -> PriceOf:
 
 
 def rate(findings: Sequence[Finding]) -> Decimal:
-    """Dollars per hour of all of them together, as far as it is known."""
+    """Dollars per hour of all machines together; machines without a known price are left out."""
     return sum((one.usd_per_hour for one in findings if one.usd_per_hour is not None), Decimal(0))
 
 

@@ -1,4 +1,4 @@
-"""The one JSON document of `--json`: what a command found, or else the error that stood in its way."""
+"""The one JSON document that a command prints with `--json`: its result, or the error that prevented one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def emit_json(document: Any) -> None:
 
 
 def answer(document: Any, *lines: str, json: bool) -> None:
-    """The document where one was asked for; else the lines, for a person."""
+    """Prints the document if JSON was asked for, otherwise the lines."""
     if json:
         emit_json(document)
         return
@@ -28,11 +28,11 @@ def answer(document: Any, *lines: str, json: bool) -> None:
 
 
 def error_document(kind: str, message: str, hint: str, exit_code: int) -> dict[str, Any]:
-    """An error as a script reads it; `kind` is the class of it, and goes with the exit code."""
+    """An error as a document; `kind` is its class, which determines the exit code."""
     return {"schema": 1, "error": {"kind": kind, "message": message, "hint": hint or None, "exit_code": exit_code}}
 
 
 def answer_with(kind: str, message: str, hint: str, exit_code: int) -> None:
-    """The error as the document, unless the command has printed one already: there is never a second."""
+    """Prints the error as the document, unless the command has already printed one."""
     if not ANSWERED.get():
         emit_json(error_document(kind, message, hint, exit_code))

@@ -1,4 +1,4 @@
-"""`bench`: the commands, and the one place that turns an error into words and an exit code."""
+"""`bench`: the commands, and the only place that turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COMMANDS = {
     "man": "Print the manual page; to read it: bench man | man -l -",
     "cloud": "Control the embedded cloud: its VMs, bill and faults.",
 }
-"""Each command and the first line of its help: what `bench --help` shows, with none of their modules loaded."""
+"""Each command and the first line of its help, so that `bench --help` loads none of their modules."""
 
 
 GROUPS = {
@@ -59,11 +59,11 @@ GROUPS = {
     "Money": ("costs", "budget", "prices", "reap"),
     "The tool": ("config", "cloud", "schema", "man"),
 }
-"""How `bench --help` and the greeting put the commands together; one that is in none comes last."""
+"""The groups of commands in `bench --help` and in the greeting; a command that is in no group comes last."""
 
 
 def grouped() -> dict[str, list[str]]:
-    """The commands that there are, by group."""
+    """All commands, by group."""
     found = {title: [name for name in names if name in COMMANDS] for title, names in GROUPS.items()}
     known = {name for names in found.values() for name in names}
     found["More"] = [name for name in COMMANDS if name not in known]
@@ -71,7 +71,7 @@ def grouped() -> dict[str, list[str]]:
 
 
 class Boundary(LazyGroup):
-    """Turns a `BenchError` into words on standard error and an exit code. The rest is bugs, which keep their trace."""
+    """Turns a `BenchError` into a message on standard error and an exit code. Any other exception is a bug."""
 
     table = COMMANDS
 
@@ -106,7 +106,7 @@ UNHEARD: Final = (
 
 
 def complain(exc: BenchError) -> None:
-    """The error and its remedy on standard error, in colour where that is a terminal that wants it."""
+    """Prints the error and its hint to standard error, in colour if that is a terminal that shows colours."""
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}: {log_text(str(exc))}", err=True)
     if exc.hint:
@@ -152,7 +152,7 @@ def root(
 
 
 def greeting() -> str:
-    """What `bench` alone says: what it is for, what there is, and where to begin."""
+    """What `bench` without a command prints: what it is for, its commands, and how to begin."""
     groups = grouped()
     width = max(map(len, groups))
     listed = [f"  {title:<{width}}  {'  '.join(names)}" for title, names in groups.items()]
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _untold(trouble: OSError) -> int:
-    """The exit code of a command that did all that it was asked for, and could not tell of it."""
+    """The exit code of a command that did its work but could not print its output."""
     if isinstance(trouble, BrokenPipeError):
         return READER_LEFT
     complain(LocalError(f"cannot write the output: {trouble.strerror}", hint=UNHEARD))

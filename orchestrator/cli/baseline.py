@@ -44,7 +44,9 @@ def set_(
         raise NotFound(f"run {run_id} has no measured case in this bucket", hint="`bench status` lists the runs")
     found, _ = report_of(ctx, run_id)
     if not found.study.measurements:
-        raise ConfigError(f"run {run_id} measured nothing, so it cannot be a baseline")
+        raise ConfigError(
+            f"run {run_id} measured nothing, so it cannot be a baseline", hint=f"`bench diagnose {run_id}` says why"
+        )
     if not found.manifest.get("complete", False) and not partial:
         raise ConfigError(
             f"run {run_id} is not complete: comparisons with it would leave out cases",

@@ -1,4 +1,4 @@
-"""What is to be measured, on what, and at what cost: the options that `launch`, `plan`, `doctor` and others share."""
+"""The options that `launch`, `plan`, `doctor` and others share: what to measure, where, and at what cost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under what terms: which implementations, which keys, what a machine may cost and be."""
+    """Further choices: implementations, configuration keys, the price and the kind of the machine."""
 
     baseline_only: Annotated[
         bool, typer.Option("--baseline-only", help="Measure the baselines only, not the bundled kernel.")
@@ -81,7 +81,7 @@ class Terms:
 
 
 def launch_options(choice: Choice, terms: Terms, hosts: list[str] | None, *, keep: bool = False) -> LaunchOptions:
-    """The same as the use cases take it."""
+    """The same choices as `LaunchOptions`."""
     return LaunchOptions(
         choice.gpu, choice.config, terms.overrides, terms.baseline_only, terms.max_price, terms.on_demand_after,
         tuple(terms.fallback_gpu or ()), keep=keep, hosts=tuple(hosts or ()),

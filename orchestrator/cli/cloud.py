@@ -35,7 +35,7 @@ def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
 
 
 def _running() -> CloudAddress | None:
-    """The address of the cloud that runs; None where none does. Raises `Unavailable` for one that cannot be asked."""
+    """The address of the running embedded cloud; None if none runs. Raises `Unavailable` if it does not answer."""
     try:
         return living(_home(), partial(typer.echo, err=True))
     except CloudUnavailable as exc:
@@ -159,6 +159,9 @@ def preempt(
     """Preempt a VM, as Google does with spot machines."""
     address = _running()
     if address is None:
-        raise NotFound("the embedded cloud is not running, so no VM can be preempted")
+        raise NotFound(
+            "the embedded cloud is not running, so no VM can be preempted",
+            hint="`bench launch --gpu cpu` starts it and a VM",
+        )
     found = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
     answer({"schema": 1, **found}, f"preempting {name}", json=json)

@@ -32,7 +32,7 @@ FAIL_ON = ("regression", "inconclusive", "never")
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What the runs are held against, unless it is the first of them."""
+    """The baseline that the runs are compared with, if it is not the first of them."""
 
     against: Annotated[
         str, typer.Option("--against", metavar="NAME", help="Compare every run with this baseline instead of A.")
@@ -135,7 +135,7 @@ def compare(
 
 
 def _check(judgement: Judgement, *, twice: bool) -> None:
-    """Refuses what contradicts itself."""
+    """Raises `ConfigError` for options that contradict each other."""
     if judgement.absolute and judgement.relative_to:
         raise ConfigError("--absolute and --relative-to exclude each other: give only one")
     if judgement.fail_on not in FAIL_ON:
@@ -145,7 +145,7 @@ def _check(judgement: Judgement, *, twice: bool) -> None:
 
 
 def _called(report: Report, named: str) -> Report:
-    """With a name: a folder without a row knows no run, and is called as it was named."""
+    """With a name for each: a folder without rows knows no run id, so it is named as the user named it."""
     study = report.study
     return report if study.run_id else replace(report, study=replace(study, run_id=named))
 
@@ -153,7 +153,7 @@ def _called(report: Report, named: str) -> Report:
 def _pairs(
     ctx: typer.Context, runs: Sequence[str], baseline: Baseline
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
-    """What is held against what, and which runs have no baseline to be held against."""
+    """The pairs to compare, and the runs that have no baseline to be compared with."""
     reports = [_called(report_of(ctx, named)[0], named) for named in runs]
     if not baseline.against:
         return [(reports[0], other) for other in reports[1:]], []
@@ -189,7 +189,7 @@ def _write(found: Sequence[Comparison], missing: Sequence[str], pages: Pages) ->
 
 
 def _judge(found: Sequence[Comparison], fail_on: str) -> None:
-    """Raises what the comparisons come to: the gravest first."""
+    """Raises the error that the comparisons amount to: the most serious one."""
     slower = [one for comparison in found for one in comparison.of(Verdict.SLOWER)]
     if slower and fail_on != "never":
         worst = min(slower, key=lambda one: one.ratio.mid)
@@ -225,5 +225,5 @@ def _judge(found: Sequence[Comparison], fail_on: str) -> None:
     if doubtful and fail_on == "inconclusive":
         raise Undecided(
             f"{count(len(doubtful), 'comparison')} came to no conclusion",
-            hint="more repeats (measure.repeats) narrow the intervals; a busy host widens them",
+            hint="measure again with more repeats (--set measure.repeats=100), while the host is not busy",
         )

@@ -1,4 +1,4 @@
-"""What a person sees of a comparison in a terminal."""
+"""Shows a comparison in a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLES = {"faster": "green", "slower": "red"}
 
 
 def show(one: Comparison) -> None:
-    """Prints it: what may be compared, and a table for each regime."""
+    """Prints whether the runs may be compared, and a table for each regime."""
     console = screen()
     runs = [escape(report.study.run_id) for report in (one.before, one.after)]
     console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")

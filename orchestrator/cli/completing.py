@@ -1,5 +1,5 @@
-"""What a shell offers after the tabulator key: runs, fleets, cases, GPUs, configurations and their keys. Nothing is
-asked of a cloud for it: runs and fleets are those that were seen last, cases those that were fetched."""
+"""Shell completion: runs, fleets, cases, GPUs, configurations and their keys. It never contacts a cloud: it offers the
+runs and fleets that were listed last, and the cases that were fetched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCAL = Path("results/local")
 
 
 def remember(home: Path, run_ids: Sequence[str]) -> None:
-    """Notes the newest runs of a listing; a home that cannot be written changes nothing but what a shell offers."""
+    """Stores the newest runs of a listing for completion. If BENCH_HOME cannot be written, nothing is stored."""
     _remember(home / SEEN, run_ids, is_run_id)
 
 

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Show the bundled configurations an
 
 
 def names() -> list[str]:
-    """Those that `--gpu` takes, and so are whole: the other files are parts of them."""
+    """The complete configurations, which `--gpu` takes: the other files are parts of them."""
     return known_configs("")
 
 

@@ -18,7 +18,7 @@ from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.runs.reconcile import is_due, reconcile
 
 PAGE = 30
-"Entries that a person is shown unless told otherwise."
+"How many entries are shown without `--last`."
 
 app = typer.Typer(invoke_without_command=True, help="Show what was spent and held; add or remove other costs.")
 

@@ -1,4 +1,4 @@
-"""`bench diagnose RUN`: why a run ended so, and what to do about it."""
+"""`bench diagnose RUN`: why a run failed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def diagnose(
 
 
 def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
-    """What a person reads."""
+    """The diagnosis as lines for a terminal."""
     if not found.cause:
         said = [f"run {run_id} ({state}): {sentence(found.detail) or 'nothing is wrong with it'}"]
     else:

@@ -1,4 +1,4 @@
-"""`bench doctor`: what would go wrong, before it costs anything, and the command that mends it."""
+"""`bench doctor`: finds what would go wrong before it costs anything, and prints the command that repairs it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def doctor(
 
 
 def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) -> None:
-    """The page of a host and of this machine. Exits."""
+    """Checks a host and this machine, prints the page and exits."""
     wiring, begun = options(ctx).wiring(), time.monotonic()
     target = parse_target(name, wiring.machine)
     wiring.name_hosts((name,))
@@ -94,7 +94,7 @@ def _examination(wiring: Wiring, choice: Choice, overrides: tuple[str, ...]) -> 
 
 
 def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
-    """All checks, with a line that counts them on a terminal."""
+    """Makes all checks; on a terminal, a line counts them."""
     err = Console(stderr=True)
     if quiet or not err.is_terminal:
         return examine(tasks)
@@ -121,7 +121,7 @@ def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
 
 
 def confirmed() -> bool:
-    """Whether somebody says yes; nobody there, or an interruption, is a no."""
+    """Whether the user says yes. Without a terminal, or after Ctrl-C, the answer is no."""
     try:
         return typer.confirm("do it?")
     except typer.Abort:

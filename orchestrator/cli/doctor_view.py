@@ -1,4 +1,4 @@
-"""A page of checks, as a person and as a script reads it."""
+"""Shows a page of checks, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AREAS = {"here": "this machine", "gce": "the project", "host": "the host"}
 
 
 def page(results: Sequence[Result], where: str) -> RenderableType:
-    """A line for each check; what was not looked at for one and the same reason shares one."""
+    """A line for each check; neighbours that were skipped for the same reason share a line."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -43,7 +43,7 @@ def page(results: Sequence[Result], where: str) -> RenderableType:
 
 
 def _lines(results: Sequence[Result]) -> list[list[Result]]:
-    """Results that stand in one line: neighbours that were skipped for the same reason."""
+    """The results grouped by line: neighbours that were skipped for the same reason share one."""
     lines: list[list[Result]] = []
     for result in results:
         last = lines[-1][-1] if lines else None
@@ -55,7 +55,7 @@ def _lines(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def remedies(results: Sequence[Result]) -> list[Text]:
-    """The command for each thing that is wrong, one a line, to be copied whole."""
+    """The remedies, one on each line, so that each can be copied whole."""
     told: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda one: one.verdict.level is not Level.FAIL):
         if result.verdict.remedy:
@@ -69,7 +69,7 @@ def remedies(results: Sequence[Result]) -> list[Text]:
 
 
 def total(results: Sequence[Result], seconds: float) -> Text:
-    """How many of which, in how long."""
+    """How many checks had which result, and how long they took."""
     count = counted(results)
     words = ((Level.OK, "ok"), (Level.WARN, "warn"), (Level.FAIL, "fail"), (Level.SKIPPED, "skipped"))
     parts = ", ".join(f"{count[level]} {word}" for level, word in words)
@@ -85,7 +85,7 @@ def show(results: Sequence[Result], where: str, seconds: float) -> None:
 
 
 def document(results: Sequence[Result], mode: str, project: str, bucket: str) -> dict[str, Any]:
-    """The same for a script."""
+    """The page as a document."""
     return {
         "schema": 1,
         "mode": mode,

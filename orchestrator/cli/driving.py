@@ -1,4 +1,4 @@
-"""A run, from its hold to its end or to where its client is no longer needed; and what Ctrl-C does meanwhile."""
+"""Follows a run from its hold until it ends or no longer needs this client, and handles Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from orchestrator.runs.engine import Engine, World
 
 @dataclass(frozen=True, slots=True)
 class Driving:
-    """Who drives which run, and who is told. `begun` holds its money and makes its engine. With `detach` a machine is
-    all that is waited for."""
+    """One run to follow. `begun` takes the hold and returns the run's engine; `watch` shows the progress; a stop is
+    recorded in the name of `user`. With `detach`, following ends as soon as the run has a machine."""
 
     world: World
     run_id: str
@@ -27,10 +27,11 @@ class Driving:
 
 
 def driven(it: Driving) -> Run:
-    """To the end of the run; or until Ctrl-C, or until nobody hears of it any more, once it goes on by itself."""
+    """Follows the run and returns its last state. Following ends with the run. Once the run can continue without this
+    client, it also ends at Ctrl-C, if `detach` is set, and if nobody reads the output any more."""
 
     def enough(run: Run) -> bool:
-        begun = run.guest_of is None or run.booted_at is not None  # a kept machine may not be there any more
+        begun = run.guest_of is None or run.booted_at is not None  # a kept machine may be gone by now
         return run.kept is not None or (run.goes_on_alone and begun and (it.detach or unheard()))
 
     engine = None
@@ -38,12 +39,13 @@ def driven(it: Driving) -> Run:
         engine = it.begun()
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=enough)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough: a second must not cut the farewell short
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt what follows
         return _interrupted(it, engine)
 
 
 def _interrupted(it: Driving, engine: Engine | None) -> Run:
-    """Raises `KeyboardInterrupt` where there is no run yet, or the one to go on with is over as it was."""
+    """Stops or detaches the run after Ctrl-C, and returns its state. Raises `KeyboardInterrupt` if there is no run yet,
+    or if the run to be resumed is still closed."""
     try:
         run = (engine or Engine(it.world, it.run_id)).look()
     except NotFound:
@@ -59,9 +61,10 @@ def _interrupted(it: Driving, engine: Engine | None) -> Run:
 
 
 def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
-    """After one Ctrl-C, while a machine is asked for: nobody else would ask again. Another one stops the run."""
+    """After one Ctrl-C while a machine is requested: waits for it, because no other client would request it again. A
+    second Ctrl-C stops the run."""
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # before it is offered: who is quick is heard too
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # before the message: a quick second Ctrl-C counts too
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What is installed as `bench`. All that it takes is loaded within it: Ctrl-C is no traceback, however early."""
+"""What is installed as `bench`. All imports are inside the function, so that an early Ctrl-C gives no traceback."""
 
 from __future__ import annotations
 

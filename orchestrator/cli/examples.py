@@ -1,4 +1,4 @@
-"""An example or two of each command: under its help, in the manual page, and parsed by the tests."""
+"""Examples of each command: shown in its help and in the manual page, and parsed by the tests."""
 
 from __future__ import annotations
 

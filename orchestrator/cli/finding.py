@@ -21,15 +21,15 @@ RunOrFolder = Annotated[
 
 
 def named(text: str, what: str, hint: str) -> str:
-    """The name that was typed. Raises `ConfigError` for an empty one, as of a shell's variable that is not set: it is a
-    part of every name, and would mean whichever there is."""
+    """The name that was typed. Raises `ConfigError` for an empty one, for example from a shell variable that is not
+    set: it is a part of every name, so it would match any run."""
     if not text.strip():
         raise ConfigError(f"which {what}? the name is empty", hint=hint)
     return text
 
 
 def find_run(wiring: Wiring, text: str) -> str:
-    """A whole run id as it is; `last`, or a unique part of one, by the index. Raises `NotFound`, `ConfigError`."""
+    """The run id that is meant by an id, `last`, or a unique part of an id. Raises `NotFound`, `ConfigError`."""
     if is_run_id(named(text, "run", "`bench status` lists the runs in this bucket; `last` is the newest")):
         return text
     ids = [line.run_id for line in wiring.index.list_runs()]

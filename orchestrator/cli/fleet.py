@@ -1,5 +1,5 @@
-"""`bench fleet`: one question asked of many machines: plan, launch, status, watch, ls, stop, resume, retry, and its
-results: fetch, sql, report, costs."""
+"""`bench fleet`: one sweep on many machines: plan, launch, status, watch, ls, stop, resume, retry, and its results:
+fetch, sql, report, costs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Return once the schedule
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """The sweep: a file, or axes from options; other options over either."""
+    """The options that make a sweep: a file or axes; further options override both."""
 
     sweep: Annotated[Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep in YAML.")] = None
     gpu: Annotated[
@@ -299,7 +299,7 @@ def _dollars(text: str) -> Decimal:
 
 
 def _desk(ctx: typer.Context, fleet: str, *, json: bool, accept: str = "") -> Desk:
-    """The fleet of that name; what is said on the way goes where the answer does not."""
+    """The fleet of that name. Messages go to standard error if the answer goes to standard output."""
     wiring = options(ctx).wiring()
     wiring.say = _voice(json=json)
     desk = Desk.of(wiring, find_fleet(wiring, fleet))
@@ -312,7 +312,7 @@ def _voice(*, json: bool) -> Callable[[str], None]:
 
 
 def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
-    """To the end of the fleet, or until Ctrl-C; then its state, and an exit code by what it came to."""
+    """Follows the fleet until it ends or until Ctrl-C, then prints its state and exits with the code of its outcome."""
     if not desk.scheduled:
         runs = desk.believed().runs()
         runs.stop = Unheard()

@@ -1,4 +1,4 @@
-"""`bench fleet check-batch`: whether Google Cloud Batch bounds dollars in this project, seen on a job for cents."""
+"""`bench fleet check-batch`: tests with a small job whether Google Cloud Batch keeps a fleet within its cap."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ FleetName = Annotated[
 
 
 def find_fleet(wiring: Wiring, text: str) -> str:
-    """A whole name as it is; `last`, or a unique part of one. Raises `NotFound`, `ConfigError`."""
+    """The fleet that is meant by a name, `last`, or a unique part of a name. Raises `NotFound`, `ConfigError`."""
     if is_fleet_id(named(text, "fleet", "`bench fleet ls` lists the fleets in this bucket; `last` is the newest")):
         return text
     names = [fleet for fleet, _ in listed(wiring.bucket)]
@@ -154,7 +154,7 @@ class Desk:
                         f"{self.record.fleet} runs payload {known[:12]}, but this installation has payload "
                         f"{made.sha256[:12]}"
                     ),
-                    hint="use the version and files that launched it, or launch a new fleet",
+                    hint="use the version and files that launched it, or start a new fleet with `bench fleet launch`",
                 )
             name = payload_object(made.sha256)
             return PayloadRef(wiring.bucket.name, name, made.sha256, made.startup_script, made.data)

@@ -1,4 +1,4 @@
-"""`bench fleet sql`: the raw rows of a fleet, asked in SQL."""
+"""`bench fleet sql`: queries the raw rows of a fleet in SQL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _show(columns: Iterable[tuple[str, str]], rows: Iterator[tuple[Any, ...]]) -
 
 
 def table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -> Columns:
-    """An answer as a table; numbers stand to the right."""
+    """The result as a table; numbers are aligned to the right."""
     made = Columns()
     for name, kind in columns:
         number = kind.endswith(NUMBERS) or kind.startswith(NUMBERS)
@@ -84,7 +84,7 @@ def lines(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -
 
 
 def text_of(cell: Any) -> str:
-    """A cell on one line, harmless."""
+    """A cell on one line, without control characters."""
     plain = value_of(cell, numbers=False)
     if plain is None:
         return ""
@@ -92,7 +92,7 @@ def text_of(cell: Any) -> str:
 
 
 def value_of(cell: Any, *, numbers: bool = True) -> Any:
-    """A cell as JSON has it. NaN and infinities, which it has not, are null, or with `numbers` false their names."""
+    """A cell as a JSON value. NaN and infinities become null, or their names if `numbers` is false."""
     match cell:
         case None | bool() | int() | str():
             return cell

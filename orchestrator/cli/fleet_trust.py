@@ -1,7 +1,7 @@
-"""A fleet that is found in the bucket: driven only where it was launched from here, or its digest was given.
+"""Which fleets in the bucket are acted on: those that were launched from here, or whose digest was given.
 
-What a fleet asks for decides which machines are connected to, which accounts and images are used, and what is told of
-alerts. Every machine can write to the bucket, so a document there is no reason to do any of it.
+A fleet's record decides which machines are connected to, which accounts and images are used, and where alerts are sent.
+Every machine can write to the bucket, so a document there alone is not trusted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
 
 SHORTEST: Final = 12
-"""So many digits of a digest are enough to name a fleet's documents."""
+"""The number of digits of a digest that identify a fleet's documents."""
 Accept = Annotated[
     str, typer.Option("--accept", metavar="SHA256", help="Accept this fleet, which was launched from another computer.")
 ]
 
 
 def remember(wiring: Wiring, store: FleetStore) -> None:
-    """This user has launched, or accepted, the fleet as it is."""
+    """Records that this user has launched or accepted the fleet as it is."""
     wiring.named.add(_name(store))
 
 
@@ -35,7 +35,7 @@ def believed(wiring: Wiring, store: FleetStore) -> bool:
 
 
 def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
-    """Raises `ConfigError` where that is not the digest of the fleet as it is in the bucket."""
+    """Raises `ConfigError` if this is not the digest of the fleet as it is in the bucket."""
     if not digest:
         return
     if len(digest) < SHORTEST or not store.digest.startswith(digest):
@@ -47,7 +47,7 @@ def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
 
 
 def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child, ...]) -> None:
-    """Raises `ConfigError` for a fleet that is not believed."""
+    """Raises `ConfigError` for a fleet that is not trusted."""
     if not believed(wiring, store):
         raise ConfigError(
             f"{store.fleet} was not launched from this computer; the bucket says it wants {asked_of(sweep, children)}",
@@ -59,7 +59,7 @@ def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child
 
 
 def asked_of(sweep: Sweep, children: tuple[Child, ...]) -> str:
-    """What a fleet would have done here, for a person who decides about it: where first, then its settings."""
+    """What a fleet asks for, for the user who decides about it: first its machines, then its settings."""
     where = [*sweep.hosts, *filter(None, (sweep.slurm.login, sweep.slurm.folder, sweep.config))]
     cells = {child.cell for child in children}
     told = [*sweep.overrides, *sorted({text for cell in cells for text in (*cell.overrides, cell.workload) if text})]

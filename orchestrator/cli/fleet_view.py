@@ -93,7 +93,7 @@ def gpus_table(state: FleetState) -> Columns:
 
 
 def odd_table(state: FleetState) -> Columns | None:
-    """The children that did not simply work, and why; None when there are none."""
+    """The children that did not simply succeed, with the reasons; None if there are none."""
     odd = [(child, state.line(child)) for child in state.children]
     odd = [(child, line) for child, line in odd if line.reason and line.state != "stored"]
     if not odd:

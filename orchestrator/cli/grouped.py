@@ -1,5 +1,5 @@
-"""Options that travel together, declared once: a frozen dataclass in a command's signature is its fields on the command
-line."""
+"""Options that several commands share, declared once: a frozen dataclass in a command's signature gives the command its
+fields as options."""
 
 from __future__ import annotations
 

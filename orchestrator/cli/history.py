@@ -29,12 +29,12 @@ from orchestrator.store.cases import CaseFiles, case_files
 from orchestrator.wiring import Wiring
 
 NARROW = 60
-"""In fewer columns a table would fold the ids of runs: each run has two lines there."""
+"""In a terminal with fewer columns, each run has two lines, so that its id is not folded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is followed, as it was asked for."""
+    """What to follow, as the user asked for it."""
 
     case: Annotated[
         str, typer.Option("--case", help="A case id; `bench cases` lists them.", autocompletion=known_cases)
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which of the runs are shown."""
+    """Which runs to show."""
 
     last: Annotated[int, typer.Option("--last", min=1, help="Show the newest N runs.")] = 30
     before: Annotated[
@@ -115,7 +115,7 @@ class Wanted:
     own_device: str | None = None
 
     def fits(self, device: str) -> bool:
-        """The device that was named, by a part of its name, or else that of the newest run."""
+        """The device whose name contains what was given; without that, the device of the newest run."""
         return self.asked.device in device if self.asked.device else self.own_device in (None, device)
 
 
@@ -141,7 +141,7 @@ def _points(wiring: Wiring, wanted: Wanted, span: Span) -> tuple[list[Reading], 
 
 
 def _study(found: CaseFiles) -> tuple[Study, dict[str, object]] | None:
-    """What a run says of the case; None where it did not measure it or cannot be read."""
+    """What a run says about the case; None if it did not measure it or cannot be read."""
     reader = Reader()
     try:
         if found.measured is None:
@@ -154,7 +154,7 @@ def _study(found: CaseFiles) -> tuple[Study, dict[str, object]] | None:
 
 
 def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wanted) -> Reading | None:
-    """What one run says of it; None where the run is another device's or has it in other regimes only."""
+    """What one run says about the case; None if it ran on another device or measured it only in other regimes."""
     if not wanted.fits(study.device):
         return None
     regime = wanted.asked.regime

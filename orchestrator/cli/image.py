@@ -1,4 +1,4 @@
-"""`bench image`: disks with driver, torch and tools on them, so that a rented machine measures sooner."""
+"""`bench image`: disk images with driver, torch and tools, so that a rented machine measures sooner."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def build(
 
 
 def _write_recipe(wanted: Config, folder: Path) -> None:
-    """The Dockerfile of a container that has what the image would have, and what it copies."""
+    """Writes the Dockerfile of a container with the contents of the image, and the files that it copies."""
     needs = () if wanted.workload is None else wanted.workload.needs
     made = recipe(wanted.environment.torch, environment_of(wanted.environment.torch, needs), needs)
     files = {"Dockerfile": made.dockerfile.encode(), "requirements.txt": made.requirements.encode()}
@@ -162,7 +162,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
 
 
 def _lines_of(row: dict[str, Any], one: ImageRecord, now: Any) -> tuple[str, str]:
-    """Two lines an image: names are long, and a table of them has no room for what matters."""
+    """Two lines for each image, because the names are too long for a table."""
     state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
     saved = row["minutes_saved"]
     saves = "what it saves is not measured yet" if saved is None else "time saved not measured yet"
@@ -207,7 +207,7 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
 
 
 def _found(wiring: Wiring, text: str) -> ImageRecord:
-    """The image that is meant. Raises `ConfigError`."""
+    """The image that is meant by a name or a unique part of one. Raises `ConfigError`."""
     records, _ = shelf_of(wiring.world()).records.every()
     named(text, "image", "`bench image list` lists them")
     matches = [one for one in records if text in one.name and one.gone_at is None]
@@ -232,7 +232,7 @@ def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[str, str]:
 
 
 def _saved(lines: list[StatusLine], gpu: str, mode: str) -> float | None:
-    """Minutes of a machine that a launch on a prepared image was spared, by the medians of this bucket's runs."""
+    """The minutes that a launch on a prepared image saves, by the medians of this bucket's runs."""
     plain = cold_starts(lines, gpu, mode, prepared=False)
     ready = cold_starts(lines, gpu, mode, prepared=True)
     return None if plain is None or ready is None else round((plain.billed_s - ready.billed_s) / 60, 1)

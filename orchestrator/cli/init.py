@@ -1,4 +1,4 @@
-"""`bench init`: the first set-up of a project, shown before it is done, and done once."""
+"""`bench init`: sets up a project once; it shows its steps before it takes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What can be printed instead of done."""
+    """The formats in which the steps can be printed instead of taken."""
 
     GCLOUD = "gcloud"
     TERRAFORM = "terraform"
@@ -50,7 +50,7 @@ class Place:
     ] = ""
 
     def asked(self) -> Place:
-        """The same, with what is missing asked for."""
+        """The same; asks for what is missing."""
         project = self.project or answered("project id", asked.a_project)
         a_bucket = partial(asked.a_bucket, project=project)
         return replace(
@@ -74,7 +74,7 @@ class CapOptions:
     total: Annotated[str, typer.Option(metavar="USD", help="Cap for all time, in dollars.")] = ""
 
     def amounts(self, *, asks: bool) -> dict[str, str]:
-        """The caps by their keys; those that were not given are asked for, or as they usually are."""
+        """The caps by their keys. Caps that were not given are asked for, or have their usual values."""
         given = {
             "per_run_usd": self.per_run,
             "per_day_usd": self.per_day,
@@ -94,7 +94,7 @@ def _asked_cap(key: str, default: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """What need not be asked."""
+    """Which questions are answered in advance."""
 
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     replace: Annotated[bool, typer.Option("--replace", help="With --yes: replace existing settings.")] = False
@@ -144,7 +144,7 @@ def init(
 
 
 def answered(question: str, check: Callable[[str], object], default: str | None = None) -> str:
-    """What somebody answers, asked again until it can be right: each mistake is told where it is made."""
+    """The user's answer; the question is repeated, with the reason, until the answer is valid."""
     while True:
         text = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
         try:

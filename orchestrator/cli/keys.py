@@ -1,4 +1,4 @@
-"""The keyboard while something is drawn."""
+"""Handles the keyboard while a live view is drawn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def silent_keys() -> Iterator[None]:
-    """While something is drawn, what is typed is not written between its lines; Ctrl-C is heard as always. Does nothing
-    where standard input is no terminal."""
+    """Keeps the terminal from showing typed keys while a live view is drawn. Ctrl-C works as always. Does nothing if
+    standard input is not a terminal."""
     try:
         keyboard = sys.stdin.fileno()
         before = termios.tcgetattr(keyboard)

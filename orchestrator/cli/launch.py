@@ -36,7 +36,7 @@ from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Whose machine: one that is kept, one of its own, or the user's."""
+    """Which machine to use: a kept one, a new one, or the user's own."""
 
     keep: Annotated[
         bool,
@@ -50,7 +50,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A run to go on with, and the payload that may come from the bucket."""
+    """The run to resume, and the payload that may be taken from the bucket."""
 
     resume: Annotated[
         str,
@@ -108,7 +108,7 @@ def launch(
 
 
 def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
-    """What a run that is resumed may cost. Raises `ConfigError` for choices of what it is."""
+    """The options that a resumed run may have: those that limit its cost. Raises `ConfigError` for any other."""
     limits = LaunchOptions("", choice.config, terms.overrides)
     if machine.cold or launch_options(choice, terms, machine.host, keep=machine.keep) != limits:
         raise ConfigError(
@@ -124,7 +124,7 @@ def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[
 
 
 def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch, user: str) -> Run:
-    """The run that pays for the machine is settled, if that is over; a run that lost it goes on, on one of its own."""
+    """Settles the run that pays for the kept machine, if that is gone; a run that lost it goes on on a new one."""
     assert run.taken is not None
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
     settle_owner(world, run.taken.owner, wait=not order.plan.config.run.keep or lost)
@@ -141,7 +141,7 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch,
 
 
 def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, detach: bool, json: bool) -> None:
-    """Goes on with a run under this client's caps, prices, limits, alert channels and payload."""
+    """Continues a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, again.resume)
     with watching(quiet=json, now=wiring.clock.now) as watch:
@@ -166,7 +166,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
 
 
 def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
-    """The terminal's bell, and the user's command and webhook, once a run that was followed is over."""
+    """Rings the terminal's bell and calls the user's command and webhook when a run that was followed is over."""
     if not alerts.done or (run.closed is None and run.kept is None):
         return
     if sys.stdout.isatty():
@@ -179,7 +179,7 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 
 
 def finish(run: Run, now: datetime, *, json: bool) -> None:
-    """The last words of a launch, and its exit code."""
+    """Prints the last lines of a launch, and sets its exit code."""
     answer(document(run, now), *ending_lines(run, now), json=json)
     for line in ending_lines(run, now) if unheard() else ():
         typer.echo(line, err=True)

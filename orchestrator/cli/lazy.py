@@ -23,7 +23,7 @@ PLAIN = {
     "float range": "NUMBER",
     "path": "PATH",
 }
-"""What a value is called in help, by the type that Python has for it."""
+"""What the help calls a value of each Python type."""
 
 
 def described(record: tuple[str, str], *, argument: bool) -> tuple[str, str]:
@@ -71,7 +71,7 @@ class PlainCommand(_PlainHelp, TyperCommand):
 
 
 def _refuse_repeated(order: list[Any]) -> None:
-    """Raises `ConfigError` for an option of one value that was given twice: the last one would win in silence."""
+    """Raises `ConfigError` for an option of one value that was given twice: the last one would silently win."""
     for option, times in Counter(order).items():
         many = any(getattr(option, kind, False) for kind in ("multiple", "is_flag", "count"))
         if option.param_type_name != "option" or many or times < 2:
@@ -84,12 +84,12 @@ def _refuse_repeated(order: list[Any]) -> None:
 
 UNSET = "a shell variable may be unset; leave the option out, or give it a value"
 FREE = ("note",)
-"""Options that take prose, which may be none."""
+"""Options whose text may be empty."""
 
 
 def refuse_empty(given: Mapping[str, Any], order: list[Any]) -> None:
-    """Raises `ConfigError` for a value that is empty, as that of a shell's variable that is not set: it would mean the
-    current folder, every name, or that nothing was asked for. A list of arguments is its command's to read."""
+    """Raises `ConfigError` for an empty value, for example from a shell variable that is not set: it would mean the
+    current folder, every name, or nothing. Lists of arguments are checked by their commands."""
     for one in order:
         value = given.get(one.name)
         texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]

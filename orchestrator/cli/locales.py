@@ -1,4 +1,4 @@
-"""Text for terminals and pipes whose locale lacks some of our characters, as ISO-8859-1 and C without UTF-8 do."""
+"""Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ INSTEAD: Final[Mapping[str, str]] = {
     "×": "x", "µ": "u", "…": "...", "→": "->", "·": "-", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "—": "-",
     "−": "-", "━": "-", "╸": "-", "╺": "-", "✓": "+", "✗": "x",
 }  # fmt: skip
-"""What is written for a character that the locale does not have; for any other it is a question mark."""
+"""The replacements for characters that a locale may lack; any other such character becomes a question mark."""
 
 
 def instead(error: UnicodeError) -> tuple[str, int]:
-    """The characters that could not be written, in ASCII, and where to go on."""
+    """The replacement in ASCII for characters that could not be written, and the position at which to continue."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(INSTEAD.get(one, "?") for one in error.object[error.start : error.end]), error.end
 
 
 def in_any_locale(*streams: object) -> None:
-    """Has the streams write what their encoding lacks in ASCII, where they would raise."""
+    """Makes the streams write characters that their encoding lacks in ASCII instead of raising."""
     codecs.register_error(HANDLER, instead)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):

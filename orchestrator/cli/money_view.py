@@ -1,4 +1,4 @@
-"""What a person, or a script, sees of the ledger."""
+"""Shows the ledger, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.core.run.status import iso
 
 
 def all_of(ledger: Ledger, window: Window, now: datetime, *, practice: bool) -> Exposure:
-    """What is spent and held; on the embedded cloud its own dollars beside the real ones."""
+    """What is spent and held. The embedded cloud's dollars are separate from real ones."""
     real = exposure(ledger, window, now)
     if not practice:
         return real

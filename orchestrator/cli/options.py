@@ -1,4 +1,4 @@
-"""What every command takes, and how each finds the world."""
+"""The options that every command takes, and how a command gets its wiring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Options:
 
 
 def _look_after(wiring: Wiring, fleet: str) -> None:
-    """What drives fleets is loaded when one has to be looked after."""
+    """The code that drives fleets is loaded only when a fleet needs it."""
     import_module("orchestrator.cli.fleet_desk").look_after(wiring, fleet)
 
 

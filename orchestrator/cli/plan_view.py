@@ -1,4 +1,4 @@
-"""What a person sees of a plan."""
+"""Shows a plan in a terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
 
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
-    """What a rented machine costs and has; the sum that is held, and how it comes about."""
+    """The price and the parts of a rented machine, and the amount that is held with its calculation."""
     dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
     times = f"{count(plan.attempts, 'attempt')} of"
     disk = plan.config.machine
@@ -66,7 +66,7 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _expected(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
-    """What runs like it have taken in this bucket."""
+    """How long similar runs took in this bucket."""
     likely = plan.expectation
     if likely is None:
         return ()
@@ -75,7 +75,7 @@ def _expected(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _owned(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
-    """What a machine of one's own gives: time, and money only where its owner counts an hourly price."""
+    """The time limit on a host, and its cost if its owner set an hourly price."""
     times = f", tried again up to {plan.attempts} times if it is lost" if plan.attempts > 1 else ""
     price = f", {usd(plan.ceiling_usd)} by host.hourly_usd" if plan.ceiling_usd else ""
     return (("at most", f"{clock(plan.ttl_s)}{times}{price}"),)

@@ -1,4 +1,4 @@
-"""`bench prices`: what the price table says, how old it is, and how far each figure can be trusted."""
+"""`bench prices`: shows the price table, its age, and where each figure comes from."""
 
 from __future__ import annotations
 

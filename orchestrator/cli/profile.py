@@ -1,4 +1,4 @@
-"""`bench profile RUN --case …`: why a kernel takes its time, by Nsight Compute on a machine of its own kind."""
+"""`bench profile RUN --case …`: profiles a kernel with Nsight Compute on a machine of the run's kind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _write(found: Profiles, path: Path, *, json: bool) -> None:
 
 
 def _of_file(report: Path, *, json: bool) -> None:
-    """A report of Nsight Compute that lies here."""
+    """Shows a report file of Nsight Compute on this machine."""
     if not report.is_file():
         raise NotFound(f"file not found: {report}", hint="to profile a run, give its id: `bench profile RUN`")
     name = report.name.partition(".ncu-rep")[0]
@@ -92,7 +92,7 @@ def _of_file(report: Path, *, json: bool) -> None:
 def _profiled(
     wiring: Wiring, run_id: str, cases: tuple[str, ...], only: tuple[str, ...], wanted: str, *, quiet: bool
 ) -> str:
-    """The id of a run that measures nothing and profiles these cases."""
+    """Starts a run that only profiles these cases, and returns its id."""
     plan = wiring.plan_again(run_id, LaunchOptions("", None, ()))
     ids = tuple(_case_of(plan, text) for text in cases)
     for name in only:
@@ -123,7 +123,7 @@ def _profiled(
 
 
 def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
-    """What the machine will run. The path of a workload is the bucket's word: its files are sent only where they are
+    """What the machine will run. The path of a workload comes from the bucket, so its files are sent only if they are
     those that the run's machines had. Raises `ConfigError`."""
     payload = payload_of(plan.config)
     own, run = plan.config.workload, Engine(wiring.world(), run_id).look()
@@ -149,7 +149,7 @@ def _listed(names: Any) -> str:
 
 
 def _read(run_id: str, folder: Path) -> Profiles:
-    """Raises `NotFound` where the run has profiled nothing."""
+    """Raises `NotFound` if the run has profiled nothing."""
     try:
         summary = document((folder / "profile" / "summary.json").read_bytes())
     except (OSError, ValueError) as exc:
@@ -174,7 +174,7 @@ def _read(run_id: str, folder: Path) -> Profiles:
 
 
 def _pages_beside(report: Path) -> bool:
-    """Whether ncu itself wrote the report's figures beside it, which it does where it made the report."""
+    """Whether ncu wrote the report's figures to a file beside it, as it does when it makes the report."""
     return report.with_name(report.name.partition(".ncu-rep")[0] + ".metrics.csv").is_file()
 
 

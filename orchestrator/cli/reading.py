@@ -1,4 +1,4 @@
-"""From what a user named, a folder, a file or a run, to a report of it."""
+"""Reads the folder, file or run that the user named, and makes its report."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, .
 
 
 def _give_back(world: World) -> tuple[Failure, ...]:
-    """Money set aside for images that were never made; a ledger that cannot be read keeps nothing else undone."""
+    """Releases money that was set aside for images that were never made. An unreadable ledger stops nothing else."""
     try:
         look_after_builds(world)
     except BenchError as error:
@@ -117,7 +117,7 @@ def _give_back(world: World) -> tuple[Failure, ...]:
 
 
 def _settle_fleets(world: World) -> tuple[Failure, ...]:
-    """Fleets whose client is gone and whose end is past hold no money any more."""
+    """Settles the holds of fleets whose client is gone and whose end has passed."""
     try:
         reconcile(world, fleets_alone=True)
     except BenchError as error:

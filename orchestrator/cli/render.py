@@ -1,4 +1,4 @@
-"""What a person sees of runs. Pure: state in, rich renderables or lines out."""
+"""Shows runs in a terminal. Pure: state in, rich renderables or lines out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def usd(amount: Decimal) -> str:
 
 
 SIMULATED: Final = "simulated prices: no dollar is spent"
-"""What stands beside the dollars of the embedded cloud."""
+"""The note beside the embedded cloud's dollars."""
 
 
 def unpriced(run: Run) -> bool:
@@ -159,7 +159,7 @@ def _phase_note(run: Run, phase: str) -> RenderableType:
 
 @dataclass(frozen=True)
 class Progress:
-    """A bar and the cases behind it. Where there is little room it is the bar that gives way."""
+    """A bar, followed by the number of cases. If there is little room, the bar is shortened."""
 
     done: int
     total: int
@@ -199,7 +199,7 @@ def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
 
 
 def diagnoses(run: Run) -> list[str]:
-    """What was diagnosed of a run, a line each, once."""
+    """The diagnoses of a run, each once, one line for each."""
     return list(dict.fromkeys(map(_diagnosis, run.diagnoses)))
 
 
@@ -246,7 +246,7 @@ def time_lines(run: Run, now: datetime) -> Iterable[str]:
 
 
 def ending_lines(run: Run, now: datetime) -> Iterable[str]:
-    """The last words of `bench launch` for a person."""
+    """The last lines of `bench launch`."""
     if run.kept is not None:
         idle_until = run.current.idle_until
         left = f"; it deletes itself in {clock((idle_until - now).total_seconds())}" if idle_until else ""
@@ -276,9 +276,9 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
 
 
 PHASE = 12
-"""Characters of a phase: what is longer is none of ours."""
+"""The most characters of a phase: bench has no longer one."""
 DEVICE = 8
-"""Fewer characters of a device's name say nothing."""
+"""The fewest characters of a device's name that are worth showing."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`bench report RUN|FOLDER`: what a run says, as one HTML file, as Markdown and as data."""
+"""`bench report RUN|FOLDER`: writes a run's report as one HTML file, as Markdown and as data."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def results_view(fetched: Fetched, report: Report) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class Widest:
-    """The first of several tables that there is room for; the last where there is none. No digit is cut."""
+    """The first of several tables that fits; the last one if none does. No digit is cut."""
 
     tables: tuple[Table, ...]
 

@@ -1,4 +1,4 @@
-"""Where people's output goes: a terminal of some width, or a pipe. Nothing that carries meaning is cut in either."""
+"""Prints output to a terminal of some width, or to a pipe. Nothing that carries meaning is cut in either."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 ENDLESS = 10_000
-"""Columns of a pipe, which has no edge."""
+"""The width of a pipe, which has no limit."""
 
 
 def plain() -> bool:
@@ -37,7 +37,7 @@ class Columns(Table):
     row is a line with tabs between, for cut, awk and grep."""
 
     def __init__(self, *heads: str, right: Sequence[str] = (), droppable: Sequence[str] = ()) -> None:
-        """With a column under each head, whose cells are not wrapped; those of the heads in `right` stand there."""
+        """Adds a column for each head. Its cells are not wrapped; columns in `right` are aligned to the right."""
         super().__init__(box=None, padding=(0, 2, 0, 0), header_style="dim")
         self.droppable = droppable
         for head in heads:

@@ -17,7 +17,7 @@ from orchestrator.core.wording import count
 from orchestrator.wiring import Wiring, site_files
 
 LIVE_S = 2.0
-"""How often the bucket is looked at while a run is going on."""
+"""How often the bucket is read while a run is live."""
 QUIET_S = 15.0
 PREFIX = re.compile(r"site(?:[/-][a-z0-9][a-z0-9._-]{0,60}){0,4}")
 
@@ -67,7 +67,7 @@ def _said(built: Built) -> str:
 
 
 def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) -> None:
-    """Until it is interrupted. A bucket that does not answer for a while is no reason to stop."""
+    """Serves until it is interrupted. It continues if the bucket does not answer for a while."""
     source = source_of(wiring)
     built = build(source, out)
     with site_files.serve(out, port) as server:

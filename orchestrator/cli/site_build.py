@@ -31,9 +31,9 @@ from orchestrator.store.index import IndexLine, RunIndex
 from orchestrator.wiring import Wiring, write_atomically
 
 STATE: Final = "site.json"
-"""Beside the pages: what was made from what, and every run in numbers."""
+"""The file beside the pages that says what each page was made from, and has every run's numbers."""
 ALONE: Final = 24
-"""So many pages of runs are made faster by one process than by several, which take half a second to start."""
+"""Up to so many pages, one process is faster than several, which take half a second to start."""
 MOST: Final = 8
 
 
@@ -51,7 +51,7 @@ class State(BaseModel):
 
 @dataclass(slots=True)
 class Built:
-    """What a build did. `live` are runs that are not over yet."""
+    """The result of a build. `live` are the runs that are not over yet."""
 
     folder: Path
     runs: int = 0
@@ -128,7 +128,7 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
 
 
 def _before(folder: Path, bucket: str) -> State:
-    """What the last build left; nothing where it was another version's, or of another bucket."""
+    """The state that the last build left; empty if another version made it, or for another bucket."""
     try:
         data = (folder / STATE).read_bytes()
     except FileNotFoundError:
@@ -157,13 +157,13 @@ def _is_part(path: Path) -> bool:
 
 
 def _whole(folder: Path, state: State) -> bool:
-    """Whether no page was taken away since."""
+    """Whether every page still exists."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.html")}
     return {*state.sources, *(run_page(run) for run in state.runs)} <= there
 
 
 def _code() -> str:
-    """A digest of what makes the pages: another version makes them again."""
+    """A digest of the code that makes the pages: another version makes them again."""
     seen = hashlib.sha256()
     for package in (orchestrator.analysis, orchestrator.report):
         for path in sorted(Path(package.__path__[0]).rglob("*")):
@@ -173,7 +173,7 @@ def _code() -> str:
 
 
 def _made(source: Source, lines: Sequence[IndexLine], processes: int) -> Iterator[tuple[str, Digest, str]]:
-    """The digest and the page of each run; by several processes where there are many."""
+    """The digest and the page of each run; several processes share the work if there are many."""
     found = materials(source.bucket, lines, source.look, source.now)
     if len(lines) < ALONE or processes < 2:
         for one in found:
@@ -193,7 +193,7 @@ def _made(source: Source, lines: Sequence[IndexLine], processes: int) -> Iterato
 
 
 def _write(path: Path, text: str) -> int:
-    """Writes what is other than what is there; 1 if it did."""
+    """Writes the page if it differs from the file; returns 1 if it did."""
     data = text.encode()
     try:
         if path.stat().st_size == len(data) and path.read_bytes() == data:

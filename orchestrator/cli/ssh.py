@@ -51,7 +51,7 @@ def ssh(
 
 
 def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that reaches the run's machine. Raises `ConfigError` where there is none to reach."""
+    """The command that reaches the run's machine. Raises `ConfigError` if there is no machine to reach."""
     vm = run.vm
     place = (run.guest_of.vm, run.guest_of.zone) if run.guest_of is not None else None
     if vm is not None and vm.open and vm.started_at is not None:

@@ -86,7 +86,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
-    """What cold starts have taken in this bucket, by one listing."""
+    """How long cold starts took in this bucket; takes one listing."""
     if run.plan is None:
         return None
     lines = [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
@@ -143,7 +143,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
 
 
 def _alive(wiring: Wiring) -> tuple[Finding, ...]:
-    """Every machine that exists, with the verdict on it. When there is none, nothing more is loaded or read."""
+    """Every machine that exists, with its verdict. If there is none, nothing more is loaded or read."""
     instances = wiring.alive()
     if not instances:
         return ()
@@ -185,6 +185,6 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
 
 
 def _reconcile(wiring: Wiring) -> None:
-    """Holds of clients that died: given back, or counted as spent, as far as that is known by now."""
+    """Releases the holds of clients that died, or counts them as spent, as far as this can be decided now."""
     if is_due(wiring.ledger.read()):
         reconcile(wiring.world())

@@ -15,7 +15,7 @@ from orchestrator.runs.engine import Engine
 
 
 def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
-    """What has become of a run whose end cannot be written into the ledger."""
+    """The message for a run whose cost cannot be written into the ledger."""
     may_exist = any(vm.open for vm in state.vms)
     machine = "its machine may still exist" if may_exist else "its machine is gone"
     return DocumentUnreadable(f"run {state.run_id}: {machine}, but its cost was not settled: {exc}", hint=exc.hint)

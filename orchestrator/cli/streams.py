@@ -1,5 +1,5 @@
-"""Standard output and error that go on as if all were written once nobody reads them, or there is no room: a machine is
-looked after, a hold given back, and only then is it said and told in the exit code."""
+"""Standard output and error that ignore failed writes: if nobody reads them, or the disk is full, the command first
+finishes its work (a machine is deleted, a hold released) and then reports the failure and sets the exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READER_LEFT: Final = 141
 
 
 class Enduring(io.FileIO):
-    """A stream that is written to for as long as it can be; from then on what is written leads nowhere."""
+    """A stream that discards what is written once writing to it has failed."""
 
     lost: OSError | None = None
 
@@ -64,7 +64,7 @@ def endure() -> None:
 
 
 def lost(stream: object) -> OSError | None:
-    """Why nothing that is written to the stream arrives any more; None while it does, as far as is known."""
+    """The error because of which the stream discards its output; None as long as writing has not failed."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return raw.lost if isinstance(raw, Enduring) else None
 
@@ -84,7 +84,7 @@ def unheard() -> bool:
 
 
 class Unheard(threading.Event):
-    """Set once nobody hears what goes to standard output, if not before."""
+    """Becomes true at the latest when nobody reads standard output."""
 
     def is_set(self) -> bool:
         return super().is_set() or unheard()

@@ -1,4 +1,4 @@
-"""Saying what was left out, once all else has been done or shown: on standard error, and in the exit code."""
+"""Reports what could not be read, after everything else was done or shown: on standard error and by the exit code."""
 
 from __future__ import annotations
 

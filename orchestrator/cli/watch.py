@@ -36,7 +36,7 @@ def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[
 
 
 class Watch:
-    """What following a run tells somebody."""
+    """Shows the progress of a run that is followed."""
 
     def say(self, text: str) -> None: ...
     def step(self, text: str) -> None: ...
@@ -100,7 +100,7 @@ class PlainWatch(Watch):
 
 
 class LiveWatch(Watch):
-    """One picture that changes in place."""
+    """A live view that is redrawn in place."""
 
     def __init__(self, console: Console, view: Live, now: Callable[[], datetime] = utc_now) -> None:
         self.console = console
@@ -125,7 +125,7 @@ class LiveWatch(Watch):
 
 
 def hint(run: Run) -> str:
-    """What Ctrl-C does now."""
+    """The line that says what Ctrl-C does at the moment."""
     if run.closed is not None:
         return ""
     if run.goes_on_alone:

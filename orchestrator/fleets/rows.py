@@ -196,7 +196,7 @@ def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[
     bucket.compose(f"{base}.csv.gz", names)
     entry = _entry(bucket, f"{base}.csv.gz")
     if entry is None:
-        raise Unavailable(f"{base}.csv.gz was deleted as soon as it was made", hint="fetch again")
+        raise Unavailable(f"{base}.csv.gz was deleted as soon as it was made", hint="run the same command again")
     return entry
 
 

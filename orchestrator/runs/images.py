@@ -218,7 +218,7 @@ def shelf_of(world: World) -> Shelf:
     if world.shelf is None:
         raise ConfigError(
             "machines of your own cannot have prepared images",
-            hint="configure a Google project, or use the embedded cloud",
+            hint="`bench init` sets up a Google project, and `bench init --embedded` the embedded cloud",
         )
     return world.shelf
 

@@ -100,7 +100,7 @@ def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Chi
     if total > MOST_CHILDREN:
         raise ConfigError(
             f"the sweep has {count(total, 'child', 'children')}; a fleet has at most {MOST_CHILDREN:,}",
-            hint="fewer repeats, larger cases_per_child, or several fleets",
+            hint="choose fewer repeats, a larger cases_per_child, or several fleets",
         )
     place = {gpu: number for number, gpu in enumerate(sweep.gpus)}
     entries = [
