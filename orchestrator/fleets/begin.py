@@ -1,4 +1,4 @@
-"""A fleet begins: what it was asked for is stored, then its worst case is held, then it is listed."""
+"""Begins a fleet: stores its record, then holds its worst case, then lists it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from orchestrator.store.fleets import Control, FleetRecord, JobRecord
 
 
 def cap_of(sweep: Sweep) -> str:
-    """What a pause begins with that another cap of the fleet ends."""
+    """The beginning of the reason of a pause that a higher cap of the fleet ends."""
     return f"the fleet's cap of ${sweep.cap_usd}"
 
 
@@ -28,12 +28,12 @@ def with_jobs(control: Control, jobs: Sequence[JobRecord], generation: int) -> C
 
 
 def ended(control: Control, **why: str) -> Control:
-    """No job goes on; `resume` starts others."""
+    """Stops all jobs; `resume` starts new ones."""
     return control.model_copy(update={**why, "cancelled": following(control)})
 
 
 def resumed(control: Control) -> Control:
-    """It goes on under the hold that it has."""
+    """The fleet continues under its present hold."""
     return control.model_copy(update={"paused": "", "stopped": "", "persisted": True})
 
 

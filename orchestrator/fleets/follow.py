@@ -1,4 +1,4 @@
-"""A fleet on a scheduler: what its children did is told, and what is missing starts again, by whoever looks next."""
+"""Follows a fleet on a scheduler: each look records what its children did and starts again what is missing."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecord
 
 PATIENCE: Final = timedelta(seconds=30)
-"""For so long a child may be known to nobody before it is started again: a controller that restarts finds it again."""
+"""How long a child may be unknown to the scheduler before it is started again: a controller may be restarting."""
 ENDINGS: Final = 30
-"""So often, two seconds apart, it is looked whether the last machines are gone; else whoever looks next settles."""
+"""How many times, two seconds apart, to check that the last machines are gone; after that, the next look settles."""
 WRONG: Final = 10
 READERS: Final = 8
 STATES: Final[Mapping[str, State]] = {
@@ -55,7 +55,7 @@ STATES: Final[Mapping[str, State]] = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at a fleet."""
+    """The result of one look at a fleet."""
 
     state: FleetState
     control: Control
@@ -63,7 +63,7 @@ class Seen:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do, or to wait for."""
+        """Whether there is nothing left to do or to wait for."""
         idle = not any(job.running or job.pending for job in self.jobs)
         return self.state.over or (bool(self.control.stopped or self.control.paused) and idle)
 
@@ -75,7 +75,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Follower:
-    """Looks after one fleet on a scheduler."""
+    """Drives one fleet on a scheduler."""
 
     world: World
     store: FleetStore
@@ -99,13 +99,14 @@ class Follower:
         return Purse(self.world, self.record)
 
     def look(self) -> Seen:
-        """What is known of the fleet, without asking its engine."""
+        """What the bucket says about the fleet, without asking its scheduler."""
         if self._state is None:
             self._state = self.store.state(self.children)
         return Seen(self._state, self.store.control())
 
     def step(self, *, start: bool = True) -> Seen:
-        """Brings home what there is, applies the laws, starts what is missing (with `start`), settles what is over."""
+        """Copies new results to the bucket, judges the children, starts what is missing (if `start`), and settles what
+        is over."""
         seen = self.look()
         control = seen.control
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
@@ -132,7 +133,7 @@ class Follower:
         return after
 
     def stop(self, by: str) -> Seen:
-        """Ends every job; what is stored stays, and `resume` goes on with the rest."""
+        """Ends every job. What is stored stays, and `resume` continues with the rest."""
         control = self.store.decide(lambda one: ended(one, stopped=one.stopped or by))
         self.scheduler.cancel([job_name(self.record.fleet, job.number) for job in control.jobs])
         return self.step(start=False)
@@ -364,7 +365,7 @@ class Follower:
         return found
 
     def _machines_usd(self, names: Sequence[str]) -> Decimal:
-        """What rented machines have cost at most, children or not."""
+        """The most that rented machines can have cost, whether they ran children or not."""
         if self.machine_seconds is None:
             return Decimal(0)
         lived = self.machine_seconds(names)

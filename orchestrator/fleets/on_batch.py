@@ -1,4 +1,4 @@
-"""What a fleet on Google Cloud Batch needs to know of a configuration: where it may run, at which price, on what."""
+"""Where a fleet on Google Cloud Batch may run a configuration, at which price, and on which machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.plan.offered import priced_offers
 
 REGIONS: Final = 3
-"""A job goes through so many regions, the cheapest first: a silent queue costs ten minutes in each."""
+"""How many regions a job tries, the cheapest first: a queue without an answer costs ten minutes in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ def by_region(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
 
 
 def hourly(config: Config, prices: PriceSheet) -> Decimal:
-    """The price that a fleet is held at: no region that its jobs may go to is dearer. Raises `NoCapacity`."""
+    """The price that a fleet's hold assumes: no region that its jobs may use costs more. Raises `NoCapacity`."""
     return list(dearest_by_region(config, prices).values())[:REGIONS][-1]
 
 
 def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
-    """The regions that cost no more than what the fleet was held at. Raises `NoCapacity` where none is left."""
+    """The regions that cost no more than the hold of the fleet assumes. Raises `NoCapacity` if there are none."""
     found = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
     if not found:
         raise NoCapacity(

@@ -1,9 +1,9 @@
 """A fleet as ordinary runs, one for each child, driven by this process.
 
-On rented machines several at a time, on machines of one's own one at a time each. Every child holds its own worst case;
-what is under way outlives the client. A host that cannot be reached for a minute takes no more part: what it had in
-hand goes to the others as soon as they are free, or to whoever resumes the fleet. What it stores nevertheless is
-brought home when it is seen again, and changes nothing: a case is created once.
+Several children run at a time on rented machines; each host runs one at a time. Every child holds its own worst case,
+and running children outlive the client. A host that cannot be reached for a minute is not used any more: its child goes
+to another host as soon as one is free, or to the client that resumes the fleet. What the host stores nevertheless is
+copied when it is reachable again, and changes nothing, because a case is created only once.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from orchestrator.runs.resume import resume, stored_plan
 from orchestrator.store.fleets import FleetRecord, FleetStore
 
 OURS: Final = (BudgetExceeded, ConfigError, PermissionDenied, DocumentUnreadable)
-"""What stops the whole fleet: the next child would meet it too."""
+"""Errors that stop the whole fleet, because the next child would meet them too."""
 AGAIN_S: Final = 20.0
-"""Between two machines for one child: what had none a moment ago has none now."""
+"""The pause before the next request for one child's machine: where there was none a moment ago, there is none now."""
 LOOK_S: Final = 1.0
-"""A host that has nothing to do looks so often whether another one has left something."""
+"""How often an idle host checks whether another host has left a child."""
 ENDED: Final[dict[Phase, State]] = {
     Phase.SUCCEEDED: "stored",
     Phase.INCORRECT: "wrong",
@@ -56,7 +56,7 @@ ENDED: Final[dict[Phase, State]] = {
 
 
 class Site(Protocol):
-    """One worker's view of the world: connections of its own."""
+    """The connections of one worker."""
 
     def plan(self, config: Config, name: str) -> LaunchPlan: ...
     def world(self, config: Config) -> World: ...
@@ -77,18 +77,18 @@ class RunFleet:
     targets: Sequence[str]
     say: Callable[[str], None] = lambda _: None
     stop: threading.Event = field(default_factory=threading.Event)
-    """Nothing more is begun, and what goes on by itself is left."""
+    """No more children are started; those that run without this client are left running."""
     abandoned: threading.Event = field(default_factory=threading.Event)
-    """What waits for a machine is stopped, too."""
+    """Children that wait for a machine are stopped too."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _state: FleetState | None = None
     _taken: set[int] = field(default_factory=set)
     _left: set[int] = field(default_factory=set)
-    """Children whose run somebody stopped while we looked on: `resume` takes them up again."""
+    """Children whose run somebody stopped meanwhile: `resume` continues them."""
     _away: set[str] = field(default_factory=set)
-    """Hosts that take no more part."""
+    """Hosts that are not used any more."""
     _held: dict[int, Decimal] = field(default_factory=dict)
-    """What children under way may cost."""
+    """What running children may cost."""
 
     def look(self) -> Seen:
         if self._state is None:
@@ -96,7 +96,7 @@ class RunFleet:
         return Seen(self._state, self.store.control())
 
     def follow(self) -> Seen:
-        """Measures what is open, to the end of the fleet, a pause, or `stop`. Raises what stops the whole fleet."""
+        """Measures the open children until the fleet ends, pauses or is stopped. Raises what stops the whole fleet."""
         self.look()
         failures: list[BaseException] = []
         with ThreadPoolExecutor(len(self.targets)) as pool:
@@ -140,7 +140,8 @@ class RunFleet:
         self.store.decide(lambda one: one.model_copy(update=fresh))
 
     def end(self, by: str, world: World) -> Seen:
-        """Nothing more is begun, by whichever client; machines under way are deleted. What is stored stays."""
+        """Stops the fleet for every client: no more children are started, and machines are deleted. What is stored
+        stays."""
         self.store.decide(lambda one: one.model_copy(update={"stopped": one.stopped or by}))
         for child in self.look().state.open:
             run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
@@ -218,7 +219,7 @@ class RunFleet:
         return line.state != "running", line.attempt > 0, child.index
 
     def _may_come(self, target: str) -> bool:
-        """Whether a host that has nothing to do may get something yet: what others have in hand, should they die."""
+        """Whether an idle host may still get a child: those of other hosts, if these die."""
         control = self.store.control()
         with self._lock:
             assert self._state is not None
@@ -234,7 +235,7 @@ class RunFleet:
         )
 
     def _measure(self, site: Site, child: Child, target: str) -> None:
-        """One child to the end of its run. One that another client began is taken on."""
+        """Drives one child to the end of its run, also one that another client began."""
         config = self.configured(child.cell)
         if target:
             config = config.model_copy(update={"host": config.host.model_copy(update={"targets": (target,)})})
@@ -338,7 +339,7 @@ class RunFleet:
         )
 
     def _afford(self, child: Child, plan: LaunchPlan) -> None:
-        """Raises `BudgetExceeded` where the child's worst case does not fit under the fleet's own cap."""
+        """Raises `BudgetExceeded` if the child's worst case does not fit under the fleet's own cap."""
         cap = self.record.sweep.cap_usd
         with self._lock:
             assert self._state is not None

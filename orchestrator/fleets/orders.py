@@ -1,4 +1,4 @@
-"""What the machines of children are told: a run spec for each, and the plan that its run goes by."""
+"""The orders for the machines of children: a run spec for each, and the plan of its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.core.plan.plan import LaunchPlan, run_spec
 
 
 def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
-    """The plan of one child: of its configuration's cases those that are its own."""
+    """The plan of one child: its own part of its configuration's cases."""
     if not child.cases:
         return plan
     strange = sorted(set(child.cases) - set(plan.cases))
@@ -39,7 +39,7 @@ def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
 
 
 def plan_of(config: Config, name: str, mode: Mode) -> LaunchPlan:
-    """The plan of a run on a machine that a scheduler gives: no offers, and no hold of its own."""
+    """The plan of a run on a machine from a scheduler: it has no offers and no hold of its own."""
     grids = effective_grids(config, mode)
     cases = case_ids_of(config, grids)
     return LaunchPlan(

@@ -1,4 +1,4 @@
-"""From a sweep to what it would be: children, jobs, worst case, expected dollars and hours. Nothing is spent."""
+"""Makes the plan of a sweep: children, jobs, worst case, expected dollars and hours. It spends nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """All that is decided before a cent is spent."""
+    """Everything that is decided before any money is spent."""
 
     sweep: Sweep
     children: tuple[Child, ...]
@@ -51,7 +51,7 @@ class FleetPlan:
 
     @property
     def expected_s(self) -> int:
-        """With every machine there from the beginning."""
+        """The expected time if every machine is there from the beginning."""
         if all(job.ceiling_usd is None for job in self.jobs):
             return max(job.expected_s for job in self.jobs)
         # Children that are runs of one client's take whatever machine of `parallel` is free.
@@ -155,7 +155,7 @@ def with_quotas(
 
 
 def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) -> tuple[JobCost, ...]:
-    """What each GPU's machines come to."""
+    """The price and the time of each GPU's machines."""
     counted = Counter(child.cell.gpu for child in children)
     machines = divide(sweep.parallel, counted, sweep.shares)
     return tuple(

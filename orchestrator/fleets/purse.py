@@ -1,4 +1,4 @@
-"""The one entry of a fleet in the ledger: its worst case is held once, its children never touch it."""
+"""The entry of a fleet in the ledger: its worst case is held once, and its children never change the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.store.fleets import FleetRecord
 
 @dataclass(frozen=True, slots=True)
 class Purse:
-    """What one fleet may spend."""
+    """Holds and settles the money of one fleet."""
 
     world: World
     record: FleetRecord
@@ -48,7 +48,7 @@ class Purse:
         return answer if isinstance(answer, Refused) else None
 
     def check(self, usd: Decimal) -> None:
-        """Raises `BudgetExceeded` where `usd` could not be held now. Nothing is."""
+        """Raises `BudgetExceeded` if `usd` could not be held now. It holds nothing."""
         self._with_open_holds_settled(lambda: self._check(usd))
 
     def _check(self, usd: Decimal) -> Refused | None:
@@ -57,7 +57,7 @@ class Purse:
         return verdict if isinstance(verdict, Refused) else None
 
     def _with_open_holds_settled(self, ask: Callable[[], Refused | None]) -> None:
-        """Before money is refused, holds of clients that died are looked after."""
+        """Settles the holds of clients that died before it refuses money."""
         refused = ask()
         if refused is not None and any(found.settled for found in reconcile(self.world, eager=True)):
             refused = ask()
@@ -65,7 +65,7 @@ class Purse:
             raise _too_dear(refused)
 
     def holds(self, generation: int = 0) -> bool:
-        """Whether machines may be asked for: the hold is there and not settled, or the fleet costs nothing."""
+        """Whether machines may be requested: the hold exists and is not settled, or the fleet costs nothing."""
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
         return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
 

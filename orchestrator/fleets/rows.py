@@ -59,7 +59,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Rows that are stored, by child; `strange` is what lies in their place and says nothing that is one's."""
+    """The stored rows, by child; `strange` are objects in their place that are not a child's rows."""
 
     whole: dict[int, Member]
     strange: dict[int, Entry]
@@ -93,7 +93,7 @@ def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) ->
 
 
 def _line(cells: Sequence[str]) -> str:
-    """As a line of CSV, without its end."""
+    """The cells as a line of CSV, without its line end."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()[:-1]
@@ -146,7 +146,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
-    """Members by their columns, those with the most rows first; in each the order of the children."""
+    """The members, grouped by their columns, groups with the most rows first; in the order of the children."""
     parts: dict[tuple[str, ...], list[Member]] = {}
     for member in sorted(found, key=lambda one: one.index):
         if member.rows:

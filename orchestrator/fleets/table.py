@@ -1,4 +1,4 @@
-"""All rows of a fleet on this machine, each child's checked: what is none of its rows is made again from its cases."""
+"""Downloads all rows of a fleet and checks each child's: damaged rows are made again from the child's cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way in which the ledger changes: whoever changes it, the thresholds are judged and said."""
+"""The only way to change the ledger: after every change the alert thresholds are checked, and due alerts are sent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Accounts:
 
 
 def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:
-    """Says each alert once, to whoever asked to hear of it."""
+    """Sends each alert once, to everybody who asked for alerts."""
     for alert in due:
         data = {"window": alert.window, "key": alert.key, "threshold_percent": str(alert.threshold)}
         money = {"spent_usd": str(alert.spent), "held_usd": str(alert.held), "cap_usd": str(alert.cap)}

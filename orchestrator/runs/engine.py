@@ -1,4 +1,4 @@
-"""Observe, decide, perform, record: until the run is over. Everything that thinks is in `core.decide`."""
+"""Observes a run, decides, acts and records, until the run is over. All decisions are in `core.run.decide`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What only the client that launched a run can do for it: start machines."""
+    """What only the client that launched a run can do: start machines."""
 
     offers: tuple[Offer, ...]
     request: RequestFor
@@ -91,12 +91,12 @@ def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: s
 
 
 def is_done(run: Run) -> bool:
-    """Whether nothing will ever be to do for the run again."""
+    """Whether the run is over and nothing remains to be done for it."""
     return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
 
 
 GROWING: Final = frozenset({"cost_usd", "seconds", "paid_s", "measuring_s"})
-"""What grows with time alone: no reason to write a run's line again."""
+"""Fields that only grow with time: if nothing else changed, a run's index line is not written again."""
 
 
 class Engine:
@@ -110,17 +110,17 @@ class Engine:
         self._indexed: dict[str, str] = {}
         self._by = uuid4().hex[:8]
         self._found_gone: set[tuple[str, str]] = set()
-        """Machines, by zone and name, of which the cloud has told this client that they are gone."""
+        """The machines, by zone and name, that the cloud has reported as gone to this client."""
 
     def look(self) -> Run:
-        """The run as its log tells it now."""
+        """The state of the run, folded from its log as it is now."""
         run = replay(self.log.read())
         if run is None:
             raise NotFound(f"run not found: {self.run_id}", hint="`bench status` lists the runs in this bucket")
         return run
 
     def step(self) -> tuple[Run, float]:
-        """One turn. Returns the run after it, and for how long nothing needs doing (0: another turn at once)."""
+        """One turn. Returns the run after it, and the seconds until the next turn is needed (0: at once)."""
         run = self.look()
         seen = self.observe(run)
         if run.vm is not None and is_host(run.vm.zone):
@@ -146,7 +146,7 @@ class Engine:
         return run, pause
 
     def catch_up(self) -> Run:
-        """Turns for as long as there is something to do at once. Raises what the ports raise."""
+        """Makes turns as long as something can be done at once. Raises what the ports raise."""
         run, pause = self.look(), 0.0
         while not pause and not is_done(run):
             run, pause = self.step()
@@ -159,8 +159,8 @@ class Engine:
         trouble: Callable[[Unavailable, float], None] | None = None,
         until: Callable[[Run], bool] = lambda _: False,
     ) -> Run:
-        """Turns until the run is over, or `until` says that it is enough. An unreachable service is waited for, up to
-        ten minutes in one piece; a machine that may not be deleted, until it is gone."""
+        """Makes turns until the run is over, or `until` returns true. If a service is unreachable, waits up to ten
+        minutes for it; if a machine may not be deleted, waits until it is gone."""
         waited = 0.0
         while True:
             try:
@@ -196,7 +196,7 @@ class Engine:
         return do.Observation(*looked_for(self.world.cloud(), vm))
 
     def perform(self, command: do.Command, run: Run) -> bool:
-        """Does it. False when another client is at it, or knows more: look again later, and do nothing else."""
+        """Carries out a decision. False if another client is doing it, or knows more: then look again later."""
         match command:
             case do.Create(offer=offer, attempt=attempt):
                 refused = self._armed(run, offer, attempt)
@@ -242,7 +242,7 @@ class Engine:
             ) from exc
 
     def request_stop(self, by: str, reason: str) -> None:
-        """Asks whoever drives the run to end it. A later resumption is not stopped by it."""
+        """Asks every client that drives the run to end it. It does not end a later generation of the run."""
         self.log.append(ev.StopRequested(by=by, reason=reason, generation=self.look().generation))
 
     def end_unbegun(self, why: str) -> bool:
@@ -255,7 +255,7 @@ class Engine:
         return ended
 
     def _diagnose(self, outcome: Phase, detail: str) -> None:
-        """No run that went wrong is closed before somebody has said why."""
+        """Adds a diagnosis to a failed run that has none, before it is closed."""
         events = self.log.read()
         if not wants_diagnosis(outcome, events):
             return
@@ -267,7 +267,7 @@ class Engine:
     # --- machines ---------------------------------------------------------------------------------------------------
 
     def _armed(self, run: Run, offer: Offer, attempt: int) -> NotArmed | None:
-        """Why we may not ask for machine number `attempt`; None when we may. Raises `BudgetExceeded` when the ledger
+        """Why machine number `attempt` may not be requested; None if it may. Raises `BudgetExceeded` if the ledger
         holds nothing for the run, or less than the machine alone can cost."""
         key, now = hold_key(self.run_id, run.generation), self.world.clock.now()
         patience = self.world.policy.insert_limit_s
@@ -358,8 +358,8 @@ class Engine:
     # --- money ------------------------------------------------------------------------------------------------------
 
     def _settle(self, run: Run, cost: Decimal) -> bool:
-        """Replaces the hold by the cost. False when a machine may be on its way that we have not heard of, or is still
-        there."""
+        """Replaces the hold by the cost. False if a machine still exists, or one may have been requested that this
+        client does not know."""
         metered = cost_by_the_cloud(self.world.cloud, run, self.world.clock.now(), self._found_gone, self._delete)
         if metered is None:
             return False
@@ -384,7 +384,7 @@ class Engine:
     # --- the index --------------------------------------------------------------------------------------------------
 
     def write_index(self, run: Run) -> None:
-        """Caches the fold for `bench status`. Losing it costs a re-reading, nothing else."""
+        """Caches the state for `bench status`. If the cache is lost, the events are only read again."""
         line = encode(status_line(run, self.world.clock.now()))
         stable = {key: value for key, value in line.items() if key not in GROWING}
         if stable == self._indexed:

@@ -1,4 +1,4 @@
-"""Prepared images: made by a run that ends in a seal, listed, deleted, and looked after once they are due."""
+"""Prepared images: made by a run that ends with a seal, listed, validated, and deleted when they are due."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MARGIN_S: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class ImageWish:
-    """What an image is to be: for which GPU, from which base, for how long, with what on it."""
+    """The image to build: for which GPU, from which base image, for how long, and with what on it."""
 
     gpu: str
     base: str
@@ -55,13 +55,13 @@ class ImageWish:
 
 
 def wish_of(config: Config, base: str, days: int) -> ImageWish:
-    """What launches with this configuration would boot from."""
+    """The image from which launches with this configuration would boot."""
     needs = () if config.workload is None else config.workload.needs
     return ImageWish(config.gpu, base, config.environment.torch, days, config.machine.disk_gb, needs)
 
 
 def build_plan(plan: LaunchPlan, wish: ImageWish) -> LaunchPlan:
-    """The plan of a run on a small machine that prepares its own disk in the place of measuring."""
+    """The plan of a run on a small machine that prepares its own disk instead of measuring."""
     prepare = {"ncu": True, "wait_s": max(300, plan.ttl_s - 900)}
     return replace(plan, image=wish.base, base_image="", prepare=prepare, cases=(), measurements_per_implementation=0)
 
@@ -124,7 +124,7 @@ def _recorded(world: World, name: str) -> ImageRecord | None:
 
 
 def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
-    """Notes what the image can cost at most, if that fits under every cap."""
+    """Holds the most that the image can cost, if that fits under every cap."""
     now = world.clock.now()
     most = storage_usd(wish.disk_gb * 2**30, wish.days * 86_400)
 
@@ -147,7 +147,7 @@ def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
 
 
 def _request(name: str, wish: ImageWish, run_id: str, vm: Vm, marks: Mapping[str, str], left_s: float) -> ImageRequest:
-    """What is asked of the cloud; asked twice, it is one image."""
+    """The request to the cloud. Sent twice, it makes one image."""
     return ImageRequest(
         name=name,
         family=family_of(wish.gpu),
@@ -214,7 +214,7 @@ def _unmade(world: World, name: str) -> bool:
 
 
 def shelf_of(world: World) -> Shelf:
-    """Raises `ConfigError` where there can be no images."""
+    """Raises `ConfigError` if there can be no images."""
     if world.shelf is None:
         raise ConfigError(
             "machines of your own cannot have prepared images",

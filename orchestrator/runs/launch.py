@@ -1,4 +1,4 @@
-"""From a plan to a run that goes on without us: plan recorded, worst case held, payload stored, machines asked for."""
+"""Starts a run from a plan: records the plan, holds the worst case, stores the payload, and makes the run's engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a launch needs to know of the place it launches into."""
+    """What a launch needs to know about the place in which it launches."""
 
     mode: Mode
     bucket: str
@@ -44,7 +44,7 @@ class LaunchContext:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """A run as it is asked for: its id, its plan, what its machines run, and where."""
+    """Everything that is needed to start a run: its id, its plan, its payload, and the place."""
 
     run_id: str
     plan: LaunchPlan
@@ -141,7 +141,7 @@ def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], N
 
 
 def store_payload(world: World, payload: Payload, log: EventLog) -> bool:
-    """Puts it into the bucket and notes so; False where the same was there already."""
+    """Stores the payload in the bucket and records that; False if the same payload was there already."""
     stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
     return stored
@@ -195,7 +195,7 @@ def _refuse(answer: Ledger | Refused) -> None:
 
 
 def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
-    """The one place where a plan becomes a request for a machine."""
+    """The request for a machine that a plan stands for. No other function makes one."""
     plan, payload, where, run_id = order.plan.of(offer), order.payload, order.where, order.run_id
     machine = plan.config.machine
     spec = run_spec(

@@ -1,4 +1,4 @@
-"""The log of a run as it grows: from the machine's serial port while it lives, from the bucket otherwise."""
+"""Follows the log of a run: from the machine's serial port while the machine exists, otherwise from the bucket."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestrator.ports import Bucket, Cloud, SerialChunk
 
 
 class LogTail:
-    """Gives what is new since the last time. The serial port is ahead of the bucket by up to ten seconds, and a machine
-    that cannot reach the bucket still has one; but it is gone with the machine."""
+    """Returns what is new since the last call. The serial port is up to ten seconds ahead of the bucket, and it works
+    for a machine that cannot reach the bucket; but it disappears with the machine."""
 
     def __init__(self, bucket: Bucket, cloud: Callable[[], Cloud], run_id: str) -> None:
         self.bucket = bucket
@@ -37,7 +37,7 @@ class LogTail:
         return self._stored()
 
     def _live(self, vm: Vm) -> SerialChunk | None:
-        """What the machine itself has to say; None when it is gone, or a host that is out of reach just now."""
+        """The machine's own output; None if the machine is gone, or is a host that is unreachable at the moment."""
         try:
             return self.cloud().serial_output(vm.zone, vm.name, self._next)
         except Unavailable:

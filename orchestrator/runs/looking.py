@@ -1,4 +1,4 @@
-"""A look at one machine: what it is now or, where it is not there, what the cloud's log says of it."""
+"""Looks at one machine: its state or, if it does not exist, what the cloud's operation log says about it."""
 
 from __future__ import annotations
 

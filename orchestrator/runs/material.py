@@ -1,4 +1,4 @@
-"""Reads of many runs what pages are made from; changes nothing."""
+"""Reads what the pages of many runs are made from; changes nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestrator.ports import Blob, Bucket
 from orchestrator.store.index import IndexLine
 
 AT_ONCE: Final = 25
-"""Runs whose objects are asked for together."""
+"""How many runs' objects are read at the same time."""
 UNREADABLE: Final = "unreadable"
 
 
 def is_over(line: IndexLine) -> bool:
-    """Whether the index says that nothing more can come of a run."""
+    """Whether the index says that a run is over and will not change."""
     found = decode(line.run_id, line.status)
     return found is not None and found.over
 
@@ -74,7 +74,7 @@ def _state(
 
 
 def unreadable(run_id: str) -> StatusLine:
-    """The line of a run of which only the name is known."""
+    """The index line of a run of which only the name is known."""
     try:
         began = datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From the options of a launch to its `Config`, and from a `Config` to a `LaunchPlan`."""
+"""Makes the `Config` of a launch from its options, and a `LaunchPlan` from a `Config`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LaunchOptions:
 
     @property
     def every_override(self) -> tuple[str, ...]:
-        """The overrides, those that have an option of their own among them."""
+        """All overrides, including those that were given by options of their own."""
         own = [f"placement.max_usd_per_hour={self.max_price}"] if self.max_price else []
         if self.on_demand_after is not None:
             own.append(f"placement.on_demand_after={self.on_demand_after}")
@@ -135,7 +135,7 @@ def _grids(text: str) -> Mapping[str, Any]:
 
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
-    """The settings as overrides: they replace a bundled configuration's values, and add to those of one's own."""
+    """The settings as overrides: they replace values of a bundled configuration, and are added to the user's own."""
     present = yamltext.read(text).lines if own and defaults else {}
     return tuple(f"{key}={value}" for key, value in defaults.items() if tuple(key.split(".")) not in present)
 
@@ -151,8 +151,8 @@ def plan_or_raise(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
 def plan_for_launch(
     world: World, config: Config, make: Callable[[Config], LaunchPlan], *, cold: bool
 ) -> tuple[LaunchPlan, BudgetExceeded | None]:
-    """What `make` plans; and, where the budget has nothing left for it, that refusal beside a plan that a kept machine
-    would do for, as such a machine takes no new money."""
+    """The plan that `make` returns. If the budget has nothing left for it, the refusal, with a plan for a kept machine,
+    which needs no new money."""
     try:
         return make(config), None
     except BudgetExceeded as refused:
@@ -166,8 +166,8 @@ def plan_for_launch(
 
 
 def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | PlanRefused]) -> LaunchPlan:
-    """What `make` plans. Before money is refused, holds of clients that died are looked after. Raises what stands in
-    the way, with exit codes 2, 3, 4 or 6."""
+    """The plan that `make` returns. Before a plan is refused for lack of money, the holds of clients that died are
+    settled. Raises the reason of a refusal, with exit code 2, 3, 4 or 6."""
     answer = make()
     refused = isinstance(answer, PlanRefused) and answer.kind == "budget"
     if refused and is_due(world.ledger.read()) and any(found.settled for found in reconcile(world, eager=True)):

@@ -1,4 +1,4 @@
-"""Looking over every machine of ours, judging each, and deleting those that should not exist."""
+"""Lists every machine of ours, judges each, and deletes those that should not exist."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judg
 from orchestrator.runs.engine import Engine, World
 
 PriceOf = Callable[[Instance], Decimal | None]
-"""Dollars per hour of a machine that no run knows the price of."""
+"""Returns the dollars per hour of a machine whose price no run knows."""
 TRIES: Final = 12
 PAUSE_S: Final = 5.0
-"""A machine that was deleted is there for some seconds more."""
+"""How long a machine that was deleted may still be listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One machine, what is known of it, and the verdict."""
+    """One machine, what is known about it, and the verdict."""
 
     instance: Instance
     run_id: str
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What could not be done, to what, and why."""
+    """Something that could not be done: to what, and why."""
 
     what: str
     error: BenchError
@@ -52,7 +52,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What became of the orphans: every one was tried."""
+    """The result of deleting the orphans. Every one was tried."""
 
     gone: tuple[Finding, ...]
     failed: tuple[Failure, ...]
@@ -144,7 +144,7 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
 
 
 def _add_cost(world: World, run_id: str) -> None:
-    """What a machine has cost that came after its run was settled, once it is gone. Raises `Unavailable`."""
+    """Records the cost of a machine that appeared after its run was settled, once it is gone. Raises `Unavailable`."""
     engine = Engine(world, run_id)
     for _ in range(TRIES):
         run = engine.look()

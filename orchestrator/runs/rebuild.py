@@ -1,4 +1,4 @@
-"""`bench budget rebuild`: a ledger that is gone, from the events of the bucket's runs, and from its fleets."""
+"""`bench budget rebuild`: restores a lost ledger from the events of the bucket's runs and from its fleets."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Rebuilt:
     added: tuple[str, ...]
     """Holds that the ledger lacked."""
     kept_as: str
-    """Where the one went that could not be read; empty when it could."""
+    """The object to which an unreadable ledger was moved; empty if it was readable or missing."""
 
 
 def rebuild(world: World) -> Rebuilt:
-    """Adds to the ledger what the runs' events tell of and it lacks. One that cannot be read is put aside first. Costs
-    added by hand and caps are in no event: they are gone with the ledger."""
+    """Adds the holds that the runs' events mention and the ledger lacks. An unreadable ledger is moved aside first.
+    Costs added by hand and caps are not in events, so they are lost with the ledger."""
     kept_as = _put_aside(world)
     names = [entry.name for entry in world.bucket.list("runs/")]
     run_ids = sorted({run for name in names if (run := _has_money(name))})

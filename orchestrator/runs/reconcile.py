@@ -1,4 +1,4 @@
-"""Holds that nobody settles: looked after, and given back only when no machine can still be running under them.
+"""Settles the holds that no client settles, but only when no machine can still be running under them.
 
 A client may die between any two of its steps. Whoever looks next (`bench status`, `bench costs`, a launch that finds no
 money left) takes each hold that is not settled: its run is driven on as far as it goes, which settles it when its
@@ -33,7 +33,7 @@ MARGIN = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One hold that was not settled, and what became of it."""
+    """One hold that was not settled, and the result of looking at it."""
 
     key: str
     settled: bool

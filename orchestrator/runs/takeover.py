@@ -1,7 +1,7 @@
-"""A launch that takes over a machine which another run kept: no cold start, and no new money.
+"""A launch that takes over a machine that another run kept: it needs no cold start and no new money.
 
 The run that the machine was made for pays for it to its end, under its own hold; the run that takes it over holds
-nothing. Whether the machine is still to be had is decided by compare-and-swap on its slot (`core.slots`).
+nothing. Compare-and-swap on the machine's slot decides who gets it (`core.run.slots`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.store.slots import SlotUnreadable, claim_slot, release_slot
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A run that wants a machine: whose it is, where its payload lies, and whether it needs CUDA."""
+    """A run that needs a machine: its owner, the place of its payload, and whether it needs CUDA."""
 
     run_id: str
     by: str
@@ -43,8 +43,8 @@ def take_over(
     log: EventLog,
     say: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Claims a waiting machine for a run that is planned and whose payload is stored. False when there is none that
-    would do: then nothing has happened."""
+    """Claims a waiting machine for a run that is planned and whose payload is stored. False if no machine fits; then
+    nothing has changed."""
     for name, blob in _slots(world).items():
         slot = Slot.parse(blob.data)
         if slot is None or slot.state != "idle":
@@ -130,7 +130,7 @@ def _spec(world: World, plan: LaunchPlan, vm: Vm, slot: Slot, who: Claimant) -> 
 
 
 def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) -> None:
-    """An entry in the ledger all the same: that the run cost nothing of its own is worth a line."""
+    """Makes an entry in the ledger too, which says that the run itself cost nothing."""
     now = world.clock.now()
     ttl_s = plan.ttl_s + DEADLINE_SLACK_S
     terms = HoldTerms(plan.config.gpu, note="on a kept machine", pretend=plan.mode.simulated)
@@ -139,7 +139,7 @@ def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) ->
 
 
 def settle_owner(world: World, run_id: str, *, wait: bool) -> None:
-    """Looks after the run that pays for a machine that was taken over; to its end if the machine is to go now."""
+    """Drives the run that pays for a machine that was taken over; to its end if the machine is to be deleted now."""
     engine = Engine(world, run_id)
     if wait:
         engine.follow(until=lambda run: run.current.idle_until is not None)

@@ -1,4 +1,4 @@
-"""What a run says of the prepared image that it ran on: that it is as it was, that it is not, or that it is gone."""
+"""Records what a run shows about its prepared image: that it is valid, that it changed, or that it is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.store.images import Shelf
 OF_THE_IMAGE: Final = frozenset(
     {"no_cuda", "torch_missing", "torch_without_cuda", "numpy_mismatch", "driver_too_old", "no_python", "disk_full"}
 )
-"""Causes of a failure that lie with what a machine booted from."""
+"""Causes of a failure that come from the image that a machine booted from."""
 
 
 def lacks_image(refusal: Refusal, request: InstanceRequest) -> bool:
@@ -31,13 +31,14 @@ def lacks_image(refusal: Refusal, request: InstanceRequest) -> bool:
 
 
 def on_base_image(request: InstanceRequest) -> InstanceRequest:
-    """The same wish with the base image: another request to the cloud, and the same for each retry of it."""
+    """The same request with the base image. It has a request id of its own, which is the same for each retry."""
     own = str(uuid5(NAMESPACE_URL, f"spotbench:{request.request_id}/on/{request.base_image}"))
     return replace(request, image=request.base_image, base_image="", request_id=own)
 
 
 def note_validation(shelf: Shelf | None, bucket: Bucket, run: Run, now: datetime) -> None:
-    """Records what a run that is over says of its prepared image. A hint to later launches: never an error."""
+    """Records what a run that is over shows about its prepared image. It is only a hint to later launches, so it never
+    raises."""
     if shelf is None or not is_prepared(run.image):
         return
     try:
