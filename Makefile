@@ -65,7 +65,7 @@ chaos-agents: N = 20
 chaos-agents: $(STAMP)
 	@$(BIN)/python scripts/chaos.py --agents $(N) --seed $(SEED)
 
-## make live    verify what we assume of Google in a project of yours, for cents: PROJECT=my-project CAP=0.50 [GPU=1]
+## make live    verify what we assume about Google in a project of yours, for cents: PROJECT=my-project CAP=0.50 [GPU=1]
 ZONE ?= us-central1-a
 live: $(STAMP)
 	@test -n "$(PROJECT)" -a -n "$(CAP)" || { echo 'make live PROJECT=my-project CAP=0.50 [GPU=1] [BUCKET=…] [ZONE=…]' >&2; exit 2; }

@@ -90,7 +90,7 @@ class Run:
 
         state = self._engine.follow(watch=seen, until=enough)
         if state.closed is None and state.kept is None:
-            raise TimeoutError(f"{self.id} is not over after {timeout_s:g} s; it goes on")
+            raise TimeoutError(f"{self.id} is not over after {timeout_s:g} s; it continues")
         wrong = error_of(state)
         if wrong is not None and state.phase is not Phase.INCORRECT and state.kept is None:
             raise wrong

@@ -79,10 +79,10 @@ def word(value: object) -> str:
 def us(value: object, unit: str) -> float:
     """A time in microseconds. Raises `Unreadable` for what is none."""
     if unit not in IN_US:
-        raise Unreadable(f"{word(unit)!r} is no unit of time; there are {', '.join(IN_US)}")
+        raise Unreadable(f"{word(unit)!r} is not a unit of time; there are {', '.join(IN_US)}")
     made = float(value) * IN_US[unit] if isinstance(value, (int, float, str)) and value is not True else math.nan
     if not (math.isfinite(made) and 0 < made <= LONGEST_US):
-        raise Unreadable(f"{word(value)!r} {unit} is no time")
+        raise Unreadable(f"{word(value)!r} {unit} is not a time")
     return made
 
 

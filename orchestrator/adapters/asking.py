@@ -1,4 +1,4 @@
-"""What happens to a request that fails: sent again while that may help, and then told in our words."""
+"""Handles requests that fail: sends them again as long as that may help, then raises an error of bench's."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ def _ours(exc: Exception, doing: str, missing: str) -> BenchError:
 
 
 def may_pass(exc: BaseException) -> bool:
-    """Whether the same request, sent again, may succeed."""
+    """Whether the same request may succeed if it is sent again."""
     if isinstance(exc, Refused):
         return passes(exc.reply.status, exc.reply.reasons)
     return isinstance(exc, Lost) or (isinstance(exc, NotSigned) and exc.passing)
 
 
 def good(reply: Reply) -> Reply:
-    """The answer, if it is one. Raises `Refused`."""
+    """The answer, if it is a success. Raises `Refused`."""
     if reply.status >= 300:
         raise Refused(reply)
     return reply
 
 
 def stated(reply: Reply) -> Reply:
-    """The answer, if it is a success and a JSON object: a page that is none is not a page without entries.
-    Raises `Refused`, `Lost`."""
+    """The answer, if it is a success and a JSON object. Anything else must not count as a page without entries. Raises
+    `Refused`, `Lost`."""
     if not good(reply).is_document:
         raise Lost("the answer is not a JSON object, so it is not from the service")
     return reply
 
 
 def whole(reply: Reply) -> Reply:
-    """The answer, if it is all of an object: one of unknown length that no checksum goes with may have been cut short
-    anywhere. Raises `Refused`, `Lost`."""
+    """The answer, if it is a whole object. An answer with neither a length nor a checksum may have been cut off, so it
+    does not count. Raises `Refused`, `Lost`."""
     if good(reply).status != 200:
         raise Lost(f"the answer is not a whole object: HTTP {reply.status}")
     known = {"content-length", "transfer-encoding"} & reply.headers.keys() or "crc32c=" in reply.headers.get(
@@ -80,7 +80,7 @@ def whole(reply: Reply) -> Reply:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Raises `Lost` where an answer has not what the service's answers have."""
+    """Raises `Lost` if an answer lacks what the service's answers have."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
@@ -88,8 +88,8 @@ def understood() -> Iterator[None]:
 
 
 def unread(token: str, seen: set[str]) -> str:
-    """The next page of a list, noted among those `seen`. Raises `Lost` where it was read, and where there are too
-    many."""
+    """The token of the next page of a list, which is added to `seen`. Raises `Lost` if that page was read before, or if
+    there are too many."""
     if not token or not rest.unread(token, seen):
         raise Lost("the list in the answer does not end: a page came twice, or there are too many")
     return token

@@ -1,4 +1,4 @@
-"""What the children of a fleet on Batch have stored of their attempts: claims, and how each ended."""
+"""Reads what the children of a fleet on Batch have stored about their attempts: claims, and how each attempt ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of the doctor reach a cloud through: one session, made when the first of them needs it."""
+"""The session through which the checks of the doctor reach a cloud; it is made when the first check needs it."""
 
 from __future__ import annotations
 

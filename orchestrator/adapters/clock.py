@@ -1,4 +1,4 @@
-"""The clock on the wall, and the one that everybody shares: the server's, read off the `Date` of its answers."""
+"""The local clock, and the clock that all clients share: the server's, read from the `Date` of its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.core.wording import count
 from orchestrator.ports import Clock
 
 NOTABLE: Final = timedelta(seconds=60)
-"""A clock that is off by more is worth a word."""
+"""If the local clock is off by more than this, the user is told."""
 RESOLUTION: Final = timedelta(seconds=1)
 """Of the `Date` header (RFC 9110, section 5.6.7)."""
 YEARS: Final = range(2020, 2200)
@@ -66,7 +66,7 @@ class Offset:
         return self._bounds is not None
 
     def learn(self, date: str, sent: datetime, received: datetime) -> None:
-        """Takes in one answer; a `date` that is none is passed over."""
+        """Uses the `date` of one answer; ignores one that is not a date."""
         try:
             at = parsedate_to_datetime(date)
         except ValueError:

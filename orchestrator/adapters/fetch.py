@@ -1,4 +1,4 @@
-"""A run's results as a folder: downloaded and checked, never twice, whole or said to be partial."""
+"""Downloads a run's results into a folder and checks them; never downloads twice, and says if they are not complete."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TAKEN: Final = frozenset(
         "report.html", "report.md", "report.json",
     }
 )  # fmt: skip
-"""What bench itself puts into a folder of results: no artifact has such a name."""
+"""The names of files that bench itself writes into a folder of results: no artifact may have such a name."""
 ARTIFACT_BYTES: Final = 1024**3
 RUN_BYTES: Final = 4 * 1024**3
-"""Whoever may write below runs/ decides what is there, and whoever fetches it pays for what leaves the region."""
+"""Limits on what is downloaded: anybody who may write below runs/ decides what is there, and the user pays for it."""
 
 Wanted = tuple[Entry, Path, str]
 """An object, the folder that it belongs into, and its name there."""
@@ -41,7 +41,7 @@ Wanted = tuple[Entry, Path, str]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What `bench fetch` brought."""
+    """The result of a download."""
 
     run_id: str
     state: str
@@ -54,7 +54,7 @@ class Fetched:
     already_there: int
     device: str
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """By object, in words for a person, what was not taken and why."""
+    """The reason, in words for the user, of each object that was not downloaded."""
 
     def document(self) -> dict[str, Any]:
         return {"schema": 1, **asdict(self), "folder": str(self.folder)}
@@ -112,7 +112,7 @@ def _fault(run: Run, path: Path) -> str:
 
 
 def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[Entry, Path]]:
-    """Where each object goes. All names and sizes are judged before the first byte is fetched; cases come first."""
+    """Where each object goes. All names and sizes are checked before the first byte is downloaded; cases come first."""
     found: dict[Path, Entry] = {}
     room = RUN_BYTES
     for entry, root, relative in wanted:

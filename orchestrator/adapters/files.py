@@ -1,4 +1,4 @@
-"""Local writes that are whole or not there, and paths that stay where they belong."""
+"""Writes local files atomically, and keeps paths inside their folder."""
 
 from __future__ import annotations
 

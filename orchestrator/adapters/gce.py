@@ -1,4 +1,4 @@
-"""Google Compute Engine, or the embedded cloud: the real client, asked so that no answer can be lost."""
+"""Google Compute Engine, or the embedded cloud, through Google's client, in such a way that no answer can be lost."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class GoogleCloud(Market):
         return self._judge(faults, request, doing)
 
     def _refused(self, exc: Exception, request: InstanceRequest, doing: str) -> Accepted | Refusal:
-        """What an HTTP error in answer to an insert means. Raises where it is no refusal of the VM."""
+        """The refusal that an HTTP error to an insert means. Raises if the error is not a refusal of the VM."""
         if not isinstance(exc, api.GoogleAPICallError) or (is_transient(exc) and not _final(exc)):
             raise translate(exc, doing) from exc
         fault = convert.fault_of(exc)
@@ -155,7 +155,7 @@ class GoogleCloud(Market):
         return table.refusal(fault)
 
     def _judge(self, faults: Iterable[table.Fault], request: InstanceRequest, doing: str) -> Accepted | Refusal:
-        """What a failed insert operation means: its first error that the table knows, else its first."""
+        """The refusal that a failed insert operation means: by its first known error, or else by its first error."""
         ordered = sorted(faults, key=lambda fault: not table.known(fault))
         fault = ordered[0]
         if fault.code in table.EXISTS:
@@ -168,7 +168,7 @@ class GoogleCloud(Market):
         return table.refusal(fault)
 
     def _adopt(self, request: InstanceRequest, fault: table.Fault, doing: str) -> Accepted | Refusal:
-        """Takes over the VM of that name when it is this run's: an earlier request made it, and its answer was lost."""
+        """Adopts the VM of that name if it belongs to this run: an earlier request, whose answer was lost, made it."""
         for operation in self._calls.list_operations(request.zone, by_name(request.name)):
             if operation.operation_type == "insert" and operation.status != compute_v1.Operation.Status.DONE:
                 self._calls.wait(request.zone, operation, doing)

@@ -1,4 +1,4 @@
-"""From Google's messages to our words."""
+"""Converts Google's messages into bench's types."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permissio
 
 
 def passes(status: int, reasons: frozenset[str]) -> bool:
-    """Whether the same request, sent again, may succeed."""
+    """Whether the same request may succeed if it is sent again."""
     return bool(reasons & RATE_REASONS) if status == 403 else status in TRANSIENT_STATUS
 
 

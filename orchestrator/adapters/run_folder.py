@@ -42,7 +42,7 @@ def open_folder(path: Path) -> RunFolder:
     cases = tuple(sorted((path / "cases").glob("*.csv"))) if (path / "cases").is_dir() else ()
     csvs = (whole,) if whole is not None else cases
     if not csvs:
-        raise NotFound(f"{path} holds no measurements.csv", hint="`bench fetch RUN` makes such a folder")
+        raise NotFound(f"{path} has no measurements.csv", hint="`bench fetch RUN` makes such a folder")
     found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest", "spec")]
     notes = tuple(note for _, note in found if note)
     environment, build, manifest, spec = (document for document, _ in found)

@@ -29,7 +29,7 @@ HEADERS: Final = {
 
 
 class SiteServer:
-    """Listens on 127.0.0.1 alone; port 0 is any that is free. Raises `LocalError` where the port is taken."""
+    """Listens on 127.0.0.1 only; port 0 takes a free one. Raises `LocalError` if the port is in use."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         try:

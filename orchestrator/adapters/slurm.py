@@ -1,8 +1,8 @@
 """Fleets on a Slurm cluster: real sbatch, squeue and scancel, on the login node or over SSH to it; never sacct.
 
 Compute nodes have no credentials: a child stores what it measures in the folder that all nodes share, and a client
-brings it home from there. Slurm forgets jobs and gives their ids out again when a controller dies; so a job is known by
-our name alone, and what became of a child by what it wrote.
+copies it from there to the bucket. If a controller dies, Slurm forgets jobs and reuses their ids. So a job is known by
+the name that bench gave it, and the state of a child by what the child wrote.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WRITERS: Final = 16
 SUBMITS: Final = 5
 PAUSE_S: Final = 2.0
 UNHEARD: Final = timedelta(seconds=60)
-"""For so long a child may have given no sign at all before it is asked whether its node answers."""
+"""How long a child may be without any sign of life before bench checks whether its node answers."""
 
 
 @dataclass(slots=True)

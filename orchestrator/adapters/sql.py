@@ -1,7 +1,7 @@
 """CSV files as tables of an in-memory DuckDB, and one query over them. DuckDB is the optional extra `sql`.
 
-Cells are a machine's words, and a query may be pasted from anywhere: once the files are read, the database reaches no
-file, no network and no extension any more, and its settings are locked.
+Machines wrote the cells, and a query may be pasted from anywhere. So once the files are read, the database has no
+access to files, the network and extensions, and its settings are locked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ready(package: str = PACKAGE) -> None:
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < LEAST:
         raise LocalError(
-            f"DuckDB {version} is installed, which lets a query write files: 2.0 does not",
+            f"DuckDB {version} is installed, in which a query can write files; 2.0 prevents that",
             hint="`pip install --upgrade 'duckdb>=2.0'`",
         )
 

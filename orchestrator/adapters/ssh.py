@@ -1,4 +1,4 @@
-"""A machine of the user's own over SSH, by way of Fabric: one connection, made again after it was lost."""
+"""Reaches a machine that the user owns over SSH, with Fabric: one connection, which is made again after a loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ threading.excepthook = _quieter(threading.excepthook)
 
 
 class Bounded(Remote):  # type: ignore[misc]
-    """Hears a command out up to `MOST_BYTES`, and then no longer. Raises `Endless` in the thread that reads."""
+    """Reads a command's output up to `MOST_BYTES`. Beyond that it raises `Endless` in the thread that reads."""
 
     read_chunk_size = 1 << 16
     heard = 0

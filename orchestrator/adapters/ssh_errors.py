@@ -1,4 +1,4 @@
-"""What SSH libraries raise, in words that say what happened, to which machine, and what to do next."""
+"""Translates what SSH libraries raise into errors that say what happened, to which machine, and what to do next."""
 
 from __future__ import annotations
 

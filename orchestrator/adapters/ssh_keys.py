@@ -1,4 +1,4 @@
-"""Whose key a host shows, and whose we show it: known_hosts is believed, and nothing else."""
+"""Checks the keys of hosts, and chooses the user's keys: only known_hosts is trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another programme on this terminal, until it ends."""
+"""Runs another program in this terminal until it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A timer of the user's own systemd that reaps now and then; where there is no systemd, the cron line that would."""
+"""Installs a timer of the user's systemd that runs `bench reap`; without systemd, it prints a line for cron."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server is reached: directly or through a proxy, and whose word is taken for who it is."""
+"""How to reach a server: directly or through a proxy, and which certificates are trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a user's own workload on their way into the payload: bounded, of known types, no secret among them."""
+"""Collects the files of a user's own workload for the payload: bounded, of known types, and without secrets."""
 
 from __future__ import annotations
 

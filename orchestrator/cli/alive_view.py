@@ -42,7 +42,7 @@ def summary(findings: Sequence[Finding]) -> str:
     text = f"VMs alive now: {len(findings)}, ${rate(findings):.2f}/h"
     if unknown:
         text += f" and {unknown} of unknown price"
-    return text + (f"; no live run owns {orphans} of them: `bench reap`" if orphans else "")
+    return text + (f"; no live run owns {orphans} of them: `bench reap --yes` deletes those" if orphans else "")
 
 
 def line(finding: Finding) -> str:

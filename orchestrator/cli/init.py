@@ -186,8 +186,7 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
             setup.take(step)
         except BenchError as exc:
             left = steps[len(done) :]
-            rest = f"the same `bench init --project {wanted.project}` does the rest"
-            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; {rest}"
+            hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; the same command does the rest"
             if json:
                 emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
             raise type(exc)(str(exc), hint=hint) from exc
@@ -212,7 +211,7 @@ def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
     if not steps:
         typer.echo(f"{wanted.project} and gs://{wanted.bucket} are set up: nothing to do")
         return
-    typer.echo(f"in {wanted.project}, {count(len(steps), 'step')} would be done (none of them costs anything):")
+    typer.echo(f"in {wanted.project}, {count(len(steps), 'step')} would be done (they cost nothing):")
     for number, step in enumerate(steps, 1):
         typer.echo(f"  {number:2}  {describe(step)}")
     if not wanted.launcher:

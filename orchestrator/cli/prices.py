@@ -61,7 +61,9 @@ def prices(
     for name in used:
         trust = "" if name in sheet.trusted else " (not a record: look it up before you rely on it)"
         console.print(Text(f"{name}: {sheet.sources[name]}{trust}", "dim"))
-    held = f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` asks for today's"
+    held = (
+        f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` gets today's prices"
+    )
     stale = held if age > STALE_DAYS else ""
     console.print(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
 

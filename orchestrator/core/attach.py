@@ -1,4 +1,4 @@
-"""The command that opens a terminal on the machine of a run: composed here, run elsewhere."""
+"""Makes the command that opens a terminal on the machine of a run. It does not run the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named baselines: which run of a device later runs are held against (docs/contracts.md, section 1).
+"""Named baselines: the run of each device that later runs are compared with (docs/contracts.md, section 1).
 
 A name (`main`) has one baseline for each device, so that a T4 and an H100 do not displace each other.
 """
@@ -18,7 +18,7 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class BaselinesUnreadable(DocumentUnreadable):
-    """What is stored under a baseline's name is not what the contract says."""
+    """The object stored under a baseline's name does not follow the contract."""
 
 
 @dataclass(frozen=True, slots=True)

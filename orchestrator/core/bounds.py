@@ -1,4 +1,4 @@
-"""Types of numbers and times in documents that anybody may have written: such that their sums and dates exist."""
+"""Types of numbers and times in documents that anybody may have written: bounded, so that sums and dates exist."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether a stored case is what it says: the file of one finished case of one run, whole. Any machine may have written
-it, so the reader checks what the bucket's permissions cannot."""
+"""Checks that a stored file is a whole, finished case of one run. Any machine may have written it, so the reader checks
+what the bucket's permissions cannot."""
 
 from __future__ import annotations
 

@@ -1,32 +1,32 @@
-"""Every error that a person can meet, and the exit code that tells a script which kind it was.
+"""Every error that a user can meet, and the exit code by which a script knows its kind.
 
 ```
 BenchError 1                      something else went wrong
-├── ConfigError 2                 what was asked for cannot be done: file, key and valid choices are named
-├── BudgetExceeded 3              the worst case does not fit under a cap; nothing was asked for
+├── ConfigError 2                 the request cannot be carried out; the message names file, key and valid choices
+├── BudgetExceeded 3              the worst case does not fit under a cap; nothing was requested
 ├── NoCapacity 4                  every allowed zone is out of machines
 ├── RunFailed 5                   the run ended without the measurements it was asked for
 │   ├── KernelIncorrect 7         measured, but an implementation was wrong on some case and was not timed there
-│   ├── RunPreempted 8            the machine was taken back; what was measured is kept
-│   └── RunStopped 9              somebody stopped it, or its deadline did
-├── ProviderError 6               the cloud said no, or did not answer
+│   ├── RunPreempted 8            the machine was preempted; what was measured is kept
+│   └── RunStopped 9              somebody stopped it, or it reached its deadline
+├── ProviderError 6               the cloud refused, or did not answer
 │   ├── QuotaExceeded 6
 │   ├── PermissionDenied 6
-│   │   └── HostKeyRefused 6      a machine is not known to be the one that was meant
+│   │   └── HostKeyRefused 6      the host key of a machine is unknown or has changed
 │   ├── CredentialsMissing 6
 │   └── Unavailable 6
-│       └── StillThere 6          a machine may not be deleted by this client; its deadline ends it
+│       └── StillThere 6          this client may not delete a machine; its deadline ends it
 ├── NotFound 10                   no such run, bucket or object
-├── LocalError 11                 this machine: a folder that cannot be written, a file in the way
+├── LocalError 11                 a problem on this machine, such as a folder that cannot be written
 ├── Regression 12                 a comparison found something slower, beyond noise and tolerance
-├── NotComparable 13              runs that must not be set side by side, or that have nothing in common
+├── NotComparable 13              runs that must not be compared, or that have nothing in common
 ├── Undecided 14                  `--fail-on inconclusive`, and a comparison came to no conclusion
-├── HostUnfit 15                  a machine of yours was reached, and lacks something that a run needs
-└── DocumentUnreadable 16         an object of the bucket is not what it should be; all else was done or shown
+├── HostUnfit 15                  a machine of yours was reached, but lacks something that a run needs
+└── DocumentUnreadable 16         an object in the bucket could not be read; everything else was done or shown
 ```
-130 is Ctrl-C outside a followed run. A followed run detaches on Ctrl-C and exits 0: the run goes on.
-141 is a reader of standard output that left, as in `bench launch | head`. All that was asked for is done all the same;
-a followed run is left once it has a machine, and goes on.
+130 is Ctrl-C outside a followed run. In a followed run, Ctrl-C detaches and exits 0: the run continues.
+141 means that the reader of standard output left, as in `bench launch | head`. The command did all its work; if it
+followed a run, it left the run once it had a machine, and the run continues.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class DocumentUnreadable(BenchError):
 
 
 def exit_codes() -> dict[int, str]:
-    """What each exit code means, as the drawing above says it."""
+    """The meaning of each exit code, taken from the drawing above."""
     drawn = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")
-    outside = {0: "done", 130: "interrupted", 141: "done, and whoever read standard output left before it was told"}
+    outside = {0: "done", 130: "interrupted", 141: "done, but the reader of standard output left before the end"}
     return dict(sorted((outside | {int(code): about for code, about in reversed(drawn)}).items()))

@@ -1,9 +1,9 @@
-"""Text that somebody else wrote: a machine, a host, an object in the bucket.
+"""Cleans text that somebody else wrote: a machine, a host, an object in the bucket.
 
-What a machine says is data. It is made harmless once, where it enters (events, index lines, logs, host records,
-answers of hosts, artifacts), so that no renderer has to think of it: control and escape sequences become visible text,
-and lengths are bounded. Markup of a renderer is not known here: renderers print text as text. Numbers and times are
-bounded by the types of `orchestrator.core.bounds`.
+Such text is only data. It is cleaned once, where it enters (events, index lines, logs, host records, answers of hosts,
+artifacts), so that no renderer needs to do it: control and escape sequences become visible text, and lengths are
+bounded. Renderers print it as text, not as their own markup. Numbers and times are bounded by the types of
+`orchestrator.core.bounds`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME: Final = 120
 LINE: Final = 4000
 """Characters of one line of a log."""
 DOCUMENT_BYTES: Final = 4 * 1024 * 1024
-"""No document of ours comes near it."""
+"""The most bytes of a document: far more than any document of bench has."""
 DEEPEST: Final = 20
 SCHEMA: Final = 1
 
@@ -67,7 +67,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 class Newer(ValueError):
-    """A document of a later version of this program, which says other things in the same places."""
+    """A later version of this program wrote the document, so its keys may have other meanings."""
 
 
 def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
@@ -81,7 +81,7 @@ def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
 
 
 def is_newer(data: bytes) -> bool:
-    """Whether a later version wrote it, whatever else it says."""
+    """Whether a later version wrote the document."""
     try:
         found = json.loads(data)
         of_schema(found if isinstance(found, dict) else {})

@@ -1,7 +1,7 @@
-"""Text that a person wrote and names to us: UTF-8, and no longer than anybody writes.
+"""Reads a text file that the user named: UTF-8, and not longer than people write.
 
-A slip of the hand names a data set, a device or a pipe without an end. Whoever opens such a file gives it here, so that
-one rule says how much of it is read.
+A user may name a data set, a device or an endless pipe by mistake. Every such file is read here, so that one rule says
+how much of it is read.
 """
 
 from __future__ import annotations

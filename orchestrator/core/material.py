@@ -1,4 +1,4 @@
-"""What a bucket holds of one run, as bytes that nobody has judged yet: what a page of it is made from."""
+"""What a bucket has about one run, as bytes that are not checked yet; the page of the run is made from them."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def living(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
     except FileNotFoundError as exc:
         if not is_up(home) or not locked(home):
             return None
-        raise CloudUnavailable(f"the embedded cloud in {home} runs, and {exc.filename} is gone") from exc
+        raise CloudUnavailable(f"the embedded cloud in {home} runs, but {exc.filename} is missing") from exc
     except (OSError, ValueError) as exc:
-        raise CloudUnavailable(f"the embedded cloud in {home} runs, and {exc}") from exc
+        raise CloudUnavailable(f"the embedded cloud in {home} runs, but {exc}") from exc
     if holder(home) != address.pid and not is_up(home):
         return None  # another one's, that died; the one that comes up has not removed it yet
     try:
@@ -138,14 +138,14 @@ def stop(home: Path | str) -> bool:
     address, pid = published(home), holder(home)
     try:
         if address is None:
-            raise CloudUnavailable(f"{home / ADDRESS} does not say where it is")
+            raise CloudUnavailable(f"{home / ADDRESS} has no address of the embedded cloud")
         ask(address, "/control/stop", {}, timeout_s=HEARD_S)
     except CloudUnavailable:
         _signal(pid, signal.SIGCONT, signal.SIGTERM)  # one that was suspended hears nothing else
         if not _gone(home, KILL_S):
             _signal(pid, signal.SIGKILL)  # its VMs go with it all the same
     if not _gone(home, STOP_S):
-        raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) does not stop")
+        raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) did not stop")
     return True
 
 
@@ -188,7 +188,7 @@ def ask(
         connection.close()
     if response.status in (401, 403):
         why = answer["error"]["message"]
-        raise CloudUnavailable(f"the embedded cloud at {address.control} does not serve us: {why}")
+        raise CloudUnavailable(f"the embedded cloud at {address.control} refuses this user: {why}")
     if response.status == 404:
         raise LookupError(answer["error"])
     if response.status >= 400:
@@ -203,7 +203,7 @@ def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_
         return
     if suspended(address.pid):
         raise CloudUnavailable(
-            f"the embedded cloud (process {address.pid}) is suspended; `kill -CONT {address.pid}` has it go on"
+            f"the embedded cloud (process {address.pid}) is suspended; `kill -CONT {address.pid}` continues it"
         )
     say(f"waiting for the embedded cloud (process {address.pid}), which has not answered for {quiet_s:.0f} s")
 
@@ -238,13 +238,13 @@ def record(home: Path) -> CloudAddress:
         datetime.fromisoformat(address.started_at)
         for url in (address.compute, address.storage, address.control):
             if not url.startswith("http://") or not urlsplit(url).port:
-                raise ValueError(f"{url!r:.50} is no address")
+                raise ValueError(f"{url!r:.50} is not an address")
     except (ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise ValueError(f"{home / ADDRESS} is damaged: {exc}") from exc
     try:
         token = _small(home / TOKEN).decode("ascii")
         if not token.isprintable() or not token:
-            raise ValueError("this is no token")
+            raise ValueError("it does not have a token")
     except ValueError as exc:
         raise ValueError(f"{home / TOKEN} is damaged: {exc}") from exc
     return replace(address, token=token)

@@ -69,7 +69,7 @@ def acquire(home: Path) -> IO[bytes] | None:
                 file.close()
                 return None
             if time.monotonic() > end:
-                raise SystemExit(f"another process holds {home / LOCK} and does not come up") from None
+                raise SystemExit(f"another process holds {home / LOCK} but does not answer") from None
             time.sleep(0.01)
         else:
             file.truncate(0)  # what the one before said of itself holds no more

@@ -125,7 +125,7 @@ class HostCloud:
             if self.clock.now() > until:
                 raise Unavailable(
                     f"{name} on {target} did not end within {STOP_S:g} s",
-                    hint="`bench reap` ends it; at the latest it ends by itself at its deadline",
+                    hint="`bench reap --yes` tries again; at the latest it ends by itself at its deadline",
                 )
             self.clock.sleep(0.5)
             answer = self._state(target, "state", name)

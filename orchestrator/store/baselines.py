@@ -1,4 +1,4 @@
-"""Named baselines in the bucket: one small object a name, changed by compare-and-swap."""
+"""Named baselines in the bucket: one small object for each name, changed by compare-and-swap."""
 
 from __future__ import annotations
 

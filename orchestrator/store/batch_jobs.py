@@ -68,7 +68,7 @@ class BatchRecord(BaseModel):
         try:
             record = cls.model_validate_json(data)  # to the letter: it is asked for as it was written
             if len(record.regions) != len(record.jobs):
-                raise ValueError("it has not a body for each region")
+                raise ValueError("it does not have a body for each region")
         except ValueError as exc:
             raise DocumentUnreadable(
                 f"{name} is not the record of a job on Batch: {exc}".splitlines()[0],

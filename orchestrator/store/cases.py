@@ -1,4 +1,4 @@
-"""What runs measured of one case, read from the bucket a page at a time."""
+"""Reads what many runs measured for one case from the bucket, a page at a time."""
 
 from __future__ import annotations
 

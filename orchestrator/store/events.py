@@ -11,7 +11,7 @@ from orchestrator.core.run.events import Event, Fact, decode, encode
 from orchestrator.ports import Bucket, Clock
 
 EVENT_BYTES: Final = 256 * 1024
-"""What is larger is no event of ours, and is not fetched."""
+"""The most bytes of an event: larger objects are not fetched."""
 
 
 class EventLog:

@@ -1,4 +1,4 @@
-"""A fleet in the bucket: what was asked for, the list of children, one line for each child, and what was decided since.
+"""A fleet in the bucket: its record, the list of children, one line for each child, and what was decided since.
 
 The lines are the metadata of small objects under sixteen prefixes, so that sixteen listings show ten thousand children.
 """
@@ -37,7 +37,7 @@ class _Stored(BaseModel):
 
 
 class FleetRecord(_Stored):
-    """What a fleet was launched as; it never changes."""
+    """The record of a fleet as it was launched; it never changes."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     fleet: str
@@ -71,12 +71,12 @@ class JobRecord(_Stored):
 
 
 class Control(_Stored):
-    """What has been decided about a fleet since it was launched."""
+    """The decisions about a fleet since it was launched."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     jobs: tuple[JobRecord, ...] = ()
     paused: str = ""
-    """Why nothing more is started; empty: it goes on."""
+    """Why no more children are started; empty if the fleet is not paused."""
     persisted: bool = False
     """A person has resumed it after a pause: its first failures do not stop it again."""
     stopped: str = ""
@@ -92,7 +92,7 @@ class Control(_Stored):
     first_job: Count = 0
     """Jobs below this number were asked for under the holds of earlier generations."""
     void: tuple[Count, ...] = ()
-    """Generations whose hold is given back, as nothing was ever asked for under it: nothing ever will be."""
+    """Generations whose hold was released because nothing was requested under it. Nothing may be requested under it."""
 
 
 class FleetStore:

@@ -1,4 +1,4 @@
-"""What the bucket keeps of each host of the user's own: one small object a host, changed by compare-and-swap."""
+"""The records of hosts in the bucket: one small object for each host, changed by compare-and-swap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bucket keeps of each prepared image: one small object an image, changed by compare-and-swap."""
+"""The records of prepared images in the bucket: one small object for each image, changed by compare-and-swap."""
 
 from __future__ import annotations
 

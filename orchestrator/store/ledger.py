@@ -1,4 +1,4 @@
-"""The ledger in the bucket: read, decide, and swap only if nobody was faster."""
+"""The ledger in the bucket: it is read, changed, and stored only if no other client changed it meanwhile."""
 
 from __future__ import annotations
 

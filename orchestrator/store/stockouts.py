@@ -1,4 +1,4 @@
-"""Where machines were not to be had, remembered in the bucket: one small object a machine type."""
+"""The stock-outs that clients have met, stored in the bucket: one small object for each machine type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
 KEPT: Final = timedelta(days=1)
-"""After a day a stock-out says nothing any more."""
+"""After this time a stock-out is ignored."""
 MOMENT: Final[TypeAdapter[datetime]] = TypeAdapter(Moment)
 
 Pool = tuple[str, str, str]

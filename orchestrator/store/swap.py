@@ -1,4 +1,4 @@
-"""Compare-and-swap, once for every document of the bucket that changes."""
+"""Compare-and-swap for every document of the bucket that changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Bucket, Clock
 
 ATTEMPTS: Final = 12
-"""How often a change is tried against others who are faster: about 20 s in all."""
+"""How often a change is tried again when other clients were faster: about 20 s in all."""
 LONGEST_PAUSE_S: Final = 3.2
 
 D = TypeVar("D")

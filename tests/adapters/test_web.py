@@ -220,7 +220,7 @@ def test_a_token_that_is_refused_is_renewed_once() -> None:
 
 def test_a_fixed_token_that_is_refused_says_why_and_nobodys_refusal_is_an_answer() -> None:
     with scripted_server(in_turn(google_error(401, "no"))) as server:
-        with pytest.raises(NotSigned, match="started anew"):
+        with pytest.raises(NotSigned, match="it was restarted"):
             Web(Token("t")).ask("GET", server.url)
         assert Web(Nobody()).ask("GET", server.url).status == 401
         assert "Authorization" not in server.requests[1].headers

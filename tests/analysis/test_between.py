@@ -113,7 +113,7 @@ def test_a_device_that_was_held_back_in_one_run_decides_nothing() -> None:
         studied(csv_text(records(lengths=(128,), throttle=throttle, seed=seed)))
         for throttle, seed in (("none", 1), ("hw_thermal", 2))
     )
-    assert {one.doubt for one in changes(cold, hot, relative_to="sdpa:default")} == {"the device was held back"}
+    assert {one.doubt for one in changes(cold, hot, relative_to="sdpa:default")} == {"the device was throttled"}
     assert {one.doubt for one in changes(cold, cold, relative_to="sdpa:default")} == {""}
     power = [studied(csv_text(records(throttle="sw_power_cap", regime="sustained", seed=n))) for n in (1, 2)]
     assert {one.doubt for one in changes(*power, relative_to="sdpa:default")} == {""}
@@ -126,7 +126,7 @@ def test_the_same_payload_on_the_same_libraries_is_never_called_different() -> N
     one, other = (Report(report.study, {**report.environment, **payload}) for report in (before, after))
     assert {found.verdict for found in compared(before, after).changes} == {Verdict.SLOWER}
     assert {found.said for found in compared(one, other).changes} == {
-        "inconclusive: the same payload: what differs is the machine"
+        "inconclusive: the same payload: only the machine differs"
     }
     newer = Report(after.study, {**after.environment, **payload, "driver": "580"})
     assert {found.verdict for found in compared(one, newer).changes} == {Verdict.SLOWER}

@@ -235,7 +235,7 @@ class Box:
     def _accept(self, asked: Any) -> dict[str, Any]:
         data = self.files.pop(asked["incoming"], b"")
         if hashlib.sha256(data).hexdigest() != asked["sha256"]:
-            return {"trouble": "checksum", "message": "it did not arrive as it was sent", "path": asked["incoming"]}
+            return {"trouble": "checksum", "message": "it was damaged on the way", "path": asked["incoming"]}
         self.files[asked["sha256"]] = data
         return {}
 

@@ -142,7 +142,7 @@ def test_a_step_that_fails_says_what_is_done_and_how_to_go_on(bench: Bench) -> N
     bench("cloud", "start")
     bench.control("/control/weather", {"faults": [{"fault": "permission_missing", "permission": "iam.roles.create"}]})
     ran = bench(*PRACTISE, "--yes", code=6)
-    assert "2 of 14 steps done; `bench init` again does the rest" in ran.err
+    assert "2 of 14 steps done; the same command does the rest" in ran.err
     told = bench(*PRACTISE, "--yes", "--json", code=6)
     assert not any(step["done"] for step in told.document["steps"])
     bench.control("/control/weather", {"faults": []})

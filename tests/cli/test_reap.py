@@ -51,7 +51,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     shown = bench("status", width=200).out
     assert f"orphan  {L4.zone}/{name}  RUNNING" in shown
     assert "VMs alive now: 1, $0." in shown
-    assert "no live run owns 1 of them: `bench reap`" in shown
+    assert "no live run owns 1 of them: `bench reap --yes`" in shown
     assert "google.cloud.compute_v1" not in loaded_by("status")
 
     listed = bench("reap").out

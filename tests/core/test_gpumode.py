@@ -72,8 +72,8 @@ REFUSED = {
     "a case that is none": (("{size: 7, mode: odd, seed: 1}", "7"), "task.yml:10: tests[0] must be a mapping"),
     "an argument that is none": (("size: 128", "size: [1, 2]"), "task.yml:14: benchmarks[2]: size must be a number"),
     "others' arguments": (("size: 128", "sizes: 128"), "task.yml:11: every benchmark must have the same arguments"),
-    "a file far away": (("../utils.py", "../../../utils.py"), "task.yml:4: files[2]: ../../../utils.py lies too far"),
-    "a file by its root": (("../utils.py", "/etc/passwd"), "task.yml:4: files[2]: /etc/passwd lies too far"),
+    "a file far away": (("../utils.py", "../../../utils.py"), "task.yml:4: files[2]: ../../../utils.py is outside of"),
+    "a file by its root": (("../utils.py", "/etc/passwd"), "task.yml:4: files[2]: /etc/passwd is outside of"),
     "no YAML": (("lang: py", "lang: ["), "task.yml:"),
 }
 

@@ -110,7 +110,7 @@ def test_a_zone_with_a_machine_half_of_the_time_counts_as_twice_as_dear() -> Non
 def test_advice_on_how_long_machines_last_counts_and_so_does_history() -> None:
     known = Advice("us-east1-b", uptime_s=7200, preemption_rate=0.1)
     found = weighed(advice=[known], stock_outs={("us-east1-b", "g2-standard-4", "SPOT"): NOW - timedelta(hours=3)})
-    assert found.why == "10% taken back, lasts 2.0 h, had none 3 h ago"
+    assert found.why == "10% preempted, lasts 2.0 h, had none 3 h ago"
     assert found.expected_usd is not None
     assert found.expected_usd > Decimal("0.075")
     recent = weighed(stock_outs={("us-east1-b", "g2-standard-4", "SPOT"): NOW - timedelta(minutes=5)})

@@ -54,7 +54,7 @@ def test_a_folder_that_describes_two_programs_is_refused(folder: Path) -> None:
 REFUSED = {
     "unknown key": (("build:", "builds:"), "saxpy.yaml:2: unknown key builds; did you mean build"),
     "no format": (("format: google-benchmark", ""), "saxpy.yaml:1: there is no format"),
-    "format": (("google-benchmark", "junit"), "saxpy.yaml:3: format 'junit' is none of nvbench, google-benchmark"),
+    "format": (("google-benchmark", "junit"), "saxpy.yaml:3: format 'junit' is not one of nvbench, google-benchmark"),
     "limit": (("build: make saxpy", "limit_s: soon"), "saxpy.yaml:2: limit_s must be a number above 0, not 'soon'"),
     "output": (("build: make saxpy", "output: ../x.json"), "saxpy.yaml:2: output: ../x.json must lie below"),
     "command": (("./saxpy", "[1]"), "saxpy.yaml:1: command must be text, not [1]"),

@@ -128,7 +128,7 @@ def twice() -> list[Sku]:
         (twice(), "in us-central1: 2 SKUs match, at $0.286200000 and $0.286200001"),
         (changed(described(L4_SPOT), euros), "in us-central1: the price is in EUR, not USD"),
         (changed(described(L4_SPOT), monthly), "in us-central1: sold by mo, not by h"),
-        (changed(described(L4_SPOT), free), "in us-central1: it costs nothing"),
+        (changed(described(L4_SPOT), free), "in us-central1: the price is 0"),
         (changed(described(L4_SPOT), dear), "spot $9.000000 is above on-demand $0.560040"),
         (changed(described(L4_SPOT), lambda sku: sku.pop("pricingInfo")), "in us-central1: no SKU"),
         (changed(described(L4_SPOT), lambda sku: sku.update(pricingInfo=[])), "in us-central1: no SKU"),
@@ -212,7 +212,7 @@ def test_pages_without_an_end_end() -> None:
     numbers = iter(range(10**6))
     talk = lead(catalogue, reply=lambda _: good(skus=[], nextPageToken=f"{next(numbers)}"))
     assert isinstance(talk.result, Answer)
-    assert "do not end" in talk.result.message
+    assert "does not end" in talk.result.message
 
 
 def test_skus_that_are_not_as_described_are_counted_and_passed_over() -> None:

@@ -77,7 +77,7 @@ REFUSED = {
     "reference": (GOOD.replace("reference", "refer"), "mine.py:1: there is no function reference"),
     "syntax": (GOOD + "def (\n", "mine.py:7: syntax error"),
     "an option of pip": (GOOD.replace("triton>=3", "--index-url=x"), "mine.py:6: requirements: '--index-url=x' must be"),
-    "apt": (GOOD + 'apt = ["a b"]\n', "mine.py:7: apt: 'a b' is no name of a package"),
+    "apt": (GOOD + 'apt = ["a b"]\n', "mine.py:7: apt: 'a b' is not the name of a package"),
     "build": (GOOD + "build = 7\n", "mine.py:7: build must be a line for /bin/sh, not 7"),
     "limit": (GOOD + "build_limit_s = 0\n", "mine.py:7: build_limit_s must be a number of seconds"),
     "a wrong key": (GOOD.replace("axes =", "axis ="), "mine.py:2: inputs has an argument rows, which nothing provides; provided: device, generator"),
@@ -151,9 +151,7 @@ def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"there is no file"):
         gathered(tmp_path / "none.py")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"empty is a folder, and none of its files is called empty.py; no file in it"
-    ):
+    with pytest.raises(ConfigError, match=r"empty is a folder, and none of its files is called empty.py; it has no"):
         gathered(tmp_path / "empty")
     (tmp_path / "odd.py").mkdir()
     (tmp_path / "odd.py" / "norm.py").write_text(GOOD)
@@ -169,7 +167,7 @@ def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_
             'kernel_mine = {"cuda": "k.cu", "entry": "gone", "grid": 1, "block": 1, "args": []}',
         )
     )
-    with pytest.raises(ConfigError, match=r"mine.py:4: there is no k.cu beside it"):
+    with pytest.raises(ConfigError, match=r"mine.py:4: there is no k.cu in its folder"):
         own_workload(file)
     (tmp_path / "k.cu").write_text('extern "C" __global__ void __launch_bounds__(64) there(float* out) {}\n')
     with pytest.raises(ConfigError, match=r"mine.py:4: k.cu has no __global__ function gone"):

@@ -286,7 +286,7 @@ def test_a_new_cloud_has_a_new_token_and_who_asks_with_the_old_one_is_told(tmp_p
         assert first.token == (tmp_path / "token").read_text()
         assert first.token not in repr(first)
         assert first.token not in (tmp_path / "cloud.json").read_text()
-        with pytest.raises(client.CloudUnavailable, match="does not serve us"):
+        with pytest.raises(client.CloudUnavailable, match="refuses this user"):
             client.ask(replace(first, token="embedded-old"), "/control/status")
     finally:
         client.stop(tmp_path)

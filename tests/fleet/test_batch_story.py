@@ -78,7 +78,7 @@ def test_a_job_whose_record_in_the_bucket_was_rewritten_is_not_asked_for(tmp_pat
                 told.timeline.sleep(30)
                 told.fresh().reconcile(second.fleet, [first.name, second.name], [0, 1])
 
-        with pytest.raises(ConfigError, match="found in the bucket"):
+        with pytest.raises(ConfigError, match="is not the one that this computer made"):
             looked_at_until_the_first_is_over()
         told.scheduler.cancel([second.name])
 

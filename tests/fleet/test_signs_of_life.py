@@ -96,7 +96,7 @@ class Mute(Forgetful):
         def seen(one: ChildSeen) -> ChildSeen:
             again = [job for job in self.submitted for child in job.children if child.index == one.index]
             if one.index in self.mute and len(again) == 1:
-                return ChildSeen(one.index, "lost", 1, "node5", "node5 has given no sign of life for 80 s", silent=True)
+                return ChildSeen(one.index, "lost", 1, "node5", "node5 has sent no sign of life for 80 s", silent=True)
             return one
 
         return [seen(one) for one in super().reconcile(fleet, names, indexes)]

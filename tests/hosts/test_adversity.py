@@ -273,7 +273,7 @@ def test_a_start_that_is_at_it_for_too_long_is_trouble_and_not_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "START_S", 0.0)
-    with held(tmp_path / "lock", VM), pytest.raises(Trouble, match="an earlier try") as told:
+    with held(tmp_path / "lock", VM), pytest.raises(Trouble, match="an earlier attempt") as told:
         runs.already(tmp_path, tmp_path / "runs" / VM, VM)
     assert told.value.kind == "failed"
     with held(tmp_path / "lock", "bench-other-1"), pytest.raises(Trouble, match="bench-other-1") as told:

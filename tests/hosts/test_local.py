@@ -160,7 +160,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_what_runs_for_the_host() -> None:
 def test_a_command_that_prints_ever_more_is_ended_and_so_is_one_whose_child_outlives_it(tmp_path: Path) -> None:
     shell = LocalShell(Target("", "local", None, machine=this_machine()))
     pids = tmp_path / "pids"
-    with pytest.raises(HostUnfit, match="this machine said more than 32 MB while it was looked at"):
+    with pytest.raises(HostUnfit, match="this machine printed more than 32 MB while it was looked at"):
         shell.run(f"echo $$ >> {pids}; exec yes", timeout_s=PATIENCE_S)
     with pytest.raises(Unavailable, match=r"took over 0\.5 s when it was looked at"):
         shell.run(f"sleep {PATIENCE_S} & echo $! >> {pids}; exit", timeout_s=0.5)

@@ -98,7 +98,7 @@ def test_a_changed_host_key_is_refused_in_other_words_with_both_fingerprints(
         said, hint = refusal("box", HostKeyRefused)
         assert said.count("SHA256:") == 2
         assert "another key than the one in known_hosts" in said
-        assert "is not known here" not in said
+        assert "is unknown" not in said
         assert hint.endswith(f"ssh-keygen -f {client.known_hosts} -R '[127.0.0.1]:{server.port}'")
 
 
@@ -143,7 +143,7 @@ def test_a_host_without_python_is_unfit_and_another_one_can_be_named(
     (tools / "sh").symlink_to("/bin/sh")
     with serving(start, client, str(tools)):
         said, hint = refusal("box", HostUnfit)
-        assert said == "box has no python3 that a login finds"
+        assert said == "box has no python3 on the PATH of a login"
         assert "apt-get install python3" in hint
         assert ask("box", python=sys.executable) == {"runs": []}
         assert "has no ~/nowhere/python3" in refusal("box", HostUnfit, "~/nowhere/python3")[0]
@@ -184,7 +184,7 @@ def test_a_host_that_says_ever_more_is_heard_out_no_further_than_any_answer_goes
     talker.chmod(0o755)
     with serving(start, client):
         said, hint = refusal("box", HostUnfit, str(talker))
-        assert said == "box said more than 32 MB while it was asked for runs, and so bench stopped reading"
+        assert said == "box printed more than 32 MB while it was asked for runs, so bench stopped reading"
         assert hint.startswith("`ssh box`; look at")
         assert ask("box") == {"runs": []}
 

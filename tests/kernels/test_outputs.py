@@ -90,8 +90,8 @@ def test_a_csv_has_one_column_of_time_and_every_other_is_an_axis() -> None:
     [
         ("csv", "n,time\n1,2\n", "the first line must name one column of time"),
         ("csv", "n,us\n1\n", "line 2: not as many cells as the header"),
-        ("csv", "n,us\n1,-2\n", "line 2: '-2' us is no time"),
-        ("csv", "n,us\n1,nan\n", "line 2: 'nan' us is no time"),
+        ("csv", "n,us\n1,-2\n", "line 2: '-2' us is not a time"),
+        ("csv", "n,us\n1,nan\n", "line 2: 'nan' us is not a time"),
         ("csv", "n,us\n", "csv without a benchmark"),
         ("google-benchmark", "Segmentation fault", "the output is not google-benchmark"),
         ("google-benchmark", "[]", "the output is not google-benchmark"),

@@ -164,7 +164,7 @@ def test_the_registry_is_open_and_a_name_is_taken_once() -> None:
     assert registry.find("mine:slow") is registry.find("yours") is None
     with pytest.raises(ValueError, match="already in use"):
         registry.add(Entry("mine", "math:sin"))
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         registry.add(Entry("a:b", "math:sin"))
 
 

@@ -1,1 +1,1 @@
-"""A rehearsal of everything that we assume of Google: for cents in a real project, and for nothing in the embedded one."""
+"""A rehearsal of our assumptions about Google: for cents in a real project, and for nothing in the embedded one."""

@@ -140,7 +140,9 @@ def test_markdown_has_the_table_of_one_regime_says_which_and_what_else_there_is(
 
 def test_rows_of_one_device_beside_the_environment_of_another_are_found_out() -> None:
     other = reported(csv_text(records(device="Tesla T4", lengths=(128,))))
-    assert "The rows name Tesla T4, and environment.json is of another: NVIDIA L4." in other.warnings()
+    assert (
+        "The rows were measured on Tesla T4, but environment.json names another device: NVIDIA L4." in other.warnings()
+    )
     assert compared(reported(FULL), other).refused
 
 

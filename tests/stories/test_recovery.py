@@ -295,7 +295,7 @@ def test_a_client_that_launches_ends_its_run_when_another_settled_it_before_a_ma
             run, pause = engine.step()
             stage.timeline.advance(pause)
         assert run.phase is Phase.STOPPED
-        assert f"`bench launch --resume {RUN}` goes on" in (run.closed.detail if run.closed else "")
+        assert f"`bench launch --resume {RUN}` continues it" in (run.closed.detail if run.closed else "")
         assert stage.bill() == []
         assert_sound(stage, run)
 

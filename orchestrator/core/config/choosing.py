@@ -1,4 +1,4 @@
-"""Which cases of a workload's own are left by the values that were chosen for its axes, as far as its text tells."""
+"""Selects the cases of a user's workload by the values that were chosen for its axes, as far as its text tells."""
 
 from __future__ import annotations
 

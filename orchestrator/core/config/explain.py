@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in words for the person who wrote the file."""
+"""Explains what pydantic found wrong to the user who wrote the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was asked to be: the sections of a config, and what they come to in each mode."""
+"""The model of a configuration: its sections, and what they mean in each mode."""
 
 from __future__ import annotations
 

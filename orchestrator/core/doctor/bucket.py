@@ -27,9 +27,9 @@ def bucket(api: Api, subject: Subject) -> Verdict:
     location = str(answer.document.get("location", ""))
     here = near(location, subject.every_zone)
     if not here:
-        far = f"gs://{name} is in {location}, which is none of the regions where machines are requested"
+        far = f"gs://{name} is in {location}, but machines are requested in other regions"
         if continent(location) not in {continent(region) for region in subject.regions}:
-            far += " and not on their continent"
+            far += " on another continent"
         other = f"{name}-{subject.regions[0]}"
         command = f"bench init --project {subject.project} --bucket {other} --location {subject.regions[0]}"
         return doubt(f"{far}; Google charges for the traffic of every case that is uploaded", command)

@@ -78,7 +78,7 @@ def prices(as_of: date, today: date) -> Verdict:
     if age > STALE_DAYS:
         why = f"the price table is from {as_of}, {count(age, 'day')} old; spot prices change monthly, so more is held"
         return doubt(why, "bench prices --refresh")
-    return fine(f"from {as_of}, {count(age, 'day')} old; bench computes the holds of runs with them")
+    return fine(f"from {as_of}, {count(age, 'day')} old; holds are computed with these prices")
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def _files(told: Description) -> dict[str, str]:
         source, name = PurePosixPath(one["source"]), PurePosixPath(one["name"])
         ups = [part == ".." for part in source.parts]
         if source.is_absolute() or sum(ups) > FARTHEST or ups != sorted(ups, reverse=True):
-            raise told.wrong(f"files[{at}]: {source} lies too far from the problem's folder", "files", at)
+            raise told.wrong(f"files[{at}]: {source} is outside of the folders that may be read", "files", at)
         if name.is_absolute() or ".." in name.parts:
             raise told.wrong(f"files[{at}]: {name} must be a name below the problem's folder", "files", at)
         found[str(name)] = str(source)

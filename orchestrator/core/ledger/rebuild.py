@@ -1,4 +1,4 @@
-"""The ledger again, from what the runs of a bucket say of their own money."""
+"""Restores a lost ledger from the events of the bucket's runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The launch plan: every decision before a cent is spent."""
+"""The launch plan: every decision that is made before money is spent."""

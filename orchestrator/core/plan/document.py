@@ -1,4 +1,4 @@
-"""A plan as one JSON document: for `bench plan --json`, for readers of the bucket, and for whoever resumes its run."""
+"""A plan as one JSON document: for `bench plan --json`, for readers of the bucket, and for resuming the run."""
 
 from __future__ import annotations
 

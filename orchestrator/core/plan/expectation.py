@@ -1,4 +1,4 @@
-"""What a run is likely to take and to cost, from what runs like it have taken in this bucket."""
+"""The expected time and cost of a run, from similar runs in this bucket."""
 
 from __future__ import annotations
 

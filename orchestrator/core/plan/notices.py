@@ -1,4 +1,4 @@
-"""What a plan says beside its figures: what is measured instead, and how far the prices can be trusted."""
+"""The notices of a plan: what is measured instead of what was asked for, and how far the prices can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is decided before a cent is spent: offers in order, the deadline, the ceiling, the cases."""
+"""Everything that is decided before money is spent: offers in order, the deadline, the ceiling, the cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is believed of a plan that was found in the bucket: what to measure, and nothing that costs or runs anything.
+"""What is used of a plan in the bucket: only what to measure, and nothing that spends money or runs commands.
 
 Every machine of ours can write to the bucket. So a run goes on under the configuration of the client that resumes it:
 its caps, prices, limits of time, alert channels, service account, network and payload. The stored plan says which GPU

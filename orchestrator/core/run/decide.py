@@ -23,23 +23,23 @@ from orchestrator.core.wording import count
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How patient a client is. Seconds."""
+    """How long a client waits for what, in seconds."""
 
     poll_s: float = 2.0
     boot_limit_s: float = 600.0
-    """A machine that says nothing for so long after RUNNING never will."""
+    """A machine that has sent nothing for so long after RUNNING is given up."""
     exit_grace_s: float = 60.0
-    """After its last word a machine deletes itself; after so long without that, the client does."""
+    """After its last event a machine deletes itself. If it has not after so long, the client deletes it."""
     deadline_slack_s: float = 60.0
     """The server's deadline may fire 30 s late; past this the client deletes the machine itself."""
     take_limit_s: float = 90.0
-    """A machine that was kept and claimed, and has not begun the run after so long, never will."""
+    """A kept machine that was claimed and has not begun the run after so long is given up."""
     host_patience_s: float = 60.0
     """A machine of the user's own that was not to be reached for so long is taken for dead by a fleet."""
     seal_limit_s: float = 90.0
     """A machine whose disk is ready for so long, and that no client came to, was left by the client that builds."""
     insert_limit_s: float = 180.0
-    """A request without a machine and without an answer for so long never made one."""
+    """If a request has had neither a machine nor an answer for so long, it made no machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _next_machine(
             return _give_up(
                 run, now, Phase.STOPPED, "the client that launched it stopped before it requested a machine"
             )
-        remedy = f"`bench launch --resume {run.run_id}` goes on"
+        remedy = f"`bench launch --resume {run.run_id}` continues it"
         return _give_up(run, now, Phase.STOPPED, f"no client requested another machine: {remedy}")
     candidates = open_offers(run, offers, ttl_s)
     if not candidates:
@@ -188,7 +188,7 @@ def given_up(run: Run, now: datetime, why: str) -> tuple[Command, ...]:
 def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
     """What a client does that would ask for a machine under a hold that is settled: somebody began to end the run, and
     may have died before he closed it."""
-    why = f"another client settled it before a machine was requested: `bench launch --resume {run.run_id}` goes on"
+    why = f"another client settled it before a machine was requested: `bench launch --resume {run.run_id}` continues it"
     return _give_up(run, now, Phase.STOPPED, why)
 
 

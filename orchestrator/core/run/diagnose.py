@@ -1,4 +1,4 @@
-"""From an error or a log to a named cause and what to do about it: a table, read from the top."""
+"""Finds the cause of a failure in its errors or its log, and what to do about it, by a table read from the top."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ _PROVIDER: Final[tuple[tuple[str, str], ...]] = (
     ("bad_request", r"Invalid value for field|\b400\b"),
     ("unavailable", r"backendError|UNAVAILABLE|ConnectionError|timed out|\b50[0234]\b|\b429\b"),
 )
-"""Codes and messages of the provider, the narrower before the wider."""
+"""Codes and messages of the provider; specific patterns come before general ones."""
 
 _LOG: Final[tuple[tuple[str, str], ...]] = (
     ("payload_checksum", r"sha256.{0,60}(mismatch|differs|does not match)|computed checksum did NOT match"),
@@ -182,7 +182,7 @@ _LOG: Final[tuple[tuple[str, str], ...]] = (
     ("deadline", r"maxRunDuration|watchdog.{0,40}(deadline|fired)"),
     ("harness_crashed", r"Traceback \(most recent call last\)|Segmentation fault|CUDA error|SIGSEGV|core dumped"),
 )
-"""What the machine's log says, the more telling before the less."""
+"""Patterns in the machine's log; specific ones come before general ones."""
 
 _OUTCOMES: Final = {"preempted": "preempted", "timed_out": "deadline", "incorrect": "kernel_wrong"}
 OF_MACHINES: Final = (VmBooted, PhaseStarted, Preempted, Finished, VmExiting)
@@ -197,17 +197,17 @@ LINES: Final = 12
 
 
 def remedy(cause: str) -> str:
-    """What to do about a cause; for a word that is not known, where to look."""
+    """What to do about a cause; for an unknown cause, where to look."""
     return REMEDIES.get(cause, REMEDIES["unknown"])
 
 
 def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> Diagnosis:
-    """The cause of an ending, from whatever is at hand: the run's facts, the end of its log, and how the run is said to
+    """The cause for which a run ended, from its facts and the end of its log.
     have `ended`. Where no more is known than that, it is not said in other words.
 
-    What to do is this client's own word: whoever writes to the bucket gives no commands to a person. For the cause,
-    the machine's own diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the
-    run ended. `unknown` says so, and keeps the lines of the log that a person should read.
+    The remedy comes from this client's table, because anybody may write to the bucket. For the cause, the machine's own
+    diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the run ended. If the
+    cause is `unknown`, the diagnosis has the lines of the log that a person should read.
     """
     known = tuple(facts)
     for fact in reversed(known):

@@ -1,7 +1,7 @@
-"""Whether a machine that is alive is worth keeping, from what cold starts have cost in this bucket so far.
+"""Whether a live machine is worth keeping, judged by what cold starts have cost in this bucket so far.
 
-The rule is that of renting against buying: a machine that waits is worth its price until it has cost as much as the
-cold start that it saves; then it should go. Whoever follows it never pays more than twice what hindsight would have.
+The rule is the one for renting or buying: keep a waiting machine until waiting has cost as much as the cold start that
+it would save, then stop it. With this rule a user never pays more than twice the least that was possible.
 """
 
 from __future__ import annotations

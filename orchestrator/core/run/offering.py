@@ -1,4 +1,4 @@
-"""Which of a plan's offers a run may take next, given what has happened to it."""
+"""Which of a plan's offers a run may take next, after what has happened so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machines of ours should not exist: decided from the labels of each and the log of the run it names, alone."""
+"""Decides which machines of ours should not exist, only from each machine's labels and the log of the run they name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from orchestrator.core.run.fold import Run, Vm
 
 STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 STALE_AFTER: Final = timedelta(hours=12)
-"""No run of ours lasts so long unless somebody asked for it: a machine this old is worth a look."""
+"""Runs rarely last so long: an older machine is reported as odd."""
 IDLE_AFTER: Final = timedelta(minutes=30)
-"""A machine that works says something more often than this."""
+"""A working machine writes events more often than this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where the minutes of a run's machines went: the cold start by phase, and the share that was spent measuring."""
+"""How the time of a run's machines was used: the cold start by phase, and the share that was spent measuring."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The slot of a kept machine: one object in the bucket through which it is handed from run to run.
+"""The slot of a kept machine: the object in the bucket through which one run hands the machine to the next.
 
-The machine writes it when it begins to wait; a client claims it by compare-and-swap; the machine takes the claim up, or
-shuts the slot when its idle limit is over, by compare-and-swap too. So of two clients one gets the machine, and a claim
-that arrives while the machine gives up either is taken up or is refused.
+The machine writes it when it begins to wait, and a client claims it by compare-and-swap. The machine accepts the claim,
+or closes the slot at its idle limit, also by compare-and-swap. So only one of two clients gets the machine, and a claim
+that arrives while the machine gives up is either accepted or refused.
 """
 
 from __future__ import annotations
