@@ -61,3 +61,18 @@ def test_a_host_that_was_named_is_kept(tmp_path: Path, synced: list[tuple[int, l
 def test_what_can_be_fetched_again_waits_for_no_disk(tmp_path: Path, synced: list[tuple[int, list[str]]]) -> None:
     write_atomically(tmp_path / "rows.csv", b"x")
     assert synced == []
+
+
+def test_settings_can_be_read_by_nobody_else(tmp_path: Path) -> None:
+    """They may hold an API key, or the secret address of a webhook."""
+    path = tmp_path / "settings.yaml"
+    settings_file.change(path, {"project": "p"})
+    assert path.stat().st_mode & 0o777 == 0o600
+    write_atomically(tmp_path / "rows.csv", b"x")
+    assert (tmp_path / "rows.csv").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -38,10 +38,12 @@ def safe_path(root: Path, relative: str) -> Path:
     return path
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes], *, durable: bool = False) -> None:
+def write_atomically(
+    path: Path, data: bytes | Iterable[bytes], *, durable: bool = False, private: bool = False
+) -> None:
     """Replaces `path` with `data`, which may come in pieces, in one step, making folders as needed. What is `durable`
     is on the disk, name and all, when this returns: some milliseconds, for what a power failure must not take or empty.
-    Raises `LocalError`."""
+    What is `private` nobody but the user can read. Raises `LocalError`."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, durable: bool
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fchmod(file.fileno(), 0o600 if private else 0o666 & ~_umask())
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

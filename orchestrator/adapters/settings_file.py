@@ -30,7 +30,8 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def change(path: Path, values: Mapping[str, str]) -> None:
-    """Sets these keys; the other lines stay as they are. Raises `LocalError`."""
+    """Sets these keys; the other lines stay as they are. Nobody else can read the file then: an API key or the secret
+    address of a webhook may stand in it. Raises `LocalError`."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for key, value in values.items():
         line = f"{key}: {json.dumps(value)}"
@@ -39,4 +40,4 @@ def change(path: Path, values: Mapping[str, str]) -> None:
             lines.append(line)
         else:
             lines[place] = line
-    write_atomically(path, ("\n".join(lines) + "\n").encode(), durable=True)
+    write_atomically(path, ("\n".join(lines) + "\n").encode(), durable=True, private=True)
