@@ -60,18 +60,20 @@ class Market:
         self._request_s = request_s
 
     def instances(self) -> tuple[Instance, ...]:
-        """Every machine that carries our tool label, in all zones. Raises as `image`."""
+        """Every machine that carries our tool label, in all zones, once: a list that changes while it is read may have
+        one on two pages. Raises as `image`."""
         query = {"filter": f"labels.{TOOL_LABEL}={TOOL}", "maxResults": "500"}
-        found: list[Instance] = []
+        found: dict[tuple[str, str], Instance] = {}
         seen: set[str] = set()
         with told(f"list the VMs of {self._project}"), understood():
             while True:
                 page = self._patiently(f"{self._project}/aggregated/instances", query)
                 for scope in page.get("items", {}).values():
-                    found += map(instance, scope.get("instances", ()))
+                    for one in map(instance, scope.get("instances", ())):
+                        found[one.zone, one.name] = one
                 token = str(page.get("nextPageToken", ""))
                 if not token:
-                    return tuple(found)
+                    return tuple(found.values())
                 query["pageToken"] = unread(token, seen)
 
     def image(self, project: str, family: str) -> str:

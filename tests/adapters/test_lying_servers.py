@@ -272,6 +272,17 @@ def test_a_delete_does_not_end_another_machine_that_has_the_name_by_now() -> Non
     assert left.id == "2002"
 
 
+def test_a_machine_that_two_pages_list_is_one() -> None:
+    answers = iter([{**page("RUNNING"), "nextPageToken": "2"}, page("STOPPING")])
+    with scripted_server(lambda _: stated(next(answers))) as server:
+        (found,) = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).instances()
+    assert found.status == "STOPPING"
+
+
+def page(status: str) -> dict[str, Any]:
+    return {"items": {f"zones/{ZONE}": {"instances": [{**VM, "status": status}]}}}
+
+
 def test_what_is_said_of_spot_machines_is_used_where_it_is_a_number() -> None:
     scores = {"obtainability": 0.5, "estimatedUptime": "7200s"}
     answer = stated({"recommendations": [{"scores": scores}], "preemptionHistory": [{"preemptionRate": 7}]})
