@@ -1,4 +1,8 @@
-"""The source compiles for the chips people have, without spills, to the instructions it was written for. Needs no GPU."""
+"""The source compiles for the chips people have, without spills, to the instructions it was written for. Needs no GPU.
+
+A kernel is compiled here if it would spill with 16 registers fewer (docs/measured.md), or if no other kernel of its kind
+is. All others are compiled by COMPILE_ALL_KERNELS, and pass the same gates wherever they are built.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,55 +57,48 @@ def disassembler() -> str | None:
     return next((place for place in places if place), None)
 
 
-def samples(architecture: str) -> list[Kernel | Combine]:
-    """The large causal kernels in fp16: what each architecture is most likely to spill in. All others are compiled by
-    COMPILE_ALL_KERNELS, and pass the same gates wherever they are built."""
+def sample(architecture: str) -> Kernel:
+    """The large causal kernel in fp16: what each architecture is most likely to spill in."""
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    return [Kernel("float16", d, True, True, chip.large[d, True]) for d in (64, 128)]
+    return Kernel("float16", 64, True, True, chip.large[64, True])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_large_kernels_compile_without_spills(architecture: str, compiler: Compiler, cache: Cache) -> None:
-    for built in build_all(samples(architecture), Target(architecture), compiler, cache, 2):
-        assert built.resources is not None
-        assert built.resources.spill_bytes == 0
-        assert 0 < built.resources.registers <= 255
+    built = build_one(sample(architecture), Target(architecture), compiler, cache)
+    assert built.resources is not None
+    assert built.resources.spill_bytes == 0
+    assert 0 < built.resources.registers <= 255
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_89"])
-def test_a_masked_and_a_decoding_kernel_compile_without_spills(
-    architecture: str, compiler: Compiler, cache: Cache
-) -> None:
-    chip = chip_of(Target(architecture).capability)
-    assert chip is not None
-    masked = [entry for entry in general.every_kernel(chip) if entry.mask == "float32" and entry.vector]
-    entries = [masked[1], list(decode.every_kernel(chip))[1]]
-    assert all(built.resources for built in build_all(entries, Target(architecture), compiler, cache, 2))
+def test_a_masked_and_a_decoding_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+    turing, ada = chip_of(75), chip_of(89)
+    assert turing is not None
+    assert ada is not None
+    assert build_one(list(decode.every_kernel(turing))[1], Target("sm_75"), compiler, cache).resources
+    masked = [entry for entry in general.every_kernel(ada) if entry.mask == "float32" and entry.vector]
+    entries = [masked[1], list(decode.every_kernel(ada))[1]]
+    assert all(built.resources for built in build_all(entries, Target("sm_89"), compiler, cache, 2))
 
 
-def test_the_widest_kernels_with_features_compile_for_hopper_without_spills(compiler: Compiler, cache: Cache) -> None:
+def test_the_widest_kernel_with_features_compiles_for_hopper_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(90)
     assert chip is not None
     every = [entry for entry in general.every_kernel(chip) if entry.dtype == "bfloat16" and entry.vector]
-    entries = [
-        entry for entry in every if entry.mask is None and (entry.head_dim == 256 or entry.tile == general.WIDE_64)
-    ]
-    assert len(entries) == 3
-    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
+    widest = [entry for entry in every if entry.mask is None and entry.head_dim == 256]
+    largest = max(widest, key=lambda entry: entry.tile.rows * entry.tile.keys)
+    assert build_one(largest, Target("sm_90a"), compiler, cache).resources
 
 
 def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_spills(
     compiler: Compiler, cache: Cache
 ) -> None:
-    chip, turing = chip_of(90), chip_of(75)
-    assert chip is not None
+    turing = chip_of(75)
     assert turing is not None
-    decoding = next(entry for entry in decode.every_kernel(chip) if entry.paged and entry.head_dim == 64)
-    hopper = HopperKernel("bfloat16", 128, True, True, PAGED_SHAPES[128], packed=True, paged=True)
-    ahead = [replace(hopper, ahead=True), replace(hopper, ahead=True, head_dim=64, shape=PAGED_SHAPES[64])]
+    ahead = HopperKernel("bfloat16", 64, True, True, PAGED_SHAPES[64], packed=True, paged=True, ahead=True)
     split = HopperKernel("bfloat16", 128, True, False, SPLIT_SHAPES[128], split=True)
-    entries = [decoding, hopper, *ahead, split]
+    entries = [ahead, split]
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
     staged = next(
         entry
@@ -115,11 +111,10 @@ def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_s
 def test_the_widest_kernels_for_packed_sequences_with_a_left_limit_compile_without_spills(
     compiler: Compiler, cache: Cache
 ) -> None:
-    for right in (False, True):
-        entries = [
-            HopperKernel("bfloat16", 256, right, True, shape, packed=True) for shape in PACKED_SHAPES[256, right]
-        ]
-        assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
+    entries = [
+        HopperKernel("bfloat16", 256, right, True, PACKED_SHAPES[256, right][0], packed=True) for right in (False, True)
+    ]
+    assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_without_spills(
@@ -131,8 +126,7 @@ def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_wi
     )
     tail = HopperKernel("float16", 64, False, True, causal.shape, "float16")
     widest = [
-        HopperKernel("bfloat16", 256, True, True, staged_shapes(256, mask)[0], mask)
-        for mask in ("bool", "bfloat16", "float32")
+        HopperKernel("bfloat16", 256, True, True, staged_shapes(256, mask)[0], mask) for mask in ("bool", "float32")
     ]
     entries = [causal, shared, tail, *widest]
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
@@ -145,7 +139,6 @@ def test_the_kernels_with_a_mask_of_one_row_and_the_fewest_registers_left_compil
         HopperKernel("bfloat16", head_dim, right, left, bias_shapes(head_dim, right, left)[0], mask)
         for head_dim, right, left, mask in (
             (64, True, False, "float32"),
-            (64, True, True, "bool"),
             (256, False, False, "bfloat16"),
             (256, True, False, "float32"),
             (256, True, True, "float32"),
@@ -166,26 +159,27 @@ def test_the_backward_kernels_with_the_most_registers_compile_without_spills(com
         assert built.resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("architecture", "dtype"), [("sm_80", "float16"), ("sm_90a", "bfloat16")])
 def test_the_backward_kernels_for_few_keys_compile_without_spills(
-    architecture: str, compiler: Compiler, cache: Cache
+    architecture: str, dtype: str, compiler: Compiler, cache: Cache
 ) -> None:
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    for dtype in ("float16", "bfloat16"):
-        entries = [entry for entry in every_small_kernel(chip) if entry.dtype == dtype and entry.shape.groups == 4]
-        for built in build_all(entries[-1:], Target(architecture), compiler, cache, 2):
-            assert built.resources is not None
-            assert built.resources.spill_bytes == 0
+    entries = [entry for entry in every_small_kernel(chip) if entry.dtype == dtype and entry.shape.groups == 4]
+    built = build_one(entries[-1], Target(architecture), compiler, cache)
+    assert built.resources is not None
+    assert built.resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a", "sm_120"])
+@pytest.mark.parametrize(
+    ("architecture", "sizes"), [("sm_80", (64, 128)), ("sm_89", (64,)), ("sm_90a", (64,)), ("sm_120", (64, 128))]
+)
 def test_the_backward_kernels_with_five_products_compile_without_spills(
-    architecture: str, compiler: Compiler, cache: Cache
+    architecture: str, sizes: tuple[int, ...], compiler: Compiler, cache: Cache
 ) -> None:
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    entries = [SummingKernel("bfloat16", size, shapes_of(size, chip)[0]) for size in (64, 128)]
+    entries = [SummingKernel("bfloat16", size, shapes_of(size, chip)[0]) for size in sizes]
     for built in build_all(entries, Target(architecture), compiler, cache, 2):
         assert built.resources is not None
         assert built.resources.spill_bytes == 0
@@ -198,10 +192,10 @@ def test_turings_backward_kernels_with_five_products_compile_without_spills(comp
         assert built.resources.spill_bytes == 0
 
 
-def test_the_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+def test_a_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(75)
     assert chip is not None
-    entries = [entry for entry in table(chip) if isinstance(entry, Combine) or not entry.vector][:3]
+    entries = [entry for entry in table(chip) if isinstance(entry, Combine) or not entry.vector][:2]
     assert all(built.resources for built in build_all(entries, Target("sm_75"), compiler, cache, 2))
 
 
@@ -212,7 +206,7 @@ def test_the_machine_code_multiplies_on_tensor_cores_and_keeps_to_registers(
     tool = disassembler()
     if tool is None:
         pytest.skip("no nvdisasm to read the machine code with")
-    kernel = samples(architecture)[0]
+    kernel = sample(architecture)
     built: Built = build_one(kernel, Target(architecture), compiler, cache)
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(built.image)
@@ -229,7 +223,7 @@ def test_what_is_asked_here_is_asked_of_what_is_shipped(
 ) -> None:
     if not isinstance(compiler, Lean):
         pytest.skip("this compiler has no headers of its own to do without")
-    entry = HopperBackwardKernel("bfloat16", 64, True) if architecture == "sm_90a" else samples(architecture)[0]
+    entry = HopperBackwardKernel("bfloat16", 64, True) if architecture == "sm_90a" else sample(architecture)
     target = Target(architecture)
     plain = build_one(entry, target, compiler.inner, Cache(tmp_path))
     assert plain.image == build_one(entry, target, compiler, cache).image

@@ -117,8 +117,8 @@ SAMPLES: dict[str, tuple[SmallKernel | GroupKernel, ...]] = {
     "sm_90a": (
         SmallKernel("bfloat16", 64, True, in_registers(16, 4, 16), dependent=True),
         GroupKernel("bfloat16", 64, True, GroupShape(1, 2, 128, 4, 4), dependent=True),
-        GroupKernel("float16", 128, True, GroupShape(2, 1, 64, 4)),
-        GroupKernel("float16", 64, True, GroupShape(2, 1, 128, 4, ahead=False)),
+        GroupKernel("float16", 64, True, GroupShape(2, 1, 64, 4)),
+        GroupKernel("float16", 64, True, GroupShape(1, 2, 128, 4, ahead=False)),
     ),
 }
 
