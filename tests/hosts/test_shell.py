@@ -109,7 +109,7 @@ def test_a_key_that_does_not_open_is_told_with_how_to_put_one_there(
         wrong = make_key(tmp_path / "wrong")
         client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {wrong}")
         said, hint = refusal("box", PermissionDenied)
-        assert "box does not let" in said
+        assert "box refuses the login" in said
         assert "`ssh-copy-id box`" in hint
 
 
@@ -185,7 +185,7 @@ def test_a_host_that_says_ever_more_is_heard_out_no_further_than_any_answer_goes
     with serving(start, client):
         said, hint = refusal("box", HostUnfit, str(talker))
         assert said == "box printed more than 32 MB while it was asked for runs, so bench stopped reading"
-        assert hint.startswith("`ssh box`; look at")
+        assert hint.startswith("`ssh box`; check what a login prints")
         assert ask("box") == {"runs": []}
 
 
