@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kernels.harness.processes import Answered, Lost, Worker
@@ -83,6 +85,14 @@ class Hand:
             self.worker = None
 
 
+def waited_s(pid: int | None) -> float:
+    """Seconds that a process's first thread has waited for a processor; 0 where the kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 @dataclass
 class RemoteTimer:
     """Times one implementation in its own process. Its word is compared with the time that went by on this side."""
@@ -93,21 +103,29 @@ class RemoteTimer:
     overhead_us: float
     turn: Turn
     rest: float = 0.0
+    waited: Callable[[int | None], float] = waited_s
 
     def __call__(self, plans: Sequence[Any]) -> Timed:
-        """One sample."""
+        """One sample. The time that went by is that in which both processes had a processor or asked for none: on a
+        busy host a short sample may take long on this side and be honest."""
+        queued = self.queued()
         began = time.perf_counter()
         try:
             told = self.hand.ask("sample", regime=self.regime, first=plans[0].at, keep=self.turn.wanted)
         except (Lost, Answered) as exc:
             raise Unavailable(exc.reason(f"while it was timed ({self.regime})")) from exc
-        wall = time.perf_counter() - began
+        wall = max(0.0, time.perf_counter() - began - (self.queued() - queued))
         timed = Timed(**told["timed"])
         if not timed.latency_us >= 0:
             raise Unavailable("untrusted: it reports a negative time for a call")
         self.hand.walls.append((wall, timed.latency_us * self.calls_made / 1e6, timed.latency_us / 1e6))
         self.rest = float(told["rest_s"])
         return timed
+
+    def queued(self) -> float:
+        """Seconds that this process and the implementation's have waited for a processor so far."""
+        worker = self.hand.worker
+        return self.waited(os.getpid()) + (0.0 if worker is None else self.waited(worker.process.pid))
 
     def rest_s(self, _latency_us: float) -> float:
         """As its own process says, within reason."""

@@ -1,0 +1,75 @@
+"""An implementation's word on its own time is compared with the time that went by on the other side of its pipe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernels.harness.hands import Hand, Place, RemoteTimer, Turn, waited_s
+from kernels.harness.processes import Worker
+from kernels.harness.timers import Timed
+from tests.support.patience import PATIENCE_S
+
+TOOK_S = 0.05
+
+
+class Process:
+    pid = 4711
+
+
+class Sampled:
+    """A worker that says that a call took 20 µs, and answers after `TOOK_S`."""
+
+    process = Process()
+
+    def ask(self, op: str, limit_s: float, /, **given: Any) -> Mapping[str, Any]:
+        time.sleep(TOOK_S)
+        return {"timed": asdict(Timed(latency_us=20.0)), "rest_s": 0.0}
+
+
+def walls(*waited: float) -> list[tuple[float, float, float]]:
+    """Of one sample, before and after which the two processes have waited so long."""
+    hand = Hand("bench", lambda: cast(Worker, Sampled()), PATIENCE_S)
+    hand.worker = cast(Worker, Sampled())
+    said = iter(waited)
+    RemoteTimer(hand, "burst", 1, 0.0, Turn(), waited=lambda _: next(said))([Place(hand, 0)])
+    return hand.walls
+
+
+def test_what_went_by_is_the_whole_of_it_on_a_host_with_processors_to_spare() -> None:
+    ((wall, said, each),) = walls(3.0, 5.0, 3.0, 5.0)
+    assert wall >= TOOK_S
+    assert (said, each) == (pytest.approx(20e-6), pytest.approx(20e-6))
+
+
+@pytest.mark.parametrize("own", [0.0, TOOK_S / 2, TOOK_S])
+def test_what_either_process_waited_for_a_processor_is_nobodys_lie(own: float) -> None:
+    began = time.perf_counter()
+    ((wall, _, _),) = walls(3.0, 5.0, 3.0 + own, 5.0 + TOOK_S - own)
+    assert 0 <= wall <= time.perf_counter() - began - TOOK_S
+    ((least, _, _),) = walls(0.0, 0.0, 1e6, 1e6)
+    assert least == 0.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
+def test_a_process_that_shares_its_processor_has_waited_for_it() -> None:
+    spin = "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); time.sleep(0.2)\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        before = [waited_s(one.pid) for one in both]
+        ends = time.monotonic() + PATIENCE_S
+        while sum(waited_s(one.pid) for one in both) - sum(before) < 0.05 and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert sum(waited_s(one.pid) for one in both) - sum(before) >= 0.05
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+    assert waited_s(both[0].pid) == waited_s(None) == 0.0
