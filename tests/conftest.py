@@ -125,6 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # workers share the processors among themselves
 
 
 @pytest.fixture(autouse=True)
