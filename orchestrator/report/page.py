@@ -79,7 +79,7 @@ class Table:
 
     @property
     def screen_only(self) -> bool:
-        return bool(self.file) and len(self.rows) > MOST_PRINTED
+        return bool(self.file) and is_long(self)
 
     def style(self, column: int) -> str:
         kinds = (("long", self.long), ("wrap", self.wrap), ("left", self.left))
@@ -152,6 +152,11 @@ class Choice:
     values: Sequence[str]
 
 
+def is_long(part: Part) -> bool:
+    """Whether it is a table of more rows than are printed where a file has them."""
+    return isinstance(part, Table) and len(part.rows) > MOST_PRINTED
+
+
 Part = Text | Code | Figure | Table | Box | Fold | Link | Links | Finder
 
 
@@ -162,12 +167,11 @@ class Section:
 
     @property
     def begun(self) -> Sequence[Part]:
-        """What stays with the heading on paper: the words, and the first thing that is none; but for a table with a
-        finder, which stand side by side."""
+        """The parts that stay with the heading on one page of paper: the words, and the first part that is not text. A
+        table with a finder is not kept, as both would be; nor is a long table, which would begin on a new page."""
         first = next((place for place, part in enumerate(self.parts) if not isinstance(part, Text)), len(self.parts))
-        if first < len(self.parts) and isinstance(self.parts[first], Finder):
-            return self.parts[:first]
-        return self.parts[: first + 1]
+        apart = first < len(self.parts) and (isinstance(self.parts[first], Finder) or is_long(self.parts[first]))
+        return self.parts[:first] if apart else self.parts[: first + 1]
 
     @property
     def rest(self) -> Sequence[Part]:

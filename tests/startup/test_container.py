@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "orchestrator" / "embedded" / "docker.py"
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"embedded.local/bench@{DIGEST}"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On the disk: /dev/shm, where a session may keep its files, is given to every container."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        yield Path(made)
 
 
 def with_docker(machine: Machine) -> Machine:

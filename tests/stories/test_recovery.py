@@ -325,7 +325,8 @@ def test_of_two_clients_that_resume_one_run_one_asks_for_a_machine(home: Path) -
 def test_a_resumption_that_the_budget_does_not_allow_is_refused_and_leaves_the_run_as_it_was(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         weather(stage, {"fault": "preempt", "at": {"case": 4}, "notice_s": 0})
-        first = begun(stage, attempts="run.attempts=1").follow()
+        begun(stage, attempts="run.attempts=1").follow()
+        first = Engine(stage.world(), RUN).look()
         hold = stage.ledger().runs[RUN].hold_usd
         with pytest.raises(BudgetExceeded) as refusal:
             resumed(stage, Caps(run=hold))
