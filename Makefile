@@ -39,7 +39,7 @@ demo-fleet: compiler $(STAMP)
 	$(BIN)/bench cloud stop
 
 # Half of a test of real machines is waiting: more workers than cores share them.
-WORKERS ?= 7
+WORKERS ?= 5
 ## make test    everything that CI runs
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
