@@ -21,13 +21,13 @@ PREFIX: Final = "bench-answers-"
 
 
 class Scratch:
-    """A new folder, held until it is closed or this process has ended."""
+    """A new folder in `place` (by default where there is room), held until it is closed or this process has ended."""
 
-    def __init__(self) -> None:
-        place = roomy()
-        remove_abandoned(place)
+    def __init__(self, place: Path | None = None, prefix: str = PREFIX) -> None:
+        place = place or roomy()
+        remove_abandoned(place, prefix)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self.held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self.held, fcntl.LOCK_EX)
             if self.path.exists():  # else somebody found it before it was held
@@ -47,9 +47,9 @@ def roomy() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def remove_abandoned(place: Path) -> None:
+def remove_abandoned(place: Path, prefix: str = PREFIX) -> None:
     """Removes this user's folders in `place` that nobody holds any more."""
-    for path in place.glob(f"{PREFIX}*"):
+    for path in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # held, another user's, or gone by now
             found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

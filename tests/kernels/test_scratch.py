@@ -29,8 +29,8 @@ def test_a_folder_goes_once_its_owner_is_killed_and_not_before(tmp_path: Path, w
     (tmp_path / "bench-answers-link").symlink_to(tmp_path / "bench-other")
     (tmp_path / "bench-answers-file").write_text("")
     holder = (
-        "import sys, pathlib, kernels.harness.scratch as s; s.MEMORY = pathlib.Path(sys.argv[1]); s.ROOM_BYTES = 0; "
-        "one = s.Scratch(); (one.path / '1.bin').write_bytes(b'x'); print(one.path, flush=True); input()"
+        "import sys, pathlib; from kernels.harness.scratch import Scratch; one = Scratch(pathlib.Path(sys.argv[1])); "
+        "(one.path / '1.bin').write_bytes(b'x'); print(one.path, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

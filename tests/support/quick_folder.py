@@ -6,16 +6,13 @@ milliseconds.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
-MEMORY: Final = Path("/dev/shm")
-PREFIX: Final = "tests-"
+from kernels.harness.scratch import MEMORY, Scratch
+
 ROOM: Final = 6 << 30
 """Bytes that must be free there: many times what a session has there at a time."""
 
@@ -26,25 +23,9 @@ def install() -> Path | None:
     removes nothing: the next one removes what nobody holds."""
     if "TMPDIR" in os.environ or not is_roomy(MEMORY):
         return None
-    for left in MEMORY.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            os.close(held(left))
-            shutil.rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
-    held(made)
+    made = Scratch(MEMORY, "tests-").path
     os.environ["TMPDIR"], tempfile.tempdir = str(made), None
     return made
-
-
-def held(folder: Path) -> int:
-    """A lock on the folder for as long as this process lives, or its handle is open. Raises `BlockingIOError`."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
 
 
 def is_roomy(folder: Path) -> bool:
