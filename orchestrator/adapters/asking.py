@@ -78,12 +78,16 @@ def whole(reply: Reply) -> Reply:
     return reply
 
 
+WRONG_FORM: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading an answer of the wrong form raises."""
+
+
 @contextmanager
 def understood() -> Iterator[None]:
     """Raises `Lost` if an answer lacks what the service's answers have."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+    except WRONG_FORM as exc:
         raise Lost(f"the answer is not one that the service gives ({type(exc).__name__}: {exc})") from exc
 
 

@@ -15,13 +15,14 @@ import requests
 import urllib3.exceptions
 from google.protobuf import json_format
 
+from orchestrator.adapters.asking import WRONG_FORM
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
 from orchestrator.core.foreign import words
 
 
 class Garbled(Exception):
-    """An answer that says nothing that the service would say: what the service did is not known."""
+    """An answer that the service does not give, so that nothing is known of what it did."""
 
 
 BROKEN_CONNECTION: Final = (
@@ -54,15 +55,7 @@ def translated(doing: str) -> Iterator[None]:
         raise translate(exc, doing) from exc
 
 
-UNREADABLE: Final = (
-    json_format.Error,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+UNREADABLE: Final = (json_format.Error, RecursionError, *WRONG_FORM)
 """What the libraries raise, from anywhere inside, for an answer of the wrong form. They expect none."""
 
 
@@ -75,13 +68,13 @@ def deciphered() -> Iterator[None]:
         yield
     except api.GoogleAPICallError as exc:
         if not _well_formed(exc):
-            raise Garbled(f"what answered refuses in a form that the service does not use ({brief(exc)})") from exc
+            raise Garbled(f"the refusal has a form that the service does not use ({brief(exc)})") from exc
         raise
     except FOREIGN:
         raise
     except UNREADABLE as exc:
         said = " ".join(str(exc).split())
-        raise Garbled(f"what answered says nothing that the service would ({type(exc).__name__}: {said})") from exc
+        raise Garbled(f"the answer is not one that the service gives ({type(exc).__name__}: {said})") from exc
 
 
 def _well_formed(exc: api.GoogleAPICallError) -> bool:

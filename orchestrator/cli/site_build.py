@@ -97,10 +97,8 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
     that are other than before are written. Raises `ConfigError` for a folder that holds something else."""
     begun = time.monotonic()
     before = _before(folder, source.bucket.name)
-    if not (folder / STATE).exists():
-        _write(
-            folder / STATE, State(bucket=source.bucket.name).model_dump_json()
-        )  # what is cut short is a site of ours
+    if not (folder / STATE).exists():  # a build that is cut short leaves a folder that the next one takes for a site
+        _write(folder / STATE, State(bucket=source.bucket.name).model_dump_json())
     lines = RunIndex(source.bucket).list_runs()
     known = {one.run_id: one for one in lines}
     fresh = [one for one in lines if before.keys.get(one.run_id) != one.generation]
