@@ -1,10 +1,10 @@
 """What the harness and clocks that share no code with it say of the same calls, on a calm host and on a slowed one.
 
-python3 -m tests.kernels.agreement [--seconds 300] [--table FILE] [--from K] [--names bench,sdpa:cudnn]
+python3 -m tests.kernels.agreement [--seconds 300] [--table FILE] [--from K] [--to K] [--names bench,sdpa:cudnn]
 
 A slowed host has a thread that takes the interpreter at random, a process for every core that never rests, and calls
 that sleep for up to 0.4 ms at random. Ours and theirs are taken by turns, since a chip at its power limit slows down as
-it works.
+it works; in the steady state after each sample, and for as long as one of ours.
 """
 # ruff: noqa: T201  (a table for people)
 
@@ -16,14 +16,15 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from kernels.harness.timers import Timed
+from kernels.attention.case import Case
+from kernels.harness.timers import SUSTAINED_S, Timed
 from kernels.harness.watching import Missed
 from kernels.harness.workload import BuildFailed, Unavailable
 from tests.kernels.instruments import (
@@ -56,7 +57,8 @@ ROUNDS = 3
 
 
 class Line(NamedTuple):
-    """What two clocks say of one implementation on one case, in microseconds."""
+    """What two clocks say of one implementation on one case, in microseconds. Of `samples` of ours `hidden` prove that
+    the device never waited for the host, whose enqueue took `host_us`; None where another clock watches ours."""
 
     host: str
     case: str
@@ -64,7 +66,14 @@ class Line(NamedTuple):
     clocks: str
     ours_us: float
     theirs_us: float
-    remark: str
+    hidden: int | None = None
+    samples: int | None = None
+    host_us: float | None = None
+    remark: str = ""
+
+    def follows_the_host(self) -> bool:
+        """Whether no sample of ours is hidden, so that both clocks time the host."""
+        return self.hidden == 0
 
 
 @contextmanager
@@ -80,13 +89,14 @@ def by_turns(one: Subject, regime: str, spin_s: float, each_us: float) -> tuple[
     taken: list[Timed] = []
     told: list[float] = []
     for _ in range(ROUNDS):
+        if regime == "sustained":
+            for _ in range(5):
+                taken += ours(one, regime, 1)
+                told.append(by_loop(one.calls, each_us, SUSTAINED_S["cuda"] / 2))
+            continue
         taken += ours(one, regime, 5)
-        if regime == "burst":
-            told.append(by_events(one.calls, spin_s, 5))
-        elif regime == "graph":
-            told.append(by_own_graph(one.calls, spin_s, samples=5))
-        else:
-            told.append(by_loop(one.calls, each_us))
+        theirs = by_events(one.calls, spin_s, 5) if regime == "burst" else by_own_graph(one.calls, spin_s, samples=5)
+        told.append(theirs)
     return taken, statistics.median(told)
 
 
@@ -95,8 +105,10 @@ def compared(host: str, one: Subject) -> list[Line]:
     calm = host == "calm"
     lines: list[Line] = []
 
-    def line(clocks: str, told: float, theirs: float, remark: str) -> None:
-        lines.append(Line(host, one.case.id, one.name, clocks, told, theirs, remark))
+    def line(clocks: str, told: float, theirs: float, taken: Sequence[Timed] = (), remark: str = "") -> None:
+        proof = (sum(bool(sample.hidden) for sample in taken), len(taken)) if taken else (None, None)
+        waited = statistics.median(sample.host_us or 0 for sample in taken) if taken else None
+        lines.append(Line(host, one.case.id, one.name, clocks, told, theirs, *proof, waited, remark))
 
     graph_us = math.nan
     with one.scope():
@@ -107,25 +119,23 @@ def compared(host: str, one: Subject) -> list[Line]:
             try:
                 taken, theirs = by_turns(one, regime, calm_spin_s if calm else LOADED_SPIN_S, graph_us)
             except Unavailable as exc:
-                line(f"{regime}/events", math.nan, math.nan, str(exc)[:60])
+                line(f"{regime}/events", math.nan, math.nan, remark=str(exc)[:60])
                 continue
             graph_us = middle(taken) if regime == "graph" else graph_us
-            hidden = sum(bool(sample.hidden) for sample in taken)
-            waited = statistics.median(sample.host_us or 0 for sample in taken)
-            line(f"{regime}/events", middle(taken), theirs, f"{hidden}/{len(taken)} hidden, host {waited:.0f}")
+            line(f"{regime}/events", middle(taken), theirs, taken)
     for regime in ("burst", "graph", "sustained"):
         found = watched(one, regime)
         if isinstance(found, Missed):
-            line(f"{regime}/cupti", math.nan, math.nan, found.why[:60])
+            line(f"{regime}/cupti", math.nan, math.nan, remark=found.why[:60])
             continue
         theirs = found.cupti_us if math.isnan(found.covered_us) else found.covered_us
-        line(f"{regime}/cupti", found.watched_us, theirs, f"worst sample {found.worst_ratio - 1:+.1%}")
+        line(f"{regime}/cupti", found.watched_us, theirs, remark=f"worst sample {found.worst_ratio - 1:+.1%}")
     return lines
 
 
-def all_lines(until: float, first: int, names: list[str]) -> Iterator[Line]:
+def all_lines(until: float, cells: Sequence[Case], names: list[str]) -> Iterator[Line]:
     """Cell by cell, on a calm and on a slowed host, until the time is up."""
-    for cell in CELLS[first:]:
+    for cell in cells:
         for name in names:
             for host in ("calm", "slowed"):
                 if time.monotonic() > until:
@@ -148,15 +158,15 @@ def nvbench_lines() -> Iterator[Line]:
         return
     for one, theirs in zip(subjects, times, strict=True):
         with one.scope():
-            yield Line("calm", one.case.id, one.name, "burst/nvbench", middle(ours(one, "burst")), theirs, "")
+            yield Line("calm", one.case.id, one.name, "burst/nvbench", middle(ours(one, "burst")), theirs)
 
 
 def summary(lines: list[Line]) -> Iterator[str]:
-    """A sentence for each host and pair of clocks. What followed the host says so itself and is not counted."""
+    """A sentence for each host and pair of clocks. What follows the host is not counted."""
     yield "host and clocks: above 10 us within 2 % / 5 %; below 10 us within 0.5 us; worst; not compared"
     for host, clocks in dict.fromkeys((one.host, one.clocks) for one in lines):
         own = [one for one in lines if (one.host, one.clocks) == (host, clocks)]
-        known = [one for one in own if one.ours_us == one.ours_us and not one.remark.startswith("0/")]
+        known = [one for one in own if not math.isnan(one.ours_us) and not one.follows_the_host()]
         large = [abs(one.ours_us / one.theirs_us - 1) for one in known if one.theirs_us >= 10]
         small = [abs(one.ours_us - one.theirs_us) for one in known if one.theirs_us < 10]
         two, five, half = (sum(x <= y for x in xs) for xs, y in ((large, 0.02), (large, 0.05), (small, 0.5)))
@@ -170,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no further case after so long")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of the cells, from 0 on")
+    parser.add_argument("--to", type=int, default=len(CELLS), dest="last", help="the first that is left out")
     parser.add_argument("--names", default="bench,sdpa:cudnn", help="implementations, comma-separated")
     parser.add_argument("--table", type=Path, help="write the lines to this CSV file too")
     asked = parser.parse_args()
@@ -177,20 +188,22 @@ def main() -> None:
     print(torch.cuda.get_device_name(DEV), "torch", torch.__version__, flush=True)
     lines: list[Line] = []
     with torch.inference_mode():
-        for source in (all_lines(began + asked.seconds, asked.first, asked.names.split(",")), nvbench_lines()):
+        cells = CELLS[asked.first : asked.last]
+        for source in (all_lines(began + asked.seconds, cells, asked.names.split(",")), nvbench_lines()):
             for one in source:
                 lines.append(one)
                 ratio = one.ours_us / one.theirs_us - 1
                 print(
                     f"{one.host:6} {one.case:44} {one.name:10} {one.clocks:16} {one.ours_us:9.2f} "
-                    f"{one.theirs_us:9.2f} {ratio:+7.2%} {one.remark}",
+                    f"{one.theirs_us:9.2f} {ratio:+7.2%} {one.hidden}/{one.samples} {one.remark}",
                     flush=True,
                 )
     if asked.table:
         with asked.table.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(Line._fields)
-            writer.writerows(lines)
+            for one in lines:
+                writer.writerow(["" if x != x else round(x, 3) if isinstance(x, float) else x for x in one])
     print(*summary(lines), sep="\n")
 
 
