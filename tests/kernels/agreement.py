@@ -4,7 +4,7 @@ python3 -m tests.kernels.agreement [--seconds 300] [--table FILE] [--from K] [--
 
 A slowed host has a thread that takes the interpreter at random, a process for every core that never rests, and calls
 that sleep for up to 0.4 ms at random. Ours and theirs are taken by turns, since a chip at its power limit slows down as
-it works; in the steady state after each sample, and for as long as one of ours.
+it works.
 """
 # ruff: noqa: T201  (a table for people)
 
@@ -44,6 +44,7 @@ from tests.kernels.instruments import (
     ours,
     sleepy,
     subject,
+    taker,
     watched,
 )  # fmt: skip
 
@@ -83,20 +84,32 @@ def slowed_host() -> Iterator[None]:
         yield
 
 
-def by_turns(one: Subject, regime: str, spin_s: float, each_us: float) -> tuple[list[Timed], float]:
-    """Rounds of ours and of events behind a spin (in a loop of calls of about `each_us`, for sustained), one after the
-    other: our samples, and the median of their medians."""
+def by_turns(one: Subject, regime: str, spin_s: float) -> tuple[list[Timed], float]:
+    """Rounds of ours and of events behind a spin, one after the other: our samples, and the median of their medians."""
     taken: list[Timed] = []
     told: list[float] = []
     for _ in range(ROUNDS):
-        if regime == "sustained":
-            for _ in range(5):
-                taken += ours(one, regime, 1)
-                told.append(by_loop(one.calls, each_us, SUSTAINED_S["cuda"] / 2))
-            continue
         taken += ours(one, regime, 5)
-        theirs = by_events(one.calls, spin_s, 5) if regime == "burst" else by_own_graph(one.calls, spin_s, samples=5)
-        told.append(theirs)
+        told.append(
+            by_events(one.calls, spin_s, 5) if regime == "burst" else by_own_graph(one.calls, spin_s, samples=5)
+        )
+    return taken, statistics.median(told)
+
+
+def by_turns_without_rest(one: Subject, each_us: float) -> tuple[list[Timed], float]:
+    """The steady state by our timer and in a loop of calls of about `each_us`: our samples, and the loop's median. Both
+    keep the chip busy for as long, and each is as often ahead of the other: at its power limit a chip is slower, the
+    less it has rested."""
+    take, half_s = taker(one, "sustained"), SUSTAINED_S["cuda"] / 2
+    taken: list[Timed] = []
+    told: list[float] = []
+    by_loop(one.calls, each_us, 0.5)
+    for number in range(5 * ROUNDS):
+        for is_ours in (number % 2 == 0, number % 2 == 1):
+            if is_ours:
+                taken.append(take())
+            else:
+                told.append(by_loop(one.calls, each_us, half_s))
     return taken, statistics.median(told)
 
 
@@ -117,7 +130,10 @@ def compared(host: str, one: Subject) -> list[Line]:
                 continue
             calm_spin_s = GRAPH_SPIN_S if regime == "graph" else CALM_SPIN_S
             try:
-                taken, theirs = by_turns(one, regime, calm_spin_s if calm else LOADED_SPIN_S, graph_us)
+                if regime == "sustained":
+                    taken, theirs = by_turns_without_rest(one, graph_us)
+                else:
+                    taken, theirs = by_turns(one, regime, calm_spin_s if calm else LOADED_SPIN_S)
             except Unavailable as exc:
                 line(f"{regime}/events", math.nan, math.nan, remark=str(exc)[:60])
                 continue

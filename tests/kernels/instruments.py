@@ -171,14 +171,21 @@ def by_nvbench(subjects: Sequence[Sequence[Call]]) -> list[float]:
 
 def ours(one: Subject, regime: str, samples: int = 25) -> list[Timed]:
     """What the harness says. Raises `Unavailable`."""
+    take = taker(one, regime)
+    return [take() for _ in range(samples)]
+
+
+def taker(one: Subject, regime: str) -> Callable[[], Timed]:
+    """What takes one sample of the harness at each call, and rests as the harness does. Raises `Unavailable`."""
     timer = timer_for(DEV, regime)(Contender(one.name, one.calls, one.scope))
-    taken = []
-    for number in range(samples):
-        at = number * timer.calls_made
-        plans = [one.calls[(at + i) % len(one.calls)] for i in range(timer.calls_made)]
-        taken.append(timer(plans))
-        time.sleep(min(0.02, timer.rest_s(taken[-1].latency_us)))
-    return taken
+    calls = itertools.cycle(one.calls)
+
+    def take() -> Timed:
+        taken = timer([next(calls) for _ in range(timer.calls_made)])
+        time.sleep(min(0.02, timer.rest_s(taken.latency_us)))
+        return taken
+
+    return take
 
 
 def watched(one: Subject, regime: str) -> watching.Watched | watching.Missed:
