@@ -142,7 +142,7 @@ def test_no_word_of_a_figure_is_cut_off(page: Page, tmp_path: Path) -> None:
 @functools.cache
 def published_page() -> str:
     """84 cases, in three regimes: the largest run there is."""
-    return html.page(read_report(RESULTS / "h200-20261123-forward"))
+    return html.page(read_report(RESULTS / "h200-20261124-forward"))
 
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler is installed")

@@ -31,7 +31,7 @@ as_read = functools.cache(read_report)
 """Of what is published, which no test changes: to read it takes seconds."""
 
 
-@pytest.mark.parametrize("folder", ["h100-20261123-forward", "h200-20261123-forward"])
+@pytest.mark.parametrize("folder", ["h100-20261123-forward", "h200-20261124-forward"])
 def test_the_rate_by_size_draws_self_attention_beside_decoding_each_in_its_own_unit(folder: str) -> None:
     graph = next(part for part in as_read(RESULTS / folder).study.parts() if part.regime == "graph")
     board, caption = by_size(graph)
