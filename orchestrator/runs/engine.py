@@ -123,8 +123,10 @@ class Engine:
         """One turn. Returns the run after it, and the seconds until the next turn is needed (0: at once)."""
         run = self.look()
         seen = self.observe(run)
-        if run.vm is not None and is_host(run.vm.zone):
-            run = self.look()  # looking at a host brings home what its run has said since
+        on_host = run.vm is not None and is_host(run.vm.zone)  # looking at a host brings home what its run has said
+        gone = run.guest_of is not None and seen.instance is None  # what it said before it was gone may be new
+        if on_host or gone:
+            run = self.look()
         commands = do.decide(
             run,
             seen,

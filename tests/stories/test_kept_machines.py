@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import cases_prefix, slot_object
+from orchestrator.core.run.decide import Observation
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.keeping import advise, cold_starts
 from orchestrator.core.run.orphans import Orphan
@@ -172,6 +173,25 @@ def test_a_machine_that_is_taken_back_from_a_guest_leaves_what_the_guest_measure
         assert run.phase is Phase.PREEMPTED
         assert 0 < run.cases_done < 4
         assert run.next_attempt == 2, "a machine of its own has a number of its own"
+        assert stage.look_after().phase is Phase.SUCCEEDED
+        assert_books_balance(stage)
+
+
+class Held(Engine):
+    """A client that is held up between its look at the log and its look at the machine, until the machine is gone."""
+
+    def observe(self, run: Run) -> Observation:
+        while run.guest_of is not None and run.cases_done and self.world.cloud().instances():
+            self.world.clock.sleep(10)
+        return super().observe(run)
+
+
+def test_a_machine_that_ends_while_its_client_looks_the_other_way_has_not_lost_the_guest(home: Path) -> None:
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        stage.begin(stage.world(), stage.plan(), NEXT)
+        run = Held(stage.world(), NEXT).follow()
+        assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, 3)
         assert stage.look_after().phase is Phase.SUCCEEDED
         assert_books_balance(stage)
 
