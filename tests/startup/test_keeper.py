@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.startup.cloud import BUCKET, RUN, VM, Cloud
+from tests.startup.conducted import Conducted
 from tests.startup.machine import CASES, Machine, payload, run_spec
-from tests.startup.test_agent import Conducted
 from tests.support.patience import await_truth
 
 NEXT = "20261121-050607-l4-0002"
