@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.harness.clocks import NoClocks, Reading
 from kernels.harness.warming import MOST_WINDOWS, WINDOW_BLOCKS, Window, close, settled
-from tests.kernels.test_measurement import Journal, measured
+from tests.kernels.measured import Journal, measured
 
 TIMES = st.lists(st.floats(1, 1e6), min_size=WINDOW_BLOCKS, max_size=WINDOW_BLOCKS)
 
