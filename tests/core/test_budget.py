@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
 from orchestrator.core.ledger.budget import (
@@ -19,10 +16,7 @@ from orchestrator.core.ledger.budget import (
     Exposure,
     HoldTerms,
     Ledger,
-    LedgerUnreadable,
     Refused,
-    SharedCaps,
-    Window,
     add_cost,
     authorize,
     compact,
@@ -30,88 +24,10 @@ from orchestrator.core.ledger.budget import (
     headroom,
     hold,
     key_of,
-    set_caps,
     settle,
     take_back,
 )
-
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-D = Decimal
-
-amounts = st.decimals(min_value="0", max_value="20", places=2)
-caps = st.builds(Caps, *[st.none() | st.decimals(min_value="0", max_value="40", places=2)] * 4)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing that happens: time passes, then a run is asked for, ends, is given up, or a cost is added."""
-
-    what: str
-    run: str
-    amount: Decimal
-    share: int
-    """Percent of the hold that the run really cost."""
-    hours: int
-
-
-steps = st.lists(
-    st.builds(
-        Step,
-        st.sampled_from(["launch", "launch", "settle", "settle", "release", "add", "replay"]),
-        st.sampled_from([f"run-{n}" for n in range(6)]),
-        amounts,
-        st.integers(0, 100),
-        st.integers(0, 24 * 20),
-    ),
-    max_size=25,
-)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A ledger on the way, and by how much each run's settlement has been corrected upward so far."""
-
-    now: datetime
-    ledger: Ledger
-    corrected: dict[str, Decimal]
-    held_at: dict[str, datetime]
-
-    def corrected_in(self, window: Window) -> Decimal:
-        """Dollars, of the runs that are charged to the window that this moment is in."""
-        here = key_of(window, self.now)
-        return sum((usd for run, usd in self.corrected.items() if key_of(window, self.held_at[run]) == here), D(0))
-
-
-def play(steps: list[Step], caps: Caps) -> list[Moment]:
-    """Every ledger on the way, as clients would write it that ask before they hold. A run may be settled again and
-    again, and only ever at no more than its hold."""
-    ledger, now, history = Ledger(), NOON, []
-    corrected: dict[str, Decimal] = {}
-    held_at: dict[str, datetime] = {}
-    for index, step in enumerate(steps):
-        now += timedelta(hours=step.hours)
-        if step.what == "launch":
-            run = f"{step.run}-{index}"
-            if isinstance(authorize(ledger, caps, step.amount, now, run_id=run), Approved):
-                ledger = hold(ledger, run, step.amount, 600, now, HoldTerms("l4"))
-                held_at[run] = now
-        elif step.what == "add":
-            if isinstance(authorize(ledger, caps, step.amount, now), Approved):
-                ledger = add_cost(ledger, "ai", step.amount, "", now, f"cost-{index}")
-        else:
-            for run, entry in list(ledger.runs.items()):
-                if run.startswith(step.run) and step.what == "settle":
-                    cost = entry.hold_usd * step.share / 100
-                    if entry.settled_usd is not None:
-                        corrected[run] = corrected.get(run, D(0)) + max(cost - entry.settled_usd, D(0))
-                    ledger = settle(ledger, run, cost, now)
-                elif run.startswith(step.run) and step.what == "release":
-                    ledger = settle(ledger, run, ZERO, now)
-                elif run.startswith(step.run):
-                    ledger = hold(ledger, run, D(0), 1, now)
-        history.append(Moment(now, ledger, dict(corrected), held_at))
-    return history
-
+from tests.core.ledgers import NOON, D, Step, amounts, caps, play, spent, steps
 
 LATE_BILL = [
     Step("launch", "run-0", D(5), 0, 0),
@@ -178,23 +94,6 @@ def test_a_settlement_that_is_corrected_upward_is_recorded_told_once_and_then_no
         "thresholds are still to be told"
     )
     assert authorize(ended, caps, D(1), NOON) == Approved(D(1), {"total": D(0)})
-
-
-@given(steps, caps)
-def test_a_ledger_survives_being_written_and_read(steps: list[Step], caps: Caps) -> None:
-    for ledger in [moment.ledger for moment in play(steps, caps)[-1:]]:
-        assert Ledger.parse(ledger.dump()) == ledger
-        assert Ledger.parse(ledger.dump()).dump() == ledger.dump()
-
-
-@given(steps, caps, st.integers(0, 400))
-def test_compaction_changes_no_exposure_of_a_current_window(steps: list[Step], caps: Caps, days: int) -> None:
-    for moment in play(steps, caps)[-1:]:
-        later = moment.now + timedelta(days=days)
-        smaller = compact(moment.ledger, later)
-        for window in WINDOWS[1:]:
-            assert exposure(smaller, window, later) == exposure(moment.ledger, window, later)
-        assert compact(smaller, later) == smaller
 
 
 @given(amounts, amounts, amounts)
@@ -292,211 +191,6 @@ def test_a_cost_added_by_hand_may_pass_the_cap_and_then_nothing_fits() -> None:
     assert isinstance(verdict, Refused)
     assert verdict.short_by == D("4.01")
     assert headroom(ledger, Caps(day=D(5)), NOON) == (D(-4), "day")
-
-
-# --- compaction -----------------------------------------------------------------------------------------------------
-
-OCTOBER, DECEMBER = datetime(2026, 10, 5, tzinfo=UTC), datetime(2026, 12, 9, tzinfo=UTC)
-OLD = "20261005-000000-l4-aaaa"
-
-
-def archived() -> Ledger:
-    """October's run and cost are archived; a run of October that never ended is not."""
-    ledger = settle(hold(Ledger(), OLD, D(2), 600, OCTOBER), OLD, D(1), OCTOBER)
-    ledger = hold(ledger, "20261005-000001-l4-bbbb", D(2), 600, OCTOBER)
-    ledger = add_cost(ledger, "ai", D(3), "", OCTOBER, "c1")
-    return hold(ledger, "20261209-000000-l4-cccc", D(1), 600, DECEMBER)
-
-
-def test_past_months_become_one_sum_each() -> None:
-    ledger = archived()
-    assert list(ledger.runs) == ["20261005-000001-l4-bbbb", "20261209-000000-l4-cccc"]
-    assert ledger.costs == {}
-    assert ledger.archive["2026-10"].model_dump() == {
-        "usd": D(4),
-        "runs": 1,
-        "costs": 1,
-        "days": {"2026-10-05": D(4)},
-        "each": {OLD: D(1)},
-    }
-    assert exposure(ledger, "month", OCTOBER).total == D(6)
-
-
-def test_a_late_replay_for_an_archived_run_counts_nothing_twice() -> None:
-    ledger = archived()
-    assert settle(ledger, OLD, D(1), DECEMBER) == ledger
-    assert hold(ledger, OLD, D(2), 600, DECEMBER) == ledger
-
-
-def test_a_month_is_kept_in_full_for_a_week() -> None:
-    ledger = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
-    assert compact(ledger, datetime(2026, 12, 7, tzinfo=UTC)).runs == ledger.runs
-    assert compact(ledger, datetime(2026, 12, 8, tzinfo=UTC)).runs == {}
-
-
-def test_the_ledger_stays_small_over_years() -> None:
-    ledger, now = Ledger(), datetime(2024, 1, 1, tzinfo=UTC)
-    for day in range(3 * 365):
-        at = now + timedelta(days=day)
-        run = f"{at:%Y%m%d}-000000-l4-0000"
-        ledger = settle(hold(ledger, run, D(1), 600, at), run, D(1), at)
-        ledger = mark_alerted(ledger, alerts_due(ledger, Caps(day=D(1)), at))
-    assert len(ledger.runs) <= 31 + 8 + 1
-    assert len(ledger.archive) <= 36
-    assert len(ledger.alerts) <= 3 * 50
-    assert exposure(ledger, "total", now).spent == 3 * 365
-
-
-def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
-    over = settle(hold(Ledger(), OLD, D(1), 600, OCTOBER), OLD, D(2), OCTOBER)
-    told = mark_alerted(over, alerts_due(over, Caps(total=D(1)), OCTOBER))
-    assert compact(told, DECEMBER).alerts == {"total:total:50:1", "total:total:80:1", "total:total:100:1"}
-
-
-# --- alerts ---------------------------------------------------------------------------------------------------------
-
-
-def spent(amount: str) -> Ledger:
-    return add_cost(Ledger(), "ai", D(amount), "", NOON, "c")
-
-
-@pytest.mark.parametrize(
-    ("amount", "threshold"),
-    [("4.99", None), ("5", 50), ("7.99", 50), ("8", 80), ("9.99", 80), ("10", 100), ("11", 100)],
-)
-def test_the_highest_threshold_reached_is_told(amount: str, threshold: int | None) -> None:
-    due = alerts_due(spent(amount), Caps(month=D(10)), NOON)
-    assert [alert.threshold for alert in due] == ([threshold] if threshold else [])
-
-
-def test_each_threshold_of_each_window_is_told_once() -> None:
-    caps = Caps(day=D(10), month=D(100), total=D(10))
-    ledger = spent("8")
-    due = alerts_due(ledger, caps, NOON)
-    assert [alert.id for alert in due] == ["day:2026-11-21:80:10", "total:total:80:10"]
-    told = mark_alerted(ledger, due)
-    assert alerts_due(told, caps, NOON) == ()
-    more = add_cost(told, "ai", D(2), "", NOON, "c2")
-    assert [alert.id for alert in alerts_due(more, caps, NOON)] == ["day:2026-11-21:100:10", "total:total:100:10"]
-
-
-def test_money_that_is_only_held_alarms_nobody() -> None:
-    assert alerts_due(hold(Ledger(), "r", D(10), 600, NOON), Caps(day=D(10)), NOON) == ()
-
-
-def test_a_cap_of_nothing_is_reached_by_the_first_cent_and_not_before() -> None:
-    assert alerts_due(Ledger(), Caps(day=D(0)), NOON) == ()
-    assert [alert.threshold for alert in alerts_due(spent("0.01"), Caps(day=D(0)), NOON)] == [100]
-
-
-def test_a_run_that_cost_more_than_its_hold_is_told_once() -> None:
-    ledger = settle(hold(Ledger(), "r", D(1), 600, NOON), "r", D("1.2"), NOON)
-    due = alerts_due(ledger, Caps(), NOON)
-    assert due == (Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),)
-    assert alerts_due(mark_alerted(ledger, due), Caps(), NOON) == ()
-
-
-def test_alerts_say_what_happened_in_dollars() -> None:
-    said = [
-        f"{alert.title}. {alert.text}"
-        for alert in (
-            Alert("budget", "month", "2026-11", 80, D(8), D(1), D(10)),
-            Alert("budget", "total", "total", 100, D(10), D(0), D(10)),
-            Alert("overcommit", "day", "2026-11-21", 100, D(3), D(10), D(10)),
-            Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),
-        )
-    ]
-    assert said == [
-        "80 % of the budget for 2026-11 is spent. $8 of $10 is spent, and $1 more is held for runs that are not over.",
-        "100 % of the budget for everything is spent. $10 of $10 is spent, and $0 more is held for runs that are not over.",
-        "the budget for 2026-11-21 may be exceeded by runs that are not over. $3 is spent and $10 is held: together more than $10. A cost was recorded, or the cap was lowered, after the money was held. No new run is allowed until the sum is below the cap again.",
-        "run r cost more than was held for it. It cost $1.2; $1 was held. Compare configs/prices.yaml with the bill.",
-    ]
-
-
-# --- the document ---------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_document_is_an_empty_ledger() -> None:
-    assert Ledger.parse(b"{}") == Ledger()
-
-
-@pytest.mark.parametrize(
-    ("data", "complaint"),
-    [
-        (b"", "document: Invalid JSON"),
-        (b'{"schema": 2}', "schema: Input should be 1"),
-        (b'{"runs": {"r": {"hold_usd": "-1", "held_at": "2026-11-21T00:00:00Z"}}}', "runs.r.hold_usd: "),
-        (b'{"runs": {"r": {"hold_usd": "1", "held_at": "2026-11-21T00:00:00"}}}', "runs.r.held_at: "),
-        (b'{"surprise": 1}', "surprise: Extra inputs"),
-    ],
-)
-def test_a_ledger_that_cannot_be_read_stops_all_spending(data: bytes, complaint: str) -> None:
-    with pytest.raises(LedgerUnreadable, match="the ledger cannot be read: " + complaint) as caught:
-        Ledger.parse(data)
-    assert "bench budget rebuild" in caught.value.hint
-
-
-def test_an_alert_of_a_ledger_of_old_is_not_told_again() -> None:
-    ledger = spent("8").model_copy(update={"alerts": frozenset({"day:2026-11-21:80", "total:total:over"})})
-    assert alerts_due(ledger, Caps(day=D(10)), NOON) == ()
-
-
-def test_a_cap_that_was_raised_has_thresholds_of_its_own() -> None:
-    told = mark_alerted(spent("10"), alerts_due(spent("10"), Caps(day=D(10)), NOON))
-    assert alerts_due(told, Caps(day=D("10.00")), NOON) == ()
-    assert [alert.threshold for alert in alerts_due(told, Caps(day=D(20)), NOON)] == [50]
-
-
-def test_whoever_settles_judges_the_caps_under_which_the_money_was_held() -> None:
-    held = hold(Ledger(), "a", D(1), 600, NOON, HoldTerms(caps=Caps(day=D(1), total=D(50))))
-    due = alerts_due(settle(held, "a", D("0.9"), NOON), Caps(day=D(10)), NOON)
-    assert [(alert.window, alert.threshold, alert.cap) for alert in due] == [("day", 80, D(1))]
-
-
-# --- caps of the bucket, corrections, what is taken back, what is pretended -------------------------------------------
-
-
-def shared(**caps: Decimal) -> Ledger:
-    return set_caps(Ledger(), SharedCaps(by="ada", at=NOON, **caps))
-
-
-@given(st.builds(Caps, *[st.none() | amounts] * 4), st.builds(Caps, *[st.none() | amounts] * 4), amounts)
-def test_of_the_clients_caps_and_the_buckets_the_lower_binds(own: Caps, theirs: Caps, ceiling: Decimal) -> None:
-    ledger = shared(**{w: cap for w in WINDOWS if (cap := theirs.of(w)) is not None})
-    fits = isinstance(authorize(ledger, own, ceiling, NOON), Approved)
-    alone = [isinstance(authorize(Ledger(), caps, ceiling, NOON), Approved) for caps in (own, theirs)]
-    assert fits == all(alone)
-
-
-def test_a_refusal_says_who_set_the_cap_and_how_it_is_changed() -> None:
-    refused = authorize(shared(day=D(1)), Caps(day=D(5)), D(2), NOON)
-    assert isinstance(refused, Refused)
-    assert (refused.cap, refused.set_by) == (D(1), "ada")
-    assert "bench budget set --day" in refused.remedy
-    own = authorize(shared(day=D(5)), Caps(day=D(1)), D(2), NOON)
-    assert isinstance(own, Refused)
-    assert own.set_by == ""
-    assert "budget.per_day_usd" in own.remedy
-
-
-def test_caps_that_were_changed_stay_on_record() -> None:
-    ledger = shared(day=D(1))
-    for amount in range(2, 40):
-        ledger = set_caps(ledger, SharedCaps(by="bob", at=NOON, day=D(amount)))
-    assert ledger.caps is not None
-    assert ledger.caps.day == 39
-    assert [caps.day for caps in ledger.earlier_caps] == list(range(19, 39))
-    assert Ledger.parse(ledger.dump()) == ledger
-
-
-def test_an_archived_run_that_turns_out_dearer_counts() -> None:
-    ledger = archived()
-    before = exposure(ledger, "total", DECEMBER).spent
-    dearer = settle(ledger, OLD, D("1.5"), DECEMBER)
-    assert exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
-    assert dearer.archive["2026-10"].days == {"2026-10-05": D("4.5")}
-    assert settle(dearer, OLD, D("1.2"), DECEMBER) == dearer
 
 
 def test_a_cost_that_is_taken_back_counts_no_more_and_stays_to_be_seen() -> None:
