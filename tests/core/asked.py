@@ -23,6 +23,8 @@ SHEET = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 IMAGE = "projects/p/global/images/an-image-v1"
 D = Decimal
+TWO = "gpu: l4\nregions: [us-central1, us-east4]\n"
+"""us-east4 is the cheaper of the two."""
 
 
 def asked(text: str = "gpu: l4", *overrides: str, source: str = "my.yaml") -> Config:

@@ -1,49 +1,22 @@
-"""Everything is decided before a cent is spent."""
+"""What a plan asks for, what it measures, and how far its search goes."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from decimal import Decimal
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.core.config.model import Workload, measurements, with_gpu
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.ledger.budget import Approved, Caps, HoldTerms, Ledger, authorize, hold, settle
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import GPU_NAMES, lookup
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.document import plan_document, plan_from
-from orchestrator.core.plan.offered import PlanRefused, priced_offers
-from orchestrator.core.plan.plan import LaunchPlan, run_spec, with_fallbacks
-from tests.core.asked import IMAGE, NOON, SHEET, D, accepted, asked, planned, refused, shipped
-
-
-@dataclass(frozen=True)
-class Limit:
-    metric: str
-    limit: float
-    usage: float = 0
-    region: str = ""
-
-
-def limits(**metrics: float) -> dict[str, tuple[Limit, ...]]:
-    """The same limits in two regions; GPUS_ALL_REGIONS is the project's."""
-    return {
-        region: tuple(
-            Limit(name, limit, region="" if name == "GPUS_ALL_REGIONS" else region) for name, limit in metrics.items()
-        )
-        for region in ("us-central1", "us-east4")
-    }
-
-
-TWO = "gpu: l4\nregions: [us-central1, us-east4]\n"
-"""us-east4 is the cheaper of the two."""
+from orchestrator.core.plan.plan import LaunchPlan, with_fallbacks
+from tests.core.asked import IMAGE, NOON, TWO, D, accepted, asked, refused, shipped
+from tests.core.limited import limits
 
 
 @pytest.mark.parametrize("gpu", GPU_NAMES)
@@ -79,168 +52,6 @@ def test_a_t4_is_attached_and_an_l4_comes_with_its_machine() -> None:
     assert (cpu.machine_type, cpu.accelerator, cpu.accelerator_count) == ("e2-standard-4", None, 0)
 
 
-amounts = st.decimals(min_value="0", max_value="3", places=4)
-
-
-@given(
-    st.sampled_from(GPU_NAMES),
-    st.sampled_from([Mode.GCE, Mode.EMBEDDED]),
-    st.builds(Caps, *[st.none() | amounts] * 4),
-    amounts,
-    st.integers(1, 90),
-    st.integers(1, 4),
-)
-def test_a_plan_never_asks_for_more_than_any_budget_allows(
-    gpu: str, mode: Mode, caps: Caps, spent: Decimal, minutes: int, attempts: int
-) -> None:
-    ledger = settle(
-        hold(Ledger(), "earlier", spent, 60, NOON, HoldTerms(pretend=mode.simulated)), "earlier", spent, NOON
-    )
-    config = asked(f"gpu: {gpu}\nrun: {{max_minutes: {minutes}, attempts: {attempts}}}")
-    plan = planned(config, mode=mode, caps=caps, ledger=ledger)
-    if isinstance(plan, PlanRefused):
-        assert plan.kind == "budget"
-        return
-    assert mode.shortest_s <= plan.ttl_s <= minutes * 60
-    assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON, pretend=mode.simulated), Approved)
-    assert all(ceiling(offer.usd_per_hour, plan.ttl_s, plan.attempts) <= plan.ceiling_usd for offer in plan.offers)
-
-
-# --- the budget -----------------------------------------------------------------------------------------------------
-
-
-def test_a_budget_too_small_for_the_time_asked_shortens_the_run_on_the_cheapest_machines() -> None:
-    plan = accepted(asked(TWO), caps=Caps(day=D("0.10")))
-    assert {offer.region for offer in plan.offers} == {"us-east4"}
-    assert plan.ttl_s == 1090
-    assert plan.ceiling_usd <= D("0.10") < ceiling(plan.usd_per_hour, plan.ttl_s + 1, 1)
-    assert plan.notices == (
-        "the budget pays for 1 of 3 attempts",
-        "the budget shortens the run from 30 min to 18 min 10 s",
-        "left out, too expensive to pay 18 min 10 s within the budget: us-central1",
-    )
-
-
-def test_zones_too_dear_for_the_budget_are_left_out_when_others_allow_the_whole_time() -> None:
-    plan = accepted(asked(TWO), caps=Caps(run=D("0.165")))
-    assert {offer.region for offer in plan.offers} == {"us-east4"}
-    assert plan.ttl_s == 1800
-    assert plan.notices == (
-        "the budget pays for 1 of 3 attempts",
-        "left out, too expensive to pay 30 min within the budget: us-central1",
-    )
-
-
-def test_a_run_is_refused_when_the_money_left_does_not_pay_boot_and_one_case() -> None:
-    ledger = settle(hold(hold(Ledger(), "a", D(2), 60, NOON), "b", D(2), 60, NOON), "a", D(1), NOON)
-    answer = refused(asked(TWO), caps=Caps(day=D("3.01"), month=D(100)), ledger=ledger)
-    assert answer.kind == "budget"
-    assert answer.message == (
-        "l4 needs at least $0.024099 (the shortest useful run takes 4 min), but only $0.01 is left today (cap $3.01, $1 spent, $2 held)"
-    )
-    assert answer.hint == "raise budget.per_day_usd, or wait until tomorrow (UTC)"
-    assert answer.detail == {
-        "window": "day",
-        "cap": "3.01",
-        "spent": "1",
-        "held": "2",
-        "needs": "0.024099",
-        "short_by": "0.014099",
-    }
-
-
-def test_a_refusal_names_the_key_to_raise() -> None:
-    nothing = D(0)
-    hints = [refused(caps=caps).hint for caps in (Caps(run=nothing), Caps(month=nothing), Caps(total=nothing))]
-    assert hints == ["raise budget.per_run_usd", "raise budget.per_month_usd", "raise budget.total_usd"]
-    overspent = settle(Ledger(), "a", D(9), NOON)
-    answer = refused(caps=Caps(total=D(5)), ledger=overspent)
-    assert "$0 is left in total (cap $5, $9 spent)" in answer.message
-
-
-def test_a_time_too_short_for_one_case_is_refused_before_anything_is_paid() -> None:
-    answer = refused(asked("gpu: l4\nrun: {max_minutes: 3}"))
-    assert answer.message == "run.max_minutes of 3 is too short: booting and one case take 4 min"
-    assert answer.hint == "set run.max_minutes to 4 or more"
-    assert accepted(asked("gpu: l4\nrun: {max_minutes: 3}"), mode=Mode.EMBEDDED).ttl_s == 180
-
-
-# --- offers and prices ----------------------------------------------------------------------------------------------
-
-
-def test_zones_without_a_price_are_left_out_and_named_when_they_were_asked_for() -> None:
-    plan = accepted(asked("gpu: l4\nzones: [us-east4-a, europe-west2-a]"))
-    assert [offer.zone for offer in plan.offers] == ["us-east4-a"]
-    assert plan.notices == ("left out, no price known: europe-west2-a",)
-
-
-def test_without_any_price_nothing_is_started() -> None:
-    answer = refused(asked("gpu: l4\nregions: [europe-west2, europe-west3]"))
-    assert answer.kind == "offers"
-    assert answer.message == "no price is known for spot g2-standard-4 in europe-west2, europe-west3"
-    bare = SHEET.model_copy(update={"machines": {}})
-    assert refused(asked("gpu: l4"), prices=bare).message == (
-        "no price is known for spot g2-standard-4 in "
-        "asia-east1, asia-northeast1, asia-northeast3, asia-south1 and 14 more regions"
-    )
-
-
-def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
-    late = NOON + timedelta(days=365)
-    more = "20% more than these prices is held; `bench prices --refresh` gets today's from Google"
-    assert accepted(asked(TWO), now=late).notices == (
-        f"prices are from 2026-06-03, 393 days old, and spot prices change every month: {more}",
-    )
-    (notice,) = accepted(asked("gpu: a100")).notices
-    assert notice == f"some prices do not come from a published table: {SHEET.sources['recalled']}"
-
-
-@pytest.mark.parametrize("per_run", [None, "0.90", "0.10"])
-def test_more_is_held_where_prices_are_old_and_said_before_anything_else(per_run: str | None) -> None:
-    caps = Caps(run=D(per_run)) if per_run else Caps()
-    late, margin = NOON + timedelta(days=60), D("1.2")
-    fresh, old = accepted(asked(TWO), caps=caps), accepted(asked(TWO), caps=caps, now=late)
-    assert (fresh.margin, old.margin) == (0, D("0.20"))
-    worst = max(ceiling(offer.usd_per_hour * margin, old.ttl_s, old.attempts) for offer in old.offers)
-    assert old.ceiling_usd == worst <= (caps.run or worst)
-    assert (old.attempts, old.ttl_s) <= (fresh.attempts, fresh.ttl_s)
-    assert old.notices[0].startswith("prices are from ")
-    assert {one.usd_per_hour for one in old.offers} <= {one.usd_per_hour for one in fresh.offers}, "still its price"
-    assert plan_from(plan_document(old)).margin == old.margin
-
-
-def test_fallback_gpus_are_held_with_the_same_margin() -> None:
-    late = NOON + timedelta(days=60)
-    l4, t4 = (accepted(asked(f"gpu: {gpu}"), now=late) for gpu in ("l4", "t4"))
-    led = with_fallbacks(l4, [t4])
-    assert isinstance(led, LaunchPlan)
-    dearest = max(offer.usd_per_hour for offer in led.offers) * D("1.2")
-    assert led.ceiling_usd == ceiling(dearest, led.ttl_s, led.attempts)
-
-
-def test_the_embedded_cloud_is_held_at_its_prices_whatever_their_age() -> None:
-    old = accepted(asked(TWO), mode=Mode.EMBEDDED, now=NOON + timedelta(days=365))
-    assert old.margin == 0
-    assert not any("prices are from" in notice for notice in old.notices)
-
-
-def test_the_regions_worth_asking_about_are_those_with_a_price() -> None:
-    offers = priced_offers(asked("gpu: h100"), SHEET)
-    assert {offer.region for offer in offers} == {"europe-west4", "us-central1", "us-east4"}
-
-
-# --- what is measured -----------------------------------------------------------------------------------------------
-
-
-def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
-    assert accepted(mode=Mode.EMBEDDED, now=NOON + timedelta(days=999)).notices == (
-        "embedded cloud: this machine's own processor is measured, on grid 'cpu' in the place of 'standard'; no L4 is measured",
-    )
-    assert accepted(shipped("cpu"), mode=Mode.EMBEDDED).notices == (
-        "embedded cloud: this machine's own processor is measured, on grid 'cpu'",
-    )
-
-
 def test_where_the_embedded_cloud_has_a_gpu_that_one_is_named_and_measured_as_a_gpu_is() -> None:
     here = accepted(mode=Mode.EMBEDDED, here="NVIDIA H200", now=NOON + timedelta(days=999))
     assert here.notices == (
@@ -266,9 +77,6 @@ def test_a_dtype_left_out_is_said_to_be() -> None:
     assert "t4 has no bfloat16 arithmetic: left out" in accepted(asked("gpu: t4")).notices
 
 
-# --- quotas ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
     answer = refused(asked(TWO), quotas=limits(GPUS_ALL_REGIONS=0, PREEMPTIBLE_NVIDIA_L4_GPUS=1))
     assert answer.kind == "quota"
@@ -278,151 +86,6 @@ def test_a_project_without_gpus_is_told_so_before_anything_is_held() -> None:
         "or use other regions; `bench doctor` shows which have room"
     )
     assert answer.detail == {"metric": "GPUS_ALL_REGIONS", "region": "", "limit": "0", "usage": "0", "needs": "1"}
-
-
-@pytest.mark.parametrize(
-    ("preemptible", "standard", "fits"),
-    [(1, 0, True), (0, 1, True), (0, 0, False)],
-    ids=["granted", "falls back", "none"],
-)
-def test_spot_draws_on_the_preemptible_quota_where_it_was_granted_and_else_on_the_standard_one(
-    preemptible: int, standard: int, fits: bool
-) -> None:
-    quotas = limits(GPUS_ALL_REGIONS=1, PREEMPTIBLE_NVIDIA_L4_GPUS=preemptible, NVIDIA_L4_GPUS=standard)
-    answer = planned(asked(TWO), quotas=quotas)
-    assert isinstance(answer, LaunchPlan) is fits
-    if isinstance(answer, PlanRefused):
-        assert (
-            answer.message == "quota NVIDIA_L4_GPUS in us-east4 is 0, 0 in use; this run needs 1 (and 1 more like it)"
-            or (
-                answer.message
-                == "quota NVIDIA_L4_GPUS in us-central1 is 0, 0 in use; this run needs 1 (and 1 more like it)"
-            )
-        )
-
-
-def test_a_granted_quota_that_is_in_use_does_not_fall_back() -> None:
-    quotas = {
-        "us-east4": (Limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 1, 1, "us-east4"), Limit("NVIDIA_L4_GPUS", 8, 0, "us-east4"))
-    }
-    plan = accepted(asked(TWO), quotas=quotas)
-    assert {offer.region for offer in plan.offers} == {"us-central1"}
-    assert plan.notices == (
-        "left out for lack of quota: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-east4 is 1, 1 in use; this run needs 1",
-    )
-
-
-def test_on_demand_draws_on_the_standard_quota() -> None:
-    config = asked(TWO + "machine: {provisioning: standard}")
-    assert refused(config, quotas=limits(PREEMPTIBLE_NVIDIA_L4_GPUS=4, NVIDIA_L4_GPUS=0)).kind == "quota"
-    assert (
-        accepted(config, quotas=limits(PREEMPTIBLE_NVIDIA_L4_GPUS=0, NVIDIA_L4_GPUS=1)).offers[0].provisioning
-        == "STANDARD"
-    )
-
-
-def test_a_gpu_that_has_no_standard_quota_is_held_to_the_preemptible_one() -> None:
-    config = asked("gpu: h100\nregions: [us-central1]")
-    assert (
-        refused(config, quotas=limits(PREEMPTIBLE_NVIDIA_H100_GPUS=0)).detail["metric"]
-        == "PREEMPTIBLE_NVIDIA_H100_GPUS"
-    )
-    assert accepted(config, quotas=limits(CPUS=8)).offers
-
-
-def test_a_machine_without_a_gpu_needs_a_quota_of_processors() -> None:
-    e2 = asked("gpu: cpu\nregions: [us-central1]")
-    assert refused(e2, quotas=limits(CPUS=3)).detail["needs"] == "4"
-    assert accepted(e2, quotas=limits(CPUS=3, PREEMPTIBLE_CPUS=4)).offers
-    assert accepted(e2, quotas=limits(CPUS=4, PREEMPTIBLE_CPUS=0, GPUS_ALL_REGIONS=0)).offers
-    n2 = asked("gpu: cpu\nregions: [us-central1]\nmachine: {type: n2-standard-4}")
-    assert refused(n2, quotas=limits(CPUS=99, N2_CPUS=2)).detail["metric"] == "N2_CPUS"
-
-
-def test_a_quota_that_nobody_knows_rules_nothing_out() -> None:
-    assert len(accepted(asked(TWO), quotas={}).offers) == len(accepted(asked(TWO), quotas=None).offers) == 5
-
-
-# --- what the machine is told ---------------------------------------------------------------------------------------
-
-
-def spec_of(plan: LaunchPlan, **changes: Any) -> dict[str, Any]:
-    return run_spec(
-        plan, **({"run_id": "20261121-040506-l4-7f3a", "attempt": 2, "bucket": "b", "require_cuda": True} | changes)
-    )
-
-
-def test_the_dollars_of_a_case_are_told_with_the_price_of_the_very_machine() -> None:
-    plan = accepted(asked("gpu: l4\nmeasure: {case_budget_usd: 0.005}"))
-    told = spec_of(plan, usd_per_hour=Decimal("0.72"))["harness"]
-    assert (told["case_budget_usd"], told["usd_per_hour"]) == (0.005, 0.72)
-    assert spec_of(plan)["harness"]["usd_per_hour"] == float(plan.offers[0].usd_per_hour)
-    assert "usd_per_hour" not in spec_of(accepted(asked("gpu: l4")), usd_per_hour=Decimal(1))["harness"]
-
-
-def test_the_machine_is_told_what_the_contract_says() -> None:
-    plan = accepted(asked("gpu: l4"))
-    spec = spec_of(plan)
-    assert spec.pop("harness") == plan.harness
-    assert spec == {
-        "schema": 1,
-        "run_id": "20261121-040506-l4-7f3a",
-        "vm": "bench-20261121-040506-l4-7f3a-2",
-        "attempt": 2,
-        "bucket": "b",
-        "gpu": "l4",
-        "require_cuda": True,
-        "deadline_s": 1800,
-        "phase_limits_s": {
-            "preflight": 300,
-            "environment": 600,
-            "build": 300,
-            "correctness": 600,
-            "measure": 1500,
-            "finish": 60,
-        },
-        "environment": {"torch": "2.13.0", "allow_install": True, "min_free_gb": 4.0},
-    }
-
-
-def test_nothing_is_installed_on_the_users_own_machine() -> None:
-    told = spec_of(accepted(mode=Mode.EMBEDDED), require_cuda=False)["environment"]
-    assert told == {"torch": "2.13.0", "allow_install": False, "min_free_gb": 1}
-
-
-def test_no_phase_may_outlast_the_deadline_and_measuring_gets_what_a_longer_one_adds() -> None:
-    short = spec_of(replace(accepted(), ttl_s=240))["phase_limits_s"]
-    assert max(short.values()) == 240
-    assert short["finish"] == 60
-    long = accepted(asked("gpu: l4\nrun: {max_minutes: 120}"))
-    assert spec_of(long)["phase_limits_s"]["measure"] == 6900
-    own = accepted(asked("gpu: l4\nrun: {max_minutes: 120, phase_limits_s: {measure: 900}}"))
-    assert spec_of(own)["phase_limits_s"]["measure"] == 900
-
-
-# --- how far the search goes ------------------------------------------------------------------------------------------
-
-
-def test_a_price_that_nobody_offers_is_refused_with_the_cheapest_there_is() -> None:
-    answer = refused(asked(TWO + "placement: {max_usd_per_hour: 0.01}"))
-    assert answer.kind == "offers"
-    assert "cost more than $0.01/h (the cheapest costs $" in answer.message
-    assert "--max-price" in answer.hint
-
-
-def test_a_plan_for_several_gpus_has_one_deadline_and_the_ceiling_of_the_dearest() -> None:
-    config = asked(TWO)
-    t4 = lookup("t4")
-    assert t4 is not None
-    one, other = accepted(config), accepted(with_gpu(config, t4))
-    both = with_fallbacks(one, [other])
-    assert isinstance(both, LaunchPlan)
-    assert both.offers == (*one.offers, *other.offers)
-    assert both.ttl_s == min(one.ttl_s, other.ttl_s)
-    assert both.ceiling_usd == max(one.ceiling_usd, other.ceiling_usd)
-    assert both.of(other.offers[0]).config.gpu == "t4"
-    assert both.of(one.offers[0]) is both
-    assert plan_from(json.loads(json.dumps(plan_document(both)))) == both
 
 
 def test_a_gpu_that_cannot_be_planned_is_left_out_and_its_substitute_leads() -> None:

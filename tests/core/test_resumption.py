@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from orchestrator.core.config.model import Alerts, Budget, Config
 from orchestrator.core.plan.resumption import resumed_config
-from tests.core.test_plan import TWO, accepted, asked
+from tests.core.asked import TWO, accepted, asked
 
 HOSTILE = {
     "alerts": Alerts(command="touch pwned", webhook="http://127.0.0.1:9/x"),
