@@ -22,10 +22,10 @@ from orchestrator.runs.launch import Payload
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.runs.resume import resume
 from tests.stories.keeping import kept_vm
+from tests.stories.recovering import careful_vm, where
 from tests.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
 from tests.stories.test_interrupted import Telling, own_ctrl_c
 from tests.stories.test_kept_machines import NEXT, keep
-from tests.stories.test_recovery import careful_vm, where
 
 __all__ = ["own_ctrl_c"]
 AGAIN = f"{RUN}+1"

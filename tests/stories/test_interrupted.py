@@ -15,8 +15,8 @@ from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.resume import resume
 from orchestrator.store.events import EventLog
+from tests.stories.recovering import careful_vm, where
 from tests.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
-from tests.stories.test_recovery import careful_vm, where
 
 
 @pytest.fixture(autouse=True)
