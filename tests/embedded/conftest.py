@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.embedded.builders import Stage
+from tests.embedded.wired import wire  # noqa: F401
 from tests.support.discovery import Recorder
 
 
