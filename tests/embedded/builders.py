@@ -14,6 +14,7 @@ from tests.support.simulated_timeline import SimulatedTimeline
 ZONE = "us-central1-a"
 FAMILY = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
 RUN = "20261121-040506-l4-7f3a"
+NAME = f"bench-{RUN}-1"
 
 
 def scheduling(**changes: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def scheduling(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (given | changes).items() if value is not None}
 
 
-def insert_body(name: str = f"bench-{RUN}-1", zone: str = ZONE, **changes: Any) -> dict[str, Any]:
+def insert_body(name: str = NAME, zone: str = ZONE, **changes: Any) -> dict[str, Any]:
     """An insert that is in order: one spot L4. A change of None leaves the field out."""
     machine = changes.pop("machine", "g2-standard-4")
     run_id, _, attempt = name.removeprefix("bench-").rpartition("-")
@@ -94,7 +95,7 @@ class Rest:
         assert status == 200, document
         return document
 
-    def instance(self, name: str = f"bench-{RUN}-1", zone: str = ZONE) -> Any:
+    def instance(self, name: str = NAME, zone: str = ZONE) -> Any:
         """The instance, or None once it is gone."""
         status, document = self.call("GET", f"/zones/{zone}/instances/{name}")
         assert status in (200, 404), document

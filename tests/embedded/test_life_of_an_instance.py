@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 
 from orchestrator.embedded.documents import parse_stamp
 from orchestrator.embedded.vm import Vm
-from tests.embedded.builders import RUN, ZONE, Stage, insert_body, scheduling, t4_body
+from tests.embedded.builders import NAME, ZONE, Stage, insert_body, scheduling, t4_body
 from tests.support.discovery import Recorder
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 
-NAME = f"bench-{RUN}-1"
 PREEMPTED = "compute.instances.preempted"
 
 
@@ -216,130 +214,6 @@ def test_an_insert_without_a_deadline_is_accepted_and_flagged(tmp_path: Path) ->
         assert not stage.only_row().has_deadline
 
 
-def test_a_replayed_request_returns_the_original_operation_and_does_nothing_again(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        request = str(uuid.uuid4())
-        first = stage.rest.insert(requestId=request)
-        assert first["clientOperationId"] == request
-        assert stage.rest.insert(requestId=request)["name"] == first["name"]
-        stage.advance(40)
-        gone = str(uuid.uuid4())
-        deleted = stage.rest.delete(NAME, requestId=gone)
-        stage.advance(60)
-        replayed = stage.rest.delete(NAME, requestId=gone)
-        assert (replayed["name"], replayed["status"]) == (deleted["name"], "DONE")
-        assert len(stage.cloud.bill().rows) == 1
-
-
-def test_a_replay_after_the_vm_is_gone_does_not_make_it_again(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        request = str(uuid.uuid4())
-        stage.rest.insert(requestId=request)
-        stage.advance(2000)
-        assert stage.rest.insert(requestId=request)["status"] == "DONE"
-        assert stage.rest.instance() is None
-
-
-@pytest.mark.parametrize("request_id", ["not-a-uuid", str(uuid.UUID(int=0))])
-def test_a_request_id_must_be_a_uuid_and_not_zero(tmp_path: Path, request_id: str) -> None:
-    with Stage(tmp_path) as stage:
-        status, _ = stage.rest.call("POST", f"/zones/{ZONE}/instances", insert_body(), requestId=request_id)
-        assert status == 400
-
-
-def test_a_name_can_be_taken_once_in_a_zone_and_again_in_another(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        stage.rest.insert()
-        status, answer = stage.rest.call("POST", f"/zones/{ZONE}/instances", insert_body())
-        assert (status, answer["error"]["errors"][0]["reason"]) == (409, "alreadyExists")
-        stage.rest.insert(zone="us-central1-b")
-
-
-def test_labels_change_only_for_who_knows_the_present_ones(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        stage.run_vm()
-        path = f"/zones/{ZONE}/instances/{NAME}/setLabels"
-        known = stage.rest.instance()["labelFingerprint"]
-        request = str(uuid.uuid4())
-        body = {"labels": {"mine": "yes"}, "labelFingerprint": known}
-        status, operation = stage.rest.call("POST", path, body, requestId=request)
-        assert (status, operation["operationType"]) == (200, "setLabels")
-        assert stage.rest.call("POST", path, body, requestId=request)[1]["name"] == operation["name"]
-        stage.advance(10)
-        assert stage.rest.operation(operation["name"])["status"] == "DONE"
-        assert stage.rest.instance()["labels"] == {"mine": "yes"}
-        status, answer = stage.rest.call("POST", path, body)
-        assert (status, answer["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
-
-
-def test_serial_output_is_read_on_from_where_one_left_off(tmp_path: Path) -> None:
-    def talkative(vm: ScriptedVm) -> Steps:
-        vm.log("one")
-        yield 60.0
-        vm.log("two")
-        yield 3600.0
-
-    with Stage(tmp_path, talkative) as stage:
-        stage.run_vm()
-        path = f"/zones/{ZONE}/instances/{NAME}/serialPort"
-        first = stage.rest.get(path)
-        assert (first["contents"], first["start"], first["next"]) == ("one\n", "0", "4")
-        stage.advance(60)
-        assert stage.rest.get(path, start=first["next"])["contents"] == "two\n"
-        assert stage.rest.get(path, start="-2")["contents"] == "o\n"
-        assert stage.rest.get(path, port=2)["contents"] == ""
-        assert stage.rest.call("GET", path, port=9)[0] == 400
-        assert stage.rest.call("GET", path, start="x")[0] == 400
-
-
-def test_instances_are_found_by_their_labels_in_a_zone_and_in_all_of_them(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        stage.rest.insert(insert_body("bench-r1-1"))
-        stage.rest.insert(insert_body("bench-r2-1", "europe-west4-a"), "europe-west4-a")
-        stage.rest.insert(insert_body("other", labels={"bench-tool": "else"}))
-        mine = stage.rest.get(f"/zones/{ZONE}/instances", filter="labels.bench-tool=spotbench")
-        assert [item["name"] for item in mine["items"]] == ["bench-r1-1"]
-        everywhere = stage.rest.get("/aggregated/instances", filter="labels.bench-tool=spotbench")
-        found = {
-            zone: [i["name"] for i in scope["instances"]]
-            for zone, scope in everywhere["items"].items()
-            if "instances" in scope
-        }
-        assert found == {"zones/us-central1-a": ["bench-r1-1"], "zones/europe-west4-a": ["bench-r2-1"]}
-        assert everywhere["items"]["zones/us-east4-a"]["warning"]["code"] == "NO_RESULTS_ON_PAGE"
-        assert "items" not in stage.rest.get(f"/zones/{ZONE}/instances", filter="name=nothing")
-
-
-def test_pages_together_hold_everything_once(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        for number in range(5):
-            stage.rest.insert(insert_body(f"vm-{number}"))
-        for path in (f"/zones/{ZONE}/instances", "/aggregated/instances"):
-            names: list[str] = []
-            token = ""
-            while True:
-                page = stage.rest.get(path, maxResults=2, pageToken=token)
-                scopes = page["items"].values() if isinstance(page["items"], dict) else [{"instances": page["items"]}]
-                names += [item["name"] for scope in scopes for item in scope.get("instances", ())]
-                token = page.get("nextPageToken", "")
-                if not token:
-                    break
-            assert sorted(names) == [f"vm-{number}" for number in range(5)]
-
-
-def test_lists_come_by_name_or_newest_first_and_in_no_other_order(tmp_path: Path) -> None:
-    with Stage(tmp_path) as stage:
-        for name in ("b", "a", "c"):
-            stage.rest.insert(insert_body(name))
-            stage.advance(1)
-        path = f"/zones/{ZONE}/instances"
-        assert [item["name"] for item in stage.rest.get(path)["items"]] == ["a", "b", "c"]
-        newest = stage.rest.get(path, orderBy="creationTimestamp desc")
-        assert [item["name"] for item in newest["items"]] == ["c", "a", "b"]
-        for bad in ({"orderBy": "size"}, {"maxResults": 501}, {"maxResults": "x"}, {"pageToken": "!"}):
-            assert stage.rest.call("GET", path, **bad)[0] == 400
-
-
 def test_an_attached_gpu_shows_on_the_instance_and_a_standard_vm_may_migrate(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         stage.rest.insert(t4_body(count=2))
@@ -447,19 +321,3 @@ def test_an_instance_that_is_stopping_can_be_deleted_and_one_without_room_does_n
             "ZONE_RESOURCE_POOL_EXHAUSTED"
         )
         assert stage.rest.instance(name)["status"] == "TERMINATED"
-
-
-def test_metadata_changes_only_for_who_has_seen_it(tmp_path: Path) -> None:
-    recorder = Recorder()
-    with Stage(tmp_path, observer=recorder) as stage:
-        at = f"/zones/{ZONE}/instances/{stage.run_vm()}"
-        known = stage.rest.get(at)["metadata"]["fingerprint"]
-        change = {"fingerprint": known, "items": [{"key": "a", "value": "b"}]}
-        assert stage.rest.call("POST", f"{at}/setMetadata", change)[0] == 200
-        assert stage.rest.get(at)["metadata"]["items"] == [{"key": "a", "value": "b"}]
-        assert stage.rest.call("POST", f"{at}/setMetadata", change)[0] == 412
-        asked = {"permissions": ["compute.instances.delete"]}
-        assert stage.rest.call("POST", f"{at}/testIamPermissions", asked)[1] == asked
-        everywhere = stage.rest.get("/aggregated/operations", filter=r'operationType eq ".*\binsert\b.*"')
-        assert len(everywhere["items"][f"zones/{ZONE}"]["operations"]) == 1
-    recorder.assert_all_valid()
