@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
+from tests.cli.measured_runs import runs  # noqa: F401
 from tests.support.cloud_forks import CloudForks
 from tests.support.paced import held_at, paced_payload
 

@@ -76,7 +76,7 @@ NOT_RUN = {
     r"^bench (reap --install-timer)$": "it changes the user's own systemd: tests/cli/test_reap.py runs it",
     r"^bench launch (FILE|NAME\.py|swish/|level1/|my\.yaml|vectoradd_py/|saxpy\.yaml)": "it stands for a file of the reader's",
     r"^bench report results/FOLDER": "FOLDER stands for one of results/: tests/report/test_published.py runs it",
-    r"^bench history --case": "it stands for a case of the reader's: tests/cli/test_report.py runs it",
+    r"^bench history --case": "it stands for a case of the reader's: tests/cli/test_history.py runs it",
     r"^bench cloud weather (FILE|storm\.yaml)": "the file is a block of the same page: run below",
     r"^bench (fleet|image build)\b|^bench profile .*--case": "its own tests run it: it rents, or needs a scheduler",
     r"^bench site --serve": "it serves until it is interrupted: tests/cli/test_site.py runs it",
