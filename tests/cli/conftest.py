@@ -18,6 +18,9 @@ from tests.cli.measured_runs import runs  # noqa: F401
 from tests.support.cloud_forks import CloudForks
 from tests.support.paced import held_at, paced_payload
 
+EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
+"""The account of the machines in the project of the embedded cloud."""
+
 
 @dataclass(frozen=True)
 class Ran:

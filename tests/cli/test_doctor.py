@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from orchestrator.adapters.google_auth import Bearer
-from orchestrator.adapters.rest import OnlyLooking, Rest, endpoints
-from orchestrator.core.doctor.checks import cloud_checks
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
-from orchestrator.core.errors import LocalError
-from orchestrator.core.hosts import Target
-from orchestrator.core.rest import Request
-from orchestrator.doctor.on_host import host_tasks
-from orchestrator.doctor.runner import Task, examine
-from orchestrator.embedded.client import running, stop
-from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.embedded.client import stop
 from orchestrator.embedded.weather import EVERY_KEY
-from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import configured
-from tests.cli.conftest import Bench
-from tests.support.discovery import Recorder
-from tests.support.patience import PATIENCE_S
+from tests.cli import test_doctor_requests
+from tests.cli.conftest import EMAIL, Bench
 from tests.support.remedies import wrong_with
 
-EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
 ACCOUNT = ("--set", f"machine.service_account={EMAIL}")
 CLOSED = ("--set", "machine.external_ip=false")
 L4_IMAGE = "common-cu129-ubuntu-2404-nvidia-580"
@@ -105,13 +87,11 @@ SEEN: tuple[tuple[dict[str, Any], str, str, str, tuple[str, ...]], ...] = (
     ({"fault": "clock_skew", "seconds": 20}, "clock", "warn", "timedatectl set-ntp true", ()),
     ({"fault": "clock_skew", "seconds": -4000}, "clock", "fail", "timedatectl set-ntp true", ()),
 )  # fmt: skip
-
 ELSEWHERE = {
     "stall": "test_a_server_that_stalls_costs_one_check_and_its_limit",
     "no_private_access": "test_a_closed_network_without_a_way_to_google_is_a_failure",
 }
-"""Faults that have a test of their own below."""
-
+"""Faults that have a test of their own, below or in `test_doctor_requests.py`."""
 UNSEEN = {
     "stockout": "only an insert tells whether a machine is there; capacity advice and past stock-outs are the plan's affair",
     "quota": "strikes one insert, whatever the lists say, as when somebody else takes the last unit in between",
@@ -160,7 +140,7 @@ def test_the_catalogue_above_is_the_whole_catalogue() -> None:
     seen = {entry[0]["fault"] for entry in SEEN}
     assert seen | ELSEWHERE.keys() | UNSEEN.keys() == EVERY_KEY.keys()
     assert not (seen | ELSEWHERE.keys()) & UNSEEN.keys()
-    assert all(name in globals() for name in ELSEWHERE.values())
+    assert set(ELSEWHERE.values()) <= globals().keys() | vars(test_doctor_requests).keys()
 
 
 def test_spot_machines_come_out_of_the_other_quota_where_they_have_none_and_are_missing_where_there_is_neither(
@@ -254,203 +234,3 @@ def test_a_fix_that_cannot_be_made_says_why(clinic: Bench) -> None:
     )
     out = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes", code=10).out
     assert "not done: cannot make the bucket" in out
-
-
-# --- what it may do, and what it may say ----------------------------------------------------------------------------
-
-LOOKING = {
-    "compute.projects.get", "compute.regions.list", "compute.images.getFromFamily", "compute.images.list",
-    "compute.networks.get", "compute.subnetworks.aggregatedList", "compute.routers.aggregatedList",
-    "cloudresourcemanager.projects.get", "cloudresourcemanager.projects.testIamPermissions",
-    "cloudresourcemanager.projects.getIamPolicy", "serviceusage.services.batchGet", "cloudbilling.projects.getBillingInfo",
-    "iam.projects.serviceAccounts.get", "iam.projects.serviceAccounts.testIamPermissions",
-    "storage.buckets.get", "storage.buckets.getIamPolicy", "storage.buckets.testIamPermissions",
-}  # fmt: skip
-
-
-@dataclass
-class Ward:
-    """An embedded cloud in this process, every request to which is judged, and a page of checks made of it."""
-
-    cloud: EmbeddedCloud
-    recorder: Recorder
-
-    def page(self, quotas_limit_s: float = PATIENCE_S, **changes: Any) -> dict[str, Any]:
-        from dataclasses import replace
-
-        subject = Subject("bench-embedded", "bench-embedded", embedded=True, **changes)
-        rest = Rest(
-            Bearer(self.cloud.token),
-            endpoints(self.cloud.compute_url, self.cloud.storage_url),
-            remembers=True,
-            timeout_s=PATIENCE_S,
-        )
-
-        def task(check: Any, made: Callable[..., Any]) -> Task:
-            limit_s = quotas_limit_s if check.name.startswith("quota.") else PATIENCE_S
-            return Task(replace(check, limit_s=limit_s), lambda: made(rest, subject))
-
-        try:
-            return {one.check.name: one.verdict for one in examine([task(*entry) for entry in cloud_checks(subject)])}
-        finally:
-            rest.close()
-
-
-@pytest.fixture
-def ward(tmp_path: Path) -> Iterator[Ward]:
-    recorder = Recorder()
-    with EmbeddedCloud(tmp_path / "cloud", observer=recorder) as cloud:
-        yield Ward(cloud, recorder)
-
-
-def test_nothing_it_asks_changes_or_costs_anything_and_google_would_understand_all_of_it(ward: Ward) -> None:
-    for fault in ({"fault": "image_gone"}, {"fault": "no_nat"}, {"fault": "project_missing"}):
-        ward.cloud.weather.replace({"faults": [fault]})
-        ward.page(external_ip=False, service_account=EMAIL)
-    ward.recorder.assert_all_valid()
-    assert set(ward.recorder.methods) <= LOOKING
-    assert len(ward.recorder.methods) >= 14
-    assert ward.cloud.bill().rows == ()
-    assert ward.cloud.instances() == []
-
-
-def test_one_question_is_asked_once_however_many_checks_want_to_know(ward: Ward) -> None:
-    ward.page()
-    assert ward.recorder.methods["compute.regions.list"] == 1
-
-
-def test_a_session_that_only_looks_refuses_to_send_anything_else(ward: Ward) -> None:
-    rest = Rest(Bearer(ward.cloud.token), endpoints(ward.cloud.compute_url, ward.cloud.storage_url))
-    for method, path in (
-        ("POST", "/v1/projects/p/services:batchEnable"),
-        ("PUT", "/storage/v1/b/b/iam"),
-        ("PATCH", "/x"),
-    ):
-        with pytest.raises(OnlyLooking):
-            rest.ask(Request("compute", method, path))  # type: ignore[arg-type]
-    assert ward.recorder.exchanges == 0
-
-
-def test_a_server_that_stalls_costs_one_check_and_its_limit(ward: Ward) -> None:
-    ward.cloud.weather.add({"fault": "stall", "path": "/regions", "seconds": 3600})
-    found = ward.page(quotas_limit_s=1)
-    slow = {name for name, verdict in found.items() if verdict.why.startswith("no answer within")}
-    assert slow == {f"quota.{gpu}" for gpu in ("l4", "t4", "a100", "h100", "cpu")}
-    assert all(found[name].level is Level.OK for name in found.keys() - slow)
-
-
-def test_no_secret_is_in_anything_that_it_says_or_writes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    secret = "ya29.PLANTED-" + "x" * 40
-    key = tmp_path / "key.json"
-    key.write_text(
-        json.dumps({"type": "authorized_user", "client_id": "c", "client_secret": secret, "refresh_token": secret})
-    )
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
-    monkeypatch.setenv("BENCH_PROJECT", "some-project-1")
-    monkeypatch.setenv("BENCH_BUCKET", "some-bucket")
-    ran = bench("doctor", code=None)
-    told = bench("doctor", "--json", code=None)
-    assert "credentials" in ran.out
-    written = "".join(path.read_text("utf-8", "replace") for path in bench.home.rglob("*") if path.is_file())
-    assert secret not in ran.out + ran.err + told.out + told.err + written
-
-
-def test_without_credentials_the_rest_is_skipped_and_the_login_named(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BENCH_PROJECT", "some-project-1")
-    monkeypatch.setenv("BENCH_BUCKET", "some-bucket")
-    monkeypatch.setenv("HOME", str(bench.home))
-    checks = {check["name"]: check for check in bench("doctor", "--json", code=6).document["checks"]}
-    assert checks["credentials"]["remedy"] == "gcloud auth application-default login"
-    assert checks["bucket"]["level"] == "skipped"
-    assert checks["quota.l4"]["level"] == "skipped"
-
-
-# --- this machine and hosts -----------------------------------------------------------------------------------------
-
-
-def test_a_configuration_that_cannot_be_read_is_named(bench: Bench) -> None:
-    (bench.home / "settings.yaml").write_text("projekt: x\n")
-    assert "valid keys are" in bench("doctor", code=2).err
-    (bench.home / "settings.yaml").unlink()
-    mine = bench.home / "mine.yaml"
-    mine.write_text("gpu: l4\ncolour: blue\n")
-    assert "colour" in bench("doctor", str(mine), code=2).err
-
-
-def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench) -> None:
-    bench("cloud", "start")
-    address = running(bench.home / "cloud")
-    assert address is not None
-    assert "up since" in embedded_of(bench)
-    published = bench.home / "cloud" / "cloud.json"
-    text = published.read_text()
-    published.write_text("{")
-    assert f"{published} is damaged" in embedded_of(bench)
-    for command in (["status"], ["cloud", "status"], ["cloud", "bill"], ["cloud", "preempt", "bench-x"]):
-        refused = bench(*command, code=6)
-        assert f"{published} is damaged" in refused.err
-        assert "bench cloud stop" in refused.err
-    bench("cloud", "stop")
-    assert "not running" in bench("cloud", "status").out
-    published.write_text(text)
-    assert "does not answer" in embedded_of(bench)
-
-
-def embedded_of(bench: Bench) -> str:
-    checks = bench("doctor", "--json", code=None).document["checks"]
-    return next(str(check["why"]) for check in checks if check["name"] == "embedded")
-
-
-def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
-    def broken() -> Verdict:
-        raise ZeroDivisionError("odd")
-
-    def refused() -> Verdict:
-        raise LocalError("no room")
-
-    first, second, third = (Check(name, name, "here") for name in ("a", "b", "c"))
-    seen: list[str] = []
-    results = examine(
-        [Task(first, broken), Task(second, refused), Task(third, lambda: fine("good"))],
-        lambda result: seen.append(result.check.name),
-    )
-    assert [result.verdict.level for result in results] == [Level.WARN, Level.WARN, Level.OK]
-    assert "ZeroDivisionError: odd" in results[0].verdict.why
-    assert "no room" in results[1].verdict.why
-    assert sorted(seen) == ["a", "b", "c"]
-
-
-def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only_once() -> None:
-    shell = SilentHost()
-    tasks = host_tasks(Target("ada", "box", 2222), shell, LaunchOptions("", None, ()), configured)
-    results = examine(tasks)
-    assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * (len(tasks) - 1)]
-    assert "Connection refused" in results[0].verdict.why
-    assert len(shell.commands) == 1
-
-
-class SilentHost:
-    """A shell to a host that refuses the connection."""
-
-    def __init__(self) -> None:
-        self.commands: list[str] = []
-
-    def run(self, command: str) -> tuple[int, str, str]:
-        self.commands.append(command)
-        return 255, "", "Connection refused"
-
-    def ask(self, operation: str, arguments: Any, *, python: str = "", timeout_s: float = 60) -> Any:
-        raise AssertionError(f"asked to {operation}")
-
-    def put(self, data: bytes, path: str) -> None:
-        raise AssertionError("sent a file")
-
-    def get(self, path: str, *, limit: int | None = None) -> bytes | None:
-        raise AssertionError("fetched a file")
-
-    def close(self) -> None:
-        return None
