@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
-from tests.startup.cloud import BUCKET, INSTANCE, RUN, Cloud
-from tests.startup.machine import CASES, SCRIPT, Machine, payload, run_spec, stub
-from tests.support.patience import PATIENCE_S, await_truth
-
-TERMINAL = {"finished", "vm_exiting"}
-
-
-def cloud_for(*args: object, **spec: object) -> Cloud:
-    return Cloud(run_spec(*args, **spec), payload())  # type: ignore[arg-type]
-
-
-def assert_left_properly(cloud: Cloud, outcome: str) -> None:
-    """One last word, with this outcome, and after it the deletion."""
-    last = [event for event in cloud.events() if event["kind"] in TERMINAL]
-    assert [event["data"]["outcome"] for event in last] == [outcome]
-    assert cloud.events()[-1] == last[-1]
-    assert cloud.journal[-1] == "DELETE instance"
-    assert cloud.deleted == 1
+from tests.startup.bootstrapped import assert_left_properly, cloud_for
+from tests.startup.cloud import RUN
+from tests.startup.machine import CASES, SCRIPT, Machine, run_spec
+from tests.support.patience import await_truth
 
 
 def test_a_healthy_run_tells_its_story_stores_its_results_and_deletes_its_vm(tmp_path: Path) -> None:
@@ -46,207 +26,6 @@ def test_a_healthy_run_tells_its_story_stores_its_results_and_deletes_its_vm(tmp
         log = cloud.artifact("log.txt")
         assert "finish: succeeded" in log
         assert log in machine.serial(), "the serial console shows what log.txt has"
-
-
-def test_a_payload_with_another_checksum_is_never_run(tmp_path: Path) -> None:
-    with Cloud(run_spec(), payload(), sha256="0" * 64) as cloud, Machine(cloud, tmp_path) as machine:
-        assert machine.wait() == 1
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[0]["cause"] == "payload_checksum"
-        assert not machine.vm_file("payload").exists()
-
-
-@pytest.mark.parametrize("folder", ["a\nfolder", "a \\ $(folder)"])
-def test_a_payload_is_the_one_it_should_be_whatever_its_folder_is_called(tmp_path: Path, folder: str) -> None:
-    (tmp_path / folder).mkdir()
-    with cloud_for() as cloud, Machine(cloud, tmp_path / folder) as machine:
-        assert machine.wait() == 0, machine.serial()
-        assert_left_properly(cloud, "succeeded")
-
-
-def test_a_payload_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        del cloud.objects[f"payloads/{cloud.sha256}.tar.gz"]
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[0]["cause"] == "payload_missing"
-        assert sum("alt=media" in line for line in cloud.requests) == 1, "what is not there is not asked for again"
-
-
-def test_a_payload_that_is_no_archive_is_named(tmp_path: Path) -> None:
-    with Cloud(run_spec(), b"not an archive") as cloud, Machine(cloud, tmp_path) as machine:
-        machine.wait()
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[0]["cause"] == "payload_missing"
-
-
-@pytest.mark.parametrize("what", [{"status": 503}, {"status": 429}, {"cut": "before"}, {"cut": "after"}])
-def test_a_download_is_repeated_until_it_works(tmp_path: Path, what: dict[str, object]) -> None:
-    with cloud_for() as cloud:
-        fault = cloud.fail("alt=media", times=3, **what)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert_left_properly(cloud, "succeeded")
-        assert fault.fired == 3
-
-
-def test_an_agent_that_is_killed_still_gets_a_last_word_and_its_harness_dies_with_it(tmp_path: Path) -> None:
-    script = {"measure": [{"healthy": 1}, {"kill_parent": 1}]}
-    with cloud_for(script) as cloud, Machine(cloud, tmp_path) as machine:
-        assert machine.wait() == 128 + signal.SIGKILL
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[-1]["cause"] == "agent_crashed"
-        assert cloud.said("vm_exiting") == [{"outcome": "failed", "exit_code": 137}]
-        assert len(cloud.said("case_measured")) == 2, "what was measured before is kept"
-        machine.leaves_nothing()
-
-
-def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_bootstrap(tmp_path: Path) -> None:
-    script = {"build": [{"log": "about to die"}, {"kill_parent": 1}]}
-    with cloud_for(script) as cloud:
-
-        def agent_is_cut_off(name: str) -> None:
-            if name.endswith("-environment_recorded.json"):
-                cloud.fail("uploadType=multipart", status=503, times=1e9)
-
-        cloud.on_stored = agent_is_cut_off
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert_left_properly(cloud, "failed")
-        vm = [event for event in cloud.events() if event["writer"].startswith("vm-1-")]
-        assert [event["seq"] for event in vm] == list(range(1, len(vm) + 1)), "no event is missing"
-        assert [data["phase"] for data in cloud.said("phase_started")][-1] == "build"
-
-
-def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -> None:
-    script = {"measure": [{"deaf": 1}, {"hang": 1}]}
-    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
-        await_truth(lambda: "measure" in [data["phase"] for data in cloud.said("phase_started")])
-        machine.time_is_up()
-        assert machine.wait() == 124
-        assert_left_properly(cloud, "timed_out")
-        assert cloud.said("diagnosed")[-1]["cause"] == "deadline"
-        machine.leaves_nothing()
-
-
-def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script(tmp_path: Path) -> None:
-    script = {"environment": [{"hang": 1}]}
-    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
-        await_truth(lambda: "environment" in [data["phase"] for data in cloud.said("phase_started")])
-        os.kill(machine.await_file("worker"), signal.SIGSTOP)
-        machine.time_is_up()
-        machine.wait()
-        assert_left_properly(cloud, "timed_out")
-        assert cloud.said("diagnosed")[-1]["cause"] == "deadline"
-        assert cloud.said("vm_exiting")[0]["outcome"] == "timed_out"
-
-
-def test_a_deadline_that_passes_during_the_download_ends_the_run_too(tmp_path: Path) -> None:
-    with cloud_for(deadline_s=2) as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
-            machine.wait()
-        assert_left_properly(cloud, "timed_out")
-        assert cloud.said("diagnosed")[0]["cause"] == "deadline"
-
-
-def test_term_ends_the_run_as_terminated(tmp_path: Path) -> None:
-    with cloud_for({"measure": [{"healthy": 1}, {"hang": 1}]}) as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: len(cloud.said("case_measured")) == 2)
-        os.killpg(machine.process.pid, signal.SIGTERM)
-        assert machine.wait() == 143
-        assert_left_properly(cloud, "terminated")
-        assert cloud.said("finished")[0]["phase"] == "measure"
-
-
-def test_term_before_the_agent_has_started_is_obeyed(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
-            await_truth(lambda: any("alt=media" in line for line in cloud.requests))
-            os.kill(machine.process.pid, signal.SIGTERM)
-            machine.wait()
-        assert_left_properly(cloud, "terminated")
-        assert cloud.said("diagnosed") == []
-
-
-def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> None:
-    with cloud_for({"measure": [{"healthy": 1}, {"deaf": 1}, {"hang": 1}]}) as cloud:
-        with Machine(cloud, tmp_path) as machine:
-            await_truth(lambda: len(cloud.said("case_measured")) == 2)
-            began = time.monotonic()
-            cloud.preempt()
-            assert machine.wait() == 143
-            assert time.monotonic() - began < PATIENCE_S
-            machine.leaves_nothing()
-        assert_left_properly(cloud, "preempted")
-        assert len(cloud.said("preempted")) == 1
-
-
-def test_preemption_before_the_agent_has_started_is_called_preemption(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
-            await_truth(lambda: any("alt=media" in line for line in cloud.requests))
-            cloud.preempt()
-            os.kill(machine.process.pid, signal.SIGTERM)
-            machine.wait()
-        assert_left_properly(cloud, "preempted")
-
-
-def test_a_vm_without_python_says_so_and_goes(tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in [
-        "bash",
-        "cat",
-        "curl",
-        "cut",
-        "date",
-        "env",
-        "grep",
-        "head",
-        "mkdir",
-        "mv",
-        "rm",
-        "sed",
-        "sha256sum",
-        "sleep",
-        "tail",
-        "tar",
-        "tee",
-        "touch",
-        "tr",
-    ]:
-        (tools / name).symlink_to(shutil.which(name) or "")
-    with cloud_for() as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
-        machine.wait()
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[0]["cause"] == "no_python"
-
-
-def test_a_vm_without_python_gets_one_where_installing_is_allowed(tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    names = "bash cat chmod cp curl cut date env grep head mkdir mv rm sed sha256sum sh sleep tail tar tee timeout touch tr gzip"
-    for name in names.split():
-        (tools / name).symlink_to(shutil.which(name) or "")
-    spec = run_spec(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0})
-    stub(tools, "apt-get", f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac')
-    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
-        machine.wait()
-        assert_left_properly(cloud, "succeeded")
-
-
-def test_a_python_that_is_too_old_is_no_python(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        old = Machine(cloud, tmp_path)
-        stub(old.bin, "python3", "exit 1")
-        with old as machine:
-            machine.wait()
-        assert_left_properly(cloud, "failed")
-        assert cloud.said("diagnosed")[0]["cause"] == "no_python"
 
 
 def test_a_bucket_that_never_answers_does_not_keep_the_vm_alive(tmp_path: Path) -> None:
@@ -266,67 +45,6 @@ def test_a_bucket_that_comes_back_after_the_agent_gave_up_gets_the_agents_own_la
         assert_left_properly(cloud, "failed")
         assert cloud.said("diagnosed")[0]["cause"] == "storage_unreachable"
         assert "vm_exiting" not in cloud.kinds()
-
-
-def test_the_deletion_is_repeated_until_the_api_accepts_it(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        refused = cloud.fail("DELETE", status=503, times=3)
-        cut = cloud.fail("DELETE", cut="before", times=2)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert (refused.fired, cut.fired) == (3, 2)
-        assert_left_properly(cloud, "succeeded")
-
-
-def test_a_deletion_whose_answer_is_lost_is_not_taken_for_granted(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.fail("DELETE", cut="after")
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert cloud.deleted == 2
-
-
-def test_a_vm_that_is_already_gone_has_nothing_left_to_delete(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        fault = cloud.fail("DELETE", status=404, times=9)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert fault.fired == 1
-
-
-def test_the_last_resort_comes_only_after_the_api_has_refused_every_time(tmp_path: Path) -> None:
-    resort = stub(tmp_path / "bin", "last-resort", f"touch {tmp_path}/shut-down")
-    env = {"BENCH_DELETE_TRIES": "3", "BENCH_LAST_RESORT": str(resort)}
-    with cloud_for() as cloud:
-        fault = cloud.fail("DELETE", status=403, times=1e9)
-        with Machine(cloud, tmp_path, **env) as machine:
-            machine.wait()
-        assert fault.fired == 3
-        assert (tmp_path / "shut-down").exists()
-
-
-def test_as_it_ships_the_api_is_asked_150_times_before_the_vm_shuts_itself_down(tmp_path: Path) -> None:
-    """The script's own functions on what looks like a real VM: no variable of the tests, an API that always refuses."""
-    functions = SCRIPT.read_text().partition('mkdir -p "$dir"; trap')[0]
-    play = f"""{functions}
-dir={tmp_path} name=vm
-sleep() {{ :; }}
-delete_self() {{ echo asked; return 1; }}
-shutdown() {{ echo "shutdown $*"; }}
-finish"""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
-    ran = subprocess.run(["bash", "-c", play], capture_output=True, text=True, env=clean, timeout=600)
-    said = [line for line in ran.stdout.splitlines() if " boot: " not in line]
-    assert said == ["asked"] * 150 + ["shutdown -P now"]
-
-
-def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.fail("DELETE", status=403, times=1e9)
-        stub(tmp_path / "bin", "shutdown", f"touch {tmp_path}/shut-down")
-        with Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
-            machine.wait()
-        assert not (tmp_path / "shut-down").exists()
 
 
 def test_after_a_reboot_a_finished_run_only_deletes_its_vm(tmp_path: Path) -> None:
@@ -353,72 +71,11 @@ def test_a_run_that_a_reboot_interrupted_begins_again_and_keeps_what_it_had(tmp_
         assert sequence == list(range(1, len(sequence) + 1)), "a writer never uses a number twice"
 
 
-def test_metadata_is_data_whatever_characters_it_has(tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    evil = f'"\'; touch {trap}; $(touch {trap}) `touch {trap}` \\ \n %s | & "run_id": "other", "bucket": "theirs"'
-    spec = run_spec()
-    spec = {"comment": evil, **spec}
-    spec["harness"]["note"] = {"x": evil, "y": [evil]}
-    script = {
-        "build": [{"log": evil}, {"say": {"fact": "gate", "name": "kernel_loads", "passed": True, "detail": evil}}]
-    }
-    spec["harness"]["script"] = script
-    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path) as machine:
-        machine.wait()
-        assert_left_properly(cloud, "succeeded")
-        assert not trap.exists()
-        assert evil in [data["detail"] for data in cloud.said("gate_passed")]
-
-
 def test_a_crashing_agents_own_words_do_not_break_the_last_event(tmp_path: Path) -> None:
     evil = '"}} $(false) \\" `x` {"a": "'
     with cloud_for({"measure": [{"log": evil}, {"kill_parent": 1}]}) as cloud, Machine(cloud, tmp_path) as machine:
         machine.wait()
         assert_left_properly(cloud, "failed")
-
-
-def test_a_spec_that_is_missing_or_broken_still_ends_in_a_deletion(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.metadata["instance/attributes/bench-run"] = "{"
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert cloud.journal == ["DELETE instance"]
-
-
-def test_a_spec_that_the_agent_refuses_is_reported_by_the_bootstrap(tmp_path: Path) -> None:
-    spec = run_spec()
-    del spec["phase_limits_s"]["build"]
-    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path) as machine:
-        assert machine.wait() == 3
-        assert_left_properly(cloud, "failed")
-        assert "build" in cloud.said("diagnosed")[0]["detail"]
-
-
-def test_a_metadata_server_that_is_late_is_waited_for(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        cloud.fail("instance/name", status=503, times=2)
-        cloud.fail("attributes/bench-run", cut="before", times=2)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert_left_properly(cloud, "succeeded")
-
-
-def test_pretty_printed_metadata_is_read_too(tmp_path: Path) -> None:
-    with cloud_for() as cloud:
-        for name in ("bench-run", "bench-payload", "bench-endpoints"):
-            key = "instance/attributes/" + name
-            cloud.metadata[key] = json.dumps(json.loads(cloud.metadata[key]), indent=4, sort_keys=True)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
-        assert_left_properly(cloud, "succeeded")
-
-
-def test_without_endpoints_the_script_addresses_google() -> None:
-    text = SCRIPT.read_text()
-    assert "https://storage.googleapis.com" in text
-    assert "https://compute.googleapis.com" in text
-    assert BUCKET not in text
-    assert INSTANCE not in text
 
 
 def test_the_script_is_clean_short_and_never_stops_at_an_error() -> None:
