@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
 import random
-import threading
 import weakref
 from typing import Any
 
@@ -17,37 +15,16 @@ from kernels.attention.cuda.calls.likeness import check_by_guard, check_by_key
 from kernels.attention.cuda.calls.moving import Answer
 from kernels.attention.cuda.calls.quick import PLANS_PER_GENERATION, Options, Quick
 from kernels.attention.cuda.calls.registered import as_operator
-from kernels.attention.cuda.errors import CudaError, Unsupported
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.operator import bind
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from kernels.attention.cuda.ways.small import SmallParameters
+from tests.kernels.cuda import quick_calls
+from tests.kernels.cuda.quick_calls import call, draw
 from tests.kernels.cuda.stub_driver import WITH_STUB, Launch, Map, OnCpu, Stub
 
 pytestmark = WITH_STUB
-
-
-@pytest.fixture(params=[False, True], ids=["portable", "hopper"])
-def engine(request: pytest.FixtureRequest, stub: Stub) -> OnCpu:
-    return OnCpu(hopper=request.param)
-
-
-def draw(*shape: int, kv_heads: int | None = None, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    batch, heads, seq, head_dim = shape
-    sizes = [shape, *[(batch, kv_heads or heads, seq, head_dim)] * 2]
-    return [torch.randn(size).to(dtype) for size in sizes]
-
-
-def call(
-    quick: Quick,
-    tensors: list[torch.Tensor],
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    alignment: str = "top-left",
-    lse: bool = False,
-) -> Answer:
-    return quick.attention(*tensors, causal, scale, alignment, lse)
+engine = quick_calls.engine
 
 
 def without_counter(launch: Launch) -> bytes:
@@ -180,64 +157,6 @@ def test_gradients_are_the_operators_and_nothing_remembered_goes_past_it(stub: S
         call(quick, [wants, k, v])
 
 
-def test_kernels_with_a_counter_have_one_for_each_stream(stub: Stub) -> None:
-    engine = OnCpu(hopper=True)
-    quick = Quick(bind_call, lambda device: engine, as_operator)
-    counters: dict[int, set[int]] = {}
-    for _ in range(3):
-        for stream in (0x1000, 0x2000):
-            engine.host.stream = stream
-            for seq in (600, 700):
-                call(quick, draw(1, 8, seq, 64))
-                launch = stub.launch()
-                assert launch.stream == stream
-                assert launch.name.startswith(b"fa90")
-                counters.setdefault(stream, set()).add(launch.argument(3, HopperParameters).counter)
-    assert len(counters[0x1000]) == len(counters[0x2000]) == 1
-    assert counters[0x1000] != counters[0x2000]
-
-
-def test_a_captured_launch_has_a_counter_that_no_other_launch_uses(stub: Stub) -> None:
-    engine = OnCpu(hopper=True)
-    quick = Quick(bind_call, lambda device: engine, as_operator)
-    tensors = draw(1, 8, 600, 64)
-
-    def counter() -> int:
-        call(quick, tensors)
-        return int(stub.launch().argument(3, HopperParameters).counter)
-
-    eager = counter()
-    engine.host.is_capturing = True
-    captured = [counter(), counter()]
-    engine.host.is_capturing = False
-    gc.collect()
-    later = [counter() for _ in range(3)]
-    engine.host.stream = 0x3000
-    later.append(counter())
-    assert set(later[:3]) == {eager}
-    assert len({eager, *captured, later[3]}) == 4
-
-
-def test_parts_of_split_keys_are_kept_for_one_stream_alone(stub: Stub) -> None:
-    engine = OnCpu(hopper=False)
-    quick = Quick(lambda *a, **o: bind_call(*a, splits=4, **o), lambda device: engine, as_operator)
-    partial: dict[int, set[int]] = {}
-    for _ in range(3):
-        for stream in (0x1000, 0x2000):
-            engine.host.stream = stream
-            before = stub.launches
-            call(quick, [draw(1, 1, 64, 64)[0], *draw(1, 1, 8192, 64)[1:]])
-            for number in range(before, stub.launches):
-                launch = stub.launch(number)
-                assert launch.stream == stream
-                if launch.name.startswith(b"combine"):
-                    # partial_out is the sixth address of AttentionParams
-                    address = int.from_bytes(bytes(launch)[Launch.arguments.offset + 40 :][:8], "little")
-                    partial.setdefault(stream, set()).add(address)
-    assert partial[0x1000]
-    assert not partial[0x1000] & partial[0x2000]
-
-
 def test_tensor_maps_follow_the_tensors(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
     quick = Quick(bind_call, lambda device: engine, as_operator)
@@ -251,36 +170,6 @@ def test_tensor_maps_follow_the_tensors(stub: Stub) -> None:
             assert seen.address == tensor.data_ptr()
             assert list(seen.sizes) == list(reversed(tensor.shape))
             assert list(seen.strides) == [2 * stride for stride in reversed(tensor.stride()[:3])]
-
-
-def test_threads_do_not_mix_up_their_tensors(stub: Stub, engine: OnCpu, quick: Quick) -> None:
-    sets = [draw(1, 2, 64, 64) for _ in range(4)]
-    seen: list[list[tuple[int, ...]]] = [[] for _ in sets]
-    before = stub.launches
-
-    def work(number: int) -> None:
-        for _ in range(100):
-            answer = call(quick, sets[number], causal=bool(number % 2))
-            assert isinstance(answer, torch.Tensor)
-            seen[number].append((*(x.data_ptr() for x in sets[number]), answer.data_ptr()))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(sets))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert stub.launches - before == 400
-    expected = sorted(one for each in seen for one in each)
-    assert sorted(addresses(stub.launch(number)) for number in range(before, stub.launches)) == expected
-
-
-def addresses(launch: Launch) -> tuple[int, ...]:
-    """Of q, k, v and out."""
-    if launch.count == 4:
-        maps = [Map.from_buffer_copy(bytes(launch.argument(number, TensorMap))).address for number in range(3)]
-        return (*maps, launch.argument(3, HopperParameters).out)
-    first = bytes(launch)[Launch.arguments.offset :]
-    return tuple(int.from_bytes(first[8 * i : 8 * i + 8], "little") for i in range(4))
 
 
 def test_plans_are_bounded_and_forgotten_ones_are_made_again(stub: Stub, engine: OnCpu, quick: Quick) -> None:
@@ -303,70 +192,6 @@ def test_a_plan_holds_no_tensor(stub: Stub, quick: Quick) -> None:
     del tensors, answer
     gc.collect()
     assert [one() for one in watched] == [None] * 4
-
-
-def test_a_refused_launch_is_an_error_and_the_next_one_is_not(stub: Stub, quick: Quick) -> None:
-    tensors = draw(1, 2, 64, 64)
-    call(quick, tensors)
-    stub.library.stub_fail_next(701)
-    with pytest.raises(CudaError, match="too many resources"):
-        call(quick, tensors)
-    before = stub.launches
-    call(quick, tensors)
-    assert stub.launches == before + 1
-
-
-def test_bad_input_raises_what_it_always_raised(stub: Stub, quick: Quick) -> None:
-    q, k, v = draw(1, 2, 64, 64)
-    for _ in range(2):
-        with pytest.raises(TypeError, match="must be tensors"):
-            call(quick, [q, None, v])  # type: ignore[list-item]
-        with pytest.raises(ValueError, match="do not fit"):
-            call(quick, [q, k[:, :, :3], v])
-        with pytest.raises(ValueError, match="causal_alignment"):
-            call(quick, [q, k, v], alignment="middle")
-        with pytest.raises(Unsupported, match="scale"):
-            call(quick, [q, k, v], scale=math.nan)
-        with pytest.raises(Unsupported, match="float32"):
-            call(quick, [q.float(), k.float(), v.float()])
-        call(quick, [q, k, v])
-
-
-def test_fake_tensors_and_listening_modes_get_the_operator(stub: Stub, quick: Quick) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    tensors = draw(1, 2, 64, 64)
-    call(quick, tensors)
-    before = stub.launches
-    with FakeTensorMode() as mode:
-        faked = [mode.from_tensor(x) for x in tensors]
-        out, lse = call(quick, faked, lse=True)
-    assert (tuple(out.shape), tuple(lse.shape)) == ((1, 2, 64, 64), (1, 2, 64))
-    assert stub.launches == before
-
-    class Seen(TorchDispatchMode):
-        names: list[str] = []  # noqa: RUF012
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(str(func))
-            return tuple(torch.empty(()) for _ in range(2))
-
-    with Seen():
-        call(quick, tensors)
-    assert Seen.names == ["spotbench.attention.default"]
-
-
-def test_under_the_compiler_the_call_is_the_operator() -> None:
-    names: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return lambda *given: (given[0],)
-
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), backend=backend, fullgraph=True)
-    compiled(*draw(1, 2, 16, 64))
-    assert any("spotbench.attention" in name for name in names)
 
 
 @pytest.mark.parametrize("checker", [check_by_key, check_by_guard])
