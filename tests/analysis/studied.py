@@ -1,11 +1,8 @@
-"""Runs that several tests of studies use."""
+"""The mean ratio of a study, which must say something, for several files of tests."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from orchestrator.analysis.study import Study
-from tests.report.written import csv_text, records
 
 
 def mean_ratio(part: Study) -> float:
@@ -13,9 +10,3 @@ def mean_ratio(part: Study) -> float:
     assert mean is not None
     assert mean.ratio.excludes(1.0)
     return mean.ratio.mid
-
-
-def other(speed: float, seed: int, **more: Any) -> str:
-    return csv_text(
-        records(speeds={"bench": 1.5 * speed, "sdpa:default": 1.0, "bench:aa": 1.5 * speed}, seed=seed, **more)
-    )

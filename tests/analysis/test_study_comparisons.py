@@ -11,8 +11,13 @@ from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import Level, comparability
 from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from tests.analysis.studied import other
 from tests.report.written import both, csv_text, records, studied
+
+
+def other(speed: float, seed: int, **more: Any) -> str:
+    return csv_text(
+        records(speeds={"bench": 1.5 * speed, "sdpa:default": 1.0, "bench:aa": 1.5 * speed}, seed=seed, **more)
+    )
 
 
 def test_a_change_between_runs_is_found_and_none_where_there_is_none() -> None:
