@@ -10,10 +10,7 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_calls import Patience
 from tests.adapters.compute_script import Compute
 from tests.support.patience import PATIENCE_S
-from tests.support.scripted_server import (
-    ScriptedServer,
-    scripted_server,
-)
+from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 
 PROJECT = "bench-project"

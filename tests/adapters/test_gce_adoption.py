@@ -7,15 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.errors import (
-    Unavailable,
-)
+from orchestrator.core.errors import Unavailable
 from orchestrator.core.market.machines import Accepted, Refusal
 from tests.adapters.scripted_compute import compute, failed
 from tests.support.machine_requests import L4
-from tests.support.scripted_server import (
-    google_error,
-)
+from tests.support.scripted_server import google_error
 
 
 def test_a_vm_of_this_run_that_is_there_already_is_adopted() -> None:

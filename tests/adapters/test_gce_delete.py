@@ -6,20 +6,11 @@ import uuid
 
 import pytest
 
-from orchestrator.core.errors import (
-    PermissionDenied,
-    Unavailable,
-)
+from orchestrator.core.errors import PermissionDenied, Unavailable
 from tests.adapters.compute_script import Compute
 from tests.adapters.scripted_compute import cloud, compute, failed
 from tests.support.machine_requests import L4
-from tests.support.scripted_server import (
-    Answer,
-    Drop,
-    Request,
-    google_error,
-    scripted_server,
-)
+from tests.support.scripted_server import Answer, Drop, Request, google_error, scripted_server
 
 
 def test_a_delete_returns_when_the_vm_is_gone_and_again_when_there_is_none() -> None:

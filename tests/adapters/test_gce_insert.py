@@ -6,13 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.core.errors import (
-    BenchError,
-    ConfigError,
-    CredentialsMissing,
-    PermissionDenied,
-    Unavailable,
-)
+from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import Accepted, Refusal
 from tests.adapters.compute_script import Compute
 from tests.adapters.scripted_compute import cloud, compute, failed
@@ -20,13 +14,7 @@ from tests.adapters.test_gce_body import GOLDEN_L4
 from tests.adapters.test_gce_errors import STOCKOUT
 from tests.support.machine_requests import L4, RUN, l4
 from tests.support.ports import deaf_port
-from tests.support.scripted_server import (
-    Answer,
-    Drop,
-    Stall,
-    google_error,
-    scripted_server,
-)
+from tests.support.scripted_server import Answer, Drop, Stall, google_error, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 
 

@@ -6,21 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.core.errors import (
-    NotFound,
-    ProviderError,
-)
+from orchestrator.core.errors import NotFound, ProviderError
 from tests.adapters.scripted_compute import PROJECT, cloud, compute
 from tests.support.machine_requests import L4
-from tests.support.scripted_server import (
-    Answer,
-    Handle,
-    Reply,
-    Request,
-    google_error,
-    in_turn,
-    scripted_server,
-)
+from tests.support.scripted_server import Answer, Handle, Reply, Request, google_error, in_turn, scripted_server
 
 # --- looking ---
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.errors import (
-    Unavailable,
-)
+from orchestrator.core.errors import Unavailable
 from orchestrator.core.market.machines import Accepted
 from tests.adapters.compute_script import Compute
 from tests.adapters.scripted_compute import cloud, compute
 from tests.support.machine_requests import L4
-from tests.support.scripted_server import (
-    Answer,
-    Drop,
-    Request,
-    scripted_server,
-)
+from tests.support.scripted_server import Answer, Drop, Request, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from orchestrator.core.setup.plan import (
-    Grant,
-    Standing,
-    Wanted,
-    setup,
-)
+from orchestrator.core.setup.plan import Grant, Standing, Wanted, setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,

@@ -7,16 +7,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.ledger.budget import (
-    WINDOWS,
-    Approved,
-    Caps,
-    Ledger,
-    Refused,
-    SharedCaps,
-    authorize,
-    set_caps,
-)
+from orchestrator.core.ledger.budget import WINDOWS, Approved, Caps, Ledger, Refused, SharedCaps, authorize, set_caps
 from tests.core.ledgers import NOON, D, amounts
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
-from orchestrator.core.ledger.budget import (
-    Caps,
-    HoldTerms,
-    Ledger,
-    add_cost,
-    hold,
-    settle,
-)
+from orchestrator.core.ledger.budget import Caps, HoldTerms, Ledger, add_cost, hold, settle
 from tests.core.ledgers import NOON, D, spent
 
 

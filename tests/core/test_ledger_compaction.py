@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.ledger.alerts import alerts_due, mark_alerted
-from orchestrator.core.ledger.budget import (
-    WINDOWS,
-    Caps,
-    Ledger,
-    add_cost,
-    compact,
-    exposure,
-    hold,
-    settle,
-)
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, add_cost, compact, exposure, hold, settle
 from tests.core.ledgers import NOON, D, Step, caps, play, steps
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from orchestrator.core.ledger.budget import (
-    Caps,
-    Ledger,
-    LedgerUnreadable,
-)
+from orchestrator.core.ledger.budget import Caps, Ledger, LedgerUnreadable
 from tests.core.ledgers import Step, caps, play, steps
 
 

@@ -6,12 +6,8 @@ import re
 
 import pytest
 
-from orchestrator.core.setup.plan import (
-    setup,
-)
-from orchestrator.core.setup.steps import (
-    GrantOnBucket,
-)
+from orchestrator.core.setup.plan import setup
+from orchestrator.core.setup.steps import GrantOnBucket
 from tests.core.set_up import WANTED
 
 

@@ -13,14 +13,7 @@ from orchestrator.core.market.places import continent, near
 from orchestrator.core.permissions import ACCOUNT, BATCH, BATCH_REPORTER, BUCKET, LAUNCHER, LOOKER, MACHINE, names
 from orchestrator.core.setup import gcloud
 from orchestrator.core.setup.asked import wanted as asked
-from orchestrator.core.setup.plan import (
-    LAUNCHER_ROLE,
-    MACHINE_ROLE,
-    OWN_MACHINES,
-    Grant,
-    Wanted,
-    setup,
-)
+from orchestrator.core.setup.plan import LAUNCHER_ROLE, MACHINE_ROLE, OWN_MACHINES, Grant, Wanted, setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,

@@ -17,10 +17,7 @@ from orchestrator.adapters.setup import failure
 from orchestrator.core.permissions import BATCH_REPORTER
 from orchestrator.core.setup import gcloud, terraform
 from orchestrator.core.setup.calls import TOO_YOUNG_S, take
-from orchestrator.core.setup.plan import (
-    APIS,
-    setup,
-)
+from orchestrator.core.setup.plan import APIS, setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,

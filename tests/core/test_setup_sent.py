@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.setup.calls import PAUSES_S, survey, take, with_grant
-from orchestrator.core.setup.plan import (
-    NOTHING,
-    Standing,
-    grants,
-)
+from orchestrator.core.setup.plan import NOTHING, Standing, grants
 from orchestrator.core.setup.steps import (
     Condition,
     EnableApis,
