@@ -125,7 +125,7 @@ class Stage:
             index=RunIndex(bucket),
             clock=clock,
             log=log,
-            policy=Policy(poll_s=5),
+            policy=Policy(poll_s=15),
             history=StockOuts(bucket, clock),
             shelf=Shelf(ImageStore(bucket, clock), lambda: self.images(clock)),
         )
