@@ -302,3 +302,14 @@ def test_a_machine_is_named_after_its_run_and_labelled_so_that_anyone_can_find_i
         assert found.deadline_at is not None
         engine.log.append(StopRequested(by="ada", reason="enough"))
         engine.follow()
+
+
+def test_a_look_that_finds_nothing_new_folds_nothing_again_and_one_that_finds_a_word_does(home: Path) -> None:
+    with staged(home) as stage:
+        engine, _ = stage.with_a_machine()
+        other = Engine(stage.world(), RUN)
+        before = other.look()
+        assert other.look() is before
+        engine.log.append(StopRequested(by="ada", reason="enough"))
+        assert before.stop is None
+        assert other.look().stop is not None
