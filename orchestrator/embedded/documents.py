@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from datetime import UTC, datetime
@@ -17,6 +18,12 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def load_yaml(path: Path) -> Any:
     """The document in a YAML (or JSON) file."""
     return yaml.load(path.read_text("utf-8"), Loader=LOADER)
+
+
+@functools.cache
+def load_bundled(path: Path) -> Any:
+    """The same of a file that ships with the tool, read once in a process. Nobody changes the document."""
+    return load_yaml(path)
 
 
 def write_json(path: Path, document: Any) -> None:

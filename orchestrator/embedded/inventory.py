@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.documents import load_bundled
 from orchestrator.embedded.tariff import Tariff
 
 INVENTORY = Path(__file__).with_name("inventory.yaml")
@@ -103,7 +103,7 @@ class Inventory:
     @classmethod
     def load(cls, tariff: Tariff, path: Path = INVENTORY, quotas: dict[str, float] | None = None) -> Inventory:
         """Read an inventory; the bundled one by default."""
-        return cls(load_yaml(path), tariff, quotas)
+        return cls(load_bundled(path), tariff, quotas)
 
     @cached_property
     def zones(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from urllib.parse import parse_qs, unquote
 
 from orchestrator.embedded import requests
@@ -39,13 +40,17 @@ class Management(Part):
 
     def __init__(self, commons: Commons, policies: Policies, batch: Batch) -> None:
         super().__init__(commons)
-        self.catalogue = Catalogue(commons.inventory)
         self.number = numeric_id(self.project)[:12]
         self.policies = policies
         self.routes = [
             (service, verb, re.compile(path), answer)
             for service, verb, path, answer in (*self._routes(), *batch.routes())
         ]
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The price catalogue. Seldom asked for, and made of thousands of parts."""
+        return Catalogue(self.inventory)
 
     def service_of(self, path: str) -> str:
         """The service that a request is for; empty when there is no such method."""

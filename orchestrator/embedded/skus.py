@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.documents import load_bundled
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import Inventory, MachineType
 
@@ -61,7 +61,7 @@ class Catalogue:
 
     def __init__(self, inventory: Inventory, names: Path = NAMES) -> None:
         self.inventory = inventory
-        self.names = load_yaml(names)
+        self.names = load_bundled(names)
         self.as_of = f"{inventory.tariff.document['as_of']}T00:00:00Z"
         self.skus = {
             COMPUTE: [*self._machines(), *self._storage(), *self._addresses()],

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.documents import load_bundled
 
 TARIFF = Path(__file__).with_name("tariff.yaml")
 
@@ -40,7 +40,7 @@ class Tariff:
     @classmethod
     def load(cls, path: Path = TARIFF) -> Tariff:
         """Read a price list; the bundled one by default."""
-        return cls(load_yaml(path))
+        return cls(load_bundled(path))
 
     def sells(self, machine_type: str, region: str) -> bool:
         """Whether there is a price."""
