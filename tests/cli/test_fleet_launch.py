@@ -14,6 +14,7 @@ def test_a_cluster_that_does_not_answer_leaves_no_fleet_and_no_hold(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = tmp_path / "slurm.conf"
+    nowhere.write_text("ClusterName=nowhere\n")  # for a file that is not there Slurm's programs wait a minute
     monkeypatch.setenv("SLURM_CONF", str(nowhere))
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(
