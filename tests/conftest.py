@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import bare_python, compiler_cache, quick_folder
+from tests.support import bare_python, compiler_cache, order, quick_folder
 from tests.support.connects import on_connect
 from tests.support.counted import is_counted
 from tests.support.patience import PATIENCE_S
@@ -99,28 +99,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-FIRST = (
-    "tests/cli/test_real_machines.py",
-    "tests/hosts/test_runs.py",
-    "tests/hosts/test_fleets.py",
-    "tests/fleet/test_slurm.py",
-    "tests/kernels/cuda/test_compile_gates.py",
-    "tests/kernels/cuda/test_paged.py",
-    "tests/fleet/test_batch_task.py",
-    "tests/cli/test_fleet_launch.py",
-    "tests/chaos/test_campaign.py",
-    "tests/hosts/test_steward.py",
-    "tests/library/test_library.py",
-    "tests/site/test_browser.py",
-    "tests/test_packaging.py",
-)
-"""The files that take longest. Workers begin with them, so that none is left alone with one at the end."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a worker takes whole files in this order
-        rank = {file: place for place, file in enumerate(FIRST)}
-        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(FIRST)))
+        items.sort(key=lambda item: order.rank(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
