@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from orchestrator.analysis.bootstrap import median
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import Case
@@ -77,10 +78,10 @@ def _log(case: Case, name: str, base: str) -> float | None:
         return None
     if other is None:
         return math.log(own.median_us.mid)
-    _, left, right = np.intersect1d(own.group.block, other.group.block, assume_unique=True, return_indices=True)
+    left, right = own.group.shared(other.group)
     if not left.size:
         return None
-    return float(np.median(np.log(own.group.latency_us[left]) - np.log(other.group.latency_us[right])))
+    return median(np.log(own.group.latency_us[left]) - np.log(other.group.latency_us[right]))
 
 
 def spreads(seen: Observed) -> Mapping[tuple[Setting, str], Spread]:

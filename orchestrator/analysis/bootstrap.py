@@ -16,6 +16,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.analysis.ranks import distinct
+
 Vector = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -51,11 +53,21 @@ def median_interval(values: Vector, level: float = LEVEL) -> Interval:
     """
     if values.size == 0:
         raise ValueError("there is no median of nothing")
-    mid = float(np.median(values))
+    mid = median(values)
     if values.size < LEAST_BLOCKS:
         return Interval(math.nan, mid, math.nan)
     low, high = ideal_limits(values, level, widening(likeness(values), values.size, level))
     return Interval(min(low, mid), mid, max(high, mid))
+
+
+def median(values: Vector) -> float:
+    """The median of one value or more; of a dozen numbers in a tenth of numpy's time."""
+    ordered = np.sort(values)
+    half = values.size // 2
+    if math.isnan(ordered[-1]):
+        return math.nan
+    middle = ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2
+    return float(middle) + 0.0  # and no negative zero
 
 
 def likeness(values: Vector) -> float:
@@ -73,11 +85,22 @@ def likeness(values: Vector) -> float:
 
 def normal_scores(values: Vector) -> Vector:
     """For each value the normal quantile of its rank; tied values share the mean of theirs."""
+    summed = summed_quantiles(values.size)
+    order = distinct(values)
+    if order is not None:
+        scores = np.empty(values.size)
+        scores[order] = summed[1:] - summed[:-1]
+        return scores
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    summed = np.concatenate(([0.0], np.cumsum(normal_quantiles(values.size))))
     ends = np.cumsum(counts)
     means: Vector = (summed[ends] - summed[ends - counts]) / counts
     return means[inverse]
+
+
+@lru_cache(maxsize=64)
+def summed_quantiles(count: int) -> Vector:
+    """The sums of the first 0, 1, ... of the normal quantiles."""
+    return np.concatenate(([0.0], np.cumsum(normal_quantiles(count))))
 
 
 @lru_cache(maxsize=64)
@@ -121,14 +144,12 @@ def ideal_limits(values: Vector, level: float = LEVEL, wider: float = 1.0) -> tu
     are order statistics, interpolated between the two nearest. For even n they are the means of those of the two
     middle values.
     """
-    ordered = np.sort(values)
     positions = np.arange(values.size, dtype=np.float64)
     middle = (values.size - 1) / 2
-    below, above = (
-        [np.interp(middle + wider * (rank - middle), positions, ordered) for rank in ranks]
-        for ranks in ideal_ranks(values.size, level)
-    )
-    return float(np.mean(below)), float(np.mean(above))
+    lower, upper = ideal_ranks(values.size, level)
+    wanted = [middle + wider * (rank - middle) for rank in (*lower, *upper)]
+    found = np.interp(wanted, positions, np.sort(values)).tolist()
+    return sum(found[: len(lower)]) / len(lower), sum(found[len(lower) :]) / len(upper)
 
 
 @lru_cache(maxsize=256)

@@ -46,12 +46,23 @@ def signed_ranks(differences: Vector) -> SignedRanks:
 
 def mid_ranks(values: Vector) -> tuple[Vector, float]:
     """Ranks from 1, tied values sharing their mean; and the sum of t**3 - t over groups of t tied values."""
+    order = distinct(values)
+    if order is not None:
+        ranks = np.empty(values.size)
+        ranks[order] = np.arange(1, values.size + 1)
+        return ranks, 0.0
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     shared = ends - (counts - 1) / 2
     ties = float((counts.astype(np.float64) ** 3 - counts).sum())
-    ranks: Vector = shared[inverse]
-    return ranks, ties
+    return shared[inverse], ties
+
+
+def distinct(values: Vector) -> NDArray[np.intp] | None:
+    """The places of `values` from the least to the greatest; None where two are the same, or one is NaN."""
+    order = values.argsort()
+    ordered = values[order]
+    return order if (ordered[1:] > ordered[:-1]).all() else None
 
 
 @lru_cache(maxsize=128)

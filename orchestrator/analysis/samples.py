@@ -21,6 +21,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.core.results import ResultsUnreadable, axes_of
 
 Vector = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 NEEDED: Final = ("case_id", "implementation", "latency_us")
 PEAK: Final = "peak_memory_bytes"
@@ -69,6 +70,14 @@ class Group:
     @property
     def count(self) -> int:
         return int(self.latency_us.size)
+
+    def shared(self, other: Group) -> tuple[Places, Places]:
+        """Where the blocks that both have are in this one and in the other, by block."""
+        one, two = self.block, other.block
+        if one.size == two.size and (one == two).all() and (one[1:] > one[:-1]).all():
+            return (places := np.arange(one.size)), places
+        _, mine, its = np.intersect1d(one, two, assume_unique=True, return_indices=True)
+        return mine, its
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.analysis.bindings import bindings_of
+from orchestrator.analysis.bootstrap import median
 from orchestrator.analysis.both_regimes import other_ratios
 from orchestrator.analysis.case import Case as Case
 from orchestrator.analysis.case import Contrast as Contrast
@@ -254,13 +255,13 @@ def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | No
 
 def _paired(subject: Group, baseline: Group) -> Paired | None:
     """The two by their common blocks; None where they share none."""
-    _, left, right = np.intersect1d(subject.block, baseline.block, assume_unique=True, return_indices=True)
+    left, right = subject.shared(baseline)
     return paired(subject.latency_us[left], baseline.latency_us[right]) if left.size else None
 
 
 def order_shift(subject: Group, baseline: Group) -> float:
     """See `Contrast.order_shift`. NaN where the order is not known or did not vary enough."""
-    _, left, right = np.intersect1d(subject.block, baseline.block, assume_unique=True, return_indices=True)
+    left, right = subject.shared(baseline)
     ahead = baseline.sensors["position"][right] - subject.sensors["position"][left]
     if np.isnan(ahead).all():
         ahead = baseline.at[right] - subject.at[left]
@@ -268,7 +269,7 @@ def order_shift(subject: Group, baseline: Group) -> float:
     first, last = logs[ahead > 0], logs[ahead < 0]
     if min(first.size, last.size) < 5:
         return math.nan
-    return math.exp(float(np.median(first)) - float(np.median(last)))
+    return math.exp(median(first) - median(last))
 
 
 def false_verdicts(controls: Sequence[Control]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.analysis.bootstrap import Interval, median_interval
+from orchestrator.analysis.bootstrap import Interval, median, median_interval
 from orchestrator.analysis.roofs import Roof, Work, share
 from orchestrator.analysis.samples import PEAK, Group, Vector
 
@@ -83,7 +83,7 @@ def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
 
 def _middle(values: Vector) -> float:
     known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else math.nan
+    return median(known) if known.size else math.nan
 
 
 def _joules(group: Group) -> float:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from orchestrator.analysis.bootstrap import (
     Interval,
     at_least,
     ideal_limits,
     likeness,
+    median,
     median_interval,
     normal_scores,
     students,
     widening,
 )
-from orchestrator.analysis.ranks import cumulative, holm, mid_ranks, signed_ranks
+from orchestrator.analysis.ranks import cumulative, distinct, holm, mid_ranks, signed_ranks
+from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.samples import Group, Key
 from orchestrator.analysis.verdicts import (
     MARGIN,
     WIDEST_SAME,
@@ -250,3 +255,34 @@ def test_two_measurements_say_nothing_of_noise() -> None:
     noise = halves_noise(np.linspace(1.0, 1.1, 40))
     assert noise is not None
     assert noise.source is NoiseSource.HALVES
+
+
+@given(st.lists(st.floats() | st.sampled_from([-0.0, 1.0, 2.0]), min_size=1, max_size=30))
+def test_a_median_is_numpys(values: list[float]) -> None:
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+        assert repr(median(np.array(values))) == repr(float(np.median(values)))
+
+
+@given(st.sets(st.integers(0, 30)).map(sorted), st.sets(st.integers(0, 30)).map(sorted), st.booleans())
+def test_the_blocks_that_two_share_are_found_in_each_by_block(one: list[int], other: list[int], turned: bool) -> None:
+    own, its = np.array(one, np.int64), np.array(other[::-1] if turned else other, np.int64)
+    for mine, others in ((own, its), (own, own), (its, its)):
+        left, right = of_blocks(mine).shared(of_blocks(others))
+        assert mine[left].tolist() == others[right].tolist() == sorted(set(mine.tolist()) & set(others.tolist()))
+
+
+def of_blocks(blocks: NDArray[np.int64]) -> Group:
+    unknown = np.full(blocks.size, math.nan)
+    key = Key("run", "case", Setting("burst", "cold"), "bench")
+    return Group(key, "L4", "fa2", {}, blocks, unknown, unknown, {}, np.zeros(blocks.size, np.bool_), 0.0, "", {})
+
+
+@given(st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=20))
+def test_ranks_are_the_same_where_no_two_values_are_and_where_some_are(values: list[float]) -> None:
+    """By definition: how many are less, and the middle of those that are the same."""
+    array = np.array(values)
+    ranks, _ = mid_ranks(array)
+    assert ranks.tolist() == [(array < one).sum() + ((array == one).sum() + 1) / 2 for one in array]
+    order = distinct(array)
+    assert (order is None) == (len(set(values)) < len(values))
+    assert order is None or array[order].tolist() == sorted(values)
