@@ -133,14 +133,8 @@ class Engine:
         gone = run.guest_of is not None and seen.instance is None  # what it said before it was gone may be new
         if on_host or gone:
             run = self.look()
-        commands = do.decide(
-            run,
-            seen,
-            self.world.clock.now(),
-            self.world.policy,
-            self.launch.offers if self.launch else None,
-            self.launch.ttl_s if self.launch else None,
-        )
+        offers, ttl_s = (self.launch.offers, self.launch.ttl_s) if self.launch else (None, None)
+        commands = do.decide(run, seen, self.world.clock.now(), self.world.policy, offers, ttl_s)
         pause = 0.0
         for command in commands:
             if isinstance(command, do.Wait):

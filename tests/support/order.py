@@ -35,7 +35,6 @@ COMPUTING: Final = (
     "tests/stories/test_half_built.py",
     "tests/stories/test_half_begun.py",
     "tests/kernels/cuda/test_hopper_bias_simt.py",
-    "tests/startup/test_agent.py",
     "tests/stories/test_recovery.py",
     "tests/stories/test_half_taken.py",
     "tests/kernels/cuda/test_direct.py",
