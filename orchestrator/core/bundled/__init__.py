@@ -1,1 +1,1 @@
-"""The workload that the tool brings along, attention: all that is known of it on this side of the machine."""
+"""The bundled workload, attention: what the client knows of it. The harness on the machine has its own definitions."""

@@ -1,4 +1,4 @@
-"""Attention's implementations and axes, and how they are said."""
+"""The names of attention's implementations and axes, and the words in which messages show them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ WORKLOAD: Final = "attention"
 KERNEL: Final = "bench"
 """The bundled kernel."""
 IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
-"""What is measured where nothing else is asked for, in the order in which they stand beside each other."""
+"""The implementations that a run measures by default, in the order in which tables show them."""
 VARIANTS: Final = {
     KERNEL: r"(@sm_[0-9]{2,3})?(:lse)?", "sdpa": ":(default|flash|efficient|cudnn|math)", "fa4": "", "flex": "",
 }  # fmt: skip
-"""Every implementation that the harness knows, and what may follow its name: its own registry, for what runs here."""
+"""Each implementation that the harness knows, and a pattern of what may follow its name. It repeats the harness's
+registry for the client."""
 CHOICES: Final = (*IMPLEMENTATIONS, "bench:lse", "bench@sm_80", "fa4", "flex")
-"""Their full names, for a message; of those with a number in them, one."""
+"""Full names for messages. A name that contains a number has one example here."""
 DEFAULT: Final = "sdpa:default"
-"""The baseline that speed-ups are over where nothing else is asked for."""
+"""The default baseline of speed-ups."""
 SLOWEST: Final = ("sdpa:math",)
-"""What figures leave out where there is anything else."""
+"""Implementations that figures leave out if they have any other to show."""
 FAMILY: Final = "sdpa:"
-"""What figures leave out of a name."""
+"""The prefix that figures remove from a name."""
 AXES: Final = ("dtype", "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal")
-"""The columns of its result files; files of older runs may have no others to go by."""
+"""The axis columns of attention's result files. In files of older runs they may be all that identifies a case."""
 WORDS: Final = (("causal true", "causal"), ("causal false", "full"))
-"""How the values of an axis are said."""
+"""`axis value` in a result, and the word that messages use for it."""
 
 
 def is_implementation(name: str) -> bool:
@@ -35,17 +36,17 @@ def is_implementation(name: str) -> bool:
 
 
 def is_kernel(name: str) -> bool:
-    """Whether it is the bundled kernel, or a variant of it."""
+    """Whether `name` is the bundled kernel or a variant of it."""
     return re.fullmatch(f"{KERNEL}{VARIANTS[KERNEL]}", name, re.ASCII) is not None
 
 
 def is_of(axes: Iterable[Mapping[str, str]]) -> bool:
-    """Whether cases are attention's, by their axes."""
+    """Whether these cases, given by their axes, belong to attention."""
     return any("head_dim" in one for one in axes)
 
 
-def in_words(said: str) -> str:
-    """Axes and values as a person says them."""
+def in_words(text: str) -> str:
+    """`text` with each `axis value` of `WORDS` replaced by its word."""
     for plain, word in WORDS:
-        said = said.replace(plain, word)
-    return said
+        text = text.replace(plain, word)
+    return text

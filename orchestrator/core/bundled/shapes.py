@@ -30,7 +30,7 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def fill_in(cls, data: Any) -> Any:
-        """`seq` stands for both lengths, and `kv_heads` is `heads` unless it is given."""
+        """Sets both lengths from `seq`, and `kv_heads` to `heads` unless it is given."""
         if not isinstance(data, Mapping):
             return data
         full = dict(data)
@@ -49,18 +49,18 @@ class Shape(BaseModel):
         return self
 
     def case_id(self, dtype: str) -> str:
-        """`b2-h8-kv8-q512-k512-d64-full-float16`, with `-backward` or `-both` behind it where that is the pass."""
+        """Such as `b2-h8-kv8-q512-k512-d64-full-float16`; followed by `-backward` or `-both` if that is the pass."""
         mask = "causal" if self.causal else "full"
         sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
         return f"{sizes}-{mask}-{dtype}{suffix(self.direction)}"
 
     @model_serializer(mode="wrap")
-    def spelt_out(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`pass` stands only where it is not forward: older readers know none."""
-        told: dict[str, Any] = made(self)
-        direction = told.pop("direction", None) or told.pop(AXIS)
-        return told if direction == FORWARD else {**told, AXIS: direction}
+    def spelt_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The shape as a dictionary. `pass` is left out if it is forward, because older readers do not know the key."""
+        fields: dict[str, Any] = serialize(self)
+        direction = fields.pop("direction", None) or fields.pop(AXIS)
+        return fields if direction == FORWARD else {**fields, AXIS: direction}
 
 
 PLACEHOLDER: Final[Mapping[str, int]] = {"batch": 1, "heads": 1, "seq": 1, "head_dim": 1}
-"""A shape that stands where none could be read."""
+"""The shape that replaces one that could not be read."""

@@ -1,4 +1,4 @@
-"""Attention's arithmetic and least traffic."""
+"""How many operations a call of attention computes, and the fewest bytes that it moves."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OTHERS: Final = "; 10 in place of 4 for a backward pass, 14 for both passes"
 
 
 def convention(axes: Iterable[Mapping[str, str]]) -> str:
-    """How the operations of these cases are counted."""
+    """The text that explains how the operations of these cases are counted."""
     return CONVENTION + (OTHERS if any(AXIS in one for one in axes) else "")
 
 
 def of_case(axes: Mapping[str, str]) -> tuple[float, float] | None:
-    """The operations of a call and the bytes that it must move (Q, K and V read once, the output written once; with a
-    backward pass the output, Q, K and V, and the gradient of each), from its axes with its pass; None where an axis is
-    missing or no number."""
+    """(operations, bytes) of one call, from the axes of its case and its pass; None if an axis is missing or not a
+    number. The bytes are the fewest that a call must move: Q, K and V are read once and the output is written once.
+    With a backward pass they are the output, Q, K and V, and the gradient of each."""
     try:
         batch, heads, kv_heads, seq_q, seq_k, head_dim = (
             int(axes[name]) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")

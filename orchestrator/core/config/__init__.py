@@ -1,1 +1,2 @@
-"""The configuration of a run: its model, how it is loaded, explained, and the grids it may name."""
+"""The configuration of a run: its model, the grids that it may name, how it is loaded, and how mistakes are
+explained."""

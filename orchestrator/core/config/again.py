@@ -1,4 +1,4 @@
-"""The configuration that measures once more what a run's spec asked for."""
+"""Makes the configuration that repeats the measurements of a stored run from the run's spec."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from orchestrator.core.market.catalog import nearest
 from orchestrator.core.results import CONTROL
 
 SAME: Final = ("repeats", "regime", "cache", "seed", "threads", "stop_at_relative_ci")
-"""What a spec and the section `measure` of a configuration call alike."""
+"""The keys that have the same name in a spec and in the section `measure` of a configuration."""
 
 
 def again(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
-    """The configuration as it would be written, for a GPU of this compute capability (empty: none). Empty where the
-    spec is of a user's own workload, which it does not hold, or is not whole. What a case may cost is left out: it is
-    money, and of that a configuration has its own limits."""
+    """The configuration as data for YAML, for a GPU of this compute capability (empty text: no GPU). The result is
+    empty if the spec is incomplete or has a user's own workload, because a spec does not contain the workload's file.
+    The most that a case may cost is left out: a configuration sets its own limits on money."""
     measured, checked, names = spec.get("measure"), spec.get("correctness"), spec.get("implementations")
     if "workload" in spec or not isinstance(names, list) or not names:
         return {}

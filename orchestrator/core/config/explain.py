@@ -1,4 +1,4 @@
-"""Explains what pydantic found wrong to the user who wrote the file."""
+"""Translates pydantic's errors into messages for the user who wrote the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named sets of problems, spelt out in full (docs/contracts.md, section 4)."""
+"""Grids: named sets of attention problems, each written out in full (docs/contracts.md, section 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 def once(entries: tuple[T, ...]) -> tuple[T, ...]:
-    """The entries as they are. Raises `ValueError` for one given twice: it would be measured twice under one name."""
+    """Returns `entries` unchanged. Raises `ValueError` if one is given twice: it would be measured twice under one
+    name."""
     for index, entry in enumerate(entries):
         if entry in entries[:index]:
             raise ValueError(f"entry {index + 1} is a duplicate: {entry}")
@@ -23,7 +24,7 @@ def once(entries: tuple[T, ...]) -> tuple[T, ...]:
 
 
 class Grid(BaseModel):
-    """Shapes, and the element types to run them in where the run does not ask for others."""
+    """Shapes, and the element types in which they are measured unless the run names others."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
@@ -47,8 +48,8 @@ class Grid(BaseModel):
 
 
 def resolve_grid(grid: str | Mapping[str, Any] | Grid, grids: Mapping[str, Any]) -> Grid:
-    """The grid called `grid`, or the one written inline, with every shape in full. Raises `KeyError` for an unknown
-    name, and pydantic's `ValidationError`."""
+    """The grid named `grid`, or the grid given inline, with every shape in full. Raises `KeyError` for an unknown name,
+    and pydantic's `ValidationError` for an invalid grid."""
     if isinstance(grid, str):
         found = grids[grid]
         grid = found if isinstance(found, Grid) else {"name": grid, **found}

@@ -1,7 +1,7 @@
-"""Reads what the user asked for: YAML and overrides, checked against the catalog before anything is planned.
+"""Reads a configuration: YAML and overrides, checked against the catalog before anything is planned.
 
-`load` collects every problem it can find and raises one `ConfigError` that lists them, a line each, with the file,
-the line, the key, and what would be right.
+`load` collects every problem that it can find and raises one `ConfigError`. The message has a line for each problem,
+with the file, the line, the key, and a valid value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", 
 def load(
     text: str, *, source: str, overrides: Sequence[str] = (), grids: Mapping[str, Any] = MappingProxyType({})
 ) -> Config:
-    """The config in YAML `text`, with `key.path=value` overrides applied, and grids resolved by name.
+    """The configuration in YAML `text`, with `key.path=value` overrides applied and every grid in place of its name.
     Raises `ConfigError` that lists every problem."""
     document = yamltext.read(text)
     problems = _Problems(source, document)
@@ -52,13 +52,13 @@ def load(
 
 @dataclass(slots=True)
 class _Problems:
-    """What is wrong with a document, each with the place where it was written."""
+    """The problems of a document, each with the place of its key."""
 
     source: str
     document: yamltext.Document
     found: list[tuple[int, str]] = field(default_factory=list)
     set_by: dict[yamltext.Path, str] = field(default_factory=dict)
-    """Which override wrote a key."""
+    """The override that set a key, by the key's path."""
 
     def __post_init__(self) -> None:
         for line, key, what in self.document.problems:
@@ -113,17 +113,18 @@ def _apply(override: str, data: dict[str, Any], problems: _Problems) -> None:
 
 _GRID_DEFAULTS: Final = {"measure": ("standard", "cpu"), "correctness": ("correctness-classic", "correctness-cpu")}
 _PLACEHOLDER: Final = Grid.model_validate({"shapes": [PLACEHOLDER]})
-"Stands where a grid could not be read, so that the rest of the document is still checked."
+"""Replaces a grid that could not be read, so that the rest of the document is still checked."""
 
 
 def _fill_in_grids(data: dict[str, Any], grids: Mapping[str, Any], problems: _Problems) -> None:
-    """Puts the grids in the place of their names. Without a grid, both defaults; with one, it is used everywhere."""
+    """Replaces the names of grids in `data` by the grids. A section without a grid gets the default for the cloud and
+    the default for the embedded cloud; a grid that is named is used in both."""
     for name, (default, embedded_default) in _GRID_DEFAULTS.items():
         section = data.setdefault(name, {})
         if not isinstance(section, dict):
             problems.add((name,), "expected a section with keys of its own")
             section = data[name] = {}
-        # Whoever names a grid or dtypes for this one run means them wherever it runs.
+        # A grid or dtypes given as an override apply to the embedded cloud too.
         for key in ("grid", "dtypes"):
             if (name, key) in problems.set_by and (name, f"embedded_{key}") not in problems.set_by:
                 section[f"embedded_{key}"] = None if key == "grid" else section[key]
@@ -151,7 +152,7 @@ def _grid(value: Any, path: yamltext.Path, grids: Mapping[str, Any], problems: _
 
 
 def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
-    """The config in `data`. Where keys are wrong they are reported and taken out, so that the rest is checked too."""
+    """The configuration in `data`. Wrong keys are reported and removed from `data`, so that the rest is checked too."""
     gpu = data.get("gpu")
     if not isinstance(gpu, str) or not gpu.strip():
         problems.add(("gpu",), f"required; one of: {', '.join(GPU_NAMES)}")
@@ -160,17 +161,18 @@ def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
         try:
             return Config.model_validate(data)
         except ValidationError as error:
-            taken = False
+            removed = False
             for path, what in explain(error, Config):
                 problems.add(path, what)
-                taken |= _take_out(data, path)
-            # A key that is not text in any encoding comes back from validation under another name.
-            if not taken:
+                removed |= _take_out(data, path)
+            # Nothing was removed if pydantic reports a key that cannot be encoded: it changes such a key's name.
+            if not removed:
                 return None
 
 
 def _take_out(data: Any, path: yamltext.Path) -> bool:
-    """Removes what is at `path`, or the innermost section's key on the way there; whether there was any."""
+    """Removes the value at `path`, or else the innermost section that exists on the way there. Returns whether anything
+    was removed."""
     for part in path[:-1]:
         below = data.get(part)
         if not isinstance(below, dict):
@@ -183,7 +185,7 @@ def _take_out(data: Any, path: yamltext.Path) -> bool:
 
 
 def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
-    """Combinations that no machine on offer can satisfy, each with its remedy."""
+    """(path, what is wrong and what to change) for each combination of values that no machine can satisfy."""
     gpu = lookup(config.gpu)
     if gpu is None:
         if config.gpu:

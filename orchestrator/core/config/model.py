@@ -1,4 +1,4 @@
-"""The model of a configuration: its sections, and what they mean in each mode."""
+"""The model of a configuration: its sections, and what they mean in each mode. Amounts of money are in dollars."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PHASE_LIMITS_S: Final = {
     "finish": 60,
 }
 DEFAULT_DTYPES: Final = ("float32",)
-"""For a grid that names none."""
+"""For a grid that names no dtypes."""
 BOTH: Final = "both"
-"""A regime that is several: burst, and the steady state beside it."""
+"""The choice that measures two regimes: burst, and the steady state (sustained or graph)."""
 
 Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
 Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
@@ -59,7 +59,7 @@ class Machine(_Section):
     image_family: str = ""
     prepared: bool = True
     """Boot from the newest valid image of `bench image build`, where there is one."""
-    container: Annotated[str, AfterValidator(pinned)] = ""  # with its digest; empty: on the machine itself
+    container: Annotated[str, AfterValidator(pinned)] = ""  # with its digest; empty: no container is used
     provisioning: Literal["spot", "standard"] = "spot"
     external_ip: bool = True
     service_account: str | None = None
@@ -71,12 +71,13 @@ class RunLimits(_Section):
     attempts: Annotated[Int, Field(ge=1, le=20)] = 3
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
     keep: bool = False
-    """The machine stays after its run for the next launch to take over, within `max_minutes` and so within its hold."""
+    """The machine stays after its run, so that the next launch can take it over. It stays no longer than `max_minutes`
+    from its start, and so within its hold."""
     idle_minutes: Annotated[Int, Field(ge=1, le=60)] = 10
-    """After so long without a run a kept machine deletes itself."""
+    """How long a kept machine waits for a run before it deletes itself."""
 
     def limits(self) -> dict[str, int]:
-        """Every phase's limit in seconds: the defaults, with what was asked for over them."""
+        """Each phase's limit in seconds: the defaults, replaced by the limits that were given."""
         return PHASE_LIMITS_S | {str(phase): seconds for phase, seconds in self.phase_limits_s.items()}
 
 
@@ -85,9 +86,10 @@ class Placement(_Section):
 
     max_usd_per_hour: Amount | None = None
     on_demand_after: Annotated[Int, Field(ge=0, le=20)] | None = None
-    """Spot machines that may be taken back before one on demand is asked for; also where no spot machine is left."""
+    """After how many preemptions an on-demand machine is requested. One is also requested if no spot machine can be
+    had."""
     fallback_gpus: tuple[str, ...] = ()
-    """Other GPUs, in order, for when the one asked for cannot be had."""
+    """Other GPUs to try, in order, if no machine with the first GPU can be had."""
 
 
 class Budget(_Section):
@@ -104,7 +106,7 @@ class Alerts(_Section):
     command: str | None = None
     webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
     done: bool = True
-    """Whether the command and the webhook hear of the end of a run too, and the terminal's bell rings."""
+    """Whether the command and the webhook are also called when a run ends, and the terminal's bell rings."""
 
 
 def _implementation(name: str) -> str:
@@ -116,40 +118,40 @@ def _implementation(name: str) -> str:
 class Measure(_Section):
     grid: Grid
     embedded_grid: Grid | None = None
-    """What is measured in the embedded cloud instead; None: the same grid."""
+    """The grid that is measured in the embedded cloud; None: the same grid."""
     dtypes: Dtypes = ()
     """Empty: the grid's own."""
     embedded_dtypes: Dtypes = ()
-    """Empty: those of the grid that is measured there."""
+    """Empty: those of the grid that is measured in the embedded cloud."""
     implementations: Annotated[
         tuple[Annotated[str, AfterValidator(_implementation)], ...],
         Field(min_length=1),
         AfterValidator(once),
     ] = IMPLEMENTATIONS
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
-    """Of each implementation, in each case and regime."""
+    """How many measurements are made of each implementation, in each case and regime."""
     warmup: Annotated[Int, Field(ge=0, le=10_000)] | None = None
-    """Calls before the first that counts; None: until neither times nor clocks move any more."""
+    """How many calls are made before the first measured one; None: until times and clocks no longer change."""
     control: bool = True
-    """Measure the first implementation once more under a second name, as the measure of what is noise."""
+    """Whether the first implementation is measured a second time under another name. The difference shows the noise."""
     stop_at_relative_ci: Annotated[float, Field(gt=0, lt=1)] | None = None
     """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
     case_budget_usd: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)] | None = None
-    """End a case once the machine has cost this much since it began; None: when it is measured."""
+    """End a case early, once the machine has cost this many dollars since the case began; None: no limit."""
     regime: Literal["auto", "both", "burst+graph", "burst", "sustained", "graph"] = "auto"
-    """`auto`: `both` on a GPU, `burst` on a processor."""
+    """`auto` means `both` on a GPU and `burst` on a CPU."""
     cache: Literal["cold", "warm"] = "cold"
     """Whether each call's inputs lie outside the last-level cache."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
     threads: Annotated[Int, Field(ge=0, le=4096)] = 0
-    """CPU threads; 0: as many as there are."""
+    """The number of CPU threads; 0: all that the machine has."""
 
 
 class Correctness(_Section):
     grid: Grid
     embedded_grid: Grid | None = None
     dtypes: Dtypes = ()
-    """Empty: the grid's own, or else those that are measured."""
+    """Empty: the grid's own, or those that are measured if the grid has none."""
     embedded_dtypes: Dtypes = ()
     max_abs_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
 
@@ -161,57 +163,57 @@ class Environment(_Section):
 
 
 class Hosts(_Section):
-    """Machines of the user's own, measured on over SSH in the place of rented ones."""
+    """The user's own machines, on which a run measures over SSH instead of on rented ones."""
 
     targets: tuple[str, ...] = ()
     """`user@box:port`, or aliases of ~/.ssh/config."""
     hourly_usd: Amount = Decimal(0)
-    """What an hour of such a machine counts against the caps."""
+    """How many dollars an hour of such a machine counts against the caps."""
     python: str = ""
-    """The interpreter there that has torch; empty: the `python3` that a login finds."""
+    """The interpreter on the machine that has torch; empty: the `python3` of a login shell."""
 
 
 Form = Literal["file", "kernelbench", "gpumode", "program"]
-"""In which form a workload is kept; `kernels/forms/` has a reader of each."""
+"""The form in which a workload is written. `kernels/forms/` has a reader for each."""
 
 
 class Workload(_Section):
-    """A workload of the user's own. `cases` are as many of its case ids as its text tells without being run, `needs` is
-    what it says must be installed: `pip triton==3.4`, `apt libnuma-dev`."""
+    """A workload that the user wrote. `cases` are the case ids that can be read from its text without running it.
+    `needs` are the packages that it says must be installed: `pip triton==3.4`, `apt libnuma-dev`."""
 
     path: str
-    """Of its file or folder, on this machine."""
+    """The path of its file or folder on this machine."""
     name: str = ""
     form: Form = "file"
     axes: dict[str, tuple[str | int | float, ...]] = Field(default_factory=dict)
-    """The values to measure, where not all of them."""
+    """The values to measure of each axis; an axis that is not named is measured in full."""
     answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 180
-    """An implementation that takes longer to load, or for one call, has hung."""
+    """An implementation that takes longer than this to load, or for one call, counts as hung."""
     cases: tuple[str, ...] = ()
     needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     grid: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
-    """Every case that its text tells, as values by axis; none where they are only known once it is run."""
+    """Each case that can be read from its text, as values by axis; empty if the cases are known only when it runs."""
 
     @model_validator(mode="before")
     @classmethod
     def a_path_is_enough(cls, data: Any) -> Any:
-        """`workload: rmsnorm.py`."""
+        """Accepts the path alone, as in `workload: rmsnorm.py`."""
         return {"path": data} if isinstance(data, str) else data
 
 
 class Profile(_Section):
-    """What is profiled after everything is measured: never a measurement."""
+    """What a run profiles after all measurements. A profile never becomes rows."""
 
     cases: tuple[str, ...] = ()
-    """By id; none: nothing is profiled."""
+    """The ids of the cases to profile; empty: nothing is profiled."""
     implementations: tuple[str, ...] = ()
-    """Empty: all that are measured."""
+    """Empty: all implementations that are measured."""
     set: Literal["roofline", "full", "trace"] = "roofline"
 
     def asked(self) -> dict[str, Any]:
-        """As the harness's spec has it; nothing where nothing is profiled."""
-        told = {"cases": list(self.cases), "implementations": list(self.implementations), "set": self.set}
-        return {"profile": told} if self.cases else {}
+        """The key `profile` of the harness's spec with its value; empty if nothing is profiled."""
+        profile = {"cases": list(self.cases), "implementations": list(self.implementations), "set": self.set}
+        return {"profile": profile} if self.cases else {}
 
 
 class Payload(_Section):
@@ -220,7 +222,7 @@ class Payload(_Section):
 
 
 class Config(_Section):
-    """One run as it was asked for. Every grid in it is spelt out."""
+    """The configuration of one run. Every grid in it is written out."""
 
     gpu: str
     machine: Machine = Machine()
@@ -237,12 +239,12 @@ class Config(_Section):
     payload: Payload = Payload()
     profile: Profile = Profile()
     workload: Workload | None = None
-    """None: the one that the tool brings along."""
+    """None: the bundled workload."""
 
     @property
     def gpu_spec(self) -> Gpu:
         found = lookup(self.gpu)
-        if found is None:  # `load` lets no such config through
+        if found is None:  # `load` refuses such a configuration
             raise ConfigError(f"gpu: {unknown(self.gpu)}")
         return found
 
@@ -252,12 +254,12 @@ class Config(_Section):
 
     @property
     def image_source(self) -> tuple[str, str]:
-        """Project and family of the boot image."""
+        """(project, family) of the boot image."""
         gpu = self.gpu_spec
         return self.machine.image_project or gpu.image_project, self.machine.image_family or gpu.image_family
 
     def allowed_zones(self) -> tuple[str, ...]:
-        """The zones that may be tried: those named, or the GPU's in the regions named, or all of the GPU's."""
+        """The zones that may be tried: the ones named; or the GPU's zones in the regions named; or all of the GPU's."""
         if self.zones:
             return self.zones
         zones = self.gpu_spec.zones
@@ -265,13 +267,13 @@ class Config(_Section):
 
 
 def baseline_only(config: Config) -> Config:
-    """The same run without the bundled kernel: only what PyTorch brings."""
+    """The same run without the bundled kernel: only PyTorch's implementations."""
     kept = tuple(name for name in config.measure.implementations if not is_kernel(name)) or (DEFAULT,)
     return config.model_copy(update={"measure": config.measure.model_copy(update={"implementations": kept})})
 
 
 def with_gpu(config: Config, gpu: Gpu) -> Config:
-    """The same run on another GPU: its own machine, image and zones, and of the types asked for those that it has."""
+    """The same run on another GPU: with that GPU's machine, image and zones, and only the dtypes that it supports."""
     machine = config.machine.model_copy(
         update={
             "type": "",
@@ -300,31 +302,31 @@ def with_gpu(config: Config, gpu: Gpu) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveGrids:
-    """What a run in one mode really measures and checks, dtypes decided."""
+    """The grids that a run measures and checks in one mode, with their final dtypes."""
 
     measure: Grid
     correctness: Grid
     replaced: bool
-    """True when the embedded cloud's grid stands in for the one asked for."""
+    """Whether the embedded cloud's grid is used instead of `measure.grid`."""
     left_out: tuple[str, ...]
-    """Dtypes of the named grid that the GPU has no arithmetic for."""
+    """Dtypes of the grid that the GPU does not support."""
 
 
 def effective_grids(config: Config, mode: str) -> EffectiveGrids:
-    """The grids for `mode` (`gce`, `embedded`, or `here`: the embedded cloud on a machine with a GPU). A dtype that a
-    grid brings along and the GPU cannot do is left out; one that was asked for was refused by `load`."""
+    """The grids for `mode` (`gce`, `embedded`, or `here`: the embedded cloud on a machine with a GPU). A grid's own
+    dtype is left out if the GPU does not support it. `load` has refused such a dtype if the configuration named it."""
     embedded = mode == "embedded"
     supported = DTYPES if embedded else config.gpu_spec.dtypes
     measure, correctness = config.measure, config.correctness
     grid = (measure.embedded_grid if embedded else None) or measure.grid
-    asked = (
+    named = (
         measure.embedded_dtypes if embedded and (measure.embedded_grid or measure.embedded_dtypes) else measure.dtypes
     )
-    wanted = asked or grid.dtypes or DEFAULT_DTYPES
+    wanted = named or grid.dtypes or DEFAULT_DTYPES
     dtypes = tuple(dtype for dtype in wanted if dtype in supported)
     check = (correctness.embedded_grid if embedded else None) or correctness.grid
-    asked = correctness.embedded_dtypes if embedded else correctness.dtypes
-    checked = tuple(dtype for dtype in asked or check.dtypes or dtypes if dtype in supported)
+    named = correctness.embedded_dtypes if embedded else correctness.dtypes
+    checked = tuple(dtype for dtype in named or check.dtypes or dtypes if dtype in supported)
     return EffectiveGrids(
         measure=grid.model_copy(update={"dtypes": dtypes}),
         correctness=check.model_copy(update={"dtypes": checked or dtypes}),
@@ -334,47 +336,49 @@ def effective_grids(config: Config, mode: str) -> EffectiveGrids:
 
 
 def regimes(config: Config, mode: str) -> str:
-    """What `measure.regime` comes to: on any GPU, rented or not, `both`. On a processor there is no power limit to
-    tell the steady state from a burst, and so one regime; the embedded cloud's machines have processors."""
-    asked = config.measure.regime
-    if asked != "auto":
-        return asked
+    """The value of `measure.regime`, with `auto` resolved: `both` on any GPU, rented or not, and `burst` on a CPU. A
+    CPU has one regime because no power limit separates the steady state from a burst there. The embedded cloud's
+    machines measure on CPUs."""
+    regime = config.measure.regime
+    if regime != "auto":
+        return regime
     return BOTH if mode != "embedded" and config.gpu_spec.accelerator else "burst"
 
 
 def measurements(config: Config, mode: str) -> int:
-    """Of one implementation in one case, over all regimes; at least, as large cases have one more."""
+    """The least number of measurements of one implementation in one case, over all regimes. Large cases have one more
+    regime."""
     return config.measure.repeats * (1 if regimes(config, mode) in ("burst", "sustained", "graph") else 2)
 
 
 def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
-    """The cases of a run, as far as they are known before it: those of its workload, or of its grid."""
+    """The case ids of a run that are known before it starts: those of its workload, or of its grid."""
     return case_ids(grids.measure) if config.workload is None else config.workload.cases
 
 
 def harness(config: Config, grids: EffectiveGrids, mode: str) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
-    measure, own = config.measure, config.workload
+    measure, workload = config.measure, config.workload
     return {
-        **(_bundled(config, grids) if own is None else _own(own, measure)),
+        **(_bundled(config, grids) if workload is None else _own(workload, measure)),
         "repeats": measure.repeats,
         "warmup": "steady" if measure.warmup is None else measure.warmup,
         "regime": regimes(config, mode),
         "cache": measure.cache,
         "seed": measure.seed,
         "threads": measure.threads,
-        **({} if own is None else {"answer_limit_s": own.answer_limit_s}),
+        **({} if workload is None else {"answer_limit_s": workload.answer_limit_s}),
         "skip_cases": [],
         **({} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}),
         **config.profile.asked(),
     }
 
 
-def _own(own: Workload, measure: Measure) -> dict[str, Any]:
+def _own(workload: Workload, measure: Measure) -> dict[str, Any]:
     return {
-        "workload": {"form": own.form, "path": f"own/{own.name}.py" if own.form == "file" else "own"},
-        "implementations": ["*", "*:aa"] if measure.control and own.form != "program" else ["*"],
-        "measure": {"axes": {name: list(values) for name, values in own.axes.items()}} if own.axes else {},
+        "workload": {"form": workload.form, "path": f"own/{workload.name}.py" if workload.form == "file" else "own"},
+        "implementations": ["*", "*:aa"] if measure.control and workload.form != "program" else ["*"],
+        "measure": {"axes": {name: list(values) for name, values in workload.axes.items()}} if workload.axes else {},
         "correctness": {},
     }
 
