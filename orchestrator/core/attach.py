@@ -9,7 +9,8 @@ from orchestrator.core.hosts import Target
 
 
 def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:
-    """OpenSSH's own client, so that ~/.ssh/config, agent, jump hosts and known_hosts hold as they always do."""
+    """The command for a host of the user's. It is OpenSSH's own client, so that ~/.ssh/config, the agent, jump hosts
+    and known_hosts apply as usual."""
     port = ("-p", str(target.port)) if target.port else ()
     terminal = () if command else ("-t",)
     name = f"{target.user}@{target.name}" if target.user else target.name
@@ -17,11 +18,23 @@ def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def through_iap(vm: str, zone: str, project: str, command: Sequence[str] = ()) -> tuple[str, ...]:
-    """A tunnel through Identity-Aware Proxy: the machine needs neither an external address nor an open port."""
-    wanted = ("--command", shlex.join(command)) if command else ()
-    return ("gcloud", "compute", "ssh", vm, "--zone", zone, "--project", project, "--tunnel-through-iap", *wanted)
+    """The command that goes through Identity-Aware Proxy: the machine needs neither an external address nor an open
+    port."""
+    remote_command = ("--command", shlex.join(command)) if command else ()
+    return (
+        "gcloud",
+        "compute",
+        "ssh",
+        vm,
+        "--zone",
+        zone,
+        "--project",
+        project,
+        "--tunnel-through-iap",
+        *remote_command,
+    )
 
 
 def remote(command: Sequence[str]) -> tuple[str, ...]:
-    """A command as one word: the shell there splits it again, and must find the same words."""
+    """The command quoted as one argument, which the machine's shell splits into the same words; nothing if empty."""
     return (shlex.join(command),) if command else ()

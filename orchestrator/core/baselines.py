@@ -23,16 +23,16 @@ class BaselinesUnreadable(DocumentUnreadable):
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One run that stands for a name on one device."""
+    """The run that a name refers to on one device."""
 
     run_id: str
     device: str
-    """As the device names itself."""
+    """The name that the device reports."""
     git_commit: str
-    """Of the kernels that were measured; empty where it is not known."""
+    """The commit of the kernels that were measured; empty if it is not known."""
     git_dirty: bool | None
     fingerprint: Mapping[str, Any]
-    """What was known of the environment; what is not plain JSON is left out."""
+    """What was recorded of the environment. Values that are not plain JSON are left out."""
     set_at: str
     set_by: str
 
@@ -43,18 +43,18 @@ Baselines = Mapping[str, Baseline]
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """A refusal: there is a newer run already."""
+    """A refusal: the baseline that is `there` has a newer run."""
 
     there: Baseline
 
 
 def device_key(device: str) -> str:
-    """`NVIDIA L4` as `nvidia-l4`."""
+    """The key of a device in a stored baseline: `nvidia-l4` for `NVIDIA L4`."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
 
 
 def checked_name(name: str) -> str:
-    """The name of a baseline. Raises `ConfigError`."""
+    """Returns `name` if it is a valid name for a baseline. Raises `ConfigError` if not."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             (
@@ -67,21 +67,22 @@ def checked_name(name: str) -> str:
 
 
 def placed(there: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
-    """The baselines with `new` in its device's place. A run that is older than the one in place is refused unless
-    `back`: two pushes may finish in the wrong order. Run ids sort by time."""
+    """The baselines with `new` as its device's baseline. A run that is older than the present one is refused unless
+    `back` is true, because two pushes may finish in the wrong order. Run ids sort by time."""
     key = device_key(new.device)
-    now = there.get(key)
-    if now is not None and now.run_id > new.run_id and not back:
-        return Older(now)
+    present = there.get(key)
+    if present is not None and present.run_id > new.run_id and not back:
+        return Older(present)
     return {**there, key: new}
 
 
 def without(there: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
-    """The baselines without those of some devices."""
+    """The baselines without those of the devices in `keys`."""
     return {key: one for key, one in there.items() if key not in keys}
 
 
 def dump(name: str, baselines: Baselines) -> bytes:
+    """The stored JSON document of the baselines of one name."""
     written = {
         "schema": 1,
         "name": name,
@@ -93,7 +94,7 @@ def dump(name: str, baselines: Baselines) -> bytes:
 
 
 def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a fingerprint is known and plain: words, numbers, yes and no."""
+    """The entries of a fingerprint whose values are text, numbers or booleans."""
     return {key: value for key, value in sorted(fingerprint.items()) if isinstance(value, (str, int, float, bool))}
 
 

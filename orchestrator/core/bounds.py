@@ -1,4 +1,4 @@
-"""Types of numbers and times in documents that anybody may have written: bounded, so that sums and dates exist."""
+"""Types for numbers and times in documents that anybody may have written. The bounds keep sums and dates computable."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _within_reason(at: datetime) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_within_reason)]
-"""A time with its zone, such that a few years can be added to it."""
+"""A time with its zone. Its bounds allow a few years to be added."""
 Amount = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
-"""Dollars that a person gave, however many."""
+"""Dollars that the user gave: not negative and finite, with no upper bound."""
 Usd = Annotated[Decimal, Field(ge=0, le=10**9)]
-"""Dollars: not negative, finite, and such that they can be added up."""
+"""Dollars: not negative, and small enough to be added up."""
 Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Finite = Annotated[float | None, AfterValidator(lambda value: value if value is not None and isfinite(value) else None)]
-"""A number; None for one that is none, such as the error of an implementation that gave NaN."""
+"""A number, or None in place of infinity or NaN, such as the error of an implementation that gave NaN."""
 Name = Annotated[str, AfterValidator(name)]
 Numbers = Annotated[dict[str, float], AfterValidator(lambda found: {k: v for k, v in found.items() if isfinite(v)})]

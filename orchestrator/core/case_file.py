@@ -1,5 +1,5 @@
-"""Checks that a stored file is a whole, finished case of one run. Any machine may have written it, so the reader checks
-what the bucket's permissions cannot."""
+"""Checks that a stored file is one complete case of one run. Any machine may have written it, so the reader checks what
+the bucket's permissions cannot."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from orchestrator.core.foreign import words
 from orchestrator.core.results import MEASURED, ORIGIN
 
 LONGEST_US: Final = 1e12
-"""No call of ours takes eleven days."""
+"""The longest latency that is accepted, in microseconds: about eleven days."""
 LONGEST: Final = 500_000
-"""Characters of a line: those who read tables have bounds of their own."""
+"""The most characters of a line. Readers of tables have such limits too."""
 HEADER: Final = 4_000
-"""Characters of all its columns' names."""
+"""The most characters of all column names together."""
 
 
 def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
-    """What is wrong with the file of case `case_id` that run `run_id` stored from one of its machines (`ours` tells),
-    in words that name the line; empty when nothing is."""
+    """What is wrong with the file of case `case_id` of run `run_id`, as text that names the line; empty if nothing is.
+    `ours` says whether the run requested a machine of a given name."""
     reader = csv.reader(lines)
     try:
         header = next(reader, None)
         if header is None:
             return "it is empty"
-        # A workload of the user's own has columns of its own in the place of these; a file has all of either.
+        # A user's workload has its own axis columns. A file with any of attention's axes must have all of them.
         axes = AXES if any(name in header for name in AXES if name != "dtype") else ()
         if missing := [name for name in (*ORIGIN, *axes, *MEASURED) if name not in header]:
             return f"it has no column {', '.join(missing[:3])}"

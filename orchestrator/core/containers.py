@@ -1,4 +1,5 @@
-"""Containers: which references may be run, and the recipe of one that has what a prepared image has. Pure."""
+"""Containers: which references may be run, and the recipe of a container with the contents of a prepared image.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Final
 REFERENCE: Final = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", re.ASCII)
 HINT: Final = "`docker buildx imagetools inspect NAME:TAG --format '{{.Manifest.Digest}}'` prints the digest of a tag"
 BASE: Final = "docker.io/library/python:3.12-slim"
-"""Debian with a Python that pip may install into. CUDA's libraries come with torch's wheels, the driver's from the
-machine."""
+"""Debian with a Python that pip may install into. Torch's wheels contain CUDA's libraries; the machine has the
+driver's."""
 TOOLS: Final = ("ca-certificates", "g++")
 LABEL: Final = "org.spotbench.environment"
 PIP: Final = "python3 -m pip install --no-cache-dir --disable-pip-version-check --no-input"
@@ -19,19 +20,20 @@ PIP: Final = "python3 -m pip install --no-cache-dir --disable-pip-version-check 
 RELEASE: Final = re.compile(
     r"(\d{1,9}(\.\d{1,9}){1,3}((a|b|rc)\d{1,9})?(\.(post|dev)\d{1,9})?(\+[a-z0-9]{1,20})?)?", re.ASCII
 )
-"""Of a package: it becomes part of commands that a person pastes and of what pip installs."""
+"""The version of a package, or nothing. It is strict because the version becomes part of commands that a person pastes
+and of what pip installs."""
 
 
 def pinned(reference: str) -> str:
-    """A reference with its digest, or nothing. Raises `ValueError` for a tag alone, which can be another image by the
-    time a second machine asks for it."""
+    """Returns a reference that has a digest, or is empty. Raises `ValueError` for a tag alone: a second machine could
+    get another image under the same tag."""
     if reference and not REFERENCE.fullmatch(reference):
         raise ValueError(f"expected NAME@sha256:… with 64 digits; {HINT}")
     return reference
 
 
 def release(text: str) -> str:
-    """A version of a package, or nothing. Raises `ValueError`."""
+    """Returns `text` if it is a package version or empty. Raises `ValueError` if not."""
     if not RELEASE.fullmatch(text):
         raise ValueError(f"expected a version such as 2.13.0, or '' for the newest, not {text[:40]!r}")
     return text
@@ -39,7 +41,7 @@ def release(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A Dockerfile, and the requirements that lie beside it; `wheels` are files to put there too."""
+    """A Dockerfile, and the text of the requirements.txt beside it. `wheels` are files to put beside it too."""
 
     dockerfile: str
     requirements: str
@@ -47,12 +49,12 @@ class Recipe:
 
 
 def recipe(torch: str, environment: str, needs: Sequence[str] = ()) -> Recipe:
-    """The container that has what `bench image build` puts on an image: torch, a compiler, and what a workload needs
-    (`pip triton==3.4`, `apt libnuma-dev`). `environment` is the digest of these, kept as a label."""
+    """The recipe of a container with what `bench image build` installs on an image: torch, a compiler, and a workload's
+    needs (`pip triton==3.4`, `apt libnuma-dev`). `environment` is the digest of these, stored as a label."""
     pip = [one.partition(" ")[2] for one in needs if one.startswith("pip ")]
     apt = sorted({*TOOLS, *(one.partition(" ")[2] for one in needs if one.startswith("apt "))})
     wheels = tuple(one for one in pip if one.endswith(".whl"))
-    listed = [f"torch=={torch}" if torch else "torch", "numpy", *(one for one in pip if one not in wheels)]
+    requirements = [f"torch=={torch}" if torch else "torch", "numpy", *(one for one in pip if one not in wheels)]
     lines = [
         "# syntax=docker/dockerfile:1",
         "# Written by `bench image build --container`. Agent and harness are not in it: every run brings its own.",
@@ -71,4 +73,4 @@ def recipe(torch: str, environment: str, needs: Sequence[str] = ()) -> Recipe:
     if wheels:
         lines += [f"COPY {' '.join(wheels)} /opt/bench/wheels/", f"RUN {PIP} /opt/bench/wheels/*.whl"]
     lines.append('RUN python3 -c "import numpy, torch; print(torch.__version__)"')
-    return Recipe("\n".join(lines) + "\n", "\n".join(listed) + "\n", wheels)
+    return Recipe("\n".join(lines) + "\n", "\n".join(requirements) + "\n", wheels)
