@@ -1,1 +1,1 @@
-"""Checks that cost nothing: each is data, with a function that judges it and the command that repairs it."""
+"""Checks that cost nothing. Each has a function that returns a verdict, which may name the command that repairs it."""

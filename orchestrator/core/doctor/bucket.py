@@ -14,6 +14,7 @@ STORAGE = "storage.googleapis.com"
 
 
 def bucket(api: Api, subject: Subject) -> Verdict:
+    """Checks that the bucket exists, is near the machines, and has the settings that bench needs."""
     name = subject.bucket
     if not name:
         remedy = f"bench init --project {subject.project}"
@@ -40,15 +41,16 @@ def bucket(api: Api, subject: Subject) -> Verdict:
 
 
 def rights(api: Api, subject: Subject) -> Verdict:
+    """Checks this account's permissions on the bucket's objects."""
     path = f"/storage/v1/b/{subject.bucket}/iam/testPermissions"
     wanted = names(BUCKET)
     answer = api.ask(Request("storage", "GET", path, {"permissions": list(wanted)}))
     grant = _grant(subject, OBJECT_USER)
     if not answer.good:
         return refused(answer, subject.project, STORAGE, grant)
-    short = [name for name in wanted if name not in answer.document.get("permissions", ())]
-    if short:
-        return bad(f"this account lacks {', '.join(short)} on gs://{subject.bucket}", grant)
+    missing = [name for name in wanted if name not in answer.document.get("permissions", ())]
+    if missing:
+        return bad(f"this account lacks {', '.join(missing)} on gs://{subject.bucket}", grant)
     return fine("this account can store, read, list and replace objects")
 
 

@@ -20,7 +20,7 @@ COMPUTE: Final = "compute.googleapis.com"
 
 
 def all_gpus(api: Api, subject: Subject) -> Verdict:
-    """The project's limit on GPUs in all regions together: 0 in a new project."""
+    """Checks the project's limit on GPUs in all regions together. It is 0 in a new project."""
     answer = api.ask(_project(subject))
     if not answer.good:
         return refused(answer, subject.project, COMPUTE, subject.set_up)
@@ -34,7 +34,7 @@ def all_gpus(api: Api, subject: Subject) -> Verdict:
 
 
 def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], Verdict]:
-    """The check of one GPU's quotas."""
+    """Makes the check of one GPU's quotas."""
 
     def quotas(api: Api, subject: Subject) -> Verdict:
         listed = everything(api, _regions(subject))
@@ -74,7 +74,7 @@ class Room:
     spot: bool
     standard: bool
     lent: bool
-    """Spot counts against the on-demand quota there."""
+    """Whether spot machines count against the on-demand quota in this region."""
     shortage: str
 
 
@@ -122,7 +122,7 @@ def _quotas(document: Mapping[str, Any], region: str) -> tuple[Quota, ...]:
 
 
 def of_image(project: str, family: str) -> Callable[[Api, Subject], Verdict]:
-    """The check of one image family."""
+    """Makes the check of one image family."""
 
     def image(api: Api, subject: Subject) -> Verdict:
         base = f"/compute/v1/projects/{project}/global/images"
@@ -137,9 +137,9 @@ def of_image(project: str, family: str) -> Callable[[Api, Subject], Verdict]:
         stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
         others = everything(api, Request("compute", "GET", base, query))
-        fresh = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
+        current = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
-        new = successor or closest(family, fresh) or ""
+        new = successor or closest(family, current) or ""
         what = (
             f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "does not exist any more"
         )

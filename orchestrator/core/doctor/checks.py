@@ -1,4 +1,5 @@
-"""Every check of a project, in the order of the page, with what it needs; and those of this machine."""
+"""The checks of a project, in the order of the page and with the checks that each needs, and the checks of this
+machine."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
 
 
 def cloud_checks(subject: Subject) -> tuple[tuple[Check, CloudCheck], ...]:
-    """The checks of a project, its quotas one by one, and its images."""
+    """The checks of a project, then one for each GPU's quotas and one for each image family."""
     quotas = tuple(
         (Check(f"quota.{gpu.name}", f"quota {gpu.name}", "gce", ("apis",)), capacity.of_gpu(gpu))
         for gpu in subject.gpus

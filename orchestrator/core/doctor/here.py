@@ -1,4 +1,5 @@
-"""This machine: Python and libraries, settings and configurations, the price table, and the embedded cloud."""
+"""The checks of this machine: Python and libraries, settings and configurations, the price table, the embedded
+cloud."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from orchestrator.core.wording import count
 
 PYTHON: Final = (3, 11)
 ROOM_BYTES: Final = 1 << 30
-"""For payloads, results, and the embedded cloud's objects."""
+"""The free disk space that payloads, results and the embedded cloud's objects need."""
 REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9][0-9.]*))?")
 
 
@@ -27,7 +28,7 @@ def python(version: tuple[int, ...]) -> Verdict:
 
 
 def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verdict:
-    """`requirements` as a distribution lists them (`typer>=0.20`), `installed` the version of each that is there."""
+    """Compares `requirements`, as a distribution lists them (`typer>=0.20`), with `installed`: versions by name."""
     absent: list[str] = []
     old: list[str] = []
     wanted = [found for text in requirements if "extra ==" not in text and (found := REQUIREMENT.match(text))]
@@ -46,13 +47,13 @@ def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verd
 
 
 def release(version: str) -> tuple[int, ...]:
-    """`(2, 13, 0)` of `2.13.0+cpu`; a part that is no number ends it."""
+    """The numbers of a version: `(2, 13, 0)` for `2.13.0+cpu`. It ends before the first part that is not a number."""
     parts = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in parts[0].split(".")) if parts else ()
 
 
 def home(path: str, trouble: str, free_bytes: int) -> Verdict:
-    """BENCH_HOME. `trouble` says why it cannot be written, or nothing."""
+    """Checks BENCH_HOME. `trouble` says why it cannot be written; empty if it can."""
     if trouble:
         return bad(f"{path} cannot be written: {trouble}", "export BENCH_HOME=$HOME/.bench")
     if free_bytes < ROOM_BYTES:
@@ -61,8 +62,8 @@ def home(path: str, trouble: str, free_bytes: int) -> Verdict:
 
 
 def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
-    """`troubles` has (name, what is wrong) of each configuration that cannot be read; a bundled one is named after its
-    GPU. Values that the user's settings replace in a bundled configuration are judged with it."""
+    """`troubles` has (name, what is wrong) for each configuration that cannot be read; a bundled one is named after its
+    GPU. A bundled configuration is checked with the values that the user's settings replace in it."""
     if troubles:
         name, what = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
@@ -83,9 +84,9 @@ def prices(as_of: date, today: date) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The embedded cloud's daemon. `state` is `up`, `down`, `stale` (it died and left its address), `lost` (it
-    runs, and cannot be asked: the detail says why) or `old` (it was started before this version of the program was
-    installed)."""
+    """The embedded cloud's daemon. `state` is `up`, `down`, `stale` (it died and its address file is still there),
+    `lost` (it runs but cannot be reached; the detail says why) or `old` (it was started before this version of the
+    program was installed)."""
 
     state: str
     detail: str = ""
@@ -108,20 +109,20 @@ def embedded(found: Embedded) -> Verdict:
             )
 
 
-def compiler(path: str, uses: bool) -> Verdict:
-    """The C++ compiler that the CPU kernel is built with; `uses` says whether runs on this machine need it."""
+def compiler(path: str, needed: bool) -> Verdict:
+    """Checks the C++ compiler that builds the CPU kernel. `needed` says whether runs on this machine need it."""
     if path:
         return fine(path)
-    if uses:
+    if needed:
         return bad("no C++ compiler: runs in the embedded cloud cannot build the kernel", "sudo apt-get install g++")
     return fine("not installed and not needed: machines in the cloud have their own")
 
 
-def torch(version: str, uses: bool) -> Verdict:
-    """PyTorch in this Python; the embedded cloud's machines use it."""
+def torch(version: str, needed: bool) -> Verdict:
+    """Checks PyTorch in this Python. `needed` says whether runs on the embedded cloud's machines use it."""
     if version:
         return fine(f"torch {version}")
-    if uses:
+    if needed:
         return doubt(
             "this Python has no torch: runs in the embedded cloud cannot measure PyTorch to compare with it",
             "pip install torch",

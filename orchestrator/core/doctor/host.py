@@ -1,7 +1,4 @@
-"""A machine that the user owns: whether it has what a run needs. Plain commands over a shell find that out.
-
-None of the commands changes the machine.
-"""
+"""Checks whether a machine of the user's has what a run needs, by plain shell commands. None of them changes it."""
 
 from __future__ import annotations
 
@@ -21,22 +18,25 @@ NEWEST_DRIVER: Final = 580
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """What a command returned: its exit code and its output."""
+
     code: int
     out: str = ""
     err: str = ""
 
     @property
     def first(self) -> str:
+        """The first line of the output, or of the error output if there is no other."""
         return ((self.out.strip() or self.err.strip()).splitlines() or [""])[0]
 
 
 Run = Callable[[str], Ran]
-"""Runs a command line there."""
+"""Runs a command line on the host."""
 HostCheck = Callable[[Run, Target], Verdict]
 
 
 def reachable(run: Run, host: Target) -> Verdict:
-    """A shell answers, and has the tools that the bootstrap uses."""
+    """Checks that a shell answers and has the tools that the bootstrap uses."""
     ran = run("for tool in bash curl tar setsid; do command -v $tool; done; true")
     if ran.code != 0:
         return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", on(host, "true").replace("ssh", "ssh -v", 1))
@@ -82,8 +82,8 @@ def driver(run: Run, host: Target) -> Verdict:
 
 
 def ready(probe: Mapping[str, Any], needs: Needs, name: str) -> Verdict:
-    """What every launch looks at first, judged by the same rules: python, tools, disk, GPU, compiler. `probe` is what
-    `startup/host/hand.py` reports about the host."""
+    """Checks what every launch checks first, by the same rules: python, tools, disk, GPU, compiler. `probe` is the
+    report of `startup/host/hand.py` on the host."""
     lack = lacks(probe, needs, name)
     if lack is not None:
         return bad(lack.what, lack.remedy)
@@ -93,7 +93,7 @@ def ready(probe: Mapping[str, Any], needs: Needs, name: str) -> Verdict:
 
 
 def packaged(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Verdict:
-    """What a validation looks at, judged by the same rules: whether torch, numpy and the compiler work."""
+    """Checks what a validation checks, by the same rules: whether torch, numpy and the compiler work."""
     lack = lacks_packages(found, needs, name, python, torch)
     if lack is not None:
         return bad(lack.what, lack.remedy)
@@ -101,7 +101,7 @@ def packaged(found: Mapping[str, Any], needs: Needs, name: str, python: str, tor
 
 
 def on(host: Target, command: str) -> str:
-    """The command, to be run there."""
+    """The command line that runs `command` on the host."""
     return command if host.machine else f"ssh {host.ssh} '{command}'"
 
 

@@ -1,4 +1,4 @@
-"""What a machine needs: a service account, the rights of that account, and a way to the internet."""
+"""The checks of what a machine needs: a service account, the account's rights, and a way to the internet."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ DELETING_ROLES: Final = frozenset(
         "roles/compute.instanceAdmin.v1",
     }
 )
-"""Google's own roles that let a machine delete itself; each lets it do far more."""
+"""Google's predefined roles that let a machine delete itself. Each allows far more than that."""
 REPORTING_ROLES: Final = frozenset({BATCH_REPORTER, "roles/owner", "roles/editor"})
-"""Roles with which a machine of a fleet on Batch can tell the service how its task is."""
+"""Roles with which a machine of a fleet on Batch can report the state of its task to the service."""
 STORING_ROLES: Final = WRITING_ROLES | {"roles/owner", "roles/editor"}
 COMPUTE: Final = "compute.googleapis.com"
 
 
 def account(api: Api, subject: Subject) -> Verdict:
-    """The service account that machines run as: there, not disabled, and this account may start machines as it."""
+    """Checks the service account that machines run as: it exists, is not disabled, and this account may start machines
+    as it."""
     email = subject.service_account
     if email is None:
         if subject.embedded:
@@ -65,9 +66,11 @@ def account(api: Api, subject: Subject) -> Verdict:
     if not tested.good:
         return refused(tested, subject.project, "iam.googleapis.com", subject.set_up)
     if set(names(ACCOUNT)) - set(tested.document.get("permissions", ())):
-        known = (step,) if subject.who else ()
+        steps_for_member = (step,) if subject.who else ()
         return bad(
-            f"this account may not start machines as {email} (iam.serviceAccounts.actAs)", _by_hand(step), *known
+            f"this account may not start machines as {email} (iam.serviceAccounts.actAs)",
+            _by_hand(step),
+            *steps_for_member,
         )
     return fine(f"{email} exists, and machines can be started as it")
 
@@ -78,7 +81,7 @@ def _by_hand(step: GrantOnAccount) -> str:
 
 
 def machine_rights(api: Api, subject: Subject) -> Verdict:
-    """Whether that account can write to the bucket and delete its own machine, as the policies say."""
+    """Checks from the IAM policies whether the machines' account can write to the bucket and delete its own machine."""
     email = subject.service_account
     if email is None:
         return fine(
@@ -89,18 +92,18 @@ def machine_rights(api: Api, subject: Subject) -> Verdict:
     on_project = api.ask(read_policy("project", subject.project))
     held = {grant for grant in _seen(on_project) if grant.member == member}
     on_objects = [grant for grant in _seen(on_bucket) if grant.member == member]
-    careful = own_objects(subject.bucket).expression
-    before = older_own_objects(subject.bucket).expression
-    older = [grant for grant in on_objects if grant.expression == before and grant.role in WRITING_ROLES]
-    scoped = bool(older) or any(grant.expression == careful and grant.role in WRITING_ROLES for grant in on_objects)
+    condition = own_objects(subject.bucket).expression
+    older_condition = older_own_objects(subject.bucket).expression
+    older = [grant for grant in on_objects if grant.expression == older_condition and grant.role in WRITING_ROLES]
+    scoped = bool(older) or any(grant.expression == condition and grant.role in WRITING_ROLES for grant in on_objects)
     wide = [grant for grant in on_objects if _may_write(grant)]
-    writes = scoped or bool(wide) or any(map(_may_write, held))
-    if on_bucket.good and not writes:
+    can_write = scoped or bool(wide) or any(map(_may_write, held))
+    if on_bucket.good and not can_write:
         why = f"{email} may not write to gs://{subject.bucket}, so no measurement could be stored"
         return bad(why, "", *machine_grants(subject.bucket, member))
-    ends = any(grant.role in DELETING_ROLES or short(grant.role) == MACHINE_ROLE for grant in held)
-    foreign = [grant.role for grant in held if grant.role.startswith(("projects/", "organizations/"))]
-    if on_project.good and not ends and not foreign:
+    can_delete = any(grant.role in DELETING_ROLES or short(grant.role) == MACHINE_ROLE for grant in held)
+    custom_roles = [grant.role for grant in held if grant.role.startswith(("projects/", "organizations/"))]
+    if on_project.good and not can_delete and not custom_roles:
         role = custom_role(MACHINE_ROLE, subject.project)
         steps = (
             MakeRole(subject.project, MACHINE_ROLE, "bench: a machine deletes itself", names(MACHINE)),
@@ -111,22 +114,22 @@ def machine_rights(api: Api, subject: Subject) -> Verdict:
         )
     if wide or older:
         return _too_much(subject, member, wide, older)
-    dark = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
-    if dark:
+    unread = [name for name, answer in (("bucket", on_bucket), ("project", on_project)) if not answer.good]
+    if unread:
         return doubt(
-            f"the policy of the {' and the '.join(dark)} may not be read, so this cannot be checked", subject.set_up
+            f"the policy of the {' and the '.join(unread)} may not be read, so this cannot be checked", subject.set_up
         )
-    unknown = [role for role in foreign if short(role) != MACHINE_ROLE]
+    unknown = [role for role in custom_roles if short(role) != MACHINE_ROLE]
     if not unknown and not any(grant.role in REPORTING_ROLES for grant in held):
         why = f"{email} may not report to Batch: runs work, fleets on Batch do not"
         return doubt(why, "", GrantOnProject(subject.project, BATCH_REPORTER, member))
-    if foreign and not ends:
-        return fine(f"it can write to the bucket, and has the roles {', '.join(sorted(set(foreign)))}")
+    if custom_roles and not can_delete:
+        return fine(f"it can write to the bucket, and has the roles {', '.join(sorted(set(custom_roles)))}")
     return fine("it can write to the bucket and delete its own machine")
 
 
 def _too_much(subject: Subject, member: str, wide: Sequence[Grant], older: Sequence[Grant]) -> Verdict:
-    """The right to write more than a machine needs, and the commands that remove it."""
+    """The warning that a machine may write more than it needs, with the commands that remove the right."""
     email, remove = subject.service_account, "gcloud storage buckets remove-iam-policy-binding"
     where = f"gs://{subject.bucket} --member={member} --role={(wide or older)[0].role}"
     if wide:
@@ -147,13 +150,14 @@ def _seen(answer: Answer) -> frozenset[Grant]:
 
 
 def _project_of(email: str, fallback: str) -> str:
-    """The project that a service account belongs to, as its address says; Google's own kinds do not."""
+    """The project in a service account's address. Addresses of Google's own accounts name no project: then
+    `fallback`."""
     host = email.partition("@")[2]
     return host.removesuffix(".iam.gserviceaccount.com") if host.endswith(".iam.gserviceaccount.com") else fallback
 
 
 def network(api: Api, subject: Subject) -> Verdict:
-    """The network exists, and a machine in it reaches Google and a package index."""
+    """Checks that the network exists, and that a machine in it reaches Google and a package index."""
     owner, name = _network(subject)
     answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{owner}/global/networks/{name}"))
     if answer.status == 404:
@@ -165,17 +169,19 @@ def network(api: Api, subject: Subject) -> Verdict:
     if not listed.good:
         return refused(listed, subject.project, COMPUTE, subject.set_up)
     subnets = dict(_scoped(listed, "subnetworks", name))
-    # A legacy network has no subnets at all, and every region is part of it.
-    bare = [region for region in subject.regions if region not in subnets] if "IPv4Range" not in answer.document else []
-    if len(bare) == len(subject.regions):
-        make = f"gcloud compute networks subnets create {name}-{bare[0]} --network={name} --range=10.10.0.0/20"
-        where = f"--region={bare[0]} --project={owner}"
+    # A legacy network has no subnets, and every region is part of it.
+    missing = (
+        [region for region in subject.regions if region not in subnets] if "IPv4Range" not in answer.document else []
+    )
+    if len(missing) == len(subject.regions):
+        make = f"gcloud compute networks subnets create {name}-{missing[0]} --network={name} --range=10.10.0.0/20"
+        where = f"--region={missing[0]} --project={owner}"
         return bad(f"{name} has no subnet in any region where machines are requested", f"{make} {where}")
     if subject.external_ip:
-        gap = f"; no subnet in {len(bare)} of {count(len(subject.regions), 'region')}" if bare else ""
+        gap = f"; no subnet in {len(missing)} of {count(len(subject.regions), 'region')}" if missing else ""
         return fine(f"{name} exists; machines get an external address{gap}")
-    asked_for = {region: subnet for region, subnet in subnets.items() if region in subject.regions}
-    return _without_address(api, subject, owner, name, asked_for)
+    used = {region: subnet for region, subnet in subnets.items() if region in subject.regions}
+    return _without_address(api, subject, owner, name, used)
 
 
 def _without_address(
@@ -185,7 +191,7 @@ def _without_address(
     if not listed.good:
         return refused(listed, subject.project, COMPUTE, subject.set_up)
     translated = {region for region, router in _scoped(listed, "routers", name) if router.get("nats")}
-    # Cloud NAT brings Google's own services along.
+    # Cloud NAT also gives access to Google's own services.
     cut_off = [r for r, s in subnets.items() if not s.get("privateIpGoogleAccess") and r not in translated]
     if cut_off:
         subnet = subnets[cut_off[0]].get("name", "default")
@@ -193,13 +199,13 @@ def _without_address(
         mend = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
         why = f"without an external address, a machine in {_list(cut_off)} cannot reach Cloud Storage or Compute Engine"
         return bad(why, mend)
-    closed = [region for region in subnets if region not in translated]
-    if closed and subject.allow_install:
-        where = f"--region={closed[0]} --project={owner}"
+    without_nat = [region for region in subnets if region not in translated]
+    if without_nat and subject.allow_install:
+        where = f"--region={without_nat[0]} --project={owner}"
         make = f"gcloud compute routers create bench-nat --network={name} {where}"
         every = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
         nat = f"gcloud compute routers nats create nat --router=bench-nat {where} {every}"
-        why = f"no Cloud NAT in {_list(closed)}: nothing can be installed there, so the image must contain PyTorch"
+        why = f"no Cloud NAT in {_list(without_nat)}: nothing can be installed there, so the image must contain PyTorch"
         return doubt(why, f"{make} && {nat}")
     return fine(f"{name} exists; machines without an external address reach what they need")
 
@@ -209,7 +215,7 @@ def _list(regions: list[str]) -> str:
 
 
 def _scoped(answer: Answer, kind: str, network: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """(region, resource) of every resource of a network in a list over regions."""
+    """(region, resource) for each resource of the network in a list that is aggregated over regions."""
     items = answer.document["items"]
     return [
         (scope.rpartition("/")[2], found)
@@ -220,7 +226,7 @@ def _scoped(answer: Answer, kind: str, network: str) -> list[tuple[str, Mapping[
 
 
 def _network(subject: Subject) -> tuple[str, str]:
-    """The project and name of `global/networks/x` or `projects/p/global/networks/x`."""
+    """(project, name) of the network, given as `global/networks/x` or `projects/p/global/networks/x`."""
     parts = subject.network.split("/")
     owner = parts[parts.index("projects") + 1] if "projects" in parts[:-1] else subject.project
     return owner, parts[-1]

@@ -1,4 +1,5 @@
-"""The project: the login, whether the project exists and has billing, its enabled APIs, and the login's permissions."""
+"""The checks of the project: the login, whether the project exists and has billing, its APIs, the login's
+permissions."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from orchestrator.core.setup.steps import EnableApis
 
 SKEW_WARN_S = 5.0
 SKEW_FAIL_S = 60.0
-"""Google refuses tokens from about five minutes on; the budget of a day is wrong with less."""
+"""Google refuses tokens if the clock is wrong by about five minutes. A smaller error already charges the wrong day."""
 
 
 def credentials(found: Identity | None, trouble: str) -> Verdict:
-    """`found` is None if there are no credentials or Google refuses them; `trouble` then says why."""
+    """Checks the credentials. `found` is None if there are none or Google refuses them; `trouble` then says why."""
     if found is None:
         return bad(trouble, LOGIN)
     return fine(f"{found.kind}{f' of {found.member}' if found.member else ''}")
@@ -36,7 +37,7 @@ def project(api: Api, subject: Subject) -> Verdict:
         return fine(f"{name} exists")
     if answer.status not in (403, 404):
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
-    # It may be there all the same, and only not be shown to this account by that API.
+    # The project may exist although that API does not show it to this account.
     second = api.ask(Request("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"}))
     if second.good:
         return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
@@ -87,21 +88,21 @@ def roles(api: Api, subject: Subject) -> Verdict:
     if not answer.good:
         return refused(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
     held = set(answer.document.get("permissions", ()))
-    short = [name for name in launching if name not in held]
-    if short:
-        return bad(f"missing {len(short)} of {len(launching)} permissions: {', '.join(short)}", subject.set_up)
-    blind = [name for name in names(LOOKER) if name not in held]
-    if blind:
-        price = "; zones are ranked without Google's capacity advice" if set(blind) & set(ADVICE) else ""
-        return doubt(f"enough to launch; missing to look things up: {', '.join(blind)}{price}", subject.set_up)
-    alone = [name for name in names(BATCH) if name not in held]
-    if alone:
-        return doubt(f"enough to launch; missing for fleets on Batch: {', '.join(alone)}", subject.set_up)
+    missing = [name for name in launching if name not in held]
+    if missing:
+        return bad(f"missing {len(missing)} of {len(launching)} permissions: {', '.join(missing)}", subject.set_up)
+    unseen = [name for name in names(LOOKER) if name not in held]
+    if unseen:
+        consequence = "; zones are ranked without Google's capacity advice" if set(unseen) & set(ADVICE) else ""
+        return doubt(f"enough to launch; missing to look things up: {', '.join(unseen)}{consequence}", subject.set_up)
+    missing_of_batch = [name for name in names(BATCH) if name not in held]
+    if missing_of_batch:
+        return doubt(f"enough to launch; missing for fleets on Batch: {', '.join(missing_of_batch)}", subject.set_up)
     return fine(f"all {len(body['permissions'])} permissions on the project")
 
 
 def clock(api: Api, subject: Subject) -> Verdict:
-    """Compares this machine's clock with the server's. Every answer has the server's time, also a refusal."""
+    """Compares this machine's clock with the server's. Every answer has the server's time, even a refusal."""
     answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"}))
     skew = answer.skew_s
     if skew is None:

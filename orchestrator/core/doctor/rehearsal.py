@@ -34,7 +34,7 @@ ASSUMPTIONS: Final[Mapping[str, str]] = {
     "driver": "the driver answers at the first boot",
     "api-settles": "an API that was just enabled is refused for some minutes",
 }
-"""By the names that docs/assumptions.md uses."""
+"""Each assumption, by the name that docs/assumptions.md uses."""
 STATES: Final = ("verified", "refuted", "not seen")
 
 
@@ -70,7 +70,8 @@ def document(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any]) -> Rehearsal | None:
-    """The rehearsal in a document, or None if it has none: anybody who may write to the bucket may have written it."""
+    """The rehearsal in a document, or None if the document is not valid: anybody who may write to the bucket may have
+    written it."""
     try:
         at = datetime.fromisoformat(found["at"])
         findings = tuple(
@@ -78,11 +79,11 @@ def read(found: Mapping[str, Any]) -> Rehearsal | None:
             for one in found["findings"]
             if one["name"] in ASSUMPTIONS and one["state"] in STATES
         )
-        whole = found["schema"] == 1 and at.tzinfo is not None and len({one.name for one in findings}) == len(findings)
-        made = Rehearsal(short(str(found["project"])), at, findings, short(str(found.get("usd_at_most", "0"))))
+        valid = found["schema"] == 1 and at.tzinfo is not None and len({one.name for one in findings}) == len(findings)
+        rehearsal = Rehearsal(short(str(found["project"])), at, findings, short(str(found.get("usd_at_most", "0"))))
     except (KeyError, TypeError, ValueError):
         return None
-    return made if whole else None
+    return rehearsal if valid else None
 
 
 def command(project: str) -> str:
@@ -90,7 +91,7 @@ def command(project: str) -> str:
 
 
 def rehearsal(api: Api, subject: Subject) -> Verdict:
-    """The newest verdict in the bucket."""
+    """The verdict on the newest rehearsal in the bucket."""
     if subject.embedded:
         return fine("not needed: the embedded cloud is not Google")
     base = f"/storage/v1/b/{subject.bucket}/o"
@@ -121,8 +122,8 @@ def judged(found: Rehearsal) -> Verdict:
     """The verdict on a rehearsal."""
     on, wrong, unseen = f"{found.at:%Y-%m-%d}", found.of("refuted"), found.of("not seen")
     if wrong:
-        said = "; ".join(f"{ASSUMPTIONS[one.name]}: {one.detail}" for one in wrong)
-        return bad(f"on {on} an assumption about Google was wrong: {said}", command(found.project))
+        details = "; ".join(f"{ASSUMPTIONS[one.name]}: {one.detail}" for one in wrong)
+        return bad(f"on {on} an assumption about Google was wrong: {details}", command(found.project))
     left = f"; not seen: {_listed(unseen)}" if unseen else ""
     return fine(f"verified on {on}: {len(found.of('verified'))} of {len(ASSUMPTIONS)} assumptions{left}")
 

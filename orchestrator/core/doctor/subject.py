@@ -18,9 +18,9 @@ class Subject:
     chosen: bool = False
     """Whether somebody asked for these GPUs. If not, a GPU without quota is only a warning."""
     zones: tuple[str, ...] = ()
-    """Empty: every zone of every one of `gpus`."""
+    """Empty: every zone of `gpus`."""
     images: tuple[tuple[str, str], ...] = ()
-    """Project and family; empty: those of `gpus`."""
+    """(project, family) of each image; empty: those of `gpus`."""
     network: str = "global/networks/default"
     external_ip: bool = True
     allow_install: bool = True

@@ -1,4 +1,4 @@
-"""What a check finds, how checks depend on each other, and the exit code and the repairs of a page of checks."""
+"""The verdicts of checks, how checks depend on each other, and the exit code and repairs of a page of checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`remedy` is a command, or what to do; `steps` are what `--fix` does instead."""
+    """What a check found. `remedy` is a command or an instruction; `steps` are what `--fix` does instead."""
 
     level: Level
     why: str
@@ -49,7 +49,7 @@ def _command(steps: tuple[Step, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to check. `needs` are the checks that must not fail before this one can be made."""
+    """One check. `needs` are the names of the checks that must not have failed before this one can be made."""
 
     name: str
     title: str
@@ -68,7 +68,8 @@ class Result:
 
 
 def skipped(results: Mapping[str, Result], needs: Iterable[str]) -> Verdict | None:
-    """Why a check is not made: the first of its `needs` that failed or was skipped; None if it can be made."""
+    """The verdict on a check that is not made: it names the first of its `needs` that failed or was skipped. None if
+    the check can be made."""
     for name in needs:
         found = results[name].verdict
         if found.level is Level.SKIPPED:  # it names the check that failed first
@@ -83,12 +84,13 @@ def too_slow(check: Check) -> Verdict:
 
 
 def crashed(what: str) -> Verdict:
-    """For a check that raised an error that it does not know; the other checks go on."""
+    """The verdict on a check that raised an unexpected error. The other checks go on."""
     return doubt(f"could not be checked: {what}")
 
 
 def exit_code(results: Iterable[Result]) -> int:
-    """That of the first failed check in the order of the page; 0 when none failed. Warnings are no failure."""
+    """The exit code of the first failed check in the order of the page; 0 if none failed. A warning is not a
+    failure."""
     return next((result.check.exit_code for result in results if result.verdict.level is Level.FAIL), 0)
 
 
