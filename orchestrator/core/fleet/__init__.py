@@ -1,1 +1,1 @@
-"""What a fleet is: a sweep, its children in order, who measures which, and what it may cost. Pure."""
+"""The core of fleets: the sweep, its children in order, which machine measures which child, and the cost. Pure."""

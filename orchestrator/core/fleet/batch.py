@@ -1,7 +1,7 @@
-"""A fleet on Google Cloud Batch, as text and data: where its objects lie, what an event means, when to give up. Pure.
+"""A fleet on Google Cloud Batch: the names of its objects, the meaning of events, and when to give up a job. Pure.
 
-Machines may write below `machines/` alone. The names there sort before those of kept machines, which are looked for
-from a name of theirs on.
+Machines may write only below `machines/`. The names of a fleet's objects there sort before the names of kept machines,
+so that a listing of kept machines can begin after them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from orchestrator.core.market.catalog import lookup
 PREFIX: Final = "machines/batch/"
 CHECK_PREFIX: Final = "batch-check/"
 MOST_CHILDREN: Final = 100_000
-"""Tasks of one job."""
+"""The most tasks of one job."""
 RETRIED: Final = (50001, 50002, 50003, 50006)
-"""Exit codes of a task whose machine was taken back, not heard of, rebooted, or made again. Any other is final."""
+"""Exit codes of a task whose machine was preempted, stopped reporting, rebooted, or was recreated. Other codes are
+final."""
 MOST_RETRIES: Final = 10
 PATIENCE: Final = timedelta(minutes=10)
-"""A job that has had no machine for so long is given up in its region."""
+"""A job that has had no machine for this long is given up in its region."""
 SHORTEST_S: Final = 300
-"""A machine with less time brings nothing back."""
+"""The least time of a machine in seconds. With less time it returns no measurement."""
 WRONG: Final = 10
+"""The exit code of a child with a wrong kernel."""
 TAKEN: Final = 75
+"""The exit code of a child whose machine was preempted."""
 MOST_RUN_S: Final = 120 * 86_400
-"""What Google accepts as `maxRunDuration`."""
+"""The longest `maxRunDuration` that Google accepts, in seconds."""
 _PLACE: Final = re.compile(r"(\d{1,9})-(\d{1,2})\.json")
 _CAUSES: Final = (
     (re.compile(r"QUOTA_EXCEEDED"), "the quota is used up"),
@@ -50,7 +53,7 @@ def prefix(fleet: str) -> str:
 
 
 def job_object(fleet: str, name: str) -> str:
-    """The children of a job in the order of its tasks."""
+    """The object that lists the children of a job in the order of its tasks."""
     return f"{prefix(fleet)}jobs/{name}.json"
 
 
@@ -67,17 +70,18 @@ def costs_prefix(fleet: str) -> str:
 
 
 def record_object(fleet: str, name: str) -> str:
-    """What a client knows of a job: what it was submitted as, and in which region it is. No machine can write it."""
+    """The object with a client's record of a job: how it was submitted, and in which region. No machine can write
+    it."""
     return f"fleets/{fleet}/batch/{name}.json"
 
 
 def check_object(project: str) -> str:
-    """The verdict of `bench fleet check-batch` in a project."""
+    """The object with the verdict of `bench fleet check-batch` in a project."""
     return f"{CHECK_PREFIX}{project}.json"
 
 
 def index_and_attempt(name: str) -> tuple[int, int] | None:
-    """Of the object of a claim or a cost; None for a name that is neither's."""
+    """(index, attempt) in the name of a claim's or a cost's object; None for any other name."""
     found = _PLACE.fullmatch(name.rpartition("/")[2]) if "/" in name else None
     if found is None or not 1 <= int(found[2]) <= ATTEMPTS:
         return None
@@ -85,12 +89,13 @@ def index_and_attempt(name: str) -> tuple[int, int] | None:
 
 
 def settings_of(gpu: str, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template needs of a configuration's `machine` section, as `JobSpec.settings` carries it."""
-    known = lookup(gpu)
-    if known is None:
+    """The values of a configuration's `machine` section that a template needs, for `JobSpec.settings`. Raises
+    `ConfigError` for an unknown GPU."""
+    found = lookup(gpu)
+    if found is None:
         raise ConfigError(f"unknown GPU '{gpu}'", hint="`bench plan --help` lists the GPUs")
     return {
-        "accelerator": known.accelerator if known.attached else None,
+        "accelerator": found.accelerator if found.attached else None,
         "disk_gb": int(machine["disk_gb"]),
         "disk_type": str(machine["disk_type"]),
         "network": str(machine["network"]),
@@ -99,20 +104,20 @@ def settings_of(gpu: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# What the service says
+# Answers of the service
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a job waits or has failed, in our words and in the service's."""
+    """Why a job waits or has failed: our explanation, then the service's text."""
 
     text: str
     at: datetime | None = None
 
 
 def cause_of(events: Iterable[tuple[str, datetime | None]]) -> Cause | None:
-    """The latest event that names a cause, of `events` newest first; None where none does. What it says is data:
-    bounded, harmless as text."""
+    """The cause that the latest event names, of `events` as (description, time), newest first; None if no event names
+    one. The text is bounded and made harmless."""
     for description, at in events:
         for pattern, meaning in _CAUSES:
             if pattern.search(description):
@@ -121,14 +126,14 @@ def cause_of(events: Iterable[tuple[str, datetime | None]]) -> Cause | None:
 
 
 def is_silent(status: JobStatus, since: datetime, now: datetime) -> bool:
-    """Whether a job has waited too long for its first machine."""
+    """Whether a job has waited `PATIENCE` for its first machine."""
     started = status.running or status.succeeded or status.failed
     return status.state == "queued" and not started and now - since >= PATIENCE
 
 
 def run_seconds(job: JobSpec, now: datetime) -> int:
-    """How long a machine of the job may run, from now to its absolute end. Raises `ConfigError` where that is too
-    short, or longer than Google allows."""
+    """How many seconds a machine of the job may run, from now to the job's absolute end, and at most what Google
+    allows. Raises `ConfigError` if that is too short."""
     left = int((job.ends_at - now).total_seconds())
     if left < SHORTEST_S:
         raise ConfigError(
@@ -138,12 +143,12 @@ def run_seconds(job: JobSpec, now: datetime) -> int:
     return min(left, MOST_RUN_S)
 
 
-# What machines stored
+# Objects that machines store
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCost:
-    """How one attempt ended, and how long its machine had it."""
+    """How one attempt of a child ended, and how many seconds its machine worked on it."""
 
     index: int
     attempt: int
@@ -153,7 +158,7 @@ class ChildCost:
 
 
 def parse_cost(name: str, data: bytes) -> ChildCost | None:
-    """The cost in an object of that name; None for what is none. Which child it is of, the name alone says."""
+    """The cost in the object `name`; None if it is not valid. Only the name says which child it belongs to."""
     place = index_and_attempt(name)
     try:
         found = json.loads(data)
@@ -168,13 +173,13 @@ def parse_cost(name: str, data: bytes) -> ChildCost | None:
 
 
 def child_seen(index: int, claimed: int, cost: ChildCost | None, job: JobStatus | None) -> ChildSeen:
-    """What is known of a child: `claimed` is its latest attempt (0: none), `cost` how that ended (None: not yet), `job`
-    the latest one that has it."""
+    """The state of a child. `claimed` is its latest attempt (0: none), `cost` says how that ended (None: it has not
+    ended), and `job` is the latest job with this child."""
     alive = job is not None and job.state in ("queued", "running")
     if cost is not None and not (alive and cost.exit_code == TAKEN):
         return ChildSeen(index, _outcome(cost), cost.attempt, cost.machine, _reason(cost), cost.exit_code)
     if claimed:
-        # A machine that was taken back: Batch tries the child again while the job lives; after that nobody does.
+        # The machine may have been preempted. Batch tries the child again while the job lives, and not after that.
         return ChildSeen(index, "running" if alive else "lost", claimed, reason="" if alive else "its machine was lost")
     return ChildSeen(index, "queued" if alive else "absent", reason=job.reason if job is not None else "")
 

@@ -1,7 +1,8 @@
-"""The gate before Google Cloud Batch: four behaviours that only a real project shows, and on which dollars rest. Pure.
+"""Decides whether fleets may use Google Cloud Batch: the limits on cost depend on how Batch behaves in a real project.
+Pure.
 
-`bench fleet check-batch` looks at them for cents and leaves its verdict in the bucket, where no machine can write.
-"""
+`bench fleet check-batch` observes four behaviours for a few cents and stores its verdict in the bucket, where no
+machine can write."""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ QUESTIONS: Final = {
     "recreate": "a machine that deletes itself is made again, and its task ends with 50006",
 }
 REQUIRED: Final = ("limits", "end", "bound")
-"""Without these a fleet could cost more than it holds. The fourth is told, and nothing rests on it: no child of ours
-deletes its machine."""
+"""The behaviours without which a fleet could cost more than it holds. The fourth is only reported, because no child of
+ours deletes its machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a check lasts, in seconds."""
+    """The durations of a check, in seconds."""
 
     end_s: float = 480.0
-    """From the template until the absolute end of its machines."""
+    """From the creation of the template to the absolute end of its machines."""
     late_s: float = 60.0
-    """Past that, a machine is late: Google may begin 30 s late, and a deletion takes its time."""
+    """A machine that lives this long past its end is late: Google may begin 30 s late, and a deletion takes time."""
     quiet_s: float = 180.0
-    """For so long after it nothing may be made."""
+    """For this long after the end no machine may be created."""
     poll_s: float = 5.0
     step_s: float = 20.0
     run_s: int = 900
@@ -42,7 +43,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where it is looked, on what."""
+    """Where a check runs, and with which machines."""
 
     project: str
     region: str
@@ -52,11 +53,11 @@ class Site:
     service_account: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     compute: str = ""
-    """Of the embedded cloud; empty on Google."""
+    """The URL of the embedded cloud; empty on Google."""
 
 
 class Answer(BaseModel):
-    """What was seen of one question."""
+    """What a check saw of one question."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
@@ -65,7 +66,7 @@ class Answer(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What a check has seen in a project."""
+    """The result of a check in a project."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
 
@@ -84,7 +85,7 @@ class Verdict(BaseModel):
 
 
 def parse(data: bytes | None) -> Verdict | None:
-    """The verdict in a document; None for what is none."""
+    """The verdict in a document; None if there is no document or it is not valid."""
     try:
         return Verdict.model_validate_json(data) if data is not None else None
     except ValidationError:
@@ -92,15 +93,15 @@ def parse(data: bytes | None) -> Verdict | None:
 
 
 def refusal(project: str, verdict: Verdict | None) -> str:
-    """Why no fleet may be launched on Batch in a project; empty when one may."""
+    """Why no fleet may be launched on Batch in a project; empty if one may."""
     if verdict is None or verdict.project != project:
         return f"Google Cloud Batch has not been checked in project {project}"
     if verdict.passed:
         return ""
     bad = [name for name in REQUIRED if name not in verdict.answers or not verdict.answers[name].ok]
     seen = verdict.answers.get(bad[0])
-    told = f": {words(seen.seen, 200)}" if seen is not None and seen.seen else ""
+    detail = f": {words(seen.seen, 200)}" if seen is not None and seen.seen else ""
     return (
         f"Google Cloud Batch cannot keep a fleet within its cap in project {project}, as it was seen on "
-        f"{verdict.checked_at:%Y-%m-%d}: not true that {QUESTIONS[bad[0]]}{told}"
+        f"{verdict.checked_at:%Y-%m-%d}: not true that {QUESTIONS[bad[0]]}{detail}"
     )

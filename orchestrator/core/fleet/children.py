@@ -1,7 +1,7 @@
 """The children of a fleet: an immutable list, made once from the sweep, in the order in which they are measured.
 
-A child is one repeat of one configuration on one GPU, or of a chunk of its cases; it is one run. Breadth first: the
-first repeat of everything comes before the second of anything, so that a fleet that ends early is a complete grid.
+A child is one repeat of one configuration on one GPU, or of a chunk of its cases. Each child is one run. All first
+repeats come before all second repeats, so that a fleet that ends early has measured a complete grid.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Cell:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """As `bench launch --set` takes them."""
+        """The settings as `bench launch --set` takes them."""
         return tuple(f"{key}={value}" for key, value in self.settings)
 
     @property
     def title(self) -> str:
-        """Without the GPU, for a person."""
+        """The workload and the settings for messages, without the GPU."""
         return " ".join(filter(None, (self.workload.rpartition("/")[2], *self.overrides))) or "defaults"
 
     @property
     def question(self) -> str:
-        """What is asked, whatever the GPU: equal for cells that belong into one row of a table."""
+        """The workload and the settings as JSON, without the GPU. Cells of one row of a table have the same."""
         return json.dumps([self.workload, sorted(self.settings)])
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One entry of the list. `index` is its place."""
+    """One entry of the list. `index` is its place, from 0."""
 
     index: int
     cell: Cell
@@ -55,11 +55,11 @@ class Child:
     """From 1."""
     chunk: int
     cases: tuple[str, ...]
-    """Those that it measures; empty: all that its configuration has."""
+    """The case ids that it measures; empty: all cases of its configuration."""
 
     @property
     def config(self) -> str:
-        """What fails together: the same cell and chunk, whichever repeat."""
+        """The key of its cell and chunk. Repeats share it, because they fail for the same reasons."""
         return config_key(self.cell, self.chunk)
 
 
@@ -68,7 +68,7 @@ def config_key(cell: Cell, chunk: int) -> str:
 
 
 def cells(sweep: Sweep) -> tuple[Cell, ...]:
-    """Every combination of the axes that is not excluded. Raises `ConfigError` when nothing is left."""
+    """Every combination of the axes that is not excluded. Raises `ConfigError` if none is left."""
     names = [GPU, *(name for name in sweep.axes if name != GPU)]
     excluded = [{name: text_of(value) for name, value in entry.items()} for entry in sweep.exclude]
     axes = [[text_of(value) for value in sweep.axes[name]] for name in names]
@@ -86,15 +86,16 @@ def cells(sweep: Sweep) -> tuple[Cell, ...]:
 
 
 def chunks(cases: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
-    """The cases in pieces of at most `most` (0: in one piece, which is written as the empty one: all)."""
+    """The cases in pieces of at most `most`. A single piece is returned as the empty tuple, which means all cases; it
+    is the result if `most` is 0 or no fewer than the number of cases."""
     if not most or len(cases) <= most:
         return ((),)
     return tuple(tuple(cases[at : at + most]) for at in range(0, len(cases), most))
 
 
 def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Child, ...]:
-    """The list of children. `cases_of` says which cases a cell's configuration has, as far as they are known before it
-    runs. Raises `ConfigError` where the list is empty or longer than names are."""
+    """The list of children. `cases_of` returns the case ids of a cell's configuration that are known before it runs.
+    Raises `ConfigError` if the list is empty or longer than `MOST_CHILDREN`."""
     pieces = {cell: chunks(cases_of(cell), sweep.cases_per_child) for cell in cells(sweep)}
     total = sweep.repeats * sum(len(found) for found in pieces.values())
     if total > MOST_CHILDREN:
@@ -114,12 +115,13 @@ def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Chi
 
 
 def _shuffled(seed: int, repeat: int, cell: Cell, chunk: int) -> str:
-    """A place by chance that the seed decides; the same on every GPU, so that a row of the table is filled at once."""
+    """A pseudo-random sort key that depends on the seed. It is the same on every GPU, so that a row of the table is
+    filled at once."""
     return hashlib.sha256(f"{seed}/{repeat}/{cell.question}/{chunk}".encode()).hexdigest()
 
 
 def document(children: Sequence[Child]) -> dict[str, Any]:
-    """The list as JSON: each cell and each chunk once."""
+    """The list as JSON data, with each cell and each chunk written once."""
     numbers: dict[Cell, int] = {}
     pieces: dict[tuple[Cell, int], tuple[str, ...]] = {}
     for child in children:
@@ -143,7 +145,7 @@ def _cells(numbers: Mapping[Cell, int], pieces: Mapping[tuple[Cell, int], tuple[
 
 
 def read(data: Any) -> tuple[Child, ...]:
-    """The list in a document. Raises `ValueError` for what is none."""
+    """The list of children in a document. Raises `ValueError` if it is not valid."""
     try:
         of_schema(data)
         return tuple(_read(data))

@@ -1,8 +1,9 @@
-"""Who measures a child: an object that is created once. Of two machines that try, one gets it, with no clock involved.
+"""Claims: by creating an object a machine takes an attempt of a child. Of two machines that try, one succeeds, and no
+clock is involved.
 
-A scheduler may start a child twice (a controller that lost its memory does). Each start is an attempt of its own, with
-a machine's name of its own, and begins with the claim of that attempt. What decides what counts is the case, which is
-created once as well: the second copy of a child finds it there and measures the next one.
+A scheduler may start a child twice (a controller that lost its memory does). Each start is a separate attempt with its
+own machine name, and begins with the claim of that attempt. Each case is also created only once: a second copy of a
+child finds the stored case and measures the next one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from dataclasses import asdict, dataclass
 from orchestrator.core.foreign import document, words
 
 ATTEMPTS = 12
-"""More often no child is tried: names of claims end there."""
+"""The most attempts of a child. Claims have no names for more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a machine writes when it takes an attempt of a child."""
+    """The document that a machine writes when it takes an attempt of a child."""
 
     child: int
     attempt: int
     machine: str
-    """Node, host or VM, as its engine calls it."""
+    """The name of the node, host or VM, as its engine calls it."""
     at: str = ""
 
     def dump(self) -> bytes:
@@ -31,7 +32,7 @@ class Claim:
 
 
 def parse(data: bytes) -> Claim | None:
-    """The claim in an object, or None for what is none: a machine wrote it, so it is believed in nothing but this."""
+    """The claim in an object, or None if it is not valid. A machine wrote it, so nothing else is taken from it."""
     try:
         found = document(data)
         child, attempt = found["child"], found["attempt"]

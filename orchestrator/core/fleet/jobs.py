@@ -1,4 +1,4 @@
-"""What a scheduler is asked to do, and what it says: jobs of children, each job on machines alike."""
+"""What a scheduler is told, and what it reports: jobs of children. All machines of a job are alike."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ChildState = Literal["queued", "running", "succeeded", "failed", "lost", "absent
 
 @dataclass(frozen=True, slots=True)
 class ChildOrder:
-    """One child, to be started. `attempt` is the first that is free; a scheduler that starts it again counts on."""
+    """One child to start. `attempt` is its first free number; a scheduler that starts the child again counts up."""
 
     index: int
     attempt: int
     run_id: str
     spec: Mapping[str, Any]
-    """What the machine is told: the run spec (docs/contracts.md, section 3)."""
+    """The run spec for the machine (docs/contracts.md, section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadRef:
-    """What machines run, in the bucket and as bytes for schedulers whose machines do not reach it."""
+    """The payload in the bucket, and its bytes for schedulers whose machines cannot reach the bucket."""
 
     bucket: str
     object: str
@@ -40,7 +40,7 @@ class PayloadRef:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Children of one GPU type on `parallel` machines alike, all of them gone by `ends_at`."""
+    """Children of one GPU type, on `parallel` machines of one kind. All machines are gone by `ends_at`."""
 
     fleet: str
     number: int
@@ -52,7 +52,7 @@ class JobSpec:
     ends_at: datetime
     """No machine of the job lives past it."""
     child_s: int
-    """The longest that one child may take."""
+    """The longest that one child may take, in seconds."""
     payload: PayloadRef
     usd_per_hour: Decimal = Decimal(0)
     regions: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class JobSpec:
     """From 0 to 99; more is sooner."""
     labels: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else the machine's configuration says: disk, network, service account, image."""
+    """The rest of the machine's configuration: disk, network, service account, image."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a scheduler says of one job, asked with one call."""
+    """What a scheduler reports about one job in one call. The numbers count children."""
 
     name: str
     state: JobState
@@ -80,13 +80,13 @@ class JobStatus:
     succeeded: int = 0
     failed: int = 0
     reason: str = ""
-    """Its last word: why nothing starts, or why it failed."""
+    """The scheduler's latest reason why nothing starts or why the job failed."""
     reason_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSeen:
-    """What is known of one child: the scheduler's word, and what its machine stored."""
+    """What is known of one child, from the scheduler and from what its machine stored."""
 
     index: int
     state: ChildState
@@ -95,12 +95,14 @@ class ChildSeen:
     reason: str = ""
     exit_code: int | None = None
     silent: bool = False
-    """Lost by its own silence, whatever its scheduler still says of its machine: that is not waited for."""
+    """Whether it is lost because its machine gave no sign of life. It is then lost whatever its scheduler still
+    reports."""
 
 
 def cut(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:
-    """Children in jobs of one GPU and one workload each, and at most `most` children: in the order of first appearance,
-    and in each the order of the plan."""
+    """Divides children into jobs. A job has one GPU, one workload and at most `most` children, in the order of the
+    plan. Jobs are in the order of the first appearance of their GPU and workload. Raises `ValueError` if `most` is
+    below 1."""
     if most < 1:
         raise ValueError("a job has at least one child")
     alike: dict[tuple[str, str], list[Child]] = {}

@@ -3,7 +3,8 @@
     hold = sum over jobs of  machines x price x (W + 30 s) x 1.1
 
 W is the time from the launch to the absolute end that every machine of the job carries; no machine lives past it,
-however often it is made again. The factor is for replacements that overlap with what they replace.
+however often it is recreated. 30 s is `DEADLINE_SLACK_S`. The factor 1.1 covers machines that overlap with their
+replacements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ OVERLAP: Final = Fraction(11, 10)
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What one job's machines come to. `children` and `child_s` are for the estimate."""
+    """The figures from which the cost of one job's machines is computed. `children` and `child_s` serve the
+    estimate."""
 
     gpu: str
     machines: int
@@ -31,9 +33,9 @@ class JobCost:
     children: int = 0
     child_s: int = 0
     ceiling_usd: Decimal | None = None
-    """The worst case of one child, where each holds its own; None: the job is held as a whole."""
+    """The worst case of one child in dollars, if each child has its own hold; None: the job has one hold."""
     margin: Decimal = Decimal(0)
-    """The share of the price that is held on top of it, while the prices are old."""
+    """The share of the price that is held in addition while the price table is old."""
 
     @property
     def hold(self) -> Decimal:
@@ -48,7 +50,7 @@ class JobCost:
 
     @property
     def expected_s(self) -> int:
-        """With every machine there from the beginning."""
+        """The expected time in seconds if every machine is there from the beginning."""
         return math.ceil(self.children / self.machines) * self.child_s if self.machines else 0
 
 
@@ -58,8 +60,8 @@ def hold(jobs: Sequence[JobCost]) -> Decimal:
 
 
 def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, float]) -> dict[str, int]:
-    """How many machines each GPU gets: its share of `parallel`, or an even part of what the shares leave, at least one
-    and never more than it has children."""
+    """The number of machines of each GPU: its share of `parallel`, or an even part of what the shares leave. It is at
+    least 1 and at most the GPU's number of children."""
     others = [gpu for gpu in children if gpu not in shares]
     rest = max(0.0, 1 - sum(shares.get(gpu, 0.0) for gpu in children))
     parts = {gpu: shares.get(gpu, rest / len(others) if others else 0.0) for gpu in children}
@@ -71,6 +73,7 @@ def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, floa
 
 
 def machines_within(dollars: Decimal, jobs: Sequence[JobCost]) -> int:
-    """How many machines, of those that `jobs` ask for in the same proportion, fit into `dollars`."""
+    """How many of the machines that `jobs` ask for fit into `dollars`, if each job gets the same fraction of its
+    machines."""
     asked, worst = sum(job.machines for job in jobs), hold(jobs)
     return asked if worst <= dollars else math.floor(asked * Fraction(dollars) / Fraction(worst))

@@ -1,4 +1,4 @@
-"""Names that a fleet has in the bucket, on a scheduler and in a listing."""
+"""The names of a fleet's objects in the bucket, of its jobs on a scheduler, and of its runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FLEET_ID = re.compile(r"fleet-\d{8}-\d{6}-[0-9a-f]{4}")
 MOST_CHILDREN: Final = 65_536
 """A child's number has four hexadecimal digits in the name of its run."""
 SHARDS: Final = "0123456789abcdef"
-"""Lines of children lie under one digit of a hash, so that their names are spread and sixteen listings read them."""
+"""The object of a child's line is stored under one digit of a hash. This spreads the names, and sixteen listings read
+all of them."""
 
 
 def fleet_id(now: datetime, entropy: str) -> str:
-    """`fleet-20261122-040506-7f3a`."""
+    """The id of a new fleet, such as `fleet-20261122-040506-7f3a`."""
     return f"fleet-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
 
 
@@ -26,8 +27,8 @@ def is_fleet_id(text: str) -> bool:
 
 
 def child_run(fleet: str, gpu: str, index: int) -> str:
-    """The run that child number `index` is, on whichever machine and however often it is tried:
-    `20261122-040506-l4x7f3a-002a`. Raises `ValueError` for what is no fleet or has more digits than a name holds."""
+    """The run id of child number `index`, which is the same on every machine and attempt: such as
+    `20261122-040506-l4x7f3a-002a`. Raises `ValueError` if `fleet` is not a fleet id or the index is out of range."""
     if not is_fleet_id(fleet) or not 0 <= index < MOST_CHILDREN:
         raise ValueError(f"child {index} of {fleet!r} has no name")
     stamp, entropy = fleet.removeprefix("fleet-").rsplit("-", 1)
@@ -35,7 +36,8 @@ def child_run(fleet: str, gpu: str, index: int) -> str:
 
 
 def job_name(fleet: str, number: int) -> str:
-    """What a scheduler knows a job by. Ours, so that a job whose answer was lost is found by it."""
+    """The name of a job on a scheduler. We choose it, so that a job is found even if the answer to its submission was
+    lost."""
     return f"bench-{fleet}-{number}"
 
 
@@ -44,7 +46,7 @@ def fleet_prefix(fleet: str) -> str:
 
 
 def listing_object(fleet: str) -> str:
-    """The one object of a fleet in the list of fleets: `bench fleet ls` reads its metadata."""
+    """The object of a fleet in the list of fleets. `bench fleet ls` reads its metadata."""
     return f"fleet-index/{fleet}.json"
 
 
@@ -57,12 +59,12 @@ def plan_object(fleet: str) -> str:
 
 
 def control_object(fleet: str) -> str:
-    """What a person or a law of the fleet has decided since: paused, stopped, given up."""
+    """The object with what was decided after the launch, by a person or a rule: paused, stopped, given up."""
     return f"{fleet_prefix(fleet)}control.json"
 
 
 def shard(index: int) -> str:
-    """The digit under which a child's line lies."""
+    """The digit under which a child's line is stored."""
     return hashlib.sha256(str(index).encode()).hexdigest()[0]
 
 
@@ -79,5 +81,5 @@ def rows_prefix(fleet: str) -> str:
 
 
 def rows_object(fleet: str, index: int) -> str:
-    """A child's rows: one gzip member without a header."""
+    """The object with a child's rows: one gzip member, without a header line."""
     return f"{rows_prefix(fleet)}{index}.csv.gz"

@@ -1,11 +1,11 @@
-"""What becomes of children that did not bring their measurements: tried again, given up with a reason, or a pause.
+"""Decides about children without measurements: they are tried again, given up with a reason, or the fleet pauses.
 
-- A machine that was taken back or lost is nobody's fault: its child is tried again, up to `claims.ATTEMPTS` times.
+- A child whose machine was preempted or lost is tried again, up to `claims.ATTEMPTS` times.
 - A wrong kernel is a result, and is never tried again.
-- A configuration that failed on three different machines, in whichever repeats, fails for a reason of its own: the
-  reason is its row, for every repeat that is not measured. Where there are fewer machines, it is one that failed on
-  each of them and was tried three times.
-- When four of the first twenty children that ended have failed, something is wrong with the whole: the fleet pauses.
+- A configuration that failed on three different machines, in any of its repeats, is given up. Every repeat that is not
+  measured gets a row with the reason. If there are fewer machines, it is given up once it failed on each of them and
+  was tried three times.
+- If four of the first twenty children that ended have failed, the fleet pauses: the cause is probably common to all.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from orchestrator.core.fleet.state import ChildLine, FleetState
 from orchestrator.core.wording import count
 
 MACHINES: Final = 3
-"""On so many different machines a configuration may fail."""
+"""A configuration that failed on this many different machines is given up."""
 FIRST: Final = 20
 TOO_MANY: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done about a fleet now."""
+    """What a fleet must do now."""
 
     again: tuple[int, ...]
-    """Children to be started again: those that failed or were lost, and may be tried."""
+    """The indexes of children to start again: they failed or were lost, and have attempts left."""
     given_up: Mapping[int, str]
-    """Children for which a row with this reason stands."""
+    """The reason for each child that is given up, by index. The reason becomes its row."""
     pause: str
-    """Why nothing more is started; empty: it goes on."""
+    """Why nothing more is started; empty: the fleet goes on."""
 
 
 def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINES) -> Verdict:
-    """Applies the laws. `persisted`: a person has looked and resumed the fleet, so that its first failures do not stop
-    it again. `machines`: how many there are at all."""
+    """Applies the rules above. `persisted`: a person has resumed the fleet after a pause, so that its first failures do
+    not stop it again. `machines`: the number of machines that exist."""
     failed_on: dict[str, set[str]] = {}
     tries: dict[str, int] = {}
     reasons: dict[str, str] = {}

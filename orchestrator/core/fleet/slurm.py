@@ -1,4 +1,4 @@
-"""What Slurm is asked and what it says, as text: no process, no connection."""
+"""Makes the commands for Slurm and reads their output, as text: no process, no connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.foreign import words
 
 SLACK_S: Final = 180
-"""More than the child's own deadline: `--time` has a resolution of a minute, and TERM may come a minute early."""
+"""Seconds added to the child's own deadline: `--time` has a resolution of a minute, and TERM may come a minute
+early."""
 WARNING_S: Final = 60
 FORMAT: Final = "%j|%F|%K|%T|%r|%N"
 RUNNING: Final = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "SUSPENDED"))
@@ -25,26 +26,26 @@ DEFAULT_ARRAY: Final = 1001
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One line of squeue: one child's job."""
+    """One line of squeue: the array task of one child."""
 
     job: str
-    """Our name of the job."""
+    """The job's name, which we chose."""
     id: str
     place: int
-    """In the job's array."""
+    """The index in the job's array."""
     state: str
     reason: str
     node: str
 
     @property
     def sign(self) -> str:
-        """What its sign of life is called in the shared folder. A task that starts again on another node has another
-        one there."""
+        """The name of its sign of life in the shared folder. A task that starts again on another node gets another
+        name."""
         return f"{self.job.rpartition('-')[2]}-{self.place}.{self.node}"
 
     @property
     def rank(self) -> tuple[bool, bool]:
-        """Of several that a child has had, the one that counts is the largest."""
+        """A sort key: of several tasks of one child, the one with the largest rank counts."""
         return self.running, self.queued
 
     @property
@@ -53,7 +54,7 @@ class Task:
 
     @property
     def at_work(self) -> bool:
-        """Whether its processes are to be running, or ending, now: one that is suspended gives no signs."""
+        """Whether its processes should be running or ending now. A suspended task gives no signs of life."""
         return self.state in ("RUNNING", "COMPLETING")
 
     @property
@@ -62,7 +63,7 @@ class Task:
 
 
 def sbatch(job: JobSpec, cluster: Cluster, fleet_folder: str, now: datetime) -> tuple[str, ...]:
-    """The command that submits a job. No id of Slurm's is in it, and none is kept."""
+    """The command that submits a job. It contains no id of Slurm's, and none is stored."""
     left_s = max(60, int((job.ends_at - now).total_seconds()))
     minutes = math.ceil((min(job.child_s, left_s) + SLACK_S) / 60)
     gres = cluster.gres.get(job.gpu, "none" if job.gpu == "cpu" else f"gpu:{job.gpu}:1")
@@ -72,7 +73,7 @@ def sbatch(job: JobSpec, cluster: Cluster, fleet_folder: str, now: datetime) -> 
         "array": f"0-{len(job.children) - 1}%{job.parallel}",
         "export": "NONE",
         "time": str(minutes),
-        # A job that could not end by then is removed instead of started.
+        # Slurm removes a job that could not end by this time, instead of starting it.
         "deadline": f"now+{left_s + SLACK_S}",
         "signal": f"B:TERM@{WARNING_S}",
         "open-mode": "append",
@@ -91,9 +92,10 @@ def sbatch(job: JobSpec, cluster: Cluster, fleet_folder: str, now: datetime) -> 
 
 
 def child_script(cluster: Cluster, fleet_folder: str) -> str:
-    """What a node runs. The interpreter takes the shell's place, so that Slurm's signals reach it. The first child
-    leaves the compiled modules in the shared folder, for all others: compiling is a sixth of what one costs. A node
-    that dies before the interpreter has begun leaves an empty sign of life, where the program gives any."""
+    """The script that a node runs. `exec` replaces the shell by the interpreter, so that Slurm's signals reach it. The
+    first child stores the compiled modules in the shared folder for all others: compiling is a sixth of what one costs.
+    If the payload has signs of life, the script makes an empty one first, for a node that dies before the interpreter
+    begins."""
     name = '"$1-${SLURM_ARRAY_TASK_ID:-0}.${SLURMD_NODENAME:-$SLURM_JOB_NODELIST}"'
     return (
         "#!/bin/bash\n"
@@ -108,12 +110,12 @@ def squeue(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def scancel(job: str, found: Iterable[Task]) -> tuple[str, ...]:
-    """Ends these tasks, as far as they are that job's: a controller that died may have given their ids to others."""
+    """The command that ends these tasks if they belong to `job`: a controller that died may have reused their ids."""
     return ("scancel", "--quiet", f"--name={job}", *(f"{task.id}_{task.place}" for task in found))
 
 
 def tasks(text: str) -> tuple[Task, ...]:
-    """The lines of squeue. What is no line of ours is left out."""
+    """The tasks in the output of squeue. Lines in another format are left out."""
     found = []
     for line in text.splitlines():
         cells = line.strip().split("|")
@@ -130,27 +132,27 @@ def sinfo(nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def not_answering(text: str) -> frozenset[str]:
-    """The nodes whose state sinfo marks: they have not answered the controller of late."""
+    """The nodes whose state sinfo marks with `*`: they do not answer the controller."""
     lines = [line.strip().partition("|") for line in text.splitlines()]
     return frozenset(node for node, _, state in lines if state.endswith("*"))
 
 
 def max_array(text: str) -> int:
-    """How many tasks an array may have, from `scontrol show config`; the default where it does not say."""
+    """How many tasks an array may have, from the output of `scontrol show config`; the default if it does not say."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return int(found[1]) if found else DEFAULT_ARRAY
 
 
 def status(name: str, seen: Iterable[Task]) -> JobStatus:
-    """What all lines of one job come to."""
-    mine = [task for task in seen if task.job == name]
-    pending = sum(task.queued for task in mine)
-    running = sum(task.running for task in mine)
-    done = sum(task.state == "COMPLETED" for task in mine)
-    failed = len(mine) - pending - running - done
-    cancelled = bool(mine) and all(task.state == "CANCELLED" for task in mine)
+    """The status of one job, from all its tasks."""
+    listed = [task for task in seen if task.job == name]
+    pending = sum(task.queued for task in listed)
+    running = sum(task.running for task in listed)
+    done = sum(task.state == "COMPLETED" for task in listed)
+    failed = len(listed) - pending - running - done
+    cancelled = bool(listed) and all(task.state == "CANCELLED" for task in listed)
     states: tuple[tuple[JobState, bool], ...] = (
-        ("absent", not mine),
+        ("absent", not listed),
         ("running", bool(running)),
         ("queued", bool(pending)),
         ("cancelled", cancelled),
@@ -158,5 +160,5 @@ def status(name: str, seen: Iterable[Task]) -> JobStatus:
         ("succeeded", True),
     )
     state = next(state for state, holds in states if holds)
-    reasons = [task.reason for task in mine if task.queued and task.reason not in ("None", "JobArrayTaskLimit", "")]
+    reasons = [task.reason for task in listed if task.queued and task.reason not in ("None", "JobArrayTaskLimit", "")]
     return JobStatus(name, state, pending, running, done, failed, reason=reasons[0] if reasons else "")

@@ -1,7 +1,7 @@
-"""The state of a fleet: a fold over one short line for each child, which travels in an object's metadata.
+"""The state of a fleet: a fold over one short line for each child, which is stored in an object's metadata.
 
-A line says how far a child is. Lines of one child are merged: the later attempt stands, and within an attempt the state
-that comes later in `States`. So the fold is the same in whatever order, and however often, lines are read.
+A line says how far a child is. Lines of one child are merged: the later attempt wins, and within an attempt the state
+that comes later in `STATES`. So the result does not depend on the order in which lines are read, nor on how often.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from orchestrator.core.fleet.children import Child
 from orchestrator.core.foreign import words
 
 State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]
-"""In the order in which they win over each other. `lost`: its machine went away, and it is tried again; `failed`: it
-ended without its measurements; `given_up`: a row with a reason stands for it; `wrong`: measured, but an implementation
-was wrong; `stored`: measured."""
+"""The states of a child; a later one wins over an earlier one. `lost`: its machine is gone, and it is tried again;
+`failed`: it ended without its measurements; `given_up`: it has a row with a reason instead; `wrong`: measured, but an
+implementation was wrong; `stored`: measured."""
 STATES: Final[tuple[State, ...]] = get_args(State)
 OVER: Final = frozenset(("given_up", "wrong", "stored"))
-"""Nothing more is measured for these; `retry` takes a child that was given up back in."""
+"""A child in one of these states is not measured again, unless it was given up and `retry` takes it back in."""
 REASON: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ChildLine:
-    """One child in one line."""
+    """The state of one child as one line."""
 
     child: int
     state: State = "waiting"
@@ -38,7 +38,7 @@ class ChildLine:
     usd: Decimal = Decimal(0)
     """What its machines have cost so far, all attempts together."""
     seconds: int = 0
-    """From its first machine's start to its last word."""
+    """The time from its first machine's start to its last report."""
     reason: str = ""
     failed_on: tuple[str, ...] = ()
     """The machines on which it failed, each once."""
@@ -50,7 +50,7 @@ class ChildLine:
 
 
 def encode(line: ChildLine) -> dict[str, str]:
-    """As object metadata: printable ASCII, bounded."""
+    """The line as object metadata: printable ASCII of bounded length."""
     return {
         "v": "1",
         "child": str(line.child),
@@ -67,7 +67,7 @@ def encode(line: ChildLine) -> dict[str, str]:
 
 
 def decode(metadata: Mapping[str, str]) -> ChildLine | None:
-    """The line in `metadata`; None for what is none. What it says is data: bounded, and harmless as text."""
+    """The line in `metadata`; None if it is not valid. Its texts are bounded and made harmless."""
     state = metadata.get("state", "")
     done, _, total = metadata.get("cases", "0/0").partition("/")
     try:
@@ -76,13 +76,13 @@ def decode(metadata: Mapping[str, str]) -> ChildLine | None:
         numbers = [int(text) for text in fields]
     except (ValueError, InvalidOperation):
         return None
-    known = next((one for one in STATES if one == state), None)
-    if known is None or any(not 0 <= number < 10**9 for number in numbers) or not usd.is_finite() or usd < 0:
+    known_state = next((one for one in STATES if one == state), None)
+    if known_state is None or any(not 0 <= number < 10**9 for number in numbers) or not usd.is_finite() or usd < 0:
         return None
     names = tuple(words(name, 100) for name in metadata.get("failed-on", "").split(",") if name)
     return ChildLine(
         child=numbers[0],
-        state=known,
+        state=known_state,
         attempt=numbers[1],
         machine=words(metadata.get("machine", ""), 100),
         cases_done=numbers[2],
@@ -103,12 +103,13 @@ MEASURED: Final = frozenset(("wrong", "stored"))
 
 
 def rank(line: ChildLine) -> tuple[bool, int, int, str, str, str]:
-    """What is measured stays measured; then the later attempt, then the later state; the rest breaks ties."""
+    """The sort key of lines of one child: a measured state first, then the attempt, then the state; the rest breaks
+    ties."""
     return line.state in MEASURED, line.attempt, STATES.index(line.state), line.machine, line.reason, line.device
 
 
 def merge(one: ChildLine, other: ChildLine) -> ChildLine:
-    """What both know of a child. Associative, commutative, and the same again changes nothing."""
+    """One line with what both lines know of a child. The operation is associative, commutative and idempotent."""
     later = max(one, other, key=rank)
     return replace(
         later,
@@ -122,7 +123,7 @@ def merge(one: ChildLine, other: ChildLine) -> ChildLine:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """Every child's line, and what somebody has decided about the fleet."""
+    """The children of a fleet and the line of each, by index."""
 
     children: tuple[Child, ...]
     lines: Mapping[int, ChildLine] = field(default_factory=dict)
@@ -136,7 +137,7 @@ class FleetState:
 
     @property
     def open(self) -> tuple[Child, ...]:
-        """The children that are not over, in order: the plan less what is stored."""
+        """The children that are not over, in the order of the plan."""
         return tuple(child for child in self.children if not self.line(child).over)
 
     @property
@@ -155,7 +156,7 @@ class FleetState:
 
 
 def fold(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:
-    """The state of the fleet. Lines of children that it does not have are left out."""
+    """The state of the fleet. Lines with the number of a child that it does not have are left out."""
     merged: dict[int, ChildLine] = {}
     for line in lines:
         if line.child < len(children):

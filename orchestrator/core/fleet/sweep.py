@@ -1,4 +1,4 @@
-"""A sweep: what a user wants measured on many machines, as a YAML file or as flags, checked before anything else."""
+"""A sweep: what a user wants to measure on many machines, given as a YAML file or as flags. It is checked first."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WORKLOAD = "workload"
 
 
 def _values(value: Any) -> Any:
-    """A single value is an axis of one; what is not plain data is refused by the type."""
+    """The values as a list. A single value becomes a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _share(value: Any) -> Any:
-    """`60%` and `0.6` are the same share."""
+    """Converts `60%` to 0.6. Other values are returned unchanged."""
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
             return float(value.strip()[:-1]) / 100
@@ -41,26 +41,26 @@ Values = Annotated[tuple[Any, ...], BeforeValidator(_values), Field(min_length=1
 Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 Whole = Annotated[int, Field(strict=True)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:&|,@+-]*$", max_length=200)]
-"""What stands on a scheduler's command line."""
+"""Text that is put on a scheduler's command line."""
 
 
 class Cluster(BaseModel):
-    """A Slurm cluster: how it is reached, and what it calls things."""
+    """A Slurm cluster: how it is reached, and its names for partitions, accounts and GPUs."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     folder: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/+@-]+)?$")] = ""
-    """A folder that the login node and all nodes share."""
+    """The folder that the login node and all nodes share."""
     login: str = ""
-    """`user@host` of the login node; empty: this machine is one."""
+    """`user@host` of the login node; empty: this machine is the login node."""
     partition: Word = ""
     account: Word = ""
     qos: Word = ""
     constraint: Word = ""
     gres: dict[str, Word] = Field(default_factory=dict)
-    """By GPU, where the cluster's name for it is another than `gpu:<gpu>:1`; `none` asks for none."""
+    """The value of `--gres` by GPU, if the cluster's is not `gpu:<gpu>:1`; `none` leaves the option out."""
     exclusive: bool = True
-    """A whole node for each child, so that nobody else's work is in its times."""
+    """Whether each child gets a whole node, so that no other work disturbs its times."""
     python: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/+~-]+$")] = "python3"
     """The interpreter on the nodes that has torch."""
 
@@ -72,34 +72,34 @@ class Sweep(BaseModel):
 
     engine: EngineName = "cloud"
     config: str = ""
-    """A configuration that every child begins from; empty: the one that comes with its GPU."""
+    """The configuration that every child starts from; empty: the bundled one of its GPU."""
     axes: dict[str, Values]
     settings: dict[str, Any] = Field(default_factory=dict)
-    """What every child has besides, by key, as in a configuration."""
+    """More settings of every child, by key, as in a configuration."""
     exclude: tuple[dict[str, Any], ...] = ()
-    """Cells that are left out: those that have all of an entry's values."""
+    """Which cells are left out: those that have all values of an entry."""
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1
     cases_per_child: Annotated[Whole, Field(ge=0)] = 0
     """How many cases of a configuration one child measures; 0: all of them."""
     child_minutes: Annotated[Whole, Field(ge=1, le=10080)] = 15
-    """What a child is expected to take: for the estimate alone, never for a limit."""
+    """How long a child is expected to take. It is used for the estimate only, never as a limit."""
     cap_usd: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None = None
-    """The most that the whole fleet may hold, below the caps of the bucket."""
+    """The most that the whole fleet may hold. The bucket's caps apply too."""
     wall_minutes: Annotated[Whole, Field(ge=1, le=10080)] = 240
-    """From the launch to the moment at which no machine of the fleet exists any more."""
+    """The time from the launch to the moment when no machine of the fleet exists any more."""
     parallel: Annotated[Whole, Field(ge=1, le=4000)] = 4
-    """Machines at the same time, over all GPUs."""
+    """The most machines at the same time, over all GPUs."""
     shares: dict[str, Share] = Field(default_factory=dict)
-    """How much of `parallel` a GPU gets; the rest is divided evenly among the others."""
+    """The share of `parallel` that a GPU gets. The other GPUs divide the rest evenly."""
     usd_per_hour: Annotated[Decimal, Field(ge=0, allow_inf_nan=False)] | None = None
-    """What an hour of a node counts on a cluster of one's own."""
+    """How many dollars an hour of a node counts on the user's own cluster."""
     slurm: Cluster = Cluster()
     hosts: tuple[str, ...] = ()
-    """For the engine `hosts`: machines of one's own, as `bench launch --host` names them."""
+    """For the engine `hosts`: the user's own machines, as `bench launch --host` names them."""
     require_cuda: bool = True
-    """On a cluster: whether a child whose GPU does not answer fails, in the place of measuring a processor."""
+    """On a cluster: whether a child fails if its GPU does not answer, instead of measuring on the CPU."""
     seed: Whole = 20261122
-    """Shuffles the order of configurations, so that a drift lies along no axis."""
+    """Shuffles the order of configurations, so that a drift over time follows no axis."""
 
     @model_validator(mode="after")
     def makes_sense(self) -> Sweep:
@@ -139,15 +139,15 @@ class Sweep(BaseModel):
 
 
 def text_of(value: Any) -> str:
-    """A value as YAML reads it back, whatever it is: text is put in quotes only where it would read as another type."""
+    """A value as YAML text that reads back as the same value. Text is quoted only if it would read as another type."""
     if isinstance(value, str) and yamltext.scalar(value) == value and value.strip() == value and value:
         return value
     return json.dumps(value, sort_keys=True)
 
 
 def parse(text: str, *, source: str, overrides: Mapping[str, Any] | None = None) -> Sweep:
-    """The sweep in YAML `text`; `overrides` are fields that a command's options set. Raises `ConfigError` with every
-    problem, one a line."""
+    """The sweep in YAML `text`. `overrides` are fields that a command's options set. Raises `ConfigError` with every
+    problem, one on each line."""
     document = yamltext.read(text)
     problems = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in document.problems]
     data = document.data
@@ -168,13 +168,13 @@ def parse(text: str, *, source: str, overrides: Mapping[str, Any] | None = None)
 
 
 def _mistakes(sweep: Sweep) -> list[str]:
-    """What can be read and is surely meant otherwise. A fleet that is stored is not asked."""
+    """The mistakes in a sweep that is valid but surely meant otherwise. A stored fleet is not checked for them."""
     found = []
     for entry in sweep.exclude:
         for axis, value in entry.items():
-            there = [text_of(one) for one in sweep.axes[axis]]
-            if text_of(value) not in there:
-                found.append(f"exclude: {axis} is never {text_of(value)}; it is {', '.join(there)}")
+            values = [text_of(one) for one in sweep.axes[axis]]
+            if text_of(value) not in values:
+                found.append(f"exclude: {axis} is never {text_of(value)}; it is {', '.join(values)}")
     if twice := sorted(name for name, count in Counter(sweep.hosts).items() if count > 1):
         found.append(f"hosts has {', '.join(twice)} twice: a host measures one child at a time")
     for key, name in (("slurm.login", sweep.slurm.login), *(("hosts", host) for host in sweep.hosts)):
@@ -197,7 +197,7 @@ def of_flags(gpus: Sequence[str], settings: Sequence[str], fields: Mapping[str, 
 
 
 def split(text: str) -> list[str]:
-    """At commas that stand in no bracket: `[a, b],c` is two values."""
+    """Splits at commas outside brackets: `[a, b],c` has two parts. Empty parts are left out."""
     parts, depth, start = [], 0, 0
     for at, char in enumerate(text):
         depth += (char in "[{(") - (char in "]})")
