@@ -28,7 +28,8 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
         header = next(reader, None)
         if header is None:
             return "it is empty"
-        # A user's workload has its own axis columns. A file with any of attention's axes must have all of them.
+        # A user's workload has its own axis columns. A file with any axis of the bundled workload must have all of its
+        # axes.
         axes = AXES if any(name in header for name in AXES if name != "dtype") else ()
         if missing := [name for name in (*ORIGIN, *axes, *MEASURED) if name not in header]:
             return f"it has no column {', '.join(missing[:3])}"

@@ -1,4 +1,4 @@
-"""Grids: named sets of attention problems, each written out in full (docs/contracts.md, section 4)."""
+"""Grids: named sets of problems, each written out in full (docs/contracts.md, section 4)."""
 
 from __future__ import annotations
 
