@@ -1,1 +1,1 @@
-"""Workloads that are described in a file of their own: what the description says, checked line by line. Pure."""
+"""Reads workloads in other forms: GPU MODE and KernelBench problems, and programs. Mistakes are reported by line."""

@@ -1,4 +1,4 @@
-"""What a workload needs on the machine beside torch, as its text says it. Pure."""
+"""Reads what a workload needs on the machine in addition to torch. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ KEYS: Final = ("requirements", "apt", "build", "build_limit_s")
 OBJECT: Final = "own.requirements.json"
 
 Wrong = Callable[[str, str], ConfigError]
-"""A complaint about a key."""
+"""Makes the error for (what is wrong, key)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """`pip` holds requirements, and names of wheels beside the workload; `build` is a line for /bin/sh."""
+    """What a workload needs. `pip` has requirements, and names of wheel files beside the workload. `apt` has packages.
+    `build` is a line for /bin/sh, and `build_limit_s` its time limit in seconds."""
 
     pip: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
@@ -33,37 +34,38 @@ class Needs:
 
     @property
     def wheels(self) -> tuple[str, ...]:
-        """The wheels that must lie beside the workload."""
+        """The wheel files that must be beside the workload."""
         return tuple(one for one in self.pip if one.endswith(".whl"))
 
     def installed(self) -> tuple[str, ...]:
-        """What is to be installed, a word each: `pip triton==3.4`, `apt libnuma-dev`."""
+        """The packages to install, each with its installer: `pip triton==3.4`, `apt libnuma-dev`."""
         return tuple(sorted([*(f"pip {one}" for one in self.pip), *(f"apt {one}" for one in self.apt)]))
 
     def as_json(self) -> dict[str, Any]:
-        """What the machine is told."""
+        """The needs as JSON data for the machine."""
         return {"schema": 1, **asdict(self)}
 
 
 NOTHING: Final = Needs()
 
 
-def needs(told: Mapping[str, Any], wrong: Wrong) -> Needs:
-    """What a workload says of its needs, under `KEYS`. Raises what `wrong` makes."""
-    pip = _words(told, "requirements", '["triton>=3"]', wrong)
-    for one in pip:
-        if one.startswith("-") or (one.endswith(".whl") and "/" in one):
+def needs(values: Mapping[str, Any], wrong: Wrong) -> Needs:
+    """The needs in a workload's `values`, under the keys `KEYS`. Raises the error that `wrong` makes if one is
+    invalid."""
+    pip = _words(values, "requirements", '["triton>=3"]', wrong)
+    for package in pip:
+        if package.startswith("-") or (package.endswith(".whl") and "/" in package):
             raise wrong(
-                f"requirements: {one!r} must be a package, or the name of a wheel beside the file", "requirements"
+                f"requirements: {package!r} must be a package, or the name of a wheel beside the file", "requirements"
             )
-    apt = _words(told, "apt", '["libnuma-dev"]', wrong)
-    for one in apt:
-        if not APT.fullmatch(one):
-            raise wrong(f"apt: {one!r} is not the name of a package", "apt")
-    build = told.get("build", "")
+    apt = _words(values, "apt", '["libnuma-dev"]', wrong)
+    for package in apt:
+        if not APT.fullmatch(package):
+            raise wrong(f"apt: {package!r} is not the name of a package", "apt")
+    build = values.get("build", "")
     if not isinstance(build, str):
         raise wrong(f"build must be a line for /bin/sh, not {build!r}", "build")
-    limit = told.get("build_limit_s", 300.0)
+    limit = values.get("build_limit_s", 300.0)
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= LONGEST_LIMIT_S:
         raise wrong(
             f"build_limit_s must be a number of seconds up to {LONGEST_LIMIT_S:g}, not {limit!r}", "build_limit_s"
@@ -71,8 +73,8 @@ def needs(told: Mapping[str, Any], wrong: Wrong) -> Needs:
     return Needs(pip, apt, build, float(limit))
 
 
-def _words(told: Mapping[str, Any], key: str, example: str, wrong: Wrong) -> tuple[str, ...]:
-    listed = told.get(key, ())
+def _words(values: Mapping[str, Any], key: str, example: str, wrong: Wrong) -> tuple[str, ...]:
+    listed = values.get(key, ())
     if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) and one.strip() for one in listed):
         raise wrong(f"{key} must be a list of strings, as {example}", key)
     return tuple(one.strip() for one in listed)

@@ -1,4 +1,4 @@
-"""A program that measures itself: a description in YAML with a `command`. Pure."""
+"""Reads the description of a program that measures itself: YAML with a `command`. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HINT: Final = "docs/forms/program.md says what such a description holds"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`command` and `build` are lines for /bin/sh, run in the description's folder. `output` is the file that results
-    are read from; empty: what the command prints."""
+    """A program that measures itself. `command` and `build` are lines for /bin/sh, run in the description's folder.
+    `output` is the file from which results are read; empty: they are read from what the command prints."""
 
     command: str
     build: str
@@ -27,37 +27,40 @@ class Program:
     build_limit_s: float
     limit_s: float
     needs: Needs = NOTHING
-    """Packages only: it builds by itself, in a phase of its own."""
+    """Packages only: the program is built by `build`, in a phase of its own."""
 
 
 def is_program(text: str) -> bool:
-    """Whether a YAML document describes a program, and is no configuration of a run."""
+    """Whether a YAML document describes a program and is not the configuration of a run."""
     data = yamltext.read(text).data
     return isinstance(data, dict) and "command" in data and "gpu" not in data
 
 
 def program(text: str, file: str) -> Program:
     """The program that `text` describes. Raises `ConfigError` with file and line."""
-    told = Description.read(text, file, HINT, KEYS)
-    kind = told.text("format")
+    description = Description.read(text, file, HINT, KEYS)
+    kind = description.text("format")
     if kind not in FORMATS:
-        raise told.wrong(f"format {kind!r} is not one of {', '.join(FORMATS)}", "format")
-    output = PurePosixPath(told.text("output")) if "output" in told.data else None
+        raise description.wrong(f"format {kind!r} is not one of {', '.join(FORMATS)}", "format")
+    output = PurePosixPath(description.text("output")) if "output" in description.data else None
     if output is not None and (output.is_absolute() or ".." in output.parts):
-        raise told.wrong(f"output: {output} must lie below the program's folder", "output")
+        raise description.wrong(f"output: {output} must lie below the program's folder", "output")
     return Program(
-        command=told.text("command"),
-        build=told.text("build") if "build" in told.data else "",
+        command=description.text("command"),
+        build=description.text("build") if "build" in description.data else "",
         format=kind,
         output="" if output is None else str(output),
-        build_limit_s=told.positive("build_limit_s", 300),
-        limit_s=told.positive("limit_s", 600),
-        needs=needs({key: told.data[key] for key in ("requirements", "apt") if key in told.data}, told.wrong),
+        build_limit_s=description.positive("build_limit_s", 300),
+        limit_s=description.positive("limit_s", 600),
+        needs=needs(
+            {key: description.data[key] for key in ("requirements", "apt") if key in description.data},
+            description.wrong,
+        ),
     )
 
 
-def as_json(read: Program, name: str) -> dict[str, Any]:
-    """What the machine that measures is told."""
-    told = {"schema": 1, "name": name, **asdict(read)}
-    del told["needs"]
-    return told
+def as_json(program: Program, name: str) -> dict[str, Any]:
+    """The program as JSON data for the machine that measures."""
+    fields = {"schema": 1, "name": name, **asdict(program)}
+    del fields["needs"]
+    return fields

@@ -1,4 +1,4 @@
-"""A user's Python, read and never run."""
+"""Parses a user's Python. It is never run here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 class NotPython(ValueError):
-    """`line` is where, from 1."""
+    """The text is not valid Python. `line` is the line of the mistake, from 1."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -15,10 +15,10 @@ class NotPython(ValueError):
 
 
 def parsed(text: str) -> ast.Module:
-    """What the text says. Raises `NotPython`, also for what is so deeply nested that no parser can read it."""
+    """The syntax tree of `text`. Raises `NotPython`, also if the text is nested too deeply for the parser."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a strange escape in a string: whoever runs it hears of it there
+            warnings.simplefilter("ignore")  # about invalid escapes in strings: the user sees them when it runs
             return ast.parse(text)
     except SyntaxError as exc:
         raise NotPython(exc.lineno or 1, f"syntax error: {exc.msg}") from exc
