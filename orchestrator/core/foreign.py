@@ -15,24 +15,25 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 WORDS: Final = 2000
-"""Characters of one text within a document."""
+"""The most characters of one text in a document."""
 NAME: Final = 120
-"""Characters of a name: of a device, a case, an implementation."""
+"""The most characters of a name of a device, a case or an implementation."""
 LINE: Final = 4000
-"""Characters of one line of a log."""
+"""The most characters of one line of a log."""
 DOCUMENT_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of a document: far more than any document of bench has."""
 DEEPEST: Final = 20
+"""The most levels of nesting of a document."""
 SCHEMA: Final = 1
 
 _HARMLESS = re.compile(r"[\x20-\x7e]*")
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's categories of what steers a terminal, or reorders and hides text, instead of being shown."""
+"""Unicode categories of characters that control a terminal, or reorder or hide text, instead of being shown."""
 
 
 def words(text: str, limit: int = WORDS) -> str:
-    """`text` on one line: line ends and tabs are spaces, what steers a terminal is spelt out (`\\x1b`), and what is
-    longer than `limit` characters is cut, which is shown."""
+    """`text` on one line of at most `limit` characters. Line ends and tabs become spaces, control characters become
+    visible text (`\\x1b`), and a text that is too long is cut and ends in `…`."""
     if len(text) <= limit and _HARMLESS.fullmatch(text):
         return text
     head = text[: limit + 1]
@@ -41,7 +42,7 @@ def words(text: str, limit: int = WORDS) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` as `words`, with one space where there were more: no part of it is pushed onto a line of its own."""
+    """`text` as `words`, with each run of white space replaced by one space."""
     return " ".join(words(text).split())
 
 
@@ -50,13 +51,14 @@ def name(text: str) -> str:
 
 
 def log_text(text: str) -> str:
-    """The lines of a log, each as `words`, tabs kept. A carriage return begins a new line, as progress bars mean it."""
+    """The lines of a log, each as `words`, but with its tabs. A carriage return begins a new line: progress bars end
+    their lines so."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join("\t".join(words(part, LINE) for part in line.split("\t")) for line in text.split("\n"))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A JSON value with every text in it, keys too, as `words`. What lies deeper than anything of ours is left out."""
+    """A JSON value with every text in it, also keys, as `words`. Levels below `DEEPEST` are left out."""
     if isinstance(value, str):
         return words(value)
     if isinstance(value, dict):
@@ -81,7 +83,7 @@ def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
 
 
 def is_newer(data: bytes) -> bool:
-    """Whether a later version wrote the document."""
+    """Whether a later version of this program wrote the document."""
     try:
         found = json.loads(data)
         of_schema(found if isinstance(found, dict) else {})
@@ -93,15 +95,15 @@ def is_newer(data: bytes) -> bool:
 
 
 def document(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, made harmless. Raises `ValueError` for anything else, however it is broken, and
-    `Newer`."""
+    """The JSON object in `data`, with its texts made harmless. Raises `Newer` if a later version wrote it, and
+    `ValueError` for anything that is not a valid document."""
     found = unnumbered(data)
     of_schema(found)
     return found
 
 
 def unnumbered(data: bytes) -> dict[str, Any]:
-    """The same, whatever schema it has. Raises `ValueError`."""
+    """As `document`, but without checking the schema. Raises `ValueError`."""
     if len(data) > DOCUMENT_BYTES:
         raise ValueError(f"it has {len(data)} bytes, which is more than any document of bench has")
     try:

@@ -1,21 +1,21 @@
-"""Reads a text file that the user named: UTF-8, and not longer than people write.
+"""Reads a text file that the user named. It must be UTF-8 and of limited size.
 
-A user may name a data set, a device or an endless pipe by mistake. Every such file is read here, so that one rule says
-how much of it is read.
-"""
+A user may name a data set, a device or an endless pipe by mistake. Every such file is read here, so that one rule
+limits how much is read."""
 
 from __future__ import annotations
 
 from typing import IO, Final
 
 MOST_YAML: Final = 128 << 10
-"""Bytes of a configuration, a sweep, a description. The longest that comes with the tool has 7 KB."""
+"""The most bytes of a configuration, a sweep or a description. The longest that comes with the tool has 7 KB."""
 MOST_SOURCE: Final = 20 << 20
-"""Bytes of anything else: a source, a page."""
+"""The most bytes of any other file, such as a source or a page."""
 
 
 def text(file: IO[bytes], most: int = MOST_YAML) -> str:
-    """What stands in an open file. Raises `OSError`, and `ValueError` for what no person wrote."""
+    """The text of an open file, with `\\n` as line end. Raises `OSError`, and `ValueError` if the file has more than
+    `most` bytes or is not UTF-8."""
     data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(too_long(most))
@@ -30,5 +30,5 @@ def too_long(most: int) -> str:
 
 
 def why(error: Exception) -> str:
-    """Why a file cannot be read, in a few words."""
+    """The reason why a file cannot be read, from its error."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

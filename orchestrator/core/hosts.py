@@ -1,4 +1,4 @@
-"""Machines that the user owns: how one is named, what a run needs there, and when it must be validated again."""
+"""Hosts, the machines that the user owns: how one is named, what a run needs there, and when it is validated again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.core.market.catalog import nearest
 from orchestrator.core.naming import RUN_ID, attempt_of
 
 ZONE_PREFIX: Final = "host-"
-"""No zone of a cloud begins with this."""
+"""The beginning of a host's zone. No zone of a cloud begins with it."""
 RECORD_PREFIX: Final = "hosts/"
 HOST_KEY: Final = "bench-host"
 """The key in a request's metadata for the machine and its interpreter. It is for the client and is not sent there."""
@@ -27,7 +27,7 @@ MACHINE_TYPE: Final = "host"
 PROVISIONING: Final = "OWN"
 VALID_FOR: Final = timedelta(hours=48)
 OLDEST_PYTHON: Final = (3, 10)
-"""What the harness needs (kernels/README.md)."""
+"""The oldest Python that the harness supports (kernels/README.md)."""
 PYTHON: Final = r"^$|^(~?[A-Za-z0-9_.+/ -]*/)?(python|pypy)[0-9.]*$"
 KEPT_ENDED: Final = timedelta(days=30)
 
@@ -51,12 +51,12 @@ class Target:
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """The name of the host in messages."""
         return "this machine" if self.machine else self.name
 
     @property
     def ssh(self) -> str:
-        """What comes after `ssh` to reach it."""
+        """The arguments of `ssh` that reach it."""
         name = f"{self.user}@{self.name}" if self.user else self.name
         return f"-p {self.port} {name}" if self.port else name
 
@@ -103,11 +103,11 @@ def record_object(zone: str) -> str:
     return f"{RECORD_PREFIX}{zone}.json"
 
 
-# --- what is known of a host ------------------------------------------------------------------------------------------
+# --- the record of a host ---------------------------------------------------------------------------------------------
 
 
 class RecordUnreadable(DocumentUnreadable):
-    """This version cannot read what the bucket has about a host."""
+    """This version cannot read the record of a host in the bucket."""
 
 
 class _Document(BaseModel):
@@ -123,14 +123,14 @@ class HostRun(_Document):
     created_at: Moment
     deadline_at: Moment
     ended_at: Moment | None = None
-    """When it ended; then everything that it stored is in the bucket."""
+    """When it ended. From then on everything that it stored is in the bucket."""
     how: str = ""
     removed: bool = False
     """Whether all its files are deleted on the host."""
 
 
 class HostRecord(_Document):
-    """What the bucket has about a host. Without it the host is validated again, and the runs on it are not listed."""
+    """The record of a host in the bucket. Without it the host is validated again, and the runs on it are not listed."""
 
     schema_: Annotated[int, Field(alias="schema")] = 1
     target: str
@@ -149,11 +149,15 @@ class HostRecord(_Document):
             record = cls.model_validate(document(data))
             if parse_target(record.target).zone != zone:
                 raise ValueError("it describes another host")
-            if strange := [vm for vm, run in record.runs.items() if attempt_of(run.run_id, vm) is None]:
-                raise ValueError(f"{strange[0]} is not a machine of its run")
+            if foreign_vms := [vm for vm, run in record.runs.items() if attempt_of(run.run_id, vm) is None]:
+                raise ValueError(f"{foreign_vms[0]} is not a machine of its run")
         except (ValueError, ConfigError) as error:
-            said = error.errors()[0] if isinstance(error, ValidationError) else None
-            why = f"{'.'.join(map(str, said['loc']))}: {said['msg']}" if said is not None else str(error)
+            first_error = error.errors()[0] if isinstance(error, ValidationError) else None
+            why = (
+                f"{'.'.join(map(str, first_error['loc']))}: {first_error['msg']}"
+                if first_error is not None
+                else str(error)
+            )
             raise RecordUnreadable(
                 f"{record_object(zone)} cannot be read: {words(why, 200)}",
                 hint=f"if a newer version of bench wrote it, use that version; otherwise delete {record_object(zone)} "
@@ -188,11 +192,12 @@ def fingerprint(probe: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def why_validate(record: HostRecord | None, now_is: Mapping[str, str], now: datetime) -> str:
-    """Why a host must be validated again, in words for the user; empty if its last validation is still valid."""
+def why_validate(record: HostRecord | None, facts: Mapping[str, str], now: datetime) -> str:
+    """Why a host must be validated again, as text for the user; empty if its last validation is still valid. `facts` is
+    its present fingerprint."""
     if record is None or record.validated_at is None:
         return "it was never validated"
-    changed = [key for key, value in now_is.items() if record.fingerprint.get(key) != value]
+    changed = [key for key, value in facts.items() if record.fingerprint.get(key) != value]
     if changed:
         return f"its {', '.join(changed)} changed"
     age = now - record.validated_at
@@ -201,7 +206,7 @@ def why_validate(record: HostRecord | None, now_is: Mapping[str, str], now: date
     return ""
 
 
-# --- what a run needs of it -------------------------------------------------------------------------------------------
+# --- what a run needs of a host ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +224,7 @@ class Needs:
 
     cuda: bool
     compiler: bool
-    """For the CPU kernel: on a GPU, the compiler comes with torch."""
+    """Whether a C++ compiler is needed, for the CPU kernel. On a GPU the compiler comes with torch."""
     min_free_gb: float
 
 
@@ -270,7 +275,8 @@ def python_too_old(name: str, version: str) -> Lack:
 
 
 def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Lack | None:
-    """As `lacks`, for what only a validation can tell. Nothing is installed on a machine that the user owns."""
+    """The first thing that the host lacks, as far as only a validation can tell; None if it has everything. Nothing is
+    installed on a machine that the user owns."""
     others = [str(one) for one in found.get("pythons", ())][:3]
     wanted = f"torch=={torch}" if torch else "torch"
     install = (
@@ -296,9 +302,8 @@ def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: st
 
 
 def gpu_for(probe: Mapping[str, Any]) -> str:
-    """The configuration for a host when nobody named one: that of the most capable GPU in the catalog whose compute
-    capability is not above that of the host's first GPU; `cpu` if the host has none. It decides only what is measured:
-    the rows name the device that was found there.
-    """
+    """The name of the GPU whose configuration a host gets if the user named none: the most capable GPU of the catalog
+    whose compute capability is not above that of the host's first GPU; `cpu` if the host has none. It decides only what
+    is measured: the rows name the device that was found on the host."""
     cards = probe["gpus"]
     return nearest(str(cards[0]["compute_capability"]) if cards else "").name

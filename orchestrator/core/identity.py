@@ -1,4 +1,4 @@
-"""Whose credentials are in use, as far as they tell."""
+"""The identity behind the credentials in use, as far as it is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`member` is an IAM member such as `user:ada@example.com`; empty where the kind does not tell."""
+    """The kind of the credentials, and their IAM member, such as `user:ada@example.com`; empty if it is not known."""
 
     kind: str
     member: str = ""

@@ -1,7 +1,7 @@
-"""Prepared images: what is known of each, whether a launch may boot from it, and what keeping it costs.
+"""Prepared images: the record of each, whether a launch may boot from it, and what its storage costs.
 
-An image is a cache of a machine's first minutes. Nothing in the cloud deletes it by itself, so its record and its label
-say when it is due, `bench reap` deletes it, and its storage until then is in the ledger from the day it was made.
+An image saves a machine its first minutes. The cloud does not delete it by itself, so its record and its label say when
+it expires, and `bench reap` deletes it then. The ledger has the cost of its storage until then from the day it is made.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from orchestrator.core.naming import IMAGE_NAME
 from orchestrator.core.wording import count
 
 USD_PER_GIB_MONTH: Final = Decimal("0.05")
-"""Of an image's archive; recalled from Google's price list, as configs/prices.yaml says of its prices."""
+"""The price of an image's archive. It is recalled from Google's price list, as configs/prices.yaml says of its
+prices."""
 MONTH_S: Final = 730 * 3600
 VALID_FOR: Final = timedelta(hours=48)
-"""So long after its last validation an image is used without one."""
+"""For this long after its last validation an image is used without another one."""
 STALE_AFTER: Final = timedelta(days=30)
 EXPIRES_LABEL: Final = "bench-expires"
 GPU_LABEL: Final = "bench-gpu"
@@ -36,7 +37,7 @@ PREFIX: Final = "images/"
 
 
 class ImageRecord(BaseModel):
-    """The object `images/<name>.json`: what the run that made an image said of it, and what became of it since."""
+    """The object `images/<name>.json`: what the run that made an image reported about it, and its state since."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -47,31 +48,31 @@ class ImageRecord(BaseModel):
     base: Name
     """The dated image that it was made from, as a partial URL."""
     torch: Name = ""
-    """What is on it."""
+    """The version of torch on it. The next four are versions too."""
     driver: Name = ""
     kernel: Name = ""
     ncu: Name = ""
     environment: Name
-    """`environment_of` what was asked to be on it."""
+    """`environment_of` the packages that it was asked to have."""
     requirements: tuple[Name, ...] = Field(default=(), max_length=200)
-    """Of a workload, beside torch: `pip triton==3.4`, `apt libnuma-dev`."""
+    """A workload's packages on it, in addition to torch: `pip triton==3.4`, `apt libnuma-dev`."""
     disk_gb: Count
     archive_bytes: int = Field(ge=0, le=2**60)
     run: Name
     created_at: Moment
     expires_at: Moment
     usd: Usd
-    """What its storage costs until then; the ledger has it under `cost_of` the name."""
+    """What its storage costs until it expires; the ledger has this under `cost_of(name)`."""
     validated_at: Moment | None = None
     validated_by: Name = ""
-    """The run that found every gate passed on it."""
+    """The run that passed every check on it."""
     broken: Name = ""
-    """Why no launch may use it; empty: nothing is known against it."""
+    """Why no launch may use it; empty if there is no reason."""
     gone_at: Moment | None = None
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> ImageRecord:
-        """Raises `DocumentUnreadable`."""
+        """The record in `data`. Raises `DocumentUnreadable`."""
         try:
             return cls.model_validate(document(data))
         except (ValueError, ValidationError) as error:
@@ -90,31 +91,33 @@ class CloudImage:
 
     name: str
     url: str
-    """Partial: `projects/P/global/images/NAME`."""
+    """The partial URL `projects/P/global/images/NAME`."""
     id: str
     status: str
-    """Google's word: PENDING, READY, FAILED, DELETING."""
+    """Google's status: PENDING, READY, FAILED, DELETING."""
     created_at: datetime
     labels: Mapping[str, str]
     disk_gb: int = 0
     archive_bytes: int = 0
     deprecated: str = ""
-    """DEPRECATED, OBSOLETE or DELETED; empty while it is neither."""
+    """DEPRECATED, OBSOLETE or DELETED; empty if it is none of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """A launch may boot from it. `validates`: why the gates of that launch are its validation; empty: it is valid."""
+    """A launch may boot from this image. `validates`: why the checks of that launch validate the image; empty: its last
+    validation is still valid."""
 
     record: ImageRecord
     url: str
-    """As the cloud names it, in this project: what a record says of that is not believed."""
+    """The URL that the cloud reports, in this project. The URL in the record is not trusted."""
     validates: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """No launch may boot from it, and why. What is `stale` is made again; what is not is gone or never was."""
+    """No launch may boot from this image, and why. A `stale` image should be made again; another one is gone, or was
+    never fit for such a launch."""
 
     record: ImageRecord
     why: str
@@ -124,8 +127,9 @@ class Unusable:
 def judge(
     record: ImageRecord, seen: CloudImage | None, base: str, environments: Sequence[str], now: datetime
 ) -> Usable | Unusable:
-    """Whether a launch that would boot from `base` and can do with any of `environments` may boot from an image, whose
-    present state in the cloud is `seen`."""
+    """Whether a launch may boot from an image. `base` is the base image from which the launch would boot otherwise,
+    `environments` are those that it can use, and `seen` is the image's present state in the cloud (None: it is
+    gone)."""
     gone = _gone(record, seen, now)
     if gone is not None:
         return gone
@@ -168,39 +172,40 @@ def choose(
     environments: Sequence[str],
     now: datetime,
 ) -> tuple[Usable | None, tuple[Unusable, ...]]:
-    """The newest image of a GPU that a launch may boot from, one with the first of `environments` before one with the
-    next; and those that it may not boot from, newest first."""
-    mine = sorted((one for one in records if one.gpu == gpu), key=lambda one: one.created_at, reverse=True)
-    verdicts = [judge(one, seen.get(one.name), base, environments, now) for one in mine]
-    fit = [one for one in verdicts if isinstance(one, Usable)]
-    usable = min(fit, key=lambda one: environments.index(one.record.environment), default=None)
+    """(image to boot from, images that a launch may not boot from). The first is the newest of those with the earliest
+    possible entry of `environments`; None if there is none. The others are in order, newest first."""
+    of_gpu = sorted((one for one in records if one.gpu == gpu), key=lambda one: one.created_at, reverse=True)
+    verdicts = [judge(one, seen.get(one.name), base, environments, now) for one in of_gpu]
+    usable_images = [one for one in verdicts if isinstance(one, Usable)]
+    usable = min(usable_images, key=lambda one: environments.index(one.record.environment), default=None)
     return usable, tuple(one for one in verdicts if isinstance(one, Unusable))
 
 
-def differs(record: ImageRecord, told: Mapping[str, object]) -> str:
-    """What a run on an image tells of itself that is not as it was when the image was made; empty: nothing. What one of
-    the two does not know is no difference."""
+def differs(record: ImageRecord, reported: Mapping[str, object]) -> str:
+    """The first difference between the versions that a run on an image reports and those of the image's record, as
+    text; empty if there is none. A version that one of the two does not know is not a difference."""
     for key in ("kernel", "driver", "torch"):
-        was, now_is = str(getattr(record, key) or ""), str(told.get(key) or "")
+        was, now_is = str(getattr(record, key) or ""), str(reported.get(key) or "")
         if was and now_is and was.partition("+")[0] != now_is.partition("+")[0]:
             return f"it now has {key} {now_is}, but it was made with {was}"
     return ""
 
 
 def environment_of(torch: str, requirements: Sequence[str] = ()) -> str:
-    """A digest of what is asked to be on an image."""
+    """A digest of the packages that an image is asked to have: 16 hexadecimal digits."""
     text = "\n".join([torch, *sorted(requirements)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def environments_for(torch: str, requirements: Sequence[str]) -> tuple[str, ...]:
-    """What a launch can boot from, best first: an image that has its workload's requirements, or one with torch alone,
-    on which the machine installs them."""
+    """The environments that a launch can use, best first: with its workload's requirements, or with torch alone, so
+    that the machine installs them."""
     return tuple(dict.fromkeys((environment_of(torch, requirements), environment_of(torch))))
 
 
 def image_name(gpu: str, run_id: str) -> str:
-    """`bench-image-l4-20261122-040506-7f3a`: newest last, and known as that of the run that makes it."""
+    """The name of the image that a run makes, such as `bench-image-l4-20261122-040506-7f3a`. Names of one GPU sort by
+    time."""
     return f"{family_of(gpu)}-{run_id[:15]}-{run_id.rpartition('-')[2]}"
 
 
@@ -217,12 +222,12 @@ def record_object(name: str) -> str:
 
 
 def cost_of(name: str) -> str:
-    """The id of an image's storage in the ledger."""
+    """The id of the cost of an image's storage in the ledger."""
     return f"cost-{name}"
 
 
 def storage_usd(archive_bytes: int, seconds: float) -> Decimal:
-    """What an image's archive costs for so long, in dollars."""
+    """What an image's archive costs for `seconds`, in dollars, rounded up."""
     share = Fraction(archive_bytes, 2**30) * Fraction(max(seconds, 0.0)) / MONTH_S
     return round_up(Fraction(USD_PER_GIB_MONTH) * share)
 
@@ -232,12 +237,12 @@ def usd_per_month(archive_bytes: int) -> Decimal:
 
 
 def expires_label(at: datetime) -> str:
-    """A label holds neither colons nor capitals: seconds since 1970."""
+    """The value of the expiry label: seconds since 1970, because a label allows neither colons nor capitals."""
     return str(int(at.timestamp()))
 
 
 def expired(labels: Mapping[str, str], now: datetime) -> bool:
-    """Whether an image's own label says that its time is over; one without a readable label is never due."""
+    """Whether an image's own label says that it has expired. An image without a readable label never expires."""
     text = labels.get(EXPIRES_LABEL, "")
     return text.isascii() and text.isdigit() and len(text) < 13 and int(text) <= now.timestamp()
 

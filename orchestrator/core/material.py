@@ -1,4 +1,4 @@
-"""What a bucket has about one run, as bytes that are not checked yet; the page of the run is made from them."""
+"""The objects of one run in a bucket, as bytes that are not checked yet. The page of the run is made from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from orchestrator.core.run.status import StatusLine
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """`body` is the fold of the run's events as a document (`orchestrator.core.run.status.document`); `cases` are the
-    files of finished cases, by case id. Empty where there is none. `problem`: why the run could not be read."""
+    """The objects of one run; empty if there is no such object. `body` is the state of the run as a document
+    (`orchestrator.core.run.status.document`), and `cases` are the files of finished cases, by case id. `problem` says
+    why the run could not be read."""
 
     line: StatusLine
     body: bytes = b""

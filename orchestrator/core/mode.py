@@ -1,4 +1,4 @@
-"""Where the machines of a run come from."""
+"""The mode of a run: where its machines come from."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """Equal to its name in documents: a plan, an event, `--json`."""
+    """The values are the names in documents: a plan, an event, `--json`."""
 
     GCE = "gce"
     """Rented on Compute Engine."""
     EMBEDDED = "embedded"
     """Processes of this machine, rented from the embedded cloud at simulated prices."""
     HOST = "host"
-    """Machines of the user's own, over SSH or the one in front of them."""
+    """The user's own machines, over SSH, or the machine on which bench runs."""
 
     @property
     def simulated(self) -> bool:
-        """Whether its dollars are pretended, and kept apart from real ones."""
+        """Whether its dollars are only simulated. They are counted apart from real ones."""
         return self is Mode.EMBEDDED
 
     @property
     def shortest_s(self) -> int:
-        """The shortest deadline that lets a machine do anything at all."""
+        """The shortest deadline with which a machine can measure anything, in seconds."""
         return 240 if self is Mode.GCE else 60

@@ -1,4 +1,4 @@
-"""Names that cross a boundary: run ids, instance names, labels, object names (docs/contracts.md, section 1)."""
+"""Names that several programs share: run ids, instance names, labels, object names (docs/contracts.md, section 1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASELINES_PREFIX: Final = "baselines/"
 MACHINES_PREFIX: Final = "machines/"
 
 IMAGE_NAME: Final = "bench-image-"
-"""What the names of prepared images begin with."""
+"""The beginning of the names of prepared images."""
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9]+-[0-9a-f]{4}")
 _EVENT_NAME = re.compile(
@@ -34,13 +34,14 @@ _STAMP = "%Y%m%dT%H%M%S.%fZ"
 
 
 def run_id(now: datetime, gpu: str, entropy: str) -> str:
-    """`20261121-040506-l4-7f3a`: sorts by time, says what was asked for, and fits a label and an instance name."""
+    """The id of a new run, such as `20261121-040506-l4-7f3a`. It sorts by time, names the GPU, and may be used in a
+    label and an instance name."""
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{re.sub('[^a-z0-9]', '', gpu.lower())}-{entropy[:4].lower()}"
 
 
 def launch_command(run: str) -> str:
-    """The command that launches a run like `run`, as far as its id tells: with the same GPU. The id of a child of a
-    fleet has an `x` after the GPU."""
+    """The command that launches a run with the GPU in the id `run`. The id of a fleet's child has an `x` after the
+    GPU."""
     gpu = run.split("-")[2].partition("x")[0] if is_run_id(run) else "GPU"
     return f"`bench launch --gpu {gpu}`"
 
@@ -59,30 +60,32 @@ def is_prepared(image: str) -> bool:
 
 
 def attempt_of(run: str, instance: str) -> int | None:
-    """Which machine of the run `instance` is; None for one that is not of this run."""
+    """The attempt number of a machine of the run; None if `instance` is not a machine of this run."""
     head, _, tail = instance.rpartition("-")
     ours = head == f"bench-{run}" and tail.isascii() and tail.isdigit() and len(tail) <= 6
     return int(tail) if ours else None
 
 
 def label_value(text: str) -> str:
-    """`text` as a label value: lower case letters, digits, `_` and `-`, at most 63."""
+    """`text` as a label value: at most 63 lower case letters, digits, `_` and `-`."""
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 
 def bucket_label(bucket: str) -> str:
-    """The bucket's name as far as a label holds it, and a digest of it: `acme.bench` and `acme-bench` differ."""
+    """The label of a bucket: the beginning of its name, and a digest of it, so that `acme.bench` and `acme-bench`
+    differ."""
     return f"{label_value(bucket)[:46]}-{hashlib.sha256(bucket.encode()).hexdigest()[:16]}"
 
 
 def is_label_of(label: str, bucket: str) -> bool:
-    """Whether a machine with this label belongs to `bucket`. Labels of older versions are the name alone, and are
-    believed where they hold it whole."""
+    """Whether a machine with this label belongs to `bucket`. Older versions used the name alone as label; such a label
+    is accepted if it contains the whole name."""
     return label == bucket_label(bucket) or label == bucket == label_value(bucket)
 
 
 def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
-    """The bucket is among them because two buckets may share a project, and each may reap only its own machines."""
+    """The labels of a machine. They include the bucket, because two buckets may share a project, and a client may
+    delete only the machines of its own bucket."""
     return {
         TOOL_LABEL: TOOL,
         RUN_LABEL: run,
@@ -113,7 +116,7 @@ def plan_object(run: str) -> str:
 
 
 def hold_key(run: str, generation: int) -> str:
-    """The name of a run's hold in the ledger; `<run-id>+1` for its first resumption, and so on."""
+    """The key of a run's hold in the ledger: the run id; `<run-id>+1` for its first resumption, and so on."""
     return f"{run}+{generation}" if generation else run
 
 
@@ -144,7 +147,7 @@ def stamp(at: datetime) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class EventName:
-    """The parts of an event's object name; their order is the order of events."""
+    """The parts of an event's object name. Sorting by them gives the order of the events."""
 
     at: datetime
     writer: str
@@ -156,20 +159,20 @@ class EventName:
 
 
 def machine_of(writer: str) -> int:
-    """The attempt whose machine writes events as `writer`; 0 for a client. Machines of old had no third part to their
-    name."""
+    """The attempt whose machine writes events as `writer`; 0 for a client. Machines of older versions had two parts in
+    their names."""
     role, attempt, *_ = [*writer.split("-"), ""]
     return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
 
 
 def is_client(writer: str) -> bool:
-    """Whether events of that writer are a client's. No machine's account can store an object with such a name
+    """Whether the writer is a client. No machine's account can store an event with such a name
     (`core.setup.plan.own_objects`)."""
     return writer.startswith("client-")
 
 
 def parse_event_object(name: str) -> EventName | None:
-    """The parts of `runs/<run>/events/<name>`, or None when it is not an event's name."""
+    """The parts of `runs/<run>/events/<name>`, or None if it is not the name of an event."""
     match = _EVENT_NAME.fullmatch(name.rsplit("/", 1)[-1])
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Every permission that this tool uses, who uses it, and for what: the roles are made of this, and nothing else."""
+"""Every permission that this tool uses, who uses it, and for what. The custom roles have these and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One permission. `code` is the function that makes the call which takes it."""
+    """One permission. `code` is the function whose call to Google needs it."""
 
     permission: str
     why: str
@@ -35,7 +35,7 @@ LAUNCHER: Final = (
     Need("compute.regions.get", "read the quotas of a region", "adapters/gce_market.py quotas"),
     Need("compute.projects.get", "read the quotas of the project", "adapters/gce_market.py quotas"),
 )
-"""On the project, for whoever runs `bench`."""
+"""On the project, for each person who runs `bench`."""
 
 LOOKER: Final = (
     Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
@@ -60,7 +60,7 @@ LOOKER: Final = (
     Need("compute.images.delete", "delete one that is due", "adapters/gce_images.py delete"),
     Need("compute.disks.useReadOnly", "copy the disk of the machine that becomes one", "adapters/gce_images.py seal"),
 )
-"""On the project, for `bench doctor` and `bench image`; a launch does without them."""
+"""On the project, for `bench doctor` and `bench image`. A launch does not need them."""
 
 BATCH: Final = (
     Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch.py create"),
@@ -77,7 +77,7 @@ BATCH: Final = (
         "adapters/batch_check.py preempt",
     ),
 )
-"""On the project, for fleets on Google Cloud Batch; a launch of one run does without them."""
+"""On the project, for fleets on Google Cloud Batch. A launch of one run does not need them."""
 
 BUCKET: Final = (
     Need("storage.objects.create", "store payloads, events and cases", "adapters/gcs.py create"),
@@ -85,30 +85,31 @@ BUCKET: Final = (
     Need("storage.objects.list", "find them", "adapters/gcs.py list"),
     Need("storage.objects.delete", "replace the ledger and the index", "adapters/gcs.py replace"),
 )
-"""On the bucket, for whoever runs `bench`. The machine needs the same."""
+"""On the bucket, for each person who runs `bench`. The machine needs the same."""
 
 BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/bucket.py bucket"),)
 """On the bucket, for `bench doctor`."""
 
 ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)
-"""On the machine's service account, for whoever runs `bench`."""
+"""On the machine's service account, for each person who runs `bench`."""
 
 MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is done", "startup/agent/stop.py"),)
 """On instances named bench-…, for the machine's service account."""
 
 BATCH_REPORTER: Final = "roles/batch.agentReporter"
-"""On the project, for the machine's service account: what runs on it tells Batch how its task is."""
+"""On the project, for the machine's service account: programs on the machine report the state of their task to
+Batch."""
 OBJECT_USER: Final = "roles/storage.objectUser"
-"""Objects of a bucket: make, read, list, replace and delete; nothing on the bucket itself."""
+"""Allows to create, read, list, replace and delete a bucket's objects, and nothing on the bucket itself."""
 OBJECT_VIEWER: Final = "roles/storage.objectViewer"
-"""Objects of a bucket: read and list."""
+"""Allows to read and list a bucket's objects."""
 BUCKET_READER: Final = "roles/storage.legacyBucketReader"
-"""A bucket's own properties, read only."""
+"""Allows to read a bucket's properties."""
 ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
 WRITING_ROLES: Final = frozenset({OBJECT_USER, "roles/storage.objectAdmin", "roles/storage.admin"})
 """Roles on a bucket with which a machine can store and replace objects."""
 
 
 def names(*groups: tuple[Need, ...]) -> tuple[str, ...]:
-    """The permissions of some groups, each once, in order."""
+    """The permissions of all `groups`, each once, in order."""
     return tuple(dict.fromkeys(need.permission for group in groups for need in group))

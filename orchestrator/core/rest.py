@@ -1,6 +1,6 @@
-"""Requests and answers of Google's REST APIs as data, so that what is asked and what it means need no network.
+"""Requests and answers of Google's REST APIs as data, so that making a request and reading its answer need no network.
 
-Who asks is given an `Api`: `orchestrator.adapters.rest` sends what is asked; a test answers by itself.
+Callers get an `Api`: that of `orchestrator.adapters.rest` sends the requests; that of a test answers them itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Service = Literal["compute", "storage", "serviceusage", "cloudresourcemanager", 
 Method = Literal["GET", "POST", "PUT", "PATCH"]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 MOST_PAGES: Final = 1000
-"""Of one list: with a thousand entries each, more than there is of anything that is listed."""
+"""The most pages of one list. With a thousand entries each, this is more than any list has."""
 READING_POSTS: Final = (":testIamPermissions", ":getIamPolicy")
-"""Methods that only look and are sent as POST all the same."""
+"""Methods that change nothing although they are sent as POST."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` begins with a slash and has the API's version in it; `query` values may be lists."""
+    """One request. `path` begins with a slash and includes the API's version. The values of `query` may be lists."""
 
     service: Service
     method: Method
@@ -31,21 +31,21 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing and costs nothing, whatever the answer."""
+        """Whether the request changes nothing and costs nothing."""
         return self.method == "GET" or (self.method == "POST" and self.path.endswith(READING_POSTS))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` is 0 when there was none, and `trouble` then says why."""
+    """The answer to a request. `status` is the HTTP status; 0 if there was no answer, and `trouble` then says why."""
 
     status: int
     document: Mapping[str, Any] = field(default_factory=dict)
     trouble: str = ""
     skew_s: float | None = None
-    """By how much the server's clock is ahead of this one's; None where it did not say."""
+    """How many seconds the server's clock is ahead of this machine's; None if the server did not send its time."""
     billed_to: str = ""
-    """The project that the credentials say requests count against; empty where they name none."""
+    """The project to which the credentials bill requests; empty if they name none."""
 
     @property
     def good(self) -> bool:
@@ -53,26 +53,26 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """What the server, or the network, says went wrong."""
-        said = self._error.get("message")
-        text = said if isinstance(said, str) and said.strip() else self.trouble or f"HTTP {self.status}"
+        """What went wrong, in the words of the server or the network: one line."""
+        message = self._error.get("message")
+        text = message if isinstance(message, str) and message.strip() else self.trouble or f"HTTP {self.status}"
         return text.strip().splitlines()[0]
 
     @property
     def api_off(self) -> bool:
-        """Whether it was refused because the API is not enabled in the project."""
+        """Whether the request was refused because the API is not enabled in the project."""
         reasons = {str(entry.get("reason")) for key in ("errors", "details") for entry in _entries(self._error, key)}
         return self.status == 403 and bool(reasons & {"accessNotConfigured", "SERVICE_DISABLED"})
 
     @property
     def consumer(self) -> str:
-        """The project, by id or number, that a refusal speaks of: that which the credentials are billed to, and not
-        always the one that was asked about. Empty where it names none. Google often says a number, which tells nobody
-        whose it is: then it is what the credentials say."""
-        found = (entry.get("metadata") for entry in _entries(self._error, "details"))
-        named = (str(one.get("consumer", "")) for one in found if isinstance(one, Mapping))
-        said = next((one.removeprefix("projects/") for one in named if one), "")
-        return self.billed_to if said.isdecimal() and self.billed_to else said
+        """The project that a refusal names, by id or number; empty if it names none. It is the project to which the
+        credentials are billed, and not always the one in the request. Google often gives only a number, which a user
+        does not recognise; then this is the project that the credentials name, if they name one."""
+        details = (entry.get("metadata") for entry in _entries(self._error, "details"))
+        names = (str(one.get("consumer", "")) for one in details if isinstance(one, Mapping))
+        project = next((name.removeprefix("projects/") for name in names if name), "")
+        return self.billed_to if project.isdecimal() and self.billed_to else project
 
     @property
     def _error(self) -> Mapping[str, Any]:
@@ -86,14 +86,15 @@ def _entries(error: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 class Api(Protocol):
-    """Whoever answers requests. Raises nothing: what stands in the way is an answer too."""
+    """Answers requests. It raises nothing: a problem is returned as an answer too."""
 
     def ask(self, request: Request) -> Answer: ...
     def pause(self, seconds: float) -> None: ...
 
 
 def unread(token: str, seen: set[str]) -> bool:
-    """Whether a next page is none that was read, nor one too many; it is noted among those `seen`."""
+    """Whether the page `token` may be read: it was not read before, and there are not too many pages. The token is then
+    added to `seen`."""
     if token in seen or len(seen) >= MOST_PAGES:
         return False
     seen.add(token)
@@ -101,7 +102,8 @@ def unread(token: str, seen: set[str]) -> bool:
 
 
 def everything(api: Api, request: Request) -> Answer:
-    """All pages of a list as one answer; the first bad page is the answer, with status 0 for pages that do not end."""
+    """All pages of a list as one answer, whose document has `items`. If a page fails, its answer is returned; if the
+    pages do not end, the answer has status 0."""
     items: list[Any] = []
     scopes: dict[str, Any] = {}
     query = dict(request.query)

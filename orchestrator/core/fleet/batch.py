@@ -32,9 +32,9 @@ PATIENCE: Final = timedelta(minutes=10)
 SHORTEST_S: Final = 300
 """The least time of a machine in seconds. With less time it returns no measurement."""
 WRONG: Final = 10
-"""The exit code of a child with a wrong kernel."""
+"""The exit code of a child that measured a wrong kernel."""
 TAKEN: Final = 75
-"""The exit code of a child whose machine was preempted."""
+"""The exit code of a child that was ended by a signal, as when its machine is preempted."""
 MOST_RUN_S: Final = 120 * 86_400
 """The longest `maxRunDuration` that Google accepts, in seconds."""
 _PLACE: Final = re.compile(r"(\d{1,9})-(\d{1,2})\.json")
