@@ -1,1 +1,1 @@
-"""Money: caps, holds, settlements, and what may be asked for under them."""
+"""Money: caps, holds, settlements, alerts, and which machines may be requested under a hold."""

@@ -1,9 +1,9 @@
-"""What should be said of the ledger, once each: thresholds, windows that may pass their cap, runs over their hold.
+"""Alerts about the ledger: thresholds reached, windows that may pass their cap, and runs that cost more than their
+hold.
 
-Who is about to say something notes that first, with the time, and that it is said afterwards. If it dies in between,
-the next one that changes the ledger says it, once the note is old. So each is said at least once, and twice only where
-a client died right after it had spoken.
-"""
+Before a client sends an alert, it notes this in the ledger with the time; after sending it, it notes that the alert was
+sent. If the client dies in between, the next client that changes the ledger sends the alert once the note is old. So
+each alert is sent at least once, and twice only if a client died right after sending it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.core.ledger.budget import WINDOWS, ZERO, Caps, Ledger, Window,
 
 THRESHOLDS: Final = (50, 80, 100)
 SAYING: Final = timedelta(minutes=2)
-"""How long somebody may take to say something before another says it."""
+"""How long a client may take to send an alert before another client sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Alert:
     """`budget`, `overcommit` or `overspend`."""
     window: Window
     key: str
-    """The day, month, `total`, or run id."""
+    """The day, the month, `total`, or the run id."""
     threshold: int
-    """Percent of `cap`."""
+    """In per cent of `cap`."""
     spent: Decimal
     held: Decimal
     cap: Decimal
@@ -39,7 +39,8 @@ class Alert:
 
     @property
     def id(self) -> str:
-        """Once for each window, threshold and cap: one that was raised has thresholds of its own."""
+        """The id under which the ledger remembers the alert. It includes the cap, so that a raised cap gets new
+        alerts."""
         if self.kind == "overspend":
             return f"run:{self.key}:{self.threshold}"
         what = "over" if self.kind == "overcommit" else str(self.threshold)
@@ -68,17 +69,19 @@ class Alert:
 
 
 def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
-    """What should be said now and has not been, of real dollars: for each window and each cap that somebody goes by,
-    the highest threshold that its spending has reached, and whether what is held on top passes the cap; and each run
-    that cost more than its hold."""
+    """The alerts about real dollars to send now that were not sent yet. There are three kinds: the highest threshold
+    that the spending of a window has reached; a window in which more is spent and held than its cap; and a run that
+    cost more than its hold. Each window is checked against every cap that a client applies to it."""
     due: list[Alert] = []
     for window, cap in _caps_in_force(ledger, caps, now):
-        seen = exposure(ledger, window, now)
-        reached = [threshold for threshold in THRESHOLDS if seen.spent > 0 and seen.spent * 100 >= cap * threshold]
+        exposed = exposure(ledger, window, now)
+        reached = [
+            threshold for threshold in THRESHOLDS if exposed.spent > 0 and exposed.spent * 100 >= cap * threshold
+        ]
         if reached:
-            due.append(Alert("budget", window, key_of(window, now), reached[-1], seen.spent, seen.held, cap))
-        if seen.spent < cap < seen.total:  # from the cap on, the threshold of 100 % says it
-            due.append(Alert("overcommit", window, key_of(window, now), 100, seen.spent, seen.held, cap))
+            due.append(Alert("budget", window, key_of(window, now), reached[-1], exposed.spent, exposed.held, cap))
+        if exposed.spent < cap < exposed.total:  # once the whole cap is spent, the threshold of 100 % is reached
+            due.append(Alert("overcommit", window, key_of(window, now), 100, exposed.spent, exposed.held, cap))
     for run_id, entry in sorted(ledger.runs.items()):
         if entry.spent > entry.hold_usd:
             due.append(Alert("overspend", "run", run_id, 100, entry.spent, ZERO, entry.hold_usd))
@@ -86,8 +89,8 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
 
 
 def _caps_in_force(ledger: Ledger, caps: Caps, now: datetime) -> Iterator[tuple[Window, Decimal]]:
-    """Each window with each cap on it: the client's own or the bucket's, and those of whoever holds money in it."""
-    own = binding(ledger, caps)
+    """(window, cap) for each cap on each window: the client's own or the bucket's, and the caps of the holds in it."""
+    binding_caps = binding(ledger, caps)
     for window in WINDOWS[1:]:
         key = key_of(window, now)
         others = {
@@ -95,13 +98,13 @@ def _caps_in_force(ledger: Ledger, caps: Caps, now: datetime) -> Iterator[tuple[
             for entry in ledger.runs.values()
             if window in entry.caps and not entry.pretend and key_of(window, entry.held_at) == key
         }
-        mine = own.of(window)
-        for cap in sorted(others | ({mine} if mine is not None else set())):
+        own_cap = binding_caps.of(window)
+        for cap in sorted(others | ({own_cap} if own_cap is not None else set())):
             yield window, cap
 
 
 def _said(ledger: Ledger, alert: Alert) -> bool:
-    """Ledgers of old named no cap."""
+    """Whether the alert was sent. Ids in older ledgers have no cap."""
     return alert.id in ledger.alerts or alert.id.rpartition(":")[0] in ledger.alerts
 
 
@@ -113,12 +116,12 @@ def _being_said(ledger: Ledger, alert: Alert, now: datetime) -> bool:
 def _is_young(at: str, now: datetime) -> bool:
     try:
         return abs(now - datetime.fromisoformat(at)) < SAYING
-    except (TypeError, ValueError):  # no time, or one without a zone: no note of ours
+    except (TypeError, ValueError):  # not a time, or a time without a zone: we write no such notes
         return False
 
 
 def about_to_say(ledger: Ledger, alerts: tuple[Alert, ...], now: datetime) -> Ledger:
-    """Notes that these are about to be said, in the place of older notes."""
+    """The ledger with a note that these alerts are about to be sent. It replaces older notes about them."""
     notes = {f"{alert.id}@{now.isoformat(timespec='seconds')}" for alert in alerts}
     return ledger.model_copy(update={"alerts": _without_notes(ledger, alerts) | notes})
 
@@ -129,12 +132,12 @@ def _without_notes(ledger: Ledger, alerts: tuple[Alert, ...]) -> frozenset[str]:
 
 
 def mark_alerted(ledger: Ledger, alerts: tuple[Alert, ...]) -> Ledger:
-    """Remembers that these were said; the thresholds below them need no saying any more."""
+    """The ledger with a note that these alerts were sent. It covers the lower thresholds too."""
     below = {
         replace(alert, threshold=threshold).id
         for alert in alerts
         for threshold in THRESHOLDS
         if alert.kind == "budget" and threshold < alert.threshold
     }
-    said = {alert.id for alert in alerts} | below
-    return ledger.model_copy(update={"alerts": _without_notes(ledger, alerts) | said})
+    sent = {alert.id for alert in alerts} | below
+    return ledger.model_copy(update={"alerts": _without_notes(ledger, alerts) | sent})

@@ -1,4 +1,4 @@
-"""Dollars as a person types them."""
+"""Reads amounts of dollars that a person types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LARGE: Final = Decimal(1000)
 
 
 def dollars(text: str, *, zero: bool = False) -> Decimal:
-    """`1.50` or `$1.50`: digits, and at most six decimals; more than 0 unless `zero`. Raises `ConfigError`."""
+    """The amount in `1.50` or `$1.50`. Raises `ConfigError` unless it is digits with at most six decimals, and more
+    than 0 or, if `zero` is true, at least 0."""
     found = AMOUNT.fullmatch(text.strip())
     amount = Decimal(found[1]) if found else None
     if amount is None or (not amount and not zero):
@@ -27,6 +28,6 @@ def dollars(text: str, *, zero: bool = False) -> Decimal:
 
 
 def is_large(amount: Decimal, ledger: Ledger, caps: Caps) -> bool:
-    """Whether an amount is so large that it may be a slip: as much as a whole cap, or a thousand dollars."""
+    """Whether an amount is so large that it may be a typing error: at least a whole cap, or a thousand dollars."""
     limits = [cap for window in WINDOWS[1:] if (cap := binding(ledger, caps).of(window)) is not None]
     return amount >= min([LARGE, *limits])

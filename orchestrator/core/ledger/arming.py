@@ -1,7 +1,8 @@
-"""Who may ask for the next machine under a hold, and who may settle it: decided in the ledger, by compare-and-swap.
+"""Arming: which client may request the next machine under a hold, and which may settle the hold.
 
-A client says in the ledger that it sets out for machine n before it does; whoever settles must know of machine n. So a
-hold is never given back under a machine that is about to be asked for, and of two clients one asks.
+The ledger decides this by compare-and-swap. Before a client requests machine n, it notes in the ledger that it will do
+so. A client that settles the hold must know of machine n. So a hold is never given back while a machine is about to be
+requested under it, and of two clients only one requests the machine.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Final
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
 
 REBUILT: Final = "rebuilt"
-"""The note of an entry that was made again from events: they do not tell who had set out for a machine."""
+"""The note of an entry that was restored from events. Events do not tell which client was about to request a
+machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotArmed:
-    """Why nothing may be asked for. `kind` is `no_hold`, `settled`, `too_dear` (the machine alone may cost more than is
-    held), or `taken`: another client is at it."""
+    """Why no machine may be requested. `kind` is `no_hold`, `settled`, `too_dear` (the machine alone may cost more than
+    is held), or `taken` (the client `by` is about to request it)."""
 
     kind: str
     by: str = ""
@@ -29,10 +31,11 @@ class NotArmed:
 def arm(
     ledger: Ledger, run_id: str, attempt: int, by: str, now: datetime, patience_s: float, worst: Decimal = ZERO
 ) -> Ledger | NotArmed:
-    """Sets out to ask for machine number `attempt` under a hold: from here on the hold is not settled by a client that
-    does not know of that machine, and no other client asks for it. One that has not asked after `patience_s` is taken
-    for dead, and another may. `worst` is what the machine can cost: what the ledger holds must cover it, whatever the
-    run's events say is held."""
+    """The ledger with a note that the client `by` is about to request machine number `attempt`, or why it must not.
+    From then on no client that does not know of this machine settles the hold, and no other client requests the
+    machine. A client that has not requested it after `patience_s` seconds counts as dead, and another may. `worst` is
+    the most that the machine can cost, in dollars: the hold in the ledger must cover it, whatever the run's events say
+    is held."""
     entry = ledger.runs.get(run_id)
     if entry is None:
         return NotArmed("no_hold")
@@ -51,7 +54,8 @@ def arm(
 
 
 def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patience_s: float) -> bool:
-    """Whether a client that knows of the machines up to `attempt` knows them all."""
+    """Whether a client that knows of the machines up to `attempt` knows all machines of the hold, so that it may settle
+    it."""
     entry = ledger.runs.get(run_id)
     if entry is None or not _fresh(entry, now, patience_s):
         return True
@@ -60,5 +64,6 @@ def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patienc
 
 
 def _fresh(entry: Entry, now: datetime, patience_s: float) -> bool:
-    """Whether whoever armed the hold may still be about to ask. A clock that is behind the armer's says yes."""
+    """Whether the client that armed the hold may still be about to request its machine. If this client's clock is
+    behind that client's, the answer is yes."""
     return entry.armed_at is not None and (now - entry.armed_at).total_seconds() < patience_s

@@ -1,13 +1,13 @@
 """The ledger: what runs have cost, what they may still cost, and whether one more fits under every cap.
 
-The law: at every instant and in every window, spent + held <= cap, as long as no run costs more than its hold and no
-settled cost turns out higher. A settlement that is corrected upward records money that is gone, whatever was held
-since, and is never refused: the window is then over its cap by no more than what was corrected, that is alerted, and
-nothing more is held in it until it is within its cap again. A cost added by hand is a fact in the same way.
+The rule: at every instant and in every window, spent + held <= cap, as long as no run costs more than its hold and no
+settled cost turns out higher. A settlement that is corrected upward records money that is already spent, so it is never
+refused. The window is then over its cap by no more than the correction. An alert says so, and nothing more is held in
+this window until it is within its cap again. The same holds for a cost that is added by hand.
 
-A run is charged, whole, to the UTC day and month in which its hold was taken. Every change is a pure function from
-ledger to ledger, may be replayed, and never lowers what is known to be spent (but for a cost added by hand that a
-person takes back, which stays on record); so any client may make it at any time.
+A run's whole cost is charged to the UTC day and month in which its hold was taken. Every change is a pure function from
+ledger to ledger and may be repeated. No change lowers what is known to be spent, except that a person may take back a
+cost that was added by hand; both entries stay on record. So any client may make any change at any time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ __all__ = [
     "exposure", "headroom", "hold", "key_of", "set_caps", "settle", "take_back", "with_run", "without",
 ]  # fmt: skip
 KEPT_CAPS = 20
+"""How many earlier caps of the bucket stay on record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What a window has cost, and what it may still cost."""
+    """What is spent and what is held in a window, in dollars."""
 
     spent: Decimal
     held: Decimal
@@ -58,7 +59,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """The hold fits. `headroom` is what each capped window has left after it."""
+    """The hold fits. `headroom` is what each capped window has left after it, in dollars."""
 
     hold: Decimal
     headroom: dict[str, Decimal]
@@ -66,7 +67,7 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The hold does not fit into `window` (the one that is short by most)."""
+    """The hold does not fit into `window`. If several windows are too small, this is the one that lacks most."""
 
     window: Window
     cap: Decimal
@@ -75,7 +76,7 @@ class Refused:
     needs: Decimal
     short_by: Decimal
     set_by: str = ""
-    """Who set the cap for the whole bucket; empty where it is the client's own."""
+    """Who set the cap for the whole bucket; empty if it is the client's own cap."""
 
     @property
     def remedy(self) -> str:
@@ -88,7 +89,7 @@ class Refused:
 
 
 def binding(ledger: Ledger, caps: Caps) -> Caps:
-    """The lower of the client's own cap and the bucket's, window by window."""
+    """The lower of the client's own cap and the bucket's cap, for each window."""
 
     def lower(window: Window) -> Decimal | None:
         both = (caps.of(window), ledger.caps.caps().of(window) if ledger.caps else None)
@@ -98,17 +99,17 @@ def binding(ledger: Ledger, caps: Caps) -> Caps:
 
 
 def set_caps(ledger: Ledger, caps: SharedCaps) -> Ledger:
-    """Puts caps in the place of those that are there, which stay on record."""
+    """The ledger with new caps of the bucket. The earlier ones stay on record."""
     earlier = (*ledger.earlier_caps, *((ledger.caps,) if ledger.caps else ()))[-KEPT_CAPS:]
     return ledger.model_copy(update={"caps": caps, "earlier_caps": earlier})
 
 
 def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "", pretend: bool = False) -> Exposure:
-    """What is spent and held in the `window` that `now` falls into (for `run`: by `run_id`), in real dollars or in
-    pretended ones."""
+    """What is spent and held in the `window` that contains `now`; for the window `run`, by `run_id`. Real dollars are
+    counted, or simulated ones if `pretend` is true."""
     if window == "run":
-        mine = [entry for key, entry in ledger.runs.items() if run_id and run_of(key) == run_of(run_id)]
-        return Exposure(sum((entry.spent for entry in mine), ZERO), sum((entry.held for entry in mine), ZERO))
+        of_run = [entry for key, entry in ledger.runs.items() if run_id and run_of(key) == run_of(run_id)]
+        return Exposure(sum((entry.spent for entry in of_run), ZERO), sum((entry.held for entry in of_run), ZERO))
     key = key_of(window, now)
     runs = [e for e in ledger.runs.values() if e.pretend is pretend and key_of(window, e.held_at) == key]
     spent, held = sum((entry.spent for entry in runs), ZERO), sum((entry.held for entry in runs), ZERO)
@@ -127,12 +128,12 @@ def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "",
 def authorize(
     ledger: Ledger, caps: Caps, ceiling: Decimal, now: datetime, *, run_id: str = "", pretend: bool = False
 ) -> Approved | Refused:
-    """Whether a run that can cost at most `ceiling` fits under every cap, the client's own and the bucket's. A run that
-    already holds something (`run_id`) needs only the difference, in the windows of its first hold. A resumption
-    (`hold_key`) is charged to the day on which it is made, and to the window `run` with all that the run cost before.
-    """
-    mine = ledger.runs.get(run_id)
-    at, already = (mine.held_at, mine.held) if mine else (now, ZERO)
+    """Whether a run that can cost at most `ceiling` dollars fits under every cap of the client and of the bucket. If
+    the run `run_id` already has a hold, only the difference must fit, in the windows of its first hold. A resumption
+    (`hold_key`) is charged to the day on which it is made; in the window `run` it counts with all that the run cost
+    before."""
+    present_hold = ledger.runs.get(run_id)
+    at, already = (present_hold.held_at, present_hold.held) if present_hold else (now, ZERO)
     headroom: dict[str, Decimal] = {}
     refusals: list[Refused] = []
     shared = ledger.caps.caps() if ledger.caps else Caps()
@@ -140,32 +141,32 @@ def authorize(
         cap = binding(ledger, caps).of(window)
         if cap is None:
             continue
-        now_in = exposure(ledger, window, at, run_id=run_id, pretend=pretend)
-        left = cap - (now_in.total - already) - ceiling
+        exposed = exposure(ledger, window, at, run_id=run_id, pretend=pretend)
+        left = cap - (exposed.total - already) - ceiling
         headroom[window] = left
         if left < 0:
-            own = cap == caps.of(window) or cap != shared.of(window)
-            by = "" if own or ledger.caps is None else ledger.caps.by
-            refusals.append(Refused(window, cap, now_in.spent, now_in.held, ceiling, -left, by))
+            is_own_cap = cap == caps.of(window) or cap != shared.of(window)
+            set_by = "" if is_own_cap or ledger.caps is None else ledger.caps.by
+            refusals.append(Refused(window, cap, exposed.spent, exposed.held, ceiling, -left, set_by))
     if refusals:
         return max(refusals, key=lambda refused: (refused.short_by, -WINDOWS.index(refused.window)))
     return Approved(hold=ceiling, headroom=headroom)
 
 
 def headroom(ledger: Ledger, caps: Caps, now: datetime, *, pretend: bool = False) -> tuple[Decimal, Window] | None:
-    """The most that a new run may hold, and the window that says so; None when nothing is capped."""
-    both = binding(ledger, caps)
+    """(the most dollars that a new run may hold, the window that limits it); None if no window has a cap."""
+    caps_in_force = binding(ledger, caps)
     left = [
         (cap - exposure(ledger, window, now, pretend=pretend).total, window)
         for window in WINDOWS
-        if (cap := both.of(window)) is not None
+        if (cap := caps_in_force.of(window)) is not None
     ]
     return min(left, key=lambda pair: (pair[0], WINDOWS.index(pair[1]))) if left else None
 
 
 @dataclass(frozen=True, slots=True)
 class HoldTerms:
-    """What a hold is for, and the caps that it was taken under."""
+    """What a hold is for, and the caps under which it is taken."""
 
     gpu: str = ""
     note: str = ""
@@ -176,8 +177,9 @@ class HoldTerms:
 def hold(
     ledger: Ledger, run_id: str, ceiling: Decimal, ttl_s: int, now: datetime, terms: HoldTerms = HoldTerms()
 ) -> Ledger:
-    """Takes a hold. A second hold for the same run raises the first, and never lowers it; one for a run that is
-    settled changes nothing. That months were archived by a client whose clock is ahead keeps nobody from a hold."""
+    """The ledger with a hold of `ceiling` dollars. A second hold for the same run raises the first and never lowers it;
+    a hold for a settled run changes nothing. A hold is possible even if a client whose clock is ahead has archived the
+    present month."""
     entry = ledger.runs.get(run_id)
     if entry is None:
         if "+" not in run_id and is_archived(ledger, run_id) and key_of("month", now) >= ledger.archived_before:
@@ -195,9 +197,9 @@ def hold(
 
 
 def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledger:
-    """Replaces the hold by what the run cost. Of two settlements the dearer stands, in whatever order they come, and
-    whatever others hold by then: it is money that is gone. A run without a hold is recorded as one of nothing, so that
-    its cost is never lost."""
+    """The ledger with the hold replaced by `actual`, the dollars that the run cost. Of two settlements the higher one
+    stays, in whichever order they come and whatever is held by others then, because that money is spent. A run without
+    a hold gets an entry with a hold of 0, so that its cost is never lost."""
     entry = ledger.runs.get(run_id)
     if entry is None:
         if is_archived(ledger, run_id):
@@ -218,7 +220,7 @@ def add_cost(
     *,
     pretend: bool = False,
 ) -> Ledger:
-    """Records a cost that is not a machine. The same `id` again changes nothing."""
+    """The ledger with a cost that is not a machine. A second cost with the same `id` changes nothing."""
     if id in ledger.costs:
         return ledger
     cost = Cost(usd=usd, at=now, category=category, note=note, pretend=pretend)
@@ -226,8 +228,8 @@ def add_cost(
 
 
 def take_back(ledger: Ledger, cost_id: str, note: str, now: datetime, id: str) -> Ledger | None:  # noqa: A002
-    """Undoes a cost that was added by hand, by an entry that says so. The same again changes nothing; None when there
-    is no such cost, or when it is archived."""
+    """The ledger with an entry that takes back a cost that was added by hand. A second one changes nothing. None if
+    there is no such cost, or if it is archived."""
     cost = ledger.costs.get(cost_id)
     if cost is None or cost.takes_back:
         return None

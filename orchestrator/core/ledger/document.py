@@ -19,16 +19,16 @@ ZERO: Final = Decimal(0)
 
 
 class LedgerUnreadable(DocumentUnreadable):
-    """The ledger in the bucket is not one that this version can read. Nothing may be spent until it is."""
+    """This version cannot read the ledger in the bucket. Nothing may be spent until it can."""
 
 
 class LedgerMissing(LedgerUnreadable):
-    """There is no ledger, or an empty one, and runs of the bucket have held money."""
+    """There is no ledger or only an empty one, although runs of the bucket have held money."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Dollars that may be spent in each window; None where there is no cap."""
+    """The most dollars that may be spent in each window; None: no cap."""
 
     run: Decimal | None = None
     day: Decimal | None = None
@@ -44,7 +44,7 @@ class _Document(BaseModel):
 
 
 class SharedCaps(_Document):
-    """Caps that bind every client of the bucket, beside its own: the lower of both counts."""
+    """Caps for every client of the bucket. Of these and the client's own, the lower cap counts."""
 
     run: Amount | None = None
     day: Amount | None = None
@@ -58,7 +58,7 @@ class SharedCaps(_Document):
 
 
 class Entry(_Document):
-    """One run: the hold taken before its machine was asked for, and what it cost once that is known."""
+    """One run: the hold that was taken before its machine was requested, and the run's cost once it is known."""
 
     hold_usd: Amount
     held_at: AwareDatetime
@@ -69,17 +69,19 @@ class Entry(_Document):
     settled_usd: Amount | None = None
     settled_at: AwareDatetime | None = None
     attempt: int = 0
-    """The last machine that somebody set out to ask for under this hold; 0: nothing was ever asked for."""
+    """The number of the last machine that a client was about to request under this hold; 0: none."""
     armed_by: str = ""
     armed_at: AwareDatetime | None = None
     caps: dict[Window, Amount] = Field(default_factory=dict)
-    """The caps under which the hold was taken: whoever settles it judges their thresholds too."""
+    """The caps under which the hold was taken. A client that settles the hold checks the thresholds of these caps
+    too."""
     pretend: bool = False
-    """Of the embedded cloud: an account of its own, which real dollars neither fill nor are kept out by."""
+    """Whether the dollars are simulated ones of the embedded cloud. They are counted apart from real dollars."""
 
     @property
     def lasts_until(self) -> datetime:
-        """When the time is over that was paid for. No machine can write here."""
+        """The end of the time for which the hold pays. No machine can change it, because none can write to the
+        ledger."""
         return self.held_at + timedelta(seconds=self.ttl_s)
 
     @property
@@ -99,9 +101,9 @@ class Cost(_Document):
     category: str
     note: str = ""
     takes_back: str = ""
-    """The cost that this entry undoes: neither of the two counts, and both stay to be seen."""
+    """The id of the cost that this entry takes back. Neither of the two counts, and both stay on record."""
     pretend: bool = False
-    """Of the embedded cloud, as of an `Entry`."""
+    """Whether the dollars are simulated, as in `Entry`."""
 
 
 class ArchivedMonth(_Document):
@@ -111,9 +113,10 @@ class ArchivedMonth(_Document):
     runs: int
     costs: int
     days: dict[str, Amount] = Field(default_factory=dict)
-    """The same by day, `2026-11-21`: a client whose clock is far ahead archives days that others still count."""
+    """The sum of each day (`2026-11-21`). A client whose clock is far ahead may archive days that others still
+    count."""
     each: dict[str, Amount] = Field(default_factory=dict)
-    """What each settled run cost, so that one that turns out dearer can be corrected; none in archives of old."""
+    """The cost of each settled run, so that it can be corrected upward later. Older archives have none."""
 
 
 class Ledger(_Document):
@@ -123,23 +126,23 @@ class Ledger(_Document):
     runs: dict[str, Entry] = Field(default_factory=dict)
     costs: dict[str, Cost] = Field(default_factory=dict)
     archive: dict[str, ArchivedMonth] = Field(default_factory=dict)
-    """By month, `2026-11`."""
+    """By month (`2026-11`)."""
     archived_before: str = ""
-    """Settled entries of months before this one are in `archive` only."""
+    """The settled entries of months before this month are only in `archive`."""
     alerts: frozenset[str] = frozenset()
-    """Alerts that were said, and with `@` and a time those that somebody is about to say (`core.ledger.alerts`)."""
+    """The ids of alerts that were sent; with `@` and a time, of alerts about to be sent (`core.ledger.alerts`)."""
     caps: SharedCaps | None = None
     earlier_caps: tuple[SharedCaps, ...] = ()
-    """What they were before, oldest first; the last twenty."""
+    """The last twenty caps before these, oldest first."""
 
     @property
     def empty(self) -> bool:
-        """Whether it knows of no money at all."""
+        """Whether it has no entry, no cost and no archive."""
         return not (self.runs or self.costs or self.archive)
 
     @classmethod
     def parse(cls, data: bytes) -> Ledger:
-        """Raises `LedgerUnreadable`."""
+        """The ledger in `data`. Raises `LedgerUnreadable`."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -154,7 +157,7 @@ class Ledger(_Document):
             ) from error
 
     def dump(self) -> bytes:
-        """JSON, the same bytes for the same ledger."""
+        """The ledger as JSON. The same ledger always gives the same bytes."""
         plain = self.model_copy(
             update={
                 "runs": dict(sorted(self.runs.items())),
@@ -167,7 +170,7 @@ class Ledger(_Document):
 
 
 def key_of(window: Window, at: datetime) -> str:
-    """The name of the window that `at` falls into: `2026-11-21`, `2026-11`, `total`."""
+    """The key of the window that contains `at`: such as `2026-11-21`, `2026-11` or `total`."""
     at = at.astimezone(UTC)
     return {"day": f"{at:%Y-%m-%d}", "month": f"{at:%Y-%m}"}.get(window, window)
 
@@ -183,5 +186,5 @@ def with_run(ledger: Ledger, run_id: str, entry: Entry) -> Ledger:
 
 
 def without(ledger: Ledger, run_id: str) -> Ledger:
-    """As if a run held nothing: what it may hold again."""
+    """The ledger without a run's entry, to find out what the run may hold anew."""
     return ledger.model_copy(update={"runs": {key: entry for key, entry in ledger.runs.items() if key != run_id}})

@@ -14,10 +14,9 @@ from orchestrator.core.run.fold import replay
 
 
 def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
-    """What the ledger should have of one run: an entry for each hold that its clients' events tell of. Where they leave
-    doubt the dearer counts: a hold that was never settled is still held, and a settlement is no less than its machines
-    cost. A machine's word on money is none.
-    """
+    """The entries that the ledger should have for one run, by key: one for each hold in its clients' events. If the
+    events are not clear, the higher amount counts: a hold that was never settled is still held, and a settlement is at
+    least what its machines cost. What machines write about money is ignored."""
     events = sorted((event for event in log if is_client(event.writer)), key=lambda event: event.order)
     run = replay(events)
     if run is None:
@@ -51,8 +50,9 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
 
 
 def rebuilt(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:
-    """The ledger with every entry that it lacks and the runs' events tell of. Nothing that it has is lowered. Who had
-    set out for a machine is in no event: a hold is not settled before whoever it was has asked or is taken for dead."""
+    """The ledger with every entry from the runs' events that it lacks. Entries that it has are not changed. No event
+    says which client was about to request a machine. So the restored holds count as armed now, and nobody settles them
+    before such a client has requested its machine or counts as dead."""
     for log in logs:
         for key, entry in entries_of(log).items():
             if key not in ledger.runs and key not in archived(ledger):
