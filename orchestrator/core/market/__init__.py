@@ -1,1 +1,1 @@
-"""What may be rented: GPUs, machine types, zones, offers, prices and quotas."""
+"""What can be rented: GPUs, machine types, zones, offers, prices and quotas."""

@@ -1,6 +1,7 @@
 """The GPUs that can be rented: machine types, zones, quota metrics, and what each GPU can compute.
 
-Zones are where Google lists the machine types; one that has lost them says so at insert, and the next is tried.
+The zones are those in which Google lists the machine types. If a zone no longer has them, the request for a machine is
+refused there, and the next zone is tried.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ class MachineType:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU (or `cpu`: none) and the machines that carry one of it."""
+    """One kind of GPU and the machine types with one such GPU. The entry `cpu` has machine types without a GPU."""
 
     name: str
     title: str
     accelerator: str | None
     """The API's accelerator type; None for `cpu`."""
     attached: bool
-    """True where the accelerator is attached to a general machine type (T4); False where the type brings it."""
+    """True if the accelerator is attached to a general machine type (T4); False if the machine type includes it."""
     machine_types: tuple[MachineType, ...]
-    """The first is the default. Each carries one GPU."""
+    """Machine types with one GPU each. The first is the default."""
     compute_capability: str
-    """`8.9`; empty for `cpu`."""
+    """Such as `8.9`; empty for `cpu`."""
     memory_gb: int
     zones: tuple[str, ...]
     quota_standard: str | None
-    """The quota metric of on-demand use; None where there is no on-demand."""
+    """The quota metric of on-demand machines; None if the GPU is not sold on demand."""
     quota_preemptible: str
     dtypes: tuple[str, ...]
     """Element types with native arithmetic."""
     min_disk_gb: int
-    """The size of the default image: a boot disk cannot be smaller."""
+    """The size of the default image in GB. A boot disk cannot be smaller."""
     image_project: str = "deeplearning-platform-release"
     image_family: str = "common-cu129-ubuntu-2404-nvidia-580"
 
@@ -60,7 +61,7 @@ class Gpu:
 
 
 def _zones(text: str) -> tuple[str, ...]:
-    """`us-central1-a/b us-east4-a` spelt out."""
+    """The zones in a text such as `us-central1-a/b us-east4-a`, which has three."""
     zones: list[str] = []
     for word in text.split():
         region, _, letters = word.rpartition("-")
@@ -117,7 +118,7 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         ),
         quota_standard="NVIDIA_T4_GPUS",
         quota_preemptible="PREEMPTIBLE_NVIDIA_T4_GPUS",
-        # Compute capability 7.5 has half-precision tensor cores and no bfloat16 arithmetic at all.
+        # Compute capability 7.5 has half-precision tensor cores and no bfloat16 arithmetic.
         dtypes=("float16", "float32"),
         min_disk_gb=50,
     ),
@@ -174,14 +175,14 @@ GPU_NAMES: Final = tuple(gpu.name for gpu in CATALOG)
 
 
 def lookup(name: str) -> Gpu | None:
-    """The GPU called `name` (`l4`, `L4`, `nvidia-l4`), or None."""
+    """The GPU named `name` (`l4`, `L4`, `nvidia-l4`), or None."""
     wanted = name.strip().lower()
     return next((gpu for gpu in CATALOG if wanted in (gpu.name, gpu.accelerator)), None)
 
 
 def nearest(capability: str) -> Gpu:
-    """The most capable GPU that can do no more than one of this compute capability (`9.0`), or the least capable; for
-    the empty text, the entry without a GPU."""
+    """The most capable GPU whose compute capability is at most `capability` (`9.0`); the least capable GPU if there is
+    none. For an empty text it is the entry `cpu`."""
     if not capability:
         return next(gpu for gpu in CATALOG if gpu.accelerator is None)
     cards = sorted(
@@ -192,31 +193,31 @@ def nearest(capability: str) -> Gpu:
 
 
 def _number(capability: str) -> tuple[int, ...]:
-    """`8.9` as (8, 9): 10.0 is more than 9.0. What is no number is the least."""
+    """The sort key of a compute capability: (8, 9) for `8.9`, so that 10.0 is above 9.0; (0,) if it is not a number."""
     return tuple(int(part) for part in capability.split(".")) if re.fullmatch(r"\d+\.\d+", capability) else (0,)
 
 
 def carrier_of(machine_type: str) -> Gpu | None:
-    """The GPU that machines of this type carry, or None for a type that is not in the catalog."""
+    """The GPU of machines of this type; None if the type is not in the catalog."""
     return next((gpu for gpu in CATALOG if gpu.machine(machine_type)), None)
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or None when none is much like it."""
-    found = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.5)
-    return found[0] if found else None
+    """The choice that is most similar to `word`, or None if none is similar enough."""
+    matches = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 NOT_RENTED: Final = {"h200": ("a3-ultragpu-8g", "H200"), "b200": ("a4-highgpu-8g", "B200")}
-"""GPUs that Google has and this catalog has not: the machine type that carries them, and their title."""
+"""GPUs that Google offers and this catalog does not have: (machine type, title) by name."""
 
 
 def unknown(name: str) -> str:
-    """Why there is no such GPU here, and what there is, for an error message."""
-    known = NOT_RENTED.get(name.strip().lower().removeprefix("nvidia-"))
-    if known is None:
+    """The error message for a GPU that the catalog does not have, with the GPUs that it has."""
+    not_rented = NOT_RENTED.get(name.strip().lower().removeprefix("nvidia-"))
+    if not_rented is None:
         return f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
-    machine, title = known
+    machine, title = not_rented
     return (
         f"{title} cannot be rented here: Google sells it only eight at a time ({machine}), and a run uses one. "
         f"To measure on one of your own, use --host; GPUs to rent: {', '.join(GPU_NAMES)}"
@@ -224,7 +225,8 @@ def unknown(name: str) -> str:
 
 
 def suggest(word: str, choices: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """`did you mean 'l4'? valid: l4, t4 …`, for the end of an error message; with `listed` where that is not all."""
-    known = tuple(choices)
-    match = closest(word, known)
-    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(tuple(listed) or known)}"
+    """The end of an error message: `did you mean 'l4'? valid: l4, t4 …`. It lists `listed` if given, else all
+    choices."""
+    valid = tuple(choices)
+    match = closest(word, valid)
+    return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(tuple(listed) or valid)}"

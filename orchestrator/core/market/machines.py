@@ -1,4 +1,4 @@
-"""What the core knows of machines and of what a cloud says about them. The `Cloud` port speaks in these."""
+"""Machines, and what a cloud reports about them, as data. The `Cloud` port takes and returns these types."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
-    """Everything an insert needs. There is no way to ask for a VM without a deadline: `max_run_s` has no default."""
+    """Everything that a request for a VM needs. `max_run_s` has no default, so that no VM is requested without a
+    deadline."""
 
     name: str
     zone: str
     machine_type: str
     accelerator: str | None
-    """Accelerator type to attach, e.g. `nvidia-tesla-t4`; None where the machine type brings its own (g2, a2, a3)."""
+    """The accelerator type to attach, such as `nvidia-tesla-t4`; None if the machine type includes it (g2, a2, a3)."""
     accelerator_count: int
     provisioning: str
     """`SPOT` or `STANDARD`."""
     max_run_s: int
     image: str
-    """Full or partial URL of a dated image."""
+    """The full or partial URL of a dated image."""
     disk_gb: int
     disk_type: str
     network: str
@@ -31,7 +32,7 @@ class InstanceRequest:
     metadata: Mapping[str, str]
     request_id: str
     base_image: str = ""
-    """What to boot from where `image` is gone; empty: nothing else."""
+    """The image to boot from if `image` is gone; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Instance:
     zone: str
     id: str
     status: str
-    """Google's word: PROVISIONING, STAGING, RUNNING, STOPPING, TERMINATED … An unknown word is not an error."""
+    """Google's status: PROVISIONING, STAGING, RUNNING, STOPPING, TERMINATED … An unknown status is not an error."""
     machine_type: str
     labels: Mapping[str, str]
     created_at: datetime
@@ -58,7 +59,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The cloud would not make the VM. `scope` is what to leave alone now: `zone`, `region` or `all`."""
+    """The cloud refused to create the VM. `scope` says where not to try again now: `zone`, `region` or `all`."""
 
     code: str
     message: str
@@ -66,12 +67,12 @@ class Refusal:
     hint: str = ""
     zones_available: tuple[str, ...] = ()
     stock_out: bool = False
-    """Whether it was for want of machines, which later clients want to hear of."""
+    """Whether the reason was that no machine was left. This is remembered for later clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One entry of a zone's operation log about one VM."""
+    """One operation on one VM, from a zone's list of operations."""
 
     kind: str
     """Google's operationType: `insert`, `delete`, `compute.instances.preempted` …"""
@@ -87,7 +88,7 @@ class SerialChunk:
     text: str
     next: int
     lost: bool
-    """True when output between the asked and the given start has left the ring buffer."""
+    """Whether output before this text was lost: the ring buffer no longer has all that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

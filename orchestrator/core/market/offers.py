@@ -1,14 +1,14 @@
-"""Which zone next: offers in a fixed order, given prices, what is known of capacity, hints and what has run out.
+"""Decides which zone is tried next: it orders offers by prices, by what is known of capacity, and by hints.
 
-The key is the expected dollars to a finished run,
+The sort key is the expected cost of a finished run in dollars,
 
-    expected = price x hours / obtainable,    hours = T + t x r / (1 - r)
+expected = price x hours / obtainable,    hours = T + t x r / (1 - r)
 
-with T the hours that a run needs, t those that are lost each time a machine is taken back (boot, checks and build; what
-was measured is kept), r the chance that a machine is taken back before it is done, and `obtainable` the chance that the
-zone has one. A request that is refused costs no dollars but time: a zone that has a machine half of the time counts as
-twice as dear. With nothing known, r = 0 and obtainable = 1, and the order is that of the prices.
-"""
+T are the hours that a run needs. t are the hours that are lost each time a machine is preempted (boot, checks and
+build; measurements are kept). r is the probability that a machine is preempted before it is done, and `obtainable` is
+the probability that the zone has a machine. A refused request costs time but no dollars: a zone that has a machine half
+of the time counts as twice as expensive. If nothing is known, r = 0 and obtainable = 1, and the order is that of the
+prices."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from decimal import Decimal
 from typing import Final
 
 WORK_S: Final = 900.0
-"""What a run is taken to need of a machine where no run tells: T of the formula."""
+"""T of the formula in seconds, if no earlier run shows it."""
 START_S: Final = 240.0
-"""What is lost with a machine where no run tells: t of the formula."""
+"""t of the formula in seconds, if no earlier run shows it."""
 HALF_LIFE_S: Final = 3600.0
-"""A stock-out says half as much about a zone after an hour, a quarter after two."""
+"""A stock-out counts half as much after an hour, and a quarter after two."""
 DRY: Final = 0.1
-"""How obtainable a machine is in a zone that had none this moment."""
+"""`obtainable` of a zone that had no machine just now."""
 LEAST: Final = 0.01
+"""The least value of `obtainable` in the formula."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run is expected to need of machines, in seconds: T and t of the formula."""
+    """How much machine time a run is expected to need, in seconds: T and t of the formula."""
 
     work_s: float = WORK_S
     start_s: float = START_S
@@ -43,28 +44,28 @@ USUAL: Final = Work()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One machine that could be asked for, where, and what it costs an hour (disk and address included)."""
+    """One machine that could be requested, its zone, and its price per hour (with disk and address)."""
 
     gpu: str
     region: str
     zone: str
     machine_type: str
     accelerator: str | None
-    """The accelerator type to attach; None where the machine type brings its own GPU, or has none."""
+    """The accelerator type to attach; None if the machine type includes its GPU, or has none."""
     accelerator_count: int
     provisioning: str
     """`SPOT` or `STANDARD`."""
     usd_per_hour: Decimal
     expected_usd: Decimal | None = None
-    """Expected dollars to a finished run; None where nobody worked it out: then the price decides."""
+    """The expected cost of a finished run; None if it was not computed, and then the price decides."""
     why: str = ""
-    """What is known of capacity there, for a person."""
+    """What is known of capacity in the zone, as text for the user."""
     host: str = ""
-    """A machine of the user's own, as `user@name:port`; empty for one that is rented."""
+    """The address of the user's own machine, as `user@name:port`; empty for a rented machine."""
 
     @property
     def pool(self) -> tuple[str, str, str]:
-        """What runs out together."""
+        """(zone, machine type, provisioning). Offers of one pool run out together."""
         return self.zone, self.machine_type, self.provisioning
 
     @property
@@ -74,25 +75,25 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a cloud expects of spot machines in a zone. None: it does not say."""
+    """What a cloud expects of spot machines in a zone. A value is None if the cloud does not say."""
 
     zone: str
     obtainable: float | None = None
-    """How likely a request is granted, 0 to 1."""
+    """The probability that a request is granted, 0 to 1."""
     uptime_s: float | None = None
     """How long a machine lasts."""
     preemption_rate: float | None = None
-    """The share of machines that ended because they were taken back, 0 to 1."""
+    """The share of machines that ended by preemption, 0 to 1."""
 
 
 def region_of(zone: str) -> str:
-    """`us-central1` of `us-central1-a`."""
+    """The region of a zone: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]
 
 
 def rank(offers: Sequence[Offer], *, hints: Sequence[str] = (), last: Collection[str] = ()) -> tuple[Offer, ...]:
-    """The offers, best first: hinted zones in the hint's order, then by expected dollars, then by zone name; zones in
-    `last` after all others. The result does not depend on the order of `offers`."""
+    """The offers, best first: the zones in `hints` in that order, then by expected dollars, then by zone name. Zones in
+    `last` that are not in `hints` come after all others. The result does not depend on the order of `offers`."""
     place = {zone: index for index, zone in reversed(list(enumerate(hints)))}
 
     def key(offer: Offer) -> tuple[int, bool, Decimal, str, str, str]:
@@ -104,8 +105,9 @@ def rank(offers: Sequence[Offer], *, hints: Sequence[str] = (), last: Collection
 
 
 def blocked_by(scope: str, zone: str) -> Callable[[Offer], bool]:
-    """Which offers a refusal in `zone` rules out: those of its `zone`, of its `region`, or `all`.
-    A scope that is not known rules out the zone only: the next zone will say so itself."""
+    """A function that says whether a refusal in `zone` rules out an offer. The `scope` of the refusal is `zone`,
+    `region` or `all`; an unknown scope counts as `zone`, because a request in the next zone shows whether it is refused
+    too."""
     if scope == "all":
         return lambda _: True
     if scope == "region":
@@ -114,12 +116,13 @@ def blocked_by(scope: str, zone: str) -> Callable[[Offer], bool]:
 
 
 def expected_hours(taken_back: float, work: Work = USUAL) -> float:
-    """Machine hours until a run is done, when each machine is taken back with the chance `taken_back` (below 1)."""
+    """The expected machine hours until a run is done, if each machine is preempted with the probability `taken_back`
+    (below 1): `hours` of the formula."""
     return (work.work_s + work.start_s * taken_back / (1 - taken_back)) / 3600
 
 
 def after_stock_out(age_s: float) -> float:
-    """How obtainable a machine is in a zone that had none `age_s` ago: `DRY` at once, half way to 1 after an hour."""
+    """`obtainable` of a zone that had no machine `age_s` seconds ago: `DRY` at once, half way to 1 after an hour."""
     return DRY + (1 - DRY) * (1 - 2 ** (-max(age_s, 0.0) / HALF_LIFE_S))
 
 
@@ -131,17 +134,17 @@ def weigh(
     now: datetime,
     work: Work = USUAL,
 ) -> tuple[Offer, ...]:
-    """The offers with their expected dollars for `work` and the reason for them. `stock_outs` has the last one of each
-    pool (`Offer.pool`). Advice is on spot machines: it is not applied to others. A spot machine in a zone of which
-    nothing is said is taken to be like those in the other zones."""
-    advised = {found.zone: found for found in advice}
-    elsewhere = _average(advice)
-    dry = stock_outs or {}
+    """The offers with their expected dollars for `work` and the reason for them. `stock_outs` has the time of the last
+    stock-out of each pool (`Offer.pool`). Advice is about spot machines and is applied only to them. A spot machine in
+    a zone without advice gets the average of the other zones."""
+    by_zone = {found.zone: found for found in advice}
+    average = _average(advice)
+    dry_pools = stock_outs or {}
 
-    def known(offer: Offer) -> Advice | None:
-        return advised.get(offer.zone, elsewhere) if offer.provisioning == "SPOT" else None
+    def advice_on(offer: Offer) -> Advice | None:
+        return by_zone.get(offer.zone, average) if offer.provisioning == "SPOT" else None
 
-    return tuple(_weighed(offer, known(offer), dry.get(offer.pool), now, work) for offer in offers)
+    return tuple(_weighed(offer, advice_on(offer), dry_pools.get(offer.pool), now, work) for offer in offers)
 
 
 def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: datetime, work: Work) -> Offer:
@@ -171,7 +174,7 @@ def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: 
 
 
 def _average(advice: Sequence[Advice]) -> Advice | None:
-    """What is said of the zones on the whole, for a zone without a name; None when nothing is said."""
+    """The average advice over the zones, with an empty zone; None if there is no advice."""
     obtainable = [found.obtainable for found in advice if found.obtainable is not None]
     rates = [found.preemption_rate for found in advice if found.preemption_rate is not None]
     if not obtainable and not rates:

@@ -1,4 +1,4 @@
-"""Where buckets lie, and which zones are near enough to read from one without paying for the distance."""
+"""The locations of buckets, and which zones can read from a bucket without charges for the distance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTINENTS: Final = {
     "ASIA": ("asia-",),
     "ASIA1": ("asia-",),
 }
-"""Multi-regions and dual regions, and the regions that they serve."""
+"""Multi-regions and dual regions, and the beginnings of the names of the regions that they serve."""
 
 
 def near(location: str, zones: Iterable[str]) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def near(location: str, zones: Iterable[str]) -> tuple[str, ...]:
 
 
 def continent(place: str) -> str:
-    """`europe` of `europe-west4`, of `EU` and of `EUR4`."""
+    """The continent of a location: `europe` for `europe-west4`, `EU` and `EUR4`."""
     serves = CONTINENTS.get(place.upper())
     word = (serves[0] if serves else place.lower()).partition("-")[0]
     return "us" if word == "northamerica" else word

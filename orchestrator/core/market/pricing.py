@@ -1,7 +1,7 @@
 """What a machine costs: dated prices, and the arithmetic that turns dollars into seconds and back.
 
-Every rounding goes against us: a ceiling is never below what can be billed, and the time that dollars buy never costs
-more than they are. Arithmetic is exact (fractions); results are decimals of six places.
+Amounts are rounded so that we never spend more than computed: a ceiling is never below what can be billed, and the time
+computed from dollars never costs more than these. Arithmetic is exact (fractions); results are decimals of six places.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ MICRO: Final = 1_000_000
 BILLED_MINIMUM_S: Final = 60
 """Compute Engine bills by the second, and at least one minute."""
 DEADLINE_SLACK_S: Final = 30
-"""The action at the end of `maxRunDuration` may start this much late."""
+"""How many seconds late the action at the end of `maxRunDuration` may start."""
 MAX_TTL_S: Final = 7 * 24 * 3600
 """The longest deadline: GPU machines with up to seven days may use preemptible quota."""
 LOCAL_SSD: Final = "local-ssd"
 STALE_DAYS: Final = 30
 """Google may change the price of a spot machine once a month."""
 STALE_MARGIN: Final = Decimal("0.20")
-"""What is held beside the price of a table that is older: a choice, not a limit of Google's."""
+"""The share of a price that is held in addition if the price table is older. We chose it; it is not a limit of
+Google's."""
 
 
 def usd(x: str | int | Decimal) -> Decimal:
-    """An amount of money. Raises `ValueError` for what is not a finite number; floats are not money."""
+    """`x` as dollars. Raises `ValueError` if it is not a finite number, or if it is a float, because floats are not
+    exact."""
     if isinstance(x, (float, bool)):
         raise ValueError(f"{x!r} is not an exact amount; write it as text")
     try:
@@ -50,40 +52,42 @@ def usd(x: str | int | Decimal) -> Decimal:
 
 
 def round_up(x: Fraction | Decimal) -> Decimal:
-    """`x` to six places, upwards."""
+    """`x` rounded up to six places."""
     return Decimal(math.ceil(Fraction(x) * MICRO)).scaleb(-6)
 
 
 def billed(usd_per_hour: Decimal, seconds: int) -> Decimal:
-    """What one machine costs that existed for `seconds`: at least a minute, rounded up to six places."""
+    """The dollars that a machine costs that existed for `seconds`: at least a minute is billed. Rounded up to six
+    places."""
     return round_up(Fraction(usd_per_hour) * max(seconds, BILLED_MINIMUM_S) / 3600)
 
 
 def ceiling(usd_per_hour: Decimal, ttl_s: int, attempts: int) -> Decimal:
-    """The most that `attempts` machines with a deadline of `ttl_s` can cost, the deadline's slack included.
-    Each machine is rounded up by itself, as `accrued` does, so that no sum of bills is above it."""
+    """The most dollars that `attempts` machines with a deadline of `ttl_s` seconds can cost, including the deadline's
+    slack. Each machine is rounded up separately, as in `accrued`, so that no sum of bills is above the ceiling."""
     return billed(usd_per_hour, ttl_s + DEADLINE_SLACK_S) * attempts
 
 
 def accrued(usd_per_hour: Decimal, started: datetime, ended: datetime) -> Decimal:
-    """What a machine has cost between two instants, in whole seconds rounded up."""
+    """The dollars that a machine has cost between two instants. The time is rounded up to whole seconds."""
     return billed(usd_per_hour, math.ceil((ended - started).total_seconds()))
 
 
 def ttl_within(dollars: Decimal, usd_per_hour: Decimal, attempts: int) -> int:
-    """The longest deadline, in seconds, whose ceiling fits into `dollars`; 0 when not even a billed minute does."""
-    each = math.floor(Fraction(dollars) / attempts * MICRO)
-    if each < 0:
+    """The longest deadline, in seconds, whose ceiling fits into `dollars`; 0 if not even a billed minute fits."""
+    micro_usd_each = math.floor(Fraction(dollars) / attempts * MICRO)
+    if micro_usd_each < 0:
         return 0
     if usd_per_hour == 0:
         return MAX_TTL_S
-    seconds = math.floor(Fraction(each, MICRO) * 3600 / Fraction(usd_per_hour))
+    seconds = math.floor(Fraction(micro_usd_each, MICRO) * 3600 / Fraction(usd_per_hour))
     return 0 if seconds < BILLED_MINIMUM_S else min(seconds - DEADLINE_SLACK_S, MAX_TTL_S)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
-    """What is priced: a machine type and its GPUs, by the API's accelerator name, also where they are built in."""
+    """What is priced: a machine type, and the API's accelerator name and number of its GPUs, also if they are built
+    in."""
 
     machine_type: str
     accelerator: str | None = None
@@ -92,7 +96,7 @@ class MachineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The parts of an hourly price, in dollars, and where the figures come from (the least certain source)."""
+    """The parts of a price in dollars per hour, and their source. If there are several, it is the least certain one."""
 
     machine: Decimal
     gpu: Decimal
@@ -110,7 +114,7 @@ class _Document(BaseModel):
 
 
 class Price(_Document):
-    """Dollars per hour of one thing in one region, on demand and as spot. What is not sold is absent."""
+    """The price of one thing in one region in dollars per hour, on demand and as spot; None if it is not sold so."""
 
     standard: Amount | None = None
     spot: Amount | None = None
@@ -141,18 +145,20 @@ class Multiple(_Document):
 
 
 class PriceSheet(_Document):
-    """Every price known on one date (`configs/prices.yaml`). Regions are keys; a missing key is a price not known."""
+    """Every price known on one date (`configs/prices.yaml`). Regions are keys; if a key is missing, the price is not
+    known."""
 
     schema_: Literal[1] = Field(alias="schema")
     currency: Literal["USD"]
     as_of: date
     sources: dict[str, str]
     trusted: tuple[str, ...] = ()
-    """The sources that are records; figures of any other are named in a notice."""
+    """The sources that are published records. A notice names every other source that is used."""
     hours_per_month: Annotated[Decimal, Field(gt=0)] = Decimal(730)
     disk_gib_month: dict[str, DiskPrice]
     local_ssd_gib: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """By machine type: the local disks that come with it and are paid for apart, at `LOCAL_SSD`."""
+    """By machine type: the GiB of local disk that it includes. They are paid for separately, at the price
+    `LOCAL_SSD`."""
     external_ip: Price
     accelerators: dict[str, dict[str, Price]]
     machines: dict[str, dict[str, Price]]
@@ -170,9 +176,9 @@ class PriceSheet(_Document):
         return self
 
     @classmethod
-    @functools.lru_cache(maxsize=16)  # a process asks for the same table again and again; nobody writes to a sheet
+    @functools.lru_cache(maxsize=16)  # a process reads the same table many times, and nothing changes a sheet
     def parse(cls, text: str, *, source: str = "prices.yaml") -> PriceSheet:
-        """The sheet in YAML `text`. Raises `ConfigError` with every problem, one a line."""
+        """The sheet in YAML `text`. Raises `ConfigError` with every problem, one on each line."""
         document = yamltext.read(text)
         problems = [(line, key, what) for line, key, what in document.problems]
         sheet: PriceSheet | None = None
@@ -190,7 +196,7 @@ class PriceSheet(_Document):
         return sheet
 
     def dump(self) -> str:
-        """YAML that `parse` reads back to the same sheet."""
+        """The sheet as YAML, from which `parse` reads the same sheet."""
         return yaml.safe_dump(_plain(self.model_dump(by_alias=True, exclude_none=True)), sort_keys=False)
 
     def quote(
@@ -202,7 +208,7 @@ class PriceSheet(_Document):
         external_ip: bool,
         disk_type: str = "pd-balanced",
     ) -> Quote | None:
-        """The price of a machine with its disks and address, or None when any part of it is not known."""
+        """The price of a machine with its disks and address; None if the price of any part is not known."""
         multiple = self.multiples.get(machine.machine_type, Multiple(of=machine.machine_type, times=1))
         host = self.machines.get(multiple.of, {}).get(region)
         host_usd = host.under(provisioning) if host else None
@@ -240,7 +246,7 @@ class PriceSheet(_Document):
         external_ip: bool,
         disk_type: str = "pd-balanced",
     ) -> Decimal | None:
-        """Dollars per hour of a machine with its boot disk and address, rounded up; None when not known."""
+        """The price of a machine with its boot disk and address in dollars per hour, rounded up; None if not known."""
         quote = self.quote(machine, region, provisioning, disk_gb, external_ip, disk_type)
         return quote.usd_per_hour if quote else None
 
@@ -252,7 +258,7 @@ class PriceSheet(_Document):
         return self.age_days(as_of.date() if isinstance(as_of, datetime) else as_of) > STALE_DAYS
 
     def margin(self, as_of: date) -> Decimal:
-        """The share of each price that is held on top of it on the day `as_of`: 0 while the sheet is not stale."""
+        """The share of each price that is held in addition on the day `as_of`: 0 while the sheet is not stale."""
         return STALE_MARGIN if self.stale(as_of) else Decimal(0)
 
 

@@ -1,4 +1,4 @@
-"""Whether the project may have the machine at all, judged before anything is asked for."""
+"""Whether the project's quotas allow a machine. This is checked before any machine is requested."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ class Shortage:
 
 
 def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None:
-    """The quota that rules `offer` out, or None. A metric that is not listed does not rule anything out.
+    """The quota that rules `offer` out, or None. A metric that is not listed rules nothing out.
 
-    Spot machines draw on the preemptible metric where it was granted, and on the standard one where its limit is 0.
+    A spot machine counts against the preemptible metric if that was granted, and against the standard one if the limit
+    of the preemptible metric is 0.
     """
     shorts = (_short(quota, needs) for quota, needs in counted(gpu, offer, quotas))
     return next((short for short in shorts if short is not None), None)
 
 
 def room(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[int, Quota] | None:
-    """How many machines more the quotas leave room for, and the tightest of them; None where none is listed."""
+    """(how many more machines the quotas allow, the quota that allows fewest); None if no quota is listed."""
     found = [(int((quota.limit - quota.usage) // needs), quota) for quota, needs in counted(gpu, offer, quotas)]
     return min(((max(0, count), quota) for count, quota in found), key=lambda one: one[0], default=None)
 
 
 def counted(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tuple[Quota, int], ...]:
-    """The quotas that a machine draws on, and how much of each."""
+    """(quota, number) for each quota that a machine counts against, with how much of it the machine needs."""
     listed = {(quota.metric, quota.region): quota for quota in quotas}
     machine = gpu.machine(offer.machine_type)
     vcpus = machine.vcpus if machine else 1
-    found: list[tuple[Quota, int]] = []
+    needed: list[tuple[Quota, int]] = []
     if gpu.accelerator:
         if everywhere := listed.get((ALL_REGIONS, "")):
-            found.append((everywhere, 1))
+            needed.append((everywhere, 1))
         standard: str | None = gpu.quota_standard
         preemptible, needs = gpu.quota_preemptible, 1
     else:
@@ -65,8 +66,8 @@ def counted(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tuple[Quot
         )
     granted = listed.get((preemptible, offer.region))
     spot = offer.provisioning == "SPOT" and granted is not None and (granted.limit > 0 or standard is None)
-    drawn = granted if spot else listed.get((standard or preemptible, offer.region))
-    return (*found, (drawn, needs)) if drawn else tuple(found)
+    regional = granted if spot else listed.get((standard or preemptible, offer.region))
+    return (*needed, (regional, needs)) if regional else tuple(needed)
 
 
 def _short(quota: Quota, needs: int) -> Shortage | None:
@@ -78,14 +79,14 @@ def _short(quota: Quota, needs: int) -> Shortage | None:
 def allowed(
     gpu: Gpu, offers: Sequence[Offer], quotas: Mapping[str, Sequence[Quota]]
 ) -> tuple[tuple[Offer, ...], tuple[Shortage, ...]]:
-    """The offers that the quotas leave room for, and what rules the others out (each shortage once).
-    A region that is not in `quotas` was not asked about, and is allowed."""
+    """(offers that the quotas allow, shortages that rule out the others, each once). A region that is not in `quotas`
+    is allowed: its quotas were not read."""
     kept: list[Offer] = []
-    found: dict[Shortage, None] = {}
+    shortages: dict[Shortage, None] = {}
     for offer in offers:
         short = shortage(gpu, offer, quotas.get(offer.region, ()))
         if short is None:
             kept.append(offer)
         else:
-            found[short] = None
-    return tuple(kept), tuple(found)
+            shortages[short] = None
+    return tuple(kept), tuple(shortages)

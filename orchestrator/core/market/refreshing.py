@@ -1,4 +1,5 @@
-"""A price table made of the Cloud Billing Catalog: every figure of the old one found again, or named as missing."""
+"""Makes a new price table from the Cloud Billing Catalog. Each figure of the old table is found there or reported
+missing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SOURCE: Final = "billing-catalog"
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A new table, what it does not have, and what changed: the old and the new figure of each."""
+    """A new table; the figures that it lacks; and (old, new) for each figure that changed."""
 
     sheet: PriceSheet
     left_out: tuple[str, ...]
@@ -31,7 +32,7 @@ class Refreshed:
 
 @dataclass(frozen=True, slots=True)
 class NotRefreshed:
-    """Why there is no new table, one reason for each figure."""
+    """Why there is no new table: one reason for each figure that was not found."""
 
     problems: tuple[str, ...]
 
@@ -40,28 +41,29 @@ class NotRefreshed:
 class _Search:
     skus: tuple[Sku, ...]
     problems: list[str] = field(default_factory=list)
-    """Of figures that the old table has."""
+    """Problems with figures that the old table has."""
     silent: list[str] = field(default_factory=list)
-    """Of figures that it has not: nothing is lost."""
+    """Problems with figures that the old table does not have either. They are not reported."""
 
     def figure(self, part: Part | None, region: str, *, wanted: bool) -> Decimal | None:
-        """What a part costs in a region; None where that is not known, which is noted."""
-        said = self.problems if wanted else self.silent
+        """The price of a part in a region; None if it is not known. The reason is then added to the problems; `wanted`
+        says whether the old table has this figure."""
+        notes = self.problems if wanted else self.silent
         if part is None:
             return None
         found = skus.sold(self.skus, part, region)
         prices = {sku.usd for sku in found}
         where = f"{part.what} in {region}"
         if not found:
-            said.append(f"{where}: no SKU")
+            notes.append(f"{where}: no SKU")
         elif len(prices) > 1:
-            said.append(f"{where}: {len(found)} SKUs match, at {' and '.join(f'${usd}' for usd in sorted(prices))}")
+            notes.append(f"{where}: {len(found)} SKUs match, at {' and '.join(f'${usd}' for usd in sorted(prices))}")
         elif wrong := next((sku for sku in found if sku.currency != "USD"), None):
-            said.append(f"{where}: the price is in {wrong.currency or 'no currency'}, not USD")
+            notes.append(f"{where}: the price is in {wrong.currency or 'no currency'}, not USD")
         elif wrong := next((sku for sku in found if sku.unit != part.unit), None):
-            said.append(f"{where}: sold by {wrong.unit}, not by {part.unit}")
+            notes.append(f"{where}: sold by {wrong.unit}, not by {part.unit}")
         elif prices == {Decimal(0)}:
-            said.append(f"{where}: the price is 0, which cannot be right")
+            notes.append(f"{where}: the price is 0, which cannot be right")
         else:
             return prices.pop()
         return None
@@ -70,9 +72,9 @@ class _Search:
 def refreshed(
     old: PriceSheet, found: Catalogue, *, now: datetime, whose: str, leave_out: bool
 ) -> Refreshed | NotRefreshed:
-    """The table of today: the regions of the catalog of machines, as far as the billing catalogue has a price for all
-    parts of a machine there. A figure of `old` that is not found is a problem, unless it may be left out. `whose` names
-    the catalogue. A disk costs what it does in the dearest of those regions."""
+    """The table of today. It has each region of our machine catalog in which the billing catalogue has a price for all
+    parts of a machine. A figure of `old` that is not found is a problem, unless `leave_out` allows to leave it out.
+    `whose` names the billing catalogue. The price of a disk is that in the most expensive of these regions."""
     search = _Search(found.skus)
     machines = {
         name: _regions(search, old.machines.get(name, {}), gpu, _machine(name, gpu)) for name, gpu in _types(old)
@@ -112,7 +114,7 @@ def refreshed(
 
 
 def _types(old: PriceSheet) -> Iterator[tuple[str, Gpu]]:
-    """The machine types with a price of their own: those that are multiples of another have none."""
+    """(machine type, its GPU) for each machine type with its own price. A multiple of another type has none."""
     for gpu in CATALOG:
         for machine in gpu.machine_types:
             if machine.name not in old.multiples:
@@ -120,6 +122,7 @@ def _types(old: PriceSheet) -> Iterator[tuple[str, Gpu]]:
 
 
 Costs = Callable[[_Search, str, str, bool], Decimal | None]
+"""Dollars per hour for (search, region, `standard` or `spot`, whether the old table has this figure)."""
 
 
 def _machine(name: str, gpu: Gpu) -> Costs:
@@ -151,13 +154,13 @@ def _regions(search: _Search, old: Mapping[str, Price], gpu: Gpu, costs: Costs) 
         figures: dict[str, Decimal] = {}
         for way in WAYS:
             if way == "standard" and gpu.quota_standard is None:
-                continue  # not for sale, whatever it would cost
+                continue  # it is not sold on demand, even if the catalogue has a price
             usd = costs(search, region, way, before is not None and before.under(way) is not None)
             if usd is not None:
                 figures[way] = usd
         if figures.get("spot", Decimal(0)) > figures.get("standard", figures.get("spot", Decimal(0))):
-            said = search.problems if before else search.silent
-            said.append(f"{gpu.title} in {region}: spot ${figures['spot']} is above on-demand ${figures['standard']}")
+            notes = search.problems if before else search.silent
+            notes.append(f"{gpu.title} in {region}: spot ${figures['spot']} is above on-demand ${figures['standard']}")
         elif figures:
             table[region] = Price(**figures, source=SOURCE)
     return table
@@ -173,8 +176,8 @@ def _changes(old: PriceSheet, new: PriceSheet) -> Iterator[tuple[str, tuple[Deci
     for before, after in ((old.machines, new.machines), (old.accelerators, new.accelerators)):
         for name, regions in after.items():
             for region, price in regions.items():
-                was = before.get(name, {}).get(region)
+                old_price = before.get(name, {}).get(region)
                 for way in WAYS:
-                    one, other = was.under(way) if was else None, price.under(way)
-                    if one is not None and other is not None and one != other:
-                        yield f"{name} {region} {way}", (one, other)
+                    old_usd, new_usd = old_price.under(way) if old_price else None, price.under(way)
+                    if old_usd is not None and new_usd is not None and old_usd != new_usd:
+                        yield f"{name} {region} {way}", (old_usd, new_usd)

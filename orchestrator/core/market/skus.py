@@ -1,9 +1,9 @@
-"""What the Cloud Billing Catalog says: its pages asked for, and each of its SKUs as a price or as nothing.
+"""Reads prices from the Cloud Billing Catalog, page by page.
 
     GET /v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=5000&pageToken=
 
-A SKU has a description, a usage type, the regions it is sold in, and a rate per unit in tiers. What the first tier
-gives away is given to a whole billing account, so the dearest tier is the price.
+A SKU has a description, a usage type, the regions in which it is sold, and a rate per unit in tiers. A first tier that
+is free is shared by a whole billing account, so the price of the most expensive tier is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NANO: Final = Decimal("1e-9")
 
 @dataclass(frozen=True, slots=True)
 class Sku:
-    """One thing that is sold. `usd` is what one `unit` (`h`, `GiBy.h`, `GiBy.mo`) costs."""
+    """One thing that is sold. `usd` is the price of one `unit` (`h`, `GiBy.h`, `GiBy.mo`)."""
 
     number: str
     description: str
@@ -38,7 +38,7 @@ class Sku:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a description must be for a thing that a machine is made of; `unit` is what it is sold by."""
+    """One part of a machine's price: the description, usage type and unit that its SKU must have. `what` names it."""
 
     what: str
     description: re.Pattern[str]
@@ -74,7 +74,7 @@ USAGE: Final[Mapping[str, str]] = {"standard": "OnDemand", "spot": "Preemptible"
 
 
 def of_machine(machine_type: str, kind: str, way: str) -> Part | None:
-    """The `Core` or `Ram` of a machine's series, `standard` or `spot`; None for a series that is not known."""
+    """The part `Core` or `Ram` of a machine's series, for `standard` or `spot` use; None for an unknown series."""
     family = FAMILIES.get(machine_type.partition("-")[0])
     if family is None:
         return None
@@ -103,7 +103,7 @@ def _part(name: str, rest: str, usage: str, unit: str) -> Part:
 
 
 def sold(skus: Iterable[Sku], part: Part, region: str) -> tuple[Sku, ...]:
-    """The SKUs that are this part in a region."""
+    """The SKUs of this part that are sold in a region."""
     return tuple(
         sku
         for sku in skus
@@ -114,7 +114,7 @@ def sold(skus: Iterable[Sku], part: Part, region: str) -> tuple[Sku, ...]:
 
 
 def read(document: Mapping[str, Any]) -> Sku | None:
-    """The SKU of a document, or None for one that is not as the API describes them."""
+    """The SKU in a document; None if the document does not have the API's form."""
     try:
         newest = max(document["pricingInfo"], key=lambda info: str(info.get("effectiveTime", "")))
         rates = newest["pricingExpression"]["tieredRates"]
@@ -135,20 +135,20 @@ def read(document: Mapping[str, Any]) -> Sku | None:
 
 
 def _usd(price: Mapping[str, Any]) -> Decimal:
-    """`units` is text and left out where it is 0; so is `nanos`."""
+    """The dollars in a price: `units` is text, and `units` and `nanos` are left out if they are 0."""
     return Decimal(int(price.get("units", 0))) + int(price.get("nanos", 0)) * NANO
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Every SKU of Compute Engine that could be read, and how many could not."""
+    """The SKUs of Compute Engine that could be read, and how many could not."""
 
     skus: tuple[Sku, ...]
     unread: int = 0
 
 
 def catalogue(api: Api) -> Catalogue | Answer:
-    """All pages; or the first answer that is none, status 0 for pages that do not end."""
+    """The SKUs of all pages; or the first answer that is not a page, with status 0 if the pages do not end."""
     skus: list[Sku] = []
     unread = 0
     query: dict[str, Any] = {"currencyCode": "USD", "pageSize": PAGE_SIZE}
