@@ -1,1 +1,1 @@
-"""The launch plan: every decision that is made before money is spent."""
+"""The launch plan: all decisions that are made before money is spent."""

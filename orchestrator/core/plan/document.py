@@ -18,7 +18,7 @@ from orchestrator.core.plan.plan import LaunchPlan
 
 
 def plan_document(plan: LaunchPlan) -> dict[str, Any]:
-    """Stable: keys are added, never renamed. Dollars are decimal strings."""
+    """The plan as a JSON document. Its keys are stable: keys are added, never renamed. Dollars are decimal strings."""
     return {
         "schema": 1,
         "config": plan.config_name,
@@ -50,7 +50,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
 
 
 def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
-    """The plan in a document of `plan_document`. Raises `ConfigError` for one that this version cannot read."""
+    """The plan in a document of `plan_document`. Raises `ConfigError` if this version cannot read it."""
     try:
         return LaunchPlan(
             config=Config.model_validate(document["settings"]),
@@ -80,7 +80,7 @@ _USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd, config=ConfigDict(defer_bui
 
 
 def _usd(text: Any) -> Decimal:
-    """Dollars as somebody wrote them: finite, and not negative. Raises `ValidationError`."""
+    """The dollars in a document. Raises `ValidationError` unless they are finite and not negative."""
     return _USD.validate_python(text)
 
 

@@ -19,13 +19,13 @@ from orchestrator.core.wording import count
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Seconds of a machine until the first case, and of measuring all of them."""
+    """How long a machine is expected to take until the first case, and to measure all cases, in seconds."""
 
     cold: ColdStart
     measuring_s: float | None
-    """None where no run of that configuration tells."""
+    """None if no earlier run of this configuration shows it."""
     runs: int
-    """How many runs the seconds of measuring rest on."""
+    """From how many runs `measuring_s` is computed."""
     prepared: bool
     """Whether the cold starts were on prepared images."""
 
@@ -35,7 +35,7 @@ class Expectation:
         return Work(self.cold.billed_s + measuring_s, self.cold.billed_s)
 
     def usd(self, usd_per_hour: Decimal) -> Decimal | None:
-        """What the run costs on a machine that is not taken back; None where its measuring is not known."""
+        """What the run costs if its machine is not preempted, in dollars; None if `measuring_s` is not known."""
         if self.measuring_s is None:
             return None
         return round_up(Fraction(usd_per_hour) * Fraction(self.work.work_s) / 3600)
@@ -63,13 +63,13 @@ class Expectation:
 def expect(
     lines: Sequence[StatusLine], gpu: str, mode: str, config: str, cases: int, *, prepared: bool
 ) -> Expectation | None:
-    """What a run of `cases` cases of that configuration will take; None where no run of that GPU tells. Cold starts are
-    those on the same kind of image, where there are any."""
-    alike = cold_starts(lines, gpu, mode, prepared=prepared)
-    cold = alike or cold_starts(lines, gpu, mode)
+    """The expectation for a run of `cases` cases of this configuration, from the bucket's runs in `lines`; None if no
+    run of this GPU had a cold start. Cold starts on the same kind of image are used, if there are any."""
+    on_same_image = cold_starts(lines, gpu, mode, prepared=prepared)
+    cold = on_same_image or cold_starts(lines, gpu, mode)
     if cold is None:
         return None
-    told = [
+    similar = [
         line
         for line in sorted(lines, key=lambda line: line.run_id)
         if (line.gpu, line.mode, line.config) == (gpu, mode, config)
@@ -77,6 +77,6 @@ def expect(
         and line.cases_done > 0
         and line.measuring_s > 0
     ][-RECENT:]
-    each_s = median(line.measuring_s / line.cases_done for line in told) if told else None
-    measuring_s = None if each_s is None else round(each_s * cases, 1)
-    return Expectation(cold, measuring_s, len(told), prepared and alike is not None)
+    s_per_case = median(line.measuring_s / line.cases_done for line in similar) if similar else None
+    measuring_s = None if s_per_case is None else round(s_per_case * cases, 1)
+    return Expectation(cold, measuring_s, len(similar), prepared and on_same_image is not None)

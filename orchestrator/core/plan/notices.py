@@ -1,4 +1,4 @@
-"""The notices of a plan: what is measured instead of what was asked for, and how far the prices can be trusted."""
+"""The notices of a plan: where the run measures something else than was asked for, and how reliable the prices are."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from orchestrator.core.wording import count
 
 
 def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) -> list[str]:
-    """What is measured where it is not what was asked for. `here` is the GPU that the embedded cloud really has."""
-    said = []
+    """Notices about what is measured, if that is not what was asked for. `here` is the GPU of the machine on which the
+    embedded cloud runs; empty: none is used."""
+    notices = []
     if config.workload is not None:
-        own, known = config.workload, len(config.workload.cases)
+        workload, known = config.workload, len(config.workload.cases)
         cases = count(known, "case") if known else "as many cases as it defines when it runs"
-        if own.axes:
-            only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in own.axes.items())
-            cases = f"{known} of {count(len(own.grid), 'case')}, {only}" if own.grid else f"its cases of {only}"
+        if workload.axes:
+            only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in workload.axes.items())
+            cases = (
+                f"{known} of {count(len(workload.grid), 'case')}, {only}" if workload.grid else f"its cases of {only}"
+            )
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = f" on this machine's own {here or 'processor'}" if mode.simulated else ""
-        return [f"workload {own.name}: {cases}{where}{instead}"]
+        return [f"workload {workload.name}: {cases}{where}{instead}"]
     if mode.simulated:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:
             what += f" in the place of '{config.measure.grid.name}'"
         instead = "" if config.gpu == "cpu" else f"; no {config.gpu.upper()} is measured"
-        said.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
+        notices.append(f"embedded cloud: this machine's own {here or 'processor'} is measured, on {what}{instead}")
     if grids.left_out:
-        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
-    return said
+        notices.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+    return notices
 
 
 def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
-    """That the prices are old, how much is held on top of them, and what helps."""
+    """The notice that the prices are old, with how much is held in addition and the remedy; none if they are not
+    old."""
     if not prices.stale(now):
         return []
     days = count(prices.age_days(now.date()), "day")
@@ -46,8 +50,8 @@ def about_age(prices: PriceSheet, margin: Decimal, now: datetime) -> list[str]:
 
 
 def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) -> list[str]:
-    """Which prices are from no record."""
-    said = []
+    """Notices about prices whose source is not a published record."""
+    notices = []
     gpu, machine = config.gpu_spec, config.machine
     spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
     sources: set[str] = set()
@@ -57,5 +61,5 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
         )
         if quote is not None and quote.source not in prices.trusted:
             sources.add(quote.source)
-    said += [f"some prices do not come from a published table: {prices.sources[name]}" for name in sorted(sources)]
-    return said
+    notices += [f"some prices do not come from a published table: {prices.sources[name]}" for name in sorted(sources)]
+    return notices

@@ -1,4 +1,5 @@
-"""Which offers a run may take: those with a price, within the price that was set, and with room in a quota."""
+"""The offers that a run may take: those that have a price, cost no more than the limit that was set, and fit a
+quota."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class PlanRefused:
 def allowed_offers(
     config: Config, prices: PriceSheet, quotas: Mapping[str, Sequence[Quota]] | None
 ) -> tuple[tuple[Offer, ...], list[str]] | PlanRefused:
-    """What may be asked for by prices, limits and quotas, with what is to be said of the rest."""
+    """(offers that prices, limits and quotas allow, notices about the others), or why there is none."""
     notices: list[str] = []
     offers, unpriced = _offers(config, prices)
     if unpriced and (config.zones or config.regions):
@@ -51,12 +52,12 @@ def allowed_offers(
 
 
 def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
-    """Every offer with a price, in no order: those that advice is worth asking for."""
+    """Every offer with a price, in no particular order. Advice is requested for these."""
     return _offers(config, prices)[0]
 
 
 def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
-    """An offer for each allowed zone with a price, and the zones without one."""
+    """(an offer for each allowed zone with a price, the zones without a price)."""
     gpu, machine = config.gpu_spec, config.machine
     count = 1 if gpu.accelerator else 0
     spec = MachineSpec(config.machine_type, gpu.accelerator, count)
@@ -96,7 +97,7 @@ def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offe
 
 
 def _models(config: Config) -> tuple[str, ...]:
-    """How a machine may be paid for: as asked; on demand too where that is allowed and sold."""
+    """The provisioning models to offer: the one asked for, and on demand too if that is allowed and sold."""
     asked = config.machine.provisioning
     wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
     return ("spot", "standard") if asked == "spot" and wider else (asked,)

@@ -1,4 +1,4 @@
-"""The plan of a run on a machine of the user's own: nothing to rent, and the same budget to keep."""
+"""The plan of a run on the user's own machine. Nothing is rented, and the same budget applies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_on_hosts(
     now: datetime,
     notices: Sequence[str] = (),
 ) -> LaunchPlan | PlanRefused:
-    """The launch plan for a run on `target`, or why there is none. It counts `host.hourly_usd` an hour."""
+    """The launch plan for a run on `target`, or why there is none. An hour counts `host.hourly_usd` dollars."""
     offers: tuple[Offer, ...] = (
         Offer(
             gpu=config.gpu,

@@ -1,4 +1,4 @@
-"""Everything that is decided before money is spent: offers in order, the deadline, the ceiling, the cases."""
+"""Makes the launch plan: the offers in order, the deadline, the ceiling and the cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.core.wording import count
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What a run will ask for. `offers` are ranked; any of them keeps within `ceiling_usd`."""
+    """What a run will request. `offers` are in order, best first, and each of them stays within `ceiling_usd`."""
 
     config: Config
     config_name: str
@@ -41,25 +41,26 @@ class LaunchPlan:
     """The harness's part of the run spec (docs/contracts.md, section 4)."""
     notices: tuple[str, ...] = ()
     headroom: dict[str, Decimal] = field(default_factory=dict)
-    """What each capped window has left once the ceiling is held."""
+    """The dollars that each capped window has left once the ceiling is held."""
     fallbacks: tuple[LaunchPlan, ...] = ()
-    """The plans for other GPUs, whose offers come after ours."""
+    """The plans for other GPUs. Their offers come after those of this GPU."""
     base_image: str = ""
-    """Where `image` is a prepared one: the dated image to boot from should that be gone."""
+    """The dated image to boot from if `image` is a prepared one and is gone."""
     prepare: dict[str, Any] = field(default_factory=dict)
-    """What a machine does to become an image, in the place of measuring; empty: it measures."""
+    """What a machine does to become an image instead of measuring; empty: it measures."""
     expectation: Expectation | None = None
-    """What it is likely to take, by this bucket's runs; None where none tells."""
+    """The expected time and cost, from this bucket's runs; None if no run shows it."""
     margin: Decimal = Decimal(0)
-    """What the ceiling has beside the prices, as a share of them: they are of an old table."""
+    """The share of the prices that the ceiling includes in addition, because the price table is old."""
 
     def of(self, offer: Offer) -> LaunchPlan:
-        """The plan that an offer belongs to: image, disk and problems differ from GPU to GPU."""
+        """The plan that an offer belongs to: this one or a fallback. Image, disk and grids differ between GPUs."""
         return next((other for other in self.fallbacks if other.config.gpu == offer.gpu), self)
 
     @property
     def label(self) -> str:
-        """What the run is called by: the GPU that is rented; of a machine that is somebody's own nothing is claimed."""
+        """The GPU in the run's id: the rented GPU; `host` for the user's own machine, about whose GPU the id says
+        nothing."""
         return "host" if self.mode is Mode.HOST else self.config.gpu
 
     @property
@@ -70,47 +71,49 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Where, when and with what money a plan is made."""
+    """The circumstances under which a plan is made: mode, prices, quotas, money, time, and what earlier runs showed."""
 
     mode: Mode
     prices: PriceSheet
     image: str
     quotas: Mapping[str, Sequence[Quota]] | None
-    """By region, the project's among each; None where they are not known."""
+    """The quotas by region, each with the project's own; None if they are not known."""
     ledger: Ledger
     caps: Caps
     now: datetime
     advice: Sequence[Advice] = ()
-    """With the stock-outs it weighs the offers."""
+    """The cloud's advice on capacity; the offers are weighed with it and with `stock_outs`."""
     stock_outs: Mapping[tuple[str, str, str], datetime] | None = None
-    """The last of each pool."""
+    """The time of the last stock-out of each pool."""
     here: str = ""
-    """The GPU that the embedded cloud really has, if it has one."""
+    """The GPU of the machine on which the embedded cloud runs; empty if it has none."""
     runs: Sequence[StatusLine] = ()
-    """Those of the bucket, by which it is known what a cold start takes."""
+    """The bucket's runs, which show how long cold starts take."""
 
     @property
     def margin(self) -> Decimal:
-        """Held beside a price, as a share of it. What the embedded cloud charges does not move with Google's."""
+        """The share of a price that is held in addition. It is 0 unless machines are rented on Compute Engine: only
+        Google's prices change."""
         return self.prices.margin(self.now) if self.mode is Mode.GCE else Decimal(0)
 
     def kind(self, config: Config) -> str:
-        """What the grids go by: where the embedded cloud has a GPU, that is measured, on a GPU's grid and regimes."""
+        """The mode for `effective_grids`: `here` if the embedded cloud measures a real GPU, with a GPU's grid and
+        regimes; else the plan's mode."""
         return "here" if self.mode.simulated and self.here and config.gpu != "cpu" else self.mode
 
 
 def plan(config: Config, config_name: str, around: Circumstances) -> LaunchPlan | PlanRefused:
     """The launch plan for `config`, or why there is none."""
     mode, now, margin = around.mode, around.now, around.margin
-    had = allowed_offers(config, around.prices, around.quotas)
-    if isinstance(had, PlanRefused):
-        return had
-    offers, notices = had
+    allowed = allowed_offers(config, around.prices, around.quotas)
+    if isinstance(allowed, PlanRefused):
+        return allowed
+    offers, notices = allowed
     timed = fit_budget(config, mode, offers, around.ledger, around.caps, now, margin)
     if isinstance(timed, PlanRefused):
         return timed
-    offers, ttl_s, attempts, said = timed
-    notices += said
+    offers, ttl_s, attempts, budget_notices = timed
+    notices += budget_notices
     kind = around.kind(config)
     grids = effective_grids(config, kind)
     notices += about_grids(config, mode, grids, around.here if kind == "here" else "")
@@ -142,22 +145,22 @@ def plan(config: Config, config_name: str, around: Circumstances) -> LaunchPlan 
 
 
 def held_at(offer: Offer, margin: Decimal) -> Decimal:
-    """What an hour of an offer is held at."""
+    """The dollars that are held for an hour of an offer: its price and the margin."""
     return offer.usd_per_hour * (1 + margin)
 
 
 def with_fallbacks(
     first: LaunchPlan | PlanRefused, others: Sequence[LaunchPlan | PlanRefused]
 ) -> LaunchPlan | PlanRefused:
-    """One plan of several, for GPUs in the order of preference. One that is refused is left out, and said so; when all
-    are, the first refusal stands. All machines get the deadline that each of them can be paid for."""
-    made = [one for one in (first, *others) if isinstance(one, LaunchPlan)]
+    """One plan from several, for GPUs in the order of preference. A refused plan is left out, with a notice; if all are
+    refused, the first refusal is returned. All machines get the same deadline, the shortest of the plans."""
+    plans = [one for one in (first, *others) if isinstance(one, LaunchPlan)]
     refused = [one for one in (first, *others) if isinstance(one, PlanRefused)]
-    if not made:
+    if not plans:
         return first
-    lead, *rest = made
-    ttl_s, attempts = min(one.ttl_s for one in made), min(one.attempts for one in made)
-    offers = tuple(offer for one in made for offer in one.offers)
+    lead, *rest = plans
+    ttl_s, attempts = min(one.ttl_s for one in plans), min(one.attempts for one in plans)
+    offers = tuple(offer for one in plans for offer in one.offers)
     return replace(
         lead,
         offers=offers,
@@ -165,7 +168,7 @@ def with_fallbacks(
         attempts=attempts,
         ceiling_usd=max(ceiling(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
         fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
-        headroom=min((one.headroom for one in made), key=lambda left: min(left.values(), default=Decimal(0))),
+        headroom=min((one.headroom for one in plans), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
             *lead.notices,
             *(f"not available: {one.message}" for one in refused),
@@ -183,18 +186,19 @@ def run_spec(
     require_cuda: bool,
     usd_per_hour: Decimal | None = None,
 ) -> dict[str, Any]:
-    """What the machine of one attempt is told (docs/contracts.md, section 3); `usd_per_hour` is its price."""
+    """The run spec for the machine of one attempt (docs/contracts.md, section 3). `usd_per_hour` is its price; None:
+    the price of the first offer."""
     config, embedded = plan.config, plan.mode.simulated
     kept = config.run.keep and plan.mode is not Mode.HOST
     case_usd = config.measure.case_budget_usd
-    paid = (
+    case_budget = (
         {}
         if case_usd is None
         else {"case_budget_usd": float(case_usd), "usd_per_hour": float(usd_per_hour or plan.usd_per_hour)}
     )
     limits = config.run.limits()
     if "measure" not in config.run.phase_limits_s:
-        # A longer deadline is asked for so that more can be measured; the default must not cut it short.
+        # A user asks for a longer deadline to measure more, so the default limit must not end the measuring earlier.
         limits["measure"] = max(limits["measure"], plan.ttl_s - 300)
     return {
         "schema": 1,
@@ -208,12 +212,12 @@ def run_spec(
         "phase_limits_s": {phase: min(seconds, plan.ttl_s) for phase, seconds in limits.items()},
         "environment": {
             "torch": config.environment.torch,
-            # The embedded cloud's machines are processes on the user's own: nothing is installed there, and no
-            # room is needed for it. Nor is anything on a host: what is there is somebody's.
+            # The embedded cloud's machines are processes on the user's own machine: nothing is installed there, and
+            # little disk space is needed. Nothing is installed on a host either, because it belongs to the user.
             "allow_install": config.environment.allow_install and plan.mode is Mode.GCE,
             "min_free_gb": min(config.environment.min_free_gb, 1) if embedded else config.environment.min_free_gb,
         },
-        "harness": {**plan.harness, **paid},
+        "harness": {**plan.harness, **case_budget},
         **({"prepare": dict(plan.prepare)} if plan.prepare else {}),
         **({"container": config.machine.container} if config.machine.container and not plan.prepare else {}),
         **({"keep": {"idle_limit_s": 60 * config.run.idle_minutes}} if kept else {}),
@@ -229,39 +233,42 @@ def fit_budget(
     now: datetime,
     margin: Decimal = Decimal(0),
 ) -> tuple[tuple[Offer, ...], int, int, list[str]] | PlanRefused:
-    """The offers that the budget can pay for, how long, and on how many machines: the time asked for on as many as it
-    pays for, else on one the longest that the cheapest offer allows. A tight budget takes spare machines away before it
-    takes time. An hour is held at its price and `margin` of it."""
-    wanted, shortest = min(config.run.max_minutes * 60, MAX_TTL_S), mode.shortest_s
-    if wanted < shortest:
+    """(offers that the budget can pay for, deadline in seconds, number of machines, notices), or why there is no plan.
+    If the budget pays for the time asked for on at least one machine, that time is kept, on as many machines as it pays
+    for. Otherwise there is one machine, with the longest time that the cheapest offer allows. So a small budget reduces
+    the number of machines before it reduces the time. `margin` is the share of each price that is held in addition."""
+    wanted_s, least_s = min(config.run.max_minutes * 60, MAX_TTL_S), mode.shortest_s
+    if wanted_s < least_s:
         return PlanRefused(
             "budget",
-            f"run.max_minutes of {config.run.max_minutes} is too short: booting and one case take {_minutes(shortest)}",
-            f"set run.max_minutes to {-(-shortest // 60)} or more",
+            f"run.max_minutes of {config.run.max_minutes} is too short: booting and one case take {_minutes(least_s)}",
+            f"set run.max_minutes to {-(-least_s // 60)} or more",
         )
     left = headroom(ledger, caps, now, pretend=mode.simulated)
     if left is None:
-        return offers, wanted, config.run.attempts, []
+        return offers, wanted_s, config.run.attempts, []
     dollars, _ = left
     cheapest = min(held_at(offer, margin) for offer in offers)
-    enough = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted]
-    attempts = enough[0] if enough else 1
+    payable = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted_s]
+    attempts = payable[0] if payable else 1
     ttl = {offer: ttl_within(dollars, held_at(offer, margin), attempts) for offer in offers}
-    longest = min(wanted, max(ttl.values()))
-    if longest < shortest:
-        refused = authorize(ledger, caps, ceiling(cheapest, shortest, attempts), now, pretend=mode.simulated)
+    longest_s = min(wanted_s, max(ttl.values()))
+    if longest_s < least_s:
+        refused = authorize(ledger, caps, ceiling(cheapest, least_s, attempts), now, pretend=mode.simulated)
         assert isinstance(refused, Refused), "what ttl_within leaves out, authorize refuses"
-        return _budget_refused(config, refused, shortest)
-    kept = tuple(offer for offer in offers if ttl[offer] >= longest)
-    said = []
+        return _budget_refused(config, refused, least_s)
+    kept = tuple(offer for offer in offers if ttl[offer] >= longest_s)
+    notices = []
     if attempts < config.run.attempts:
-        said.append(f"the budget pays for {attempts} of {count(config.run.attempts, 'attempt')}")
-    if longest < wanted:
-        said.append(f"the budget shortens the run from {_minutes(wanted)} to {_minutes(longest)}")
+        notices.append(f"the budget pays for {attempts} of {count(config.run.attempts, 'attempt')}")
+    if longest_s < wanted_s:
+        notices.append(f"the budget shortens the run from {_minutes(wanted_s)} to {_minutes(longest_s)}")
     if len(kept) < len(offers):
-        dear = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
-        said.append(f"left out, too expensive to pay {_minutes(longest)} within the budget: {', '.join(dear)}")
-    return kept, longest, attempts, said
+        too_expensive = sorted({_place(offer) for offer in offers} - {_place(offer) for offer in kept})
+        notices.append(
+            f"left out, too expensive to pay {_minutes(longest_s)} within the budget: {', '.join(too_expensive)}"
+        )
+    return kept, longest_s, attempts, notices
 
 
 def _place(offer: Offer) -> str:

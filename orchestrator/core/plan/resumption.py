@@ -1,9 +1,9 @@
-"""What is used of a plan in the bucket: only what to measure, and nothing that spends money or runs commands.
+"""Resumes a run from its plan in the bucket. Only what to measure is taken from that plan, and nothing that spends
+money or runs commands.
 
-Every machine of ours can write to the bucket. So a run goes on under the configuration of the client that resumes it:
-its caps, prices, limits of time, alert channels, service account, network and payload. The stored plan says which GPU
-and which cases, and its ceiling, time and number of machines can only lower what this client would allow.
-"""
+Every machine of ours can write to the bucket. So a resumed run uses the configuration of the client that resumes it:
+its caps, prices, time limits, alert channels, service account, network and payload. The stored plan says which GPU and
+which cases. Its ceiling, time and number of machines can only lower what this client would allow."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.plan.plan import LaunchPlan
 
 PLACE: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}")
-"""What a zone or region is called."""
+"""The form of the name of a zone or region."""
 
 
 def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO) -> Config:
-    """The configuration to plan with: `today`'s, with of the stored plan only what is measured and where it may run.
-    `spent` dollars of today's cap for a run are gone already."""
-    wish = stored.config
+    """The configuration to plan with. The stored plan decides what is measured and where it may run; `today` decides
+    the rest. `spent` dollars of today's cap for a run are spent already."""
+    stored_config = stored.config
     minutes = max(1, stored.ttl_s // 60)
     run = today.run.model_copy(
         update={
             "max_minutes": min(today.run.max_minutes, minutes),
             "attempts": max(1, min(today.run.attempts, stored.attempts)),
-            "phase_limits_s": wish.run.phase_limits_s,
+            "phase_limits_s": stored_config.run.phase_limits_s,
             "keep": today.run.keep,
         }
     )
-    placement = wish.placement.model_copy(
-        update={"max_usd_per_hour": lower(today.placement.max_usd_per_hour, wish.placement.max_usd_per_hour)}
+    placement = stored_config.placement.model_copy(
+        update={"max_usd_per_hour": lower(today.placement.max_usd_per_hour, stored_config.placement.max_usd_per_hour)}
     )
     left = None if today.budget.per_run_usd is None else max(today.budget.per_run_usd - spent, ZERO)
     budget = today.budget.model_copy(update={"per_run_usd": lower(left, stored.ceiling_usd)})
-    machine = today.machine.model_copy(update={"type": wish.machine.type, "provisioning": wish.machine.provisioning})
-    host = today.host.model_copy(update={"targets": wish.host.targets})
-    return wish.model_copy(
+    machine = today.machine.model_copy(
+        update={"type": stored_config.machine.type, "provisioning": stored_config.machine.provisioning}
+    )
+    host = today.host.model_copy(update={"targets": stored_config.host.targets})
+    return stored_config.model_copy(
         update={
-            "zones": tuple(zone for zone in wish.zones if PLACE.fullmatch(zone)),
-            "regions": tuple(region for region in wish.regions if PLACE.fullmatch(region)),
+            "zones": tuple(zone for zone in stored_config.zones if PLACE.fullmatch(zone)),
+            "regions": tuple(region for region in stored_config.regions if PLACE.fullmatch(region)),
             "run": run,
             "placement": placement,
             "budget": budget,
@@ -57,13 +59,13 @@ def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO) -> 
 
 
 def lower(one: Decimal | None, other: Decimal | None) -> Decimal | None:
-    """The lower of two limits, of which either may be none."""
+    """The lower of two limits; None means no limit."""
     return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
 def resumed_on_hosts(today: Config, stored: LaunchPlan) -> LaunchPlan:
-    """The plan of a run on machines of the user's own: as it was, at this client's price and within its limits. Such a
-    machine is not rented, so its price is what this client says an hour of it counts."""
+    """The stored plan of a run on the user's own machines, with this client's limits and its price for an hour. Such a
+    machine is not rented, so this client decides what an hour of it counts."""
     config = resumed_config(today, stored).model_copy(update={"budget": today.budget})
     ttl_s = min(stored.ttl_s, today.run.max_minutes * 60)
     attempts = max(1, min(stored.attempts, today.run.attempts))
@@ -80,9 +82,9 @@ def resumed_on_hosts(today: Config, stored: LaunchPlan) -> LaunchPlan:
 
 
 def same_image(plan: LaunchPlan, stored: LaunchPlan) -> LaunchPlan:
-    """The plan with the dated image that the run began on, if that is one of the project that this client takes images
-    from; a run should not change its image half way, and must not be moved to somebody else's."""
+    """The plan with the dated image with which the run began, if this client takes its image from the same project. A
+    run should not change its image half way, and must never use another project's image."""
     project = plan.image.rpartition("/global/images/")[0]
-    theirs, _, name = stored.image.rpartition("/global/images/")
-    plain = name.replace("-", "").replace("_", "").isalnum()
-    return replace(plan, image=stored.image) if project and theirs == project and plain else plan
+    stored_project, _, name = stored.image.rpartition("/global/images/")
+    is_plain = name.replace("-", "").replace("_", "").isalnum()
+    return replace(plan, image=stored.image) if project and stored_project == project and is_plain else plan
