@@ -1,1 +1,2 @@
-"""What a project needs before the first launch: steps as data, three ways to read them, and one way to take them."""
+"""Sets up a project for the first launch: steps as data, shown as text, shell script or Terraform, and taken by
+REST."""

@@ -1,4 +1,4 @@
-"""What `bench init` is told, checked before anything is looked at: names as Google takes them, amounts as money."""
+"""Checks the options of `bench init` before any request: names by Google's rules, amounts as money."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wanted(
     caps: Mapping[str, str] = DEFAULT_CAPS,
     keeps_names: bool = True,
 ) -> Wanted:
-    """The set-up that is asked for. Raises `ConfigError` that names the flag and what would be right."""
+    """The set-up that the options ask for. Raises `ConfigError` that names the flag and what is valid."""
     a_project(project)
     a_bucket(bucket, project)
     if not ACCOUNT.fullmatch(account_id):
@@ -51,7 +51,8 @@ def wanted(
 
 
 def a_project(text: str) -> str:
-    """The text, if Google would take it as a project's id. Raises `ConfigError`, as each of those below."""
+    """Returns `text` if it is a valid project id for Google. It raises `ConfigError` if not, as do the functions
+    below."""
     if not PROJECT.fullmatch(text):
         raise ConfigError(
             f"--project {text}: a project id has 6 to 30 lower-case letters, digits and hyphens",

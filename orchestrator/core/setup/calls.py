@@ -1,6 +1,6 @@
-"""The steps of a set-up, and the look before them, by Google's REST APIs. Pure: see `core.rest`.
+"""Takes the steps of a set-up with Google's REST APIs, and reads the state of a project before. Pure: see `core.rest`.
 
-Whatever was made meanwhile by somebody else is success: a second run of the same steps changes nothing.
+A step succeeds if somebody else has already made the same thing: a second run of the same steps changes nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from orchestrator.core.setup.steps import (
 )
 
 POLICY_VERSION: Final = 3
-"""The one that knows conditions; an older one would drop those of others when it is written back."""
+"""The version of policies with conditions. Writing back an older version would drop the conditions of others."""
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""An account that was just made is not known everywhere for up to a minute."""
+"""The pauses between attempts, in seconds. A new account may be unknown to some services for up to a minute."""
 
 TOO_YOUNG_S: Final = (*PAUSES_S, 30.0, 30.0, 30.0, 30.0)
-"""An API that was just enabled may be refused for some minutes more."""
+"""The pauses after enabling an API, in seconds. Requests to it may be refused for some minutes more."""
 
 RestStep = (
     EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
@@ -37,7 +37,8 @@ RestStep = (
 
 
 def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
-    """What is there. What cannot be seen counts as not there: the step that makes it says why it cannot."""
+    """What exists in the project. Something that cannot be seen counts as missing: the step that makes it then reports
+    why it cannot."""
     project = wanted.project
     services = api.ask(enabled(project, APIS))
     apis = frozenset(
@@ -68,8 +69,8 @@ def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
 
 
 def take(api: Api, step: RestStep) -> Answer:
-    """The last answer to one step, taken; again, for some minutes, while its API is said to be off: a step before it
-    has enabled it."""
+    """Takes one step, and returns the last answer. While the answer says that the API is off, the step is tried again
+    for some minutes: an earlier step has just enabled the API."""
     for pause in TOO_YOUNG_S:
         answer = _once(api, step)
         if not answer.api_off:
@@ -99,7 +100,7 @@ def _once(api: Api, step: RestStep) -> Answer:
 
 
 def enabled(project: str, apis: tuple[str, ...]) -> Request:
-    """Asks for the state of some APIs."""
+    """The request for the state of some APIs."""
     names = [f"projects/{project}/services/{api}" for api in apis]
     return Request("serviceusage", "GET", f"/v1/projects/{project}/services:batchGet", {"names": names})
 
@@ -159,7 +160,7 @@ def _make_role(api: Api, step: MakeRole) -> Answer:
 
 
 def read_policy(kind: str, owner: str, email: str = "") -> Request:
-    """Asks for the policy of a `project`, a `bucket`, or an `account` (of the project `owner`)."""
+    """The request for the policy of a `project`, a `bucket`, or an `account` (of the project `owner`)."""
     if kind == "bucket":
         path = f"/storage/v1/b/{owner}/iam"
         return Request("storage", "GET", path, {"optionsRequestedPolicyVersion": POLICY_VERSION})
@@ -181,7 +182,8 @@ def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) 
 
 
 def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Answer:
-    """Read, change, write; all of it again when the policy changed meanwhile, or knows the account not yet."""
+    """Reads, changes and writes a policy. It starts again if the policy was changed in between, or if the new account
+    is not known there yet."""
     pauses = iter(PAUSES_S)
     while True:
         found = api.ask(read_policy(kind, owner, email))
@@ -191,7 +193,7 @@ def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, 
         if policy is None:
             return found
         answer = api.ask(_write_policy(kind, owner, email, policy))
-        # 409 and 412: somebody else was faster. 400 and 404: the account or role is too young to be known here.
+        # 409 and 412: somebody else changed it first. 400 and 404: the new account or role is not known here yet.
         pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None
         if pause is None:
             return answer
@@ -199,7 +201,7 @@ def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, 
 
 
 def with_grant(policy: Mapping[str, Any], role: str, member: str, condition: Condition | None) -> dict[str, Any] | None:
-    """The policy with one more member in one binding, or None where the member is in it already."""
+    """The policy with `member` added to the binding of `role`; None if the member is in it already."""
     wanted = {"title": condition.title, "expression": condition.expression} if condition else None
     bindings = [dict(binding) for binding in policy.get("bindings", ())]
     for binding in bindings:

@@ -1,4 +1,4 @@
-"""The steps of a set-up as a shell script of gcloud commands."""
+"""Writes the steps of a set-up as a shell script of gcloud commands."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ set -u
 
 
 def script(steps: Iterable[Step], settings: str = "settings.yaml") -> str:
-    """A bash script; `settings` is the path of the settings file."""
+    """The bash script that takes the steps. `settings` is the path of the settings file."""
     return HEAD + "".join(f"\n# {describe(step)}\n{command(step, settings)}\n" for step in steps)
 
 
 def command(step: Step, settings: str = "settings.yaml") -> str:
-    """The step as one command, or a few lines of them."""
+    """The step as one command or several lines."""
     match step:
         case EnableApis():
             return f"gcloud services enable {' '.join(step.apis)} --project={step.project}"
@@ -83,7 +83,7 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
 
 
 def pasted(step: Step) -> str:
-    """The step as one line that a shell takes as it stands; by hand, where it is no command."""
+    """The step as one line for a shell; its description if it is not a command and must be done by hand."""
     return " && ".join(line for line in command(step).splitlines() if not line.startswith("#")) or describe(step)
 
 
@@ -92,14 +92,15 @@ def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) 
 
 
 def _where(condition: Condition | None) -> str:
-    """Said even where there is none: in a policy that has conditions, gcloud would ask."""
+    """The option for a condition. It is given even without a condition: gcloud asks if the policy has conditions."""
     if condition is None:
         return " --condition=None"
     return f" --condition={quote(f'expression={condition.expression},title={condition.title}')}"
 
 
 def _lifecycle(bucket: str) -> str:
-    """gcloud opens the file's real path, so that it can be no pipe (`/dev/stdin` is one)."""
+    """The command that sets the lifecycle rules. gcloud opens the file's real path, so it cannot be a pipe such as
+    `/dev/stdin`."""
     rules = quote(json.dumps(LIFECYCLE))
     return (
         f"rules=$(mktemp) && printf '%s\\n' {rules} >\"$rules\""

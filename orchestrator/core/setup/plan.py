@@ -1,4 +1,4 @@
-"""What is missing between a project as it is and one that `bench` can use: nothing, where nothing is missing."""
+"""Finds the steps that a project still needs before `bench` can use it; none if nothing is missing."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ APIS: Final = (
     "cloudbilling.googleapis.com",
     "batch.googleapis.com",
 )
-"""The first two for every run; the last for fleets on Batch; the others for `bench init`, `bench doctor` and
-`bench prices --refresh`."""
+"""Every run needs the first two; fleets on Batch need the last; `bench init`, `bench doctor` and `bench prices
+--refresh` need the others."""
 RUN_APIS: Final = APIS[:2]
 FLEET_APIS: Final = APIS[-1:]
 LAUNCHER_ROLE: Final = "benchLauncher"
@@ -58,19 +58,19 @@ WINDOW_OF: Final[Mapping[str, Window]] = {
 OWN_MACHINES: Final = Condition(
     "machines of bench only", 'resource.name.extract("/instances/{name}").startsWith("bench-")'
 )
-"""The instances of every run are named bench-…; nothing else of the project can be deleted with this grant."""
+"""The instances of every run are named bench-…, so this grant does not allow to delete any other instance."""
 
 
 def own_objects(bucket: str) -> Condition:
-    """What a machine stores: what its runs come to, and the slot in which a kept one waits. No plan, which says what
-    may be spent; no event under a client's name; and no ledger, index, baseline or host."""
+    """The condition for the objects that a machine may write: those of runs, and the slots of kept machines. It may not
+    write a plan, which says what may be spent; an event under a client's name; or a ledger, index, baseline or host."""
     older = older_own_objects(bucket)
-    forged = 'resource.name.extract("Z-client-{event}") == ""'
-    return Condition(older.title, f"{older.expression} && {forged}")
+    not_of_client = 'resource.name.extract("Z-client-{event}") == ""'
+    return Condition(older.title, f"{older.expression} && {not_of_client}")
 
 
 def older_own_objects(bucket: str) -> Condition:
-    """What was granted before: with it, a machine can write an event as if it were a client."""
+    """The condition that older versions used. It lets a machine write an event under a client's name."""
     objects = f'resource.name.startsWith("projects/_/buckets/{bucket}/objects/'
     return Condition(
         "runs and machines only",
@@ -80,7 +80,8 @@ def older_own_objects(bucket: str) -> Condition:
 
 
 def payloads_and_names(bucket: str) -> Condition:
-    """What a machine reads beside: what it is to run. To list is a permission on the bucket, and shows names alone."""
+    """The condition for what a machine may also read: payloads, and the names of objects. Listing is a permission on
+    the bucket and shows only names."""
     return Condition(
         "payloads and names only",
         'resource.type == "storage.googleapis.com/Bucket"'
@@ -89,7 +90,7 @@ def payloads_and_names(bucket: str) -> Condition:
 
 
 def machine_grants(bucket: str, member: str) -> tuple[GrantOnBucket, ...]:
-    """All that a machine's account may do with the bucket."""
+    """The grants of a machine's account on the bucket."""
     return (
         GrantOnBucket(bucket, OBJECT_USER, member, own_objects(bucket)),
         GrantOnBucket(bucket, OBJECT_VIEWER, member, payloads_and_names(bucket)),
@@ -98,18 +99,19 @@ def machine_grants(bucket: str, member: str) -> tuple[GrantOnBucket, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `bench init` was asked to set up."""
+    """The set-up that `bench init` was asked for."""
 
     project: str
     bucket: str
     location: str = "us-central1"
     account_id: str = ACCOUNT_ID
     launcher: str = ""
-    """An IAM member such as `user:ada@example.com`; empty: whoever runs this has the rights already."""
+    """The IAM member that will launch runs, such as `user:ada@example.com`; empty: the user has the rights already."""
     budget: tuple[tuple[str, Decimal], ...] = ()
-    """Caps by key of the `budget` section, e.g. `per_run_usd`."""
+    """(key of the `budget` section, dollars) for each cap, such as `per_run_usd`."""
     keeps_names: bool = True
-    """Whether project, bucket and account go into the settings; not where the embedded cloud is practised on."""
+    """Whether project, bucket and account are written to the settings. They are not if this is practice on the embedded
+    cloud."""
 
     @property
     def email(self) -> str:
@@ -118,7 +120,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A binding of one member, as a policy has it. `expression` is empty where it holds everywhere."""
+    """One member's role in a policy. `expression` is that of its condition; empty if it has none."""
 
     role: str
     member: str
@@ -127,19 +129,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is there already. The default is a project where nothing is."""
+    """What exists already. The default is an empty project."""
 
     apis: frozenset[str] = frozenset()
     bucket: Mapping[str, Any] | None = None
     account: bool = False
     roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Permissions of each custom role that exists."""
+    """The permissions of each custom role that exists."""
     on_project: frozenset[Grant] = frozenset()
     on_bucket: frozenset[Grant] = frozenset()
     on_account: frozenset[Grant] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
     caps: Mapping[str, str] = field(default_factory=dict)
-    """The bucket's, by window."""
+    """The bucket's caps, by window."""
 
 
 NOTHING: Final = Standing()
@@ -159,7 +161,7 @@ def grants(policy: Mapping[str, Any]) -> frozenset[Grant]:
 
 
 def setup(wanted: Wanted, standing: Standing = NOTHING) -> tuple[Step, ...]:
-    """The steps from what is there to what is wanted, in the order in which they can be taken."""
+    """The steps from what exists to what is wanted, in the order in which they must be taken."""
     steps: list[Step] = []
     off = tuple(api for api in APIS if api not in standing.apis)
     if off:
@@ -179,7 +181,7 @@ def setup(wanted: Wanted, standing: Standing = NOTHING) -> tuple[Step, ...]:
 
 
 def bucket_steps(project: str, bucket: str, location: str, found: Mapping[str, Any] | None) -> tuple[Step, ...]:
-    """The bucket made, or mended where it has other settings. A bucket cannot be moved."""
+    """The step that makes the bucket, or corrects its settings; none if they are right. A bucket cannot be moved."""
     if found is None:
         return (MakeBucket(project, bucket, location),)
     access: Mapping[str, Any] = found.get("iamConfiguration", {})
@@ -190,13 +192,13 @@ def bucket_steps(project: str, bucket: str, location: str, found: Mapping[str, A
 
 
 def has_lifecycle(bucket: Mapping[str, Any]) -> bool:
-    """Whether our rules are among the bucket's; others may be there too."""
+    """Whether the bucket has our lifecycle rules. It may have others too."""
     rules: Sequence[Any] = bucket.get("lifecycle", {}).get("rule", [])
     return all(rule in rules for rule in LIFECYCLE["rule"])
 
 
 def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
-    """The service account that machines run as, and the little that it may do."""
+    """The steps that make the service account of machines and grant it its few rights."""
     steps: list[Step] = []
     member = f"serviceAccount:{wanted.email}"
     if not standing.account:
@@ -229,11 +231,11 @@ def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
 
 
 def _role(project: str, role_id: str, title: str, wanted: tuple[str, ...], standing: Standing) -> tuple[Step, ...]:
-    there = standing.roles.get(role_id)
-    if there is not None and there >= set(wanted):
+    present = standing.roles.get(role_id)
+    if present is not None and present >= set(wanted):
         return ()
-    everything = tuple(sorted({*wanted, *(there or ())}))
-    return (MakeRole(project, role_id, title, everything, exists=there is not None),)
+    everything = tuple(sorted({*wanted, *(present or ())}))
+    return (MakeRole(project, role_id, title, everything, exists=present is not None),)
 
 
 def _settings(wanted: Wanted) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""One change to a project, a bucket or this machine's settings, each with everything that is needed to make it."""
+"""The steps of a set-up: each is one change to a project, a bucket or this machine's settings, with all its values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.ledger.document import Window
 from orchestrator.core.wording import count
 
 PAYLOAD_DAYS: Final = 180
-"""Payloads are uploaded again when they are missing; everything else in the bucket is kept."""
+"""After this many days a payload is deleted. It is uploaded again when it is needed. All other objects are kept."""
 LIFECYCLE: Final[dict[str, Any]] = {
     "rule": [
         {"action": {"type": "Delete"}, "condition": {"age": PAYLOAD_DAYS, "matchesPrefix": ["payloads/"]}},
@@ -21,7 +21,7 @@ LIFECYCLE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Where a grant holds, in the Common Expression Language."""
+    """The condition of a grant. `expression` is in the Common Expression Language."""
 
     title: str
     expression: str
@@ -35,7 +35,7 @@ class EnableApis:
 
 @dataclass(frozen=True, slots=True)
 class MakeBucket:
-    """Uniform access, no public access, the lifecycle above."""
+    """Make a bucket with uniform access, no public access, and `LIFECYCLE`."""
 
     project: str
     bucket: str
@@ -44,7 +44,7 @@ class MakeBucket:
 
 @dataclass(frozen=True, slots=True)
 class MendBucket:
-    """Give an existing bucket the same settings; what lies in it stays."""
+    """Give an existing bucket the same settings. Its objects stay."""
 
     bucket: str
     uniform: bool
@@ -61,7 +61,7 @@ class MakeAccount:
 
 @dataclass(frozen=True, slots=True)
 class MakeRole:
-    """Make a custom role; or, with `exists`, give it these permissions."""
+    """Make a custom role; if it `exists`, give it these permissions."""
 
     project: str
     role_id: str
@@ -96,7 +96,8 @@ class GrantOnAccount:
 
 @dataclass(frozen=True, slots=True)
 class WriteSettings:
-    """Keys of this machine's `settings.yaml`; those not named stay. `replaces` are those that say otherwise now."""
+    """Write keys of this machine's `settings.yaml`; other keys stay. `replaces` are the keys that have another value
+    now."""
 
     values: tuple[tuple[str, str], ...]
     replaces: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ class WriteSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShareCaps:
-    """Caps in the bucket's ledger, in dollars by window: they bind everybody who uses the bucket."""
+    """Set caps in the bucket's ledger, in dollars by window. They apply to everybody who uses the bucket."""
 
     project: str
     bucket: str
@@ -118,7 +119,7 @@ Step = (
 
 
 def describe(step: Step) -> str:
-    """The step as a person reads it, without a full stop."""
+    """The step as text for the user, without a full stop."""
     match step:
         case EnableApis():
             return f"enable {', '.join(step.apis)}"
@@ -152,14 +153,14 @@ def describe(step: Step) -> str:
         case GrantOnAccount():
             return f"grant {short(step.role)} on {step.email} to {step.member}"
         case ShareCaps():
-            said = ", ".join(f"{window} ${usd}" for window, usd in step.caps)
-            return f"cap what everybody spends through gs://{step.bucket}: {said}"
+            values = ", ".join(f"{window} ${usd}" for window, usd in step.caps)
+            return f"cap what everybody spends through gs://{step.bucket}: {values}"
         case _:
-            said = ", ".join(f"{key}: {value}" for key, value in step.values)
+            values = ", ".join(f"{key}: {value}" for key, value in step.values)
             over = f" (replaces {', '.join(step.replaces)})" if step.replaces else ""
-            return f"write to settings.yaml: {said}{over}"
+            return f"write to settings.yaml: {values}{over}"
 
 
 def short(role: str) -> str:
-    """`storage.objectUser` of `roles/storage.objectUser`, `benchMachine` of `projects/p/roles/benchMachine`."""
+    """A role's name without its path: `storage.objectUser`, or `benchMachine` for `projects/p/roles/benchMachine`."""
     return role.rpartition("/")[2]

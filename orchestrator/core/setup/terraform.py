@@ -1,4 +1,4 @@
-"""The steps of a set-up as Terraform's JSON syntax (`main.tf.json`), for projects that are kept as code."""
+"""Writes the steps of a set-up in Terraform's JSON syntax (`main.tf.json`), for projects that are kept as code."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from orchestrator.core.setup.steps import (
 
 Body = dict[str, Any]
 Named = tuple[str, str, Body]
-"""A resource's kind, its name, and what it holds."""
+"""(kind, name, contents) of a resource."""
 
 BUCKET: Final = "google_storage_bucket.bench"
 ACCOUNT: Final = "google_service_account.bench"
 SERVICE: Final = "google_project_service"
 COMMENT: Final = "//"
-"""The key that Terraform passes over."""
+"""The key of a comment, which Terraform ignores."""
 HEAD: Final = (
     "What `bench init` would do: save this as main.tf.json, then `terraform init && terraform apply`. What exists "
     "already has to be imported first (`terraform import`), or apply says that it is there."
@@ -45,22 +45,23 @@ PROVIDERS: Final = {
 
 
 def document(steps: Iterable[Step]) -> str:
-    """One file of Terraform's JSON syntax."""
-    listed = tuple(steps)
-    declared = frozenset(f"{kind}.{name}" for step in listed for kind, name, _ in _resources(step))
+    """The text of one file in Terraform's JSON syntax."""
+    all_steps = tuple(steps)
+    declared = frozenset(f"{kind}.{name}" for step in all_steps for kind, name, _ in _resources(step))
     resources: dict[str, dict[str, Body]] = {}
-    said = [HEAD]
-    for step in listed:
+    comments = [HEAD]
+    for step in all_steps:
         if isinstance(step, WriteSettings):
-            said += _settings(step)
+            comments += _settings(step)
         if isinstance(step, ShareCaps):
-            said += ["Caps for everybody are in the bucket, not in Terraform:", f"  {command(step)}"]
+            comments += ["Caps for everybody are in the bucket, not in Terraform:", f"  {command(step)}"]
         for kind, name, body in _resources(step):
             assert name not in resources.get(kind, {}), "each resource has a name of its own"
             needs = [address for address in body.pop("depends_on", ()) if address in declared]
             resources.setdefault(kind, {})[name] = _roles(body, declared) | ({"depends_on": needs} if needs else {})
     return (
-        json.dumps({COMMENT: said, "terraform": PROVIDERS, "resource": resources}, indent=2, ensure_ascii=False) + "\n"
+        json.dumps({COMMENT: comments, "terraform": PROVIDERS, "resource": resources}, indent=2, ensure_ascii=False)
+        + "\n"
     )
 
 
@@ -77,10 +78,10 @@ def _resources(step: Step) -> tuple[Named, ...]:
             )
         case MakeBucket():
             where = {"project": text(step.project), "name": text(step.bucket), "location": text(step.location.upper())}
-            body = {**where, **_careful(), "depends_on": [f"{SERVICE}.storage"]}
+            body = {**where, **_bucket_settings(), "depends_on": [f"{SERVICE}.storage"]}
             return (("google_storage_bucket", "bench", body),)
         case MendBucket():
-            return (("google_storage_bucket", "bench", {"name": text(step.bucket), **_careful()}),)
+            return (("google_storage_bucket", "bench", {"name": text(step.bucket), **_bucket_settings()}),)
         case MakeAccount():
             named = {"account_id": text(step.account_id), "display_name": text(step.title)}
             body = {"project": text(step.project), **named, "depends_on": [f"{SERVICE}.iam"]}
@@ -120,12 +121,13 @@ def _account(member: str) -> tuple[str, ...]:
 
 
 def _roles(body: Body, declared: frozenset[str]) -> Body:
-    """A custom role that is made here is named by reference, so that it is there first."""
+    """`body` with a reference in place of the name of a custom role from this file, so that Terraform makes that
+    first."""
     address = f"google_project_iam_custom_role.{short(str(body.get('role', '')))}"
     return body | {"role": f"${{{address}.name}}"} if address in declared else body
 
 
-def _careful() -> Body:
+def _bucket_settings() -> Body:
     rules = [
         {
             "action": [{"type": rule["action"]["type"]}],
@@ -146,7 +148,7 @@ def _settings(step: WriteSettings) -> list[str]:
 
 
 def text(value: str) -> str:
-    """Text that is no template: one is begun by ${ or %{, and no text of ours may begin one."""
+    """`value` with `${` and `%{` escaped, so that Terraform does not read it as a template."""
     return value.replace("${", "$${").replace("%{", "%%{")
 
 
