@@ -1,4 +1,4 @@
-"""Every error that a user can meet, and the exit code by which a script knows its kind.
+"""Every error that a user can meet, and its exit code, by which a script can tell the kind.
 
 ```
 BenchError 1                      something else went wrong
@@ -35,7 +35,7 @@ import re
 
 
 class BenchError(Exception):
-    """Base of every expected error. `hint` says what to do next."""
+    """The base of every expected error. `hint` says what to do next."""
 
     exit_code = 1
 
@@ -73,7 +73,7 @@ class RunStopped(RunFailed):
 
 
 class ProviderError(BenchError):
-    """Raised by adapters only, from the foreign exception that it translates."""
+    """An error of the cloud. Only adapters raise it, in place of the foreign exception."""
 
     exit_code = 6
 
@@ -87,7 +87,7 @@ class PermissionDenied(ProviderError):
 
 
 class HostKeyRefused(PermissionDenied):
-    """Over SSH, a host showed a key that is not in known_hosts, or not the one that is there."""
+    """Over SSH, a host showed a key that is not in known_hosts, or another key than the one there."""
 
 
 class CredentialsMissing(ProviderError):
@@ -95,11 +95,11 @@ class CredentialsMissing(ProviderError):
 
 
 class Unavailable(ProviderError):
-    """The service did not answer, or answered that it cannot now. Trying again later may work."""
+    """The service did not answer, or answered that it cannot do so now. Trying again later may work."""
 
 
 class StillThere(Unavailable):
-    """A machine that this client may not delete. It is tried again for as long as the machine may live."""
+    """This client may not delete a machine. The deletion is tried again for as long as the machine may live."""
 
 
 class NotFound(BenchError):
@@ -127,13 +127,13 @@ class HostUnfit(BenchError):
 
 
 class DocumentUnreadable(BenchError):
-    """An object of the bucket that this version cannot read: damaged, of a newer version, or not ours."""
+    """This version cannot read an object of the bucket: it is damaged, of a newer version, or not ours."""
 
     exit_code = 16
 
 
 def exit_codes() -> dict[int, str]:
-    """The meaning of each exit code, taken from the drawing above."""
-    drawn = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")
+    """The meaning of each exit code, read from the tree in this module's docstring."""
+    rows = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")
     outside = {0: "done", 130: "interrupted", 141: "done, but the reader of standard output left before the end"}
-    return dict(sorted((outside | {int(code): about for code, about in reversed(drawn)}).items()))
+    return dict(sorted((outside | {int(code): about for code, about in reversed(rows)}).items()))

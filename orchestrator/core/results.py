@@ -1,7 +1,7 @@
-"""The schema of result files: one row a measurement, and all cases of a run put together.
+"""The schema of result files, which have one row for each measurement, and how all cases of a run become one file.
 
-The harness owns the columns (docs/contracts.md, section 6); those that this version does not know are kept. What the
-rows mean is `orchestrator.analysis`'s to say.
+The harness defines the columns (docs/contracts.md, section 6). Columns that this version does not know are kept.
+`orchestrator.analysis` interprets the rows.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ MEASURED: Final = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
 )  # fmt: skip
-"""Before and after a workload's axes, the columns that no file lacks. `kernels/harness/columns.py` lists all."""
+"""`ORIGIN` and `MEASURED` are the columns before and after a workload's axes that every file has.
+`kernels/harness/columns.py` lists all columns."""
 TIMER_SHARE: Final = 0.02
-"""Of a median: from here on what is compared is, noticeably, the timer."""
+"""The share of a median: if the timer's own time is a larger share, it noticeably affects a comparison."""
 CONTROL: Final = ":aa"
-"""`bench:aa` is `bench` once more, measured beside it: what differs between the two is noise."""
+"""The suffix of a control: `bench:aa` is `bench` measured a second time, so the difference between them is noise."""
 
 
 class ResultsUnreadable(BenchError):
-    """A result file is not what the contract says. It is kept as it is; nothing is read from it."""
+    """A result file does not follow the contract. It is kept as it is, and nothing is read from it."""
 
 
 def case_order(case_id: str) -> tuple[tuple[int, int, str], ...]:
-    """A key by which case ids sort by their numbers: 128 before 1024."""
+    """The sort key of case ids. Numbers in them sort by value: 128 before 1024."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", case_id) if part)
 
 
 def axes_of(header: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a file that say which case a row belongs to: those between `backend` and `regime`; in a file that
-    does not have both, those of the workload that the tool brings along."""
+    """The axis columns of a file: those between `backend` and `regime`. If the file lacks one of these two, they are
+    the axes of the bundled workload that it has."""
     if "backend" in header and "regime" in header:
         return tuple(header[header.index("backend") + 1 : header.index("regime")])
     return tuple(name for name in AXES if name in header)
 
 
 Lines = Callable[[], Iterable[str]]
-"""The lines of one file, from its beginning, as often as it is called."""
+"""Returns the lines of one file from its beginning, each time it is called."""
 
 
 def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
-    """One CSV of all cases, line by line: one header, cases by their numbers, rows as they were, but for cells that a
-    spreadsheet would run (`plain`). Columns that only some cases have come last, and are empty in the others. A torn
-    line stays torn, so that nothing takes it for a whole one."""
+    """The lines of one CSV with all cases: one header, then the cases in the order of `case_order`. Rows are unchanged,
+    except for cells that a spreadsheet would run as formulas (`plain`). Columns that only some cases have come last,
+    and are empty in the others. An incomplete line stays incomplete, so that no reader takes it for a complete one."""
     ordered = [cases[case_id] for case_id in sorted(cases, key=case_order)]
     headers = [next(_records(lines()), []) for lines in ordered]
     axes = [name for header in headers for name in axes_of(header)] or AXES
@@ -62,13 +63,13 @@ def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
     for lines in ordered:
         records = _records(lines())
         header = next(records, [])
-        nowhere = len(header)
+        columns_here = len(header)
         place = {name: index for index, name in enumerate(header)}
-        places = [place.get(name, nowhere) for name in columns]
+        places = [place.get(name, columns_here) for name in columns]
         for cells in records:
             yield _emptied(text)
-            if len(cells) == nowhere:
-                cells.append("")  # for columns that this file has not
+            if len(cells) == columns_here:
+                cells.append("")  # for columns that this file does not have
                 writer.writerow([plain(cell) if (cell := cells[index]) else "" for index in places])
             else:
                 writer.writerow([plain(cell) for cell in cells] + [""] * (len(cells) == len(columns)))
@@ -76,7 +77,7 @@ def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
 
 
 def _records(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The records of a CSV. What is none is a record of one cell, which no header has."""
+    """The records of a CSV. A part that is not CSV becomes a record of one cell, which matches no header."""
     reader = csv.reader(lines)
     while True:
         try:
@@ -97,7 +98,7 @@ def _emptied(text: io.StringIO) -> str:
 
 
 def is_control(implementation: str) -> bool:
-    """Whether this is another implementation under a second name."""
+    """Whether this is a control: another implementation under a second name."""
     return implementation.endswith(CONTROL)
 
 
@@ -105,9 +106,9 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def plain(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula: one that begins like a formula and is no number gets an
-    apostrophe before it. What machines say is text. A carriage return, which some readers of CSV take for the end of a
-    row and Python's writer does not quote, is a line end."""
+    """The cell as text that no spreadsheet runs as a formula: machines may write anything. A cell that begins like a
+    formula and is not a number gets an apostrophe before it. Carriage returns become line feeds: some readers of CSV
+    take a carriage return for the end of a row, and Python's writer does not quote it."""
     if "\r" in cell:
         cell = cell.replace("\r\n", "\n").replace("\r", "\n")
     if not cell or cell[0].isalnum():

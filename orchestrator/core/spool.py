@@ -1,7 +1,7 @@
-"""What may be brought home from the spool of a machine that somebody owns: the objects of the run that it was given.
+"""Decides which files may be fetched from the spool of a host: only objects of the run that the host was given.
 
-The client stores them with its own rights, which reach the whole bucket. So the host has a say in nothing but the
-events, cases and artifacts of that one run: names that a machine of ours gives, of bounded size and number.
+The client stores them with its own rights, which cover the whole bucket. So a host may only provide events, cases and
+artifacts of that one run, under names that our machines use, and of limited size and number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CASE_BYTES: Final = 64 * 1024 * 1024
 ARTIFACT_BYTES: Final = 64 * 1024 * 1024
 RUN_BYTES: Final = 2 * 1024**3
 RUN_FILES: Final = 50_000
-"""A campaign has a few hundred cases, and a dozen events for each."""
+"""The most files of a run. A large run has a few hundred cases, and a dozen events for each."""
 
 _CASE = re.compile(r"cases/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\.csv")
 _ARTIFACT = re.compile(r"artifacts(?:/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){1,4}")
@@ -28,28 +28,29 @@ _MACHINES_OWN = re.compile(r"(?:vm|boot)(?:-[a-z0-9]+)+")
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """One object that may be brought home."""
+    """One object that may be fetched. `size` is in bytes; `changed` is the time of its last change as the host reports
+    it."""
 
     name: str
     size: int
     changed: int
     limit: int
-    """Bytes that it may have, whatever the host says its size is."""
+    """The most bytes that are read, whatever size the host reports."""
     grows: bool
-    """Whether it is stored again when it has changed; what does not grow is created once."""
+    """Whether it is stored again when it has changed. Other objects are created once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """What a host has offered: what may come, and in words what may not, and why."""
+    """The files that a host offers: those that may be fetched, and the name of each other file with the reason."""
 
     taken: tuple[Spooled, ...]
     refused: tuple[str, ...]
 
 
 def sort(run_id: str, files: Iterable[Any]) -> Sorted:
-    """Judges what a host says is in the spool of `run_id`: `(name, size, time of change)` each. Cases come before the
-    events that tell of them."""
+    """Judges the files that a host lists in the spool of `run_id`, each as (name, size, time of change). In the result,
+    cases come before the events that refer to them."""
     taken: dict[str, Spooled] = {}
     refused: list[str] = []
     room = RUN_BYTES
@@ -68,16 +69,16 @@ def sort(run_id: str, files: Iterable[Any]) -> Sorted:
 
 
 def _read(run_id: str, file: Any) -> Spooled | str:
-    """One line of the answer, or why it is refused."""
+    """One file of the host's list, or the reason why it is refused."""
     try:
         name, size, changed = file
     except (TypeError, ValueError):
         return f"{words(repr(file), 80)}: not a file"
     if not isinstance(name, str) or not all(type(number) is int and number >= 0 for number in (size, changed)):
         return f"{words(repr(name), 200)}: not a file"
-    home = run_prefix(run_id)
-    tail = name.removeprefix(home)
-    if not name.startswith(home):
+    prefix = run_prefix(run_id)
+    tail = name.removeprefix(prefix)
+    if not name.startswith(prefix):
         return f"{words(name, 200)}: it belongs to another run"
     event = parse_event_object(name)
     if event is not None and name == event.object(run_id) and _MACHINES_OWN.fullmatch(event.writer):

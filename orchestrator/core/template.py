@@ -1,4 +1,4 @@
-"""The workload that `bench new` writes: one that runs at once, on a processor and on a GPU."""
+"""The workload that `bench new` writes. It runs unchanged, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def inputs(rows, cols, dtype, device, generator):
 
 
 def reference(x, w):
-    """What is right; x and w are float64 here."""
+    """The correct result; x and w are float64 here."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
 
 
 def bytes(rows, cols, dtype):
-    """What one call moves at least: gives GB/s, and catches what is faster than the memory."""
+    """The fewest bytes that one call moves: for GB/s, and to find times that the memory's speed does not allow."""
     return 2 * rows * cols * dtype.itemsize
 
 
@@ -67,5 +67,5 @@ def kernel_triton(x, w):
 
 
 def written(name: str) -> str:
-    """The file for a workload called `name`."""
+    """The text of the file for a workload named `name`."""
     return TEMPLATE.replace("NAME", name)

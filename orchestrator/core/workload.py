@@ -1,7 +1,7 @@
-"""What a workload's file says of itself without being run: its axes, its implementations, what it needs. Pure.
+"""Reads a workload's file without running it: its axes, its implementations, and what it needs. Pure.
 
-A user's file is run on the machine that measures, never here; what can be wrong with it is told here all the same, as
-far as its text shows it, before anything is paid for.
+A user's file runs on the machine that measures, never here. Mistakes that its text shows are reported here, before
+anything is paid for.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LARGEST: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A `__global__` function in a file beside the workload, and the line that names it."""
+    """A `__global__` function `name` in `file` beside the workload, and the line of the workload that names it."""
 
     line: int
     file: str
     name: str
 
     def fault(self, text: str) -> str:
-        """Why a source does not have it, or nothing."""
+        """The error if the source `text` does not define this function; empty if it does."""
         if re.search(rf"__global__[^;{{]*\b{re.escape(self.name)}\s*\(", text):
             return ""
         there = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", text)
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A workload as far as its text tells. `cases` are ids; empty where they are only known once the file is run."""
+    """What the text of a workload shows. `cases` are case ids; empty if they are known only when the file runs."""
 
     name: str
     cases: tuple[str, ...]
@@ -64,11 +64,11 @@ class Sketch:
     baselines: tuple[str, ...]
     needs: Needs
     entries: tuple[Entry, ...] = ()
-    """The CUDA entries whose file and name the text tells."""
+    """The CUDA functions whose file and name the text shows."""
 
 
 def sketch(source: str, file: str) -> Sketch:
-    """The workload in `source`. Raises `ConfigError` with file and line of what is wrong."""
+    """The workload in `source`. Raises `ConfigError` with file and line of a mistake."""
     try:
         return _sketch(parsed(source), file)
     except NotPython as exc:
@@ -78,14 +78,14 @@ def sketch(source: str, file: str) -> Sketch:
 
 
 def _sketch(tree: ast.Module, file: str) -> Sketch:
-    found = dict(_bound(tree))
+    bound = dict(_bound(tree))
     names = _implementations(tree, file)
     for needed in ("inputs", "reference"):
-        if needed not in found:
+        if needed not in bound:
             raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
-    grid = _cases(found, file)
-    told = tuple(grid[0]) if grid else None
-    for line, words in of_names(found, tree, told, _value):
+    grid = _cases(bound, file)
+    axes = tuple(grid[0]) if grid else None
+    for line, words in of_names(bound, tree, axes, _value):
         raise ConfigError(f"{file}:{line}: {words}", hint=HINT)
     return Sketch(
         name=file.removesuffix(".py"),
@@ -93,33 +93,33 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
         grid=grid,
         implementations=tuple(name.split("_", 1)[1] for name in names),
         baselines=tuple(name.removeprefix(KINDS[0]) for name in names if name.startswith(KINDS[0])),
-        needs=_needs(found, file),
-        entries=tuple(_entries(found)),
+        needs=_needs(bound, file),
+        entries=tuple(_entries(bound)),
     )
 
 
-def _entries(found: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[Entry]:
-    for name, (line, expression) in found.items():
+def _entries(bound: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[Entry]:
+    for name, (line, expression) in bound.items():
         if not name.startswith(KINDS) or not isinstance(expression, ast.Dict):
             continue
-        told = {
+        constants = {
             key.value: value.value
             for key, value in zip(expression.keys, expression.values, strict=True)
             if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and isinstance(value.value, str)
         }
-        if "cuda" in told and "entry" in told:
-            yield Entry(line, told["cuda"], told["entry"])
+        if "cuda" in constants and "entry" in constants:
+            yield Entry(line, constants["cuda"], constants["entry"])
 
 
-def _needs(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs:
-    told: dict[str, Any] = {}
+def _needs(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs:
+    values: dict[str, Any] = {}
     for key in KEYS:
-        if key in found and not (key == "build" and found[key][1] is None):
+        if key in bound and not (key == "build" and bound[key][1] is None):
             try:
-                told[key] = _value(found[key][1])
+                values[key] = _value(bound[key][1])
             except Unknown:
-                told[key] = None
-    return needs(told, lambda words, key: ConfigError(f"{file}:{found[key][0]}: {words}", hint=HINT))
+                values[key] = None
+    return needs(values, lambda words, key: ConfigError(f"{file}:{bound[key][0]}: {words}", hint=HINT))
 
 
 def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[int, ast.expr | None]]]:
@@ -151,13 +151,13 @@ def _implementations(tree: ast.Module, file: str) -> list[str]:
     return sorted((name for name, _ in names), key=lambda name: not name.startswith(KINDS[0]))
 
 
-def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[dict[str, Any], ...]:
-    given = "cases" if "cases" in found else "axes"
-    if given not in found:
+def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[dict[str, Any], ...]:
+    given = "cases" if "cases" in bound else "axes"
+    if given not in bound:
         return ({},)
-    line, expression = found[given]
+    line, expression = bound[given]
     try:
-        told = _value(expression)
+        value = _value(expression)
     except Unknown:
         return ()
 
@@ -165,17 +165,17 @@ def _cases(found: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
         return ConfigError(f"{file}:{line}: {what}", hint=HINT)
 
     if given == "cases":
-        if not isinstance(told, (list, tuple)) or not told or not all(isinstance(one, dict) for one in told):
+        if not isinstance(value, (list, tuple)) or not value or not all(isinstance(one, dict) for one in value):
             raise wrong("cases must be a list of mappings, with at least one")
-        cases = [dict(one) for one in told]
+        cases = [dict(one) for one in value]
     else:
-        if not isinstance(told, dict):
-            raise wrong(f"axes must be a mapping of names to lists, not {type(told).__name__}")
-        for name, values in told.items():
+        if not isinstance(value, dict):
+            raise wrong(f"axes must be a mapping of names to lists, not {type(value).__name__}")
+        for name, values in value.items():
             if not isinstance(values, (list, tuple)) or not values:
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}")
-        _few(math.prod(map(len, told.values())), wrong)
-        cases = [dict(zip(told, values, strict=True)) for values in itertools.product(*told.values())]
+        _few(math.prod(map(len, value.values())), wrong)
+        cases = [dict(zip(value, values, strict=True)) for values in itertools.product(*value.values())]
     _few(len(cases), wrong)
     if fault := of_cases(cases):
         raise wrong(fault)
@@ -188,17 +188,17 @@ def _few(cases: int, wrong: Callable[[str], ConfigError]) -> None:
 
 
 def _value(node: ast.expr | None) -> Any:
-    """What an expression of constants comes to. Raises `Unknown`."""
+    """The value of an expression of constants. Raises `Unknown` if it is known only when the file runs."""
     match node:
         case ast.Constant(value=value):
             return value
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(one) for one in elements]
         case ast.Dict(keys=keys, values=values):
-            made = [(_value(key), _value(value)) for key, value in zip(keys, values, strict=True)]
-            if any(isinstance(key, (list, dict)) for key, _ in made):
+            pairs = [(_value(key), _value(value)) for key, value in zip(keys, values, strict=True)]
+            if any(isinstance(key, (list, dict)) for key, _ in pairs):
                 raise Unknown
-            return dict(made)
+            return dict(pairs)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
@@ -223,7 +223,7 @@ def _number(node: ast.expr) -> int:
 
 
 def case_id(values: Mapping[str, Any]) -> str:
-    """`rows64-cols256-float32`: the name that the harness gives a case."""
+    """The id that the harness gives a case, such as `rows64-cols256-float32`."""
     parts = [("" if name == "dtype" else name) + text(value) for name, value in values.items()]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
@@ -233,5 +233,5 @@ def case_id(values: Mapping[str, Any]) -> str:
 
 
 def text(value: object) -> str:
-    """A value of an axis as it stands in the name of a case, and as values are compared."""
+    """A value of an axis as text, as it is in the id of a case. Values are compared by this text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

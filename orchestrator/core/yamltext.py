@@ -1,4 +1,4 @@
-"""YAML text as plain data that remembers the line of every key, so that a complaint can point at it."""
+"""Reads YAML text as plain data with the line of every key, so that an error can name the line."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from orchestrator.core.handwritten import MOST_YAML, too_long
 
 Path = tuple[str | int, ...]
 DEEPEST: Final = 50
-"""Levels of lists and keys; a configuration has five."""
+"""The most levels of lists and keys. A configuration has five."""
 MOST: Final = 100_000
-"""Values and keys, those that aliases repeat counted as often as they stand there."""
+"""The most values and keys. Those of an alias are counted again at each place where it is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     data: Any
-    """None where there is nothing, or nothing that can be read."""
+    """None if the text is empty or cannot be read."""
     lines: Mapping[Path, int] = field(default_factory=dict)
-    """Line, from 1, of each key or list entry."""
+    """The line, from 1, of each key or list entry."""
     problems: tuple[tuple[int, str, str], ...] = ()
-    """(line, dotted key, what is wrong with it) found while reading: syntax, and keys given twice."""
+    """(line, dotted key, what is wrong) for mistakes of syntax and keys given twice."""
 
     def line(self, path: Path) -> int:
-        """The line of `path`, or of its nearest parent that was written down; 0 when none was."""
+        """The line of `path`, or of its nearest parent that is in the text; 0 if none is."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -36,16 +36,16 @@ class Document:
 
 
 def dotted(path: Path) -> str:
-    """`machine.disk_gb`, `grid.shapes[2].batch`."""
+    """A path as text: `machine.disk_gb`, `grid.shapes[2].batch`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
 
-@lru_cache(maxsize=16)  # one command asks for the same text several times; nobody writes to what it reads
+@lru_cache(maxsize=16)  # one command reads the same text several times, and nothing changes the result
 def read(text: str) -> Document:
-    """The document in `text`. Never raises: what cannot be read, or not in good time, is in `problems`."""
+    """The document in `text`. It raises nothing: if the text cannot be read, or is too large, `problems` says so."""
     if len(text) > MOST_YAML:
         return Document(data=None, problems=((1, "", too_long(MOST_YAML)),))
     try:
@@ -77,24 +77,26 @@ def _read(text: str) -> Document:
 TOO_DEEP: Final = f"nested more than {DEEPEST} levels deep"
 
 
-def _weigh(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """The values and keys of a node, where every alias is written out. Raises `yaml.MarkedYAMLError` for too many."""
+def _weigh(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
+    """The number of values and keys of a node, with every alias counted in full. `sizes` has the numbers by the node's
+    id. Raises `yaml.MarkedYAMLError` for too many, or if the node is nested too deeply."""
     if depth > DEEPEST:
         raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=node.start_mark)
-    if id(node) not in known:
-        known[id(node)] = MOST  # until it is known: one that holds itself has no end
+    if id(node) not in sizes:
+        sizes[id(node)] = MOST  # until it is counted, because a node that contains itself has no end
         inner = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         size = 1
         if not isinstance(node, yaml.ScalarNode):
-            size += sum(_weigh(one, known, depth + 1) for one in inner)
-        known[id(node)] = size
-    if known[id(node)] > MOST - 1:
+            size += sum(_weigh(one, sizes, depth + 1) for one in inner)
+        sizes[id(node)] = size
+    if sizes[id(node)] > MOST - 1:
         raise yaml.MarkedYAMLError(problem=f"more than {MOST:,} values", problem_mark=node.start_mark)
-    return known[id(node)]
+    return sizes[id(node)]
 
 
 def scalar(text: str) -> Any:
-    """`text` as one YAML value, e.g. `12`, `true`, `[float16, bfloat16]`; the text itself where that is not YAML."""
+    """`text` read as one YAML value, such as `12`, `true` or `[float16, bfloat16]`; the text itself if it is not
+    YAML."""
     document = read(text)
     return text if document.problems or text.strip() == "" else document.data
 
