@@ -1,1 +1,1 @@
-"""One run: its events, the fold over them, and what to do next."""
+"""One run: its events, the state that follows from them, and what to do next."""

@@ -1,9 +1,8 @@
-"""What to do next about a run, as data. No I/O: the engine looks, `decide` answers, the engine acts.
+"""Decides what to do next about a run, as data. No I/O: the engine observes, `decide` answers, the engine acts.
 
-The rules, in order: a closed run needs nothing; a machine that may exist is followed until it is known to be gone;
-a run that lost its machine through no fault of its own, or never had one, gets the next offer as long as it may; any
-other is settled and closed. A machine that appears under a run that is over is deleted, and its cost is settled too.
-"""
+The rules, in order: a closed run needs nothing. A machine that may exist is followed until it is known to be gone. A
+run that never had a machine, or lost it through no fault of its own, gets the next offer as long as it may. Any other
+run is settled and closed. A machine that appears under a run that is over is deleted, and its cost is settled too."""
 
 from __future__ import annotations
 
@@ -23,28 +22,31 @@ from orchestrator.core.wording import count
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long a client waits for what, in seconds."""
+    """How long a client waits, in seconds."""
 
     poll_s: float = 2.0
     boot_limit_s: float = 600.0
-    """A machine that has sent nothing for so long after RUNNING is given up."""
+    """A machine that has sent nothing for this long after it started to run is given up."""
     exit_grace_s: float = 60.0
-    """After its last event a machine deletes itself. If it has not after so long, the client deletes it."""
+    """After its last event a machine deletes itself. If it has not done so after this long, the client deletes it."""
     deadline_slack_s: float = 60.0
-    """The server's deadline may fire 30 s late; past this the client deletes the machine itself."""
+    """The server may enforce a deadline 30 s late. This long after the deadline the client deletes the machine
+    itself."""
     take_limit_s: float = 90.0
-    """A kept machine that was claimed and has not begun the run after so long is given up."""
+    """A kept machine that was claimed and has not begun the run after this long is given up."""
     host_patience_s: float = 60.0
-    """A machine of the user's own that was not to be reached for so long is taken for dead by a fleet."""
+    """A fleet takes a host that could not be reached for this long for dead."""
     seal_limit_s: float = 90.0
-    """A machine whose disk is ready for so long, and that no client came to, was left by the client that builds."""
+    """If no client copies a machine's disk for this long after it is ready, the client that builds the image is
+    gone."""
     insert_limit_s: float = 180.0
-    """If a request has had neither a machine nor an answer for so long, it made no machine."""
+    """A request that has had neither a machine nor an answer for this long made no machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the machine of a run. `operations` is what the zone's log says of it, asked for once it is gone."""
+    """What a client sees of the machine of a run; `instance` is None if it does not exist. `operations` are those of
+    the machine in its zone; they are read once it is gone."""
 
     instance: Instance | None
     operations: tuple[Operation, ...] = ()
@@ -58,7 +60,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Reinsert:
-    """Send the same request again, under the same request id: its answer was lost."""
+    """Send the same request again under the same request id, because its answer was lost."""
 
     vm: Vm
 
@@ -71,7 +73,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class RecordCreated:
-    """The machine exists but the log does not say so: a client died between the two."""
+    """Record that the machine exists. The log does not say so if a client died after the request."""
 
     vm: Vm
     instance: Instance
@@ -86,7 +88,7 @@ class RecordGone:
 
     @property
     def fact(self) -> InstanceGone:
-        """What the log is told, of this one request."""
+        """The fact for the log, about this one request."""
         vm = self.vm
         return InstanceGone(
             attempt=vm.attempt, vm=vm.name, ended_at=self.ended_at, how=self.how, started_at=self.started_at,
@@ -121,8 +123,9 @@ def decide(
     offers: Sequence[Offer] | None,
     ttl_s: int | None = None,
 ) -> tuple[Command, ...]:
-    """What a client should do now. `offers` is None for one that only looks after a run and must not start machines;
-    `ttl_s` is the deadline with which this client asks for one, where that is not the first plan's."""
+    """What a client should do now. `offers` is None if the client only looks after the run and must not request
+    machines. `ttl_s` is the deadline in seconds with which this client requests them, if it is not that of the first
+    plan."""
     vm = run.vm
     if run.guest_of is not None and run.closed is None:
         return as_guest(run, run.guest_of, observation, now, policy)
@@ -142,7 +145,7 @@ def decide(
 
 
 def _after_the_end(run: Run, now: datetime) -> tuple[Command, ...]:
-    """A run that is over has nothing left to do, unless its end was recorded and its cost, or all of it, was not."""
+    """What is left to do for a closed run: settle it, if its cost was not settled or was settled too low."""
     if run.phase is Phase.REFUSED:
         return ()
     settled = run.settled.cost_usd if run.settled is not None else None
@@ -156,8 +159,8 @@ def _next_machine(
     if run.rejected is not None:
         return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
     if offers is None:
-        unspoken = run.plan is None and run.held is None  # machines alone have spoken: no client is about to ask
-        if not unspoken and now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
+        no_client = run.plan is None and run.held is None  # only machines wrote events: no client will request one
+        if not no_client and now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
             return (Wait(policy.poll_s),)
         if run.vm is None:
             return _give_up(
@@ -172,7 +175,8 @@ def _next_machine(
 
 
 def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command, ...]:
-    """Ends a run that should have another machine and gets none: with how its last one ended, if it had one."""
+    """Ends a run that should have another machine and gets none. The outcome is that of its last machine, if it had
+    one."""
     vm = run.vm
     if vm is not None and vm.started_at is not None and vm.generation == run.generation:
         outcome, detail = ending(run, vm)
@@ -181,13 +185,13 @@ def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command
 
 
 def given_up(run: Run, now: datetime, why: str) -> tuple[Command, ...]:
-    """What ends a run whose client cannot go on before it has requested a machine."""
+    """The commands that end a run whose client cannot go on before it has requested a machine."""
     return _give_up(run, now, Phase.STOPPED, why)
 
 
 def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
-    """What a client does that would ask for a machine under a hold that is settled: somebody began to end the run, and
-    may have died before he closed it."""
+    """The commands for a client that finds the hold settled before it requests a machine: another client began to end
+    the run, and may have died before it closed it."""
     why = f"another client settled it before a machine was requested: `bench launch --resume {run.run_id}` continues it"
     return _give_up(run, now, Phase.STOPPED, why)
 
@@ -203,14 +207,15 @@ def _tried(run: Run) -> str:
 def _vanished(
     run: Run, vm: Vm, operations: tuple[Operation, ...], now: datetime, policy: Policy, *, again: bool
 ) -> tuple[Command, ...]:
-    """The machine cannot be found: never made, or gone. `again`: whether this client may ask for such a one."""
+    """The commands for a machine that does not exist: it was never made, or it is gone. `again`: whether this client
+    has an offer with which it could request this machine again."""
     if not vm.instance_id and not _made(operations):
         unanswered = not operations or any(op.status != "DONE" for op in operations)
         if unanswered and now - vm.requested_at < timedelta(seconds=policy.insert_limit_s):
-            # Also when somebody asked to stop: the request may still be on its way, and a machine that appears after
-            # the run was closed would be nobody's.
-            asks = again and run.stop is None and run.closed is None
-            return (Reinsert(vm),) if asks else (Wait(policy.poll_s),)
+            # This also holds if a stop was requested: the request for the machine may still be on its way, and no
+            # client would look after a machine that appears after the run is closed.
+            may_request = again and run.stop is None and run.closed is None
+            return (Reinsert(vm),) if may_request else (Wait(policy.poll_s),)
         return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
     started = vm.started_at or start_of(operations)
     ended, how = end_of(vm, operations, started, now)
@@ -218,18 +223,19 @@ def _vanished(
 
 
 def _made(operations: tuple[Operation, ...]) -> bool:
-    """Whether the log shows that the machine existed: an insert that succeeded, or anything done to it."""
+    """Whether the operations show that the machine existed: an insert that succeeded, or any operation on the
+    machine."""
     return any(op.kind != "insert" or (op.status == "DONE" and not op.message) for op in operations)
 
 
 def start_of(operations: tuple[Operation, ...]) -> datetime | None:
-    """When a machine was made, by the log of the cloud; None where it does not say."""
+    """When a machine was made, from the cloud's operations; None if they do not say."""
     ends = [op.ended_at for op in operations if op.kind == "insert" and op.ended_at is not None and not op.message]
     return min(ends, default=None)
 
 
 def end_of(vm: Vm, operations: tuple[Operation, ...], started: datetime | None, now: datetime) -> tuple[datetime, str]:
-    """When a machine ended, and how. Without an operation that says so, the time is the latest it can have been."""
+    """(when a machine ended, how it ended). If no operation says when, it is the latest possible time."""
     latest = min(now, vm.deadline_at + timedelta(seconds=30)) if vm.deadline_at else now
     for op in operations:
         if "preempted" in op.kind:
@@ -254,13 +260,13 @@ def _not_before(at: datetime, started: datetime | None) -> datetime:
 
 
 def is_left_unsealed(run: Run, now: datetime, policy: Policy) -> bool:
-    """Whether a machine waits for a client that copies its disk, and none came: it is of no use to anybody."""
+    """Whether a machine has waited too long for a client that copies its disk, so that it is no longer useful."""
     ready = run.last_word_at if run.prepared is not None and run.sealing is None else None
     return ready is not None and now > ready + timedelta(seconds=policy.seal_limit_s)
 
 
 def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, *, alone: bool) -> tuple[Command, ...]:
-    """`alone`: of a client that only looks after the run."""
+    """The commands for a machine that exists. `alone`: whether this client only looks after the run."""
     if vm.started_at is None and instance.started_at is not None:
         return (RecordCreated(vm, instance),)
     if run.closed is not None:
@@ -290,9 +296,10 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, 
 def as_guest(
     run: Run, taken: MachineTaken, observation: Observation, now: datetime, policy: Policy
 ) -> tuple[Command, ...]:
-    """For a run on a machine that another run kept, and pays for. It ends with the machine's word on it, or with the
-    machine; a machine that does not begin it, or that should be at it no longer, is of no use to anybody. Where only a
-    machine says that it was taken, nothing is deleted on its word: it may name whom it likes, and its owner ends it."""
+    """The commands for a run on a machine that another run kept and pays for. The run ends when the machine says so, or
+    with the machine. A machine that does not begin the run in time, or is past its deadline, is deleted. If only a
+    machine, and no client, says that it was taken, nothing is deleted: its word is not trusted, and the run that owns
+    the machine ends it."""
     taken_at = run.taken_at or run.created_at
     deadline = taken.deadline_at or now
     vm = Vm(
@@ -308,10 +315,10 @@ def as_guest(
         deadline_at=taken.deadline_at,
         generation=taken.generation,
     )
-    told = run.said(taken.attempt)
-    theirs = not is_client(run.taken_by)
-    if told.finished is None and observation.instance is not None and not (theirs and now > deadline):
-        if theirs:
+    report = run.said(taken.attempt)
+    machine_alone = not is_client(run.taken_by)
+    if report.finished is None and observation.instance is not None and not (machine_alone and now > deadline):
+        if machine_alone:
             return (Wait(policy.poll_s),)
         if run.stop is not None:
             return (Delete(vm, run.stop.reason),)
@@ -319,10 +326,10 @@ def as_guest(
             return (Delete(vm, "it stopped without deleting itself, and its disk is still billed"),)
         if taken.deadline_at is not None and now > taken.deadline_at + timedelta(seconds=policy.deadline_slack_s):
             return (Delete(vm, "it is past its deadline"),)
-        if told.booted_at is None and now > taken_at + timedelta(seconds=policy.take_limit_s):
+        if report.booted_at is None and now > taken_at + timedelta(seconds=policy.take_limit_s):
             return (Delete(vm, f"it was kept, and did not begin this run within {policy.take_limit_s:.0f} s"),)
         return (Wait(policy.poll_s),)
-    if told.finished is None:
+    if report.finished is None:
         _, how = end_of(vm, observation.operations, None, now)
         vm = replace(vm, how=how)
     outcome, detail = ending(run, vm)
@@ -330,12 +337,12 @@ def as_guest(
 
 
 def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
-    """How a run whose machine is gone has ended, and one line on why."""
-    last = run.said(vm.attempt).diagnosis
-    said = f"{last.cause}: {last.detail}" if last else ""
+    """(outcome, reason in one line) of a run whose machine is gone."""
+    diagnosis = run.said(vm.attempt).diagnosis
+    reason = f"{diagnosis.cause}: {diagnosis.detail}" if diagnosis else ""
     finished = run.current.verdict
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):
-        # A machine that goes on does not measure again what an earlier one found wrong.
+        # A later machine does not measure again what an earlier one found wrong.
         return Phase.INCORRECT if run.wrong else Phase(finished.outcome), _wrong(run) or finished.detail
     if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
@@ -346,14 +353,14 @@ def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
         return Phase.STOPPED, run.stop.reason
     if finished is not None:
         outcome = Phase.STOPPED if finished.outcome == "terminated" else Phase.FAILED
-        return outcome, said or finished.detail or finished.outcome
+        return outcome, reason or finished.detail or finished.outcome
     if vm.how == "deadline":
-        return Phase.EXPIRED, said or f"{vm.name} reached its deadline of {vm.max_run_s} s"
+        return Phase.EXPIRED, reason or f"{vm.name} reached its deadline of {vm.max_run_s} s"
     if vm.how in ("never_made", "unanswered"):
         return Phase.FAILED, f"{vm.name} was requested but never created"
     if run.prepared is not None and run.sealing is None and vm.how == "deleted":
         return Phase.STOPPED, "no client came to copy its disk, so no image was made"
-    return Phase.FAILED, said or f"{vm.name} disappeared without a message ({vm.how})"
+    return Phase.FAILED, reason or f"{vm.name} disappeared without a message ({vm.how})"
 
 
 def _wrong(run: Run) -> str:
@@ -361,6 +368,6 @@ def _wrong(run: Run) -> str:
         return ""
     first = run.wrong[0]
     names = dict.fromkeys(one.implementation for one in run.wrong)
-    of_it = count(sum(one.implementation == first.implementation for one in run.wrong), "case")
+    cases = count(sum(one.implementation == first.implementation for one in run.wrong), "case")
     others = f" ({', '.join(name for name in names if name != first.implementation)} too)" if len(names) > 1 else ""
-    return f"{first.implementation} was wrong on {of_it}{others}, first {first.case_id}: {first.reason}"
+    return f"{first.implementation} was wrong on {cases}{others}, first {first.case_id}: {first.reason}"

@@ -1,4 +1,4 @@
-"""Finds the cause of a failure in its errors or its log, and what to do about it, by a table read from the top."""
+"""Finds the cause of a failure in its errors or its log, and the remedy, with tables whose first match counts."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ REMEDIES: Final = {
 
 
 def pasted(remedy: str, run_id: str) -> str:
-    """The remedy with its commands as they are typed for this run."""
+    """The remedy with its commands completed for this run."""
     return re.sub(r"\bRUN\b", run_id, remedy.replace("`bench launch --gpu GPU`", launch_command(run_id)))
 
 
@@ -186,7 +186,7 @@ _LOG: Final[tuple[tuple[str, str], ...]] = (
 
 _OUTCOMES: Final = {"preempted": "preempted", "timed_out": "deadline", "incorrect": "kernel_wrong"}
 OF_MACHINES: Final = (VmBooted, PhaseStarted, Preempted, Finished, VmExiting)
-"""Facts by which a machine is known to have come to life."""
+"""Facts that show that a machine has started."""
 _GONE: Final = {"preempted": "preempted", "deadline": "deadline", "lost": "lost", "never_made": "never_made"}
 
 _TELLING: Final = re.compile(
@@ -197,28 +197,27 @@ LINES: Final = 12
 
 
 def remedy(cause: str) -> str:
-    """What to do about a cause; for an unknown cause, where to look."""
+    """The remedy for a cause; for an unknown cause, where to look."""
     return REMEDIES.get(cause, REMEDIES["unknown"])
 
 
 def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> Diagnosis:
-    """The cause for which a run ended, from its facts and the end of its log.
-    have `ended`. Where no more is known than that, it is not said in other words.
+    """The cause for which a run ended, from its facts and the end of its log. `ended` is the recorded reason, if there
+    is one; it becomes the detail if only the end of the machine is known.
 
     The remedy comes from this client's table, because anybody may write to the bucket. For the cause, the machine's own
-    diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the run ended. If the
-    cause is `unknown`, the diagnosis has the lines of the log that a person should read.
-    """
-    known = tuple(facts)
-    for fact in reversed(known):
+    diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the machine ended. If
+    the cause is `unknown`, the diagnosis has the lines of the log that a person should read."""
+    all_facts = tuple(facts)
+    for fact in reversed(all_facts):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":
             return Diagnosis(fact.cause, fact.detail, remedy(fact.cause))
-    return _refused(known) or _logged(log) or _told(known, ended) or _unknown(known, log)
+    return _refused(all_facts) or _from_log(log) or _from_facts(all_facts, ended) or _unknown(all_facts, log)
 
 
 def last_attempt(events: Sequence[Event]) -> tuple[Fact, ...]:
-    """The facts that bear on how a run ended: those since its last machine was asked for, and every refusal if none
-    was made since. What ailed an earlier machine is that machine's affair."""
+    """The facts that explain how a run ended: those since its last machine was requested; and, if that was not made,
+    every refusal before it. Facts about earlier machines are left out."""
     begin = max((i for i, event in enumerate(events) if isinstance(event.fact, InstanceRequested)), default=0)
     recent = tuple(event.fact for event in events[begin:])
     if any(isinstance(fact, InstanceCreated) for fact in recent):
@@ -228,23 +227,23 @@ def last_attempt(events: Sequence[Event]) -> tuple[Fact, ...]:
 
 
 def wants_diagnosis(outcome: Phase, events: Sequence[Event]) -> bool:
-    """Whether a run that ends as `outcome` would end without anybody having said why."""
-    told = any(isinstance(fact, Diagnosed) for fact in last_attempt(events))
-    return outcome not in EXPLAINS_ITSELF and not told
+    """Whether a run that ends as `outcome` needs a diagnosis and has none yet."""
+    diagnosed = any(isinstance(fact, Diagnosed) for fact in last_attempt(events))
+    return outcome not in EXPLAINS_ITSELF and not diagnosed
 
 
 def matters(log: str) -> tuple[str, ...]:
-    """The lines of a log that nobody has a name for and a person should read: the last that sound like trouble, and
-    the very last ones, in their order."""
+    """The lines of a log without a known cause that a person should read, in their order: the last ones that look like
+    errors, and the last ones of all."""
     lines = [line.rstrip() for line in log.splitlines()]
-    said = [index for index, line in enumerate(lines) if line.strip()]
-    telling = [index for index in said if _TELLING.search(lines[index])]
-    chosen = sorted({*telling[-(LINES - 4) :], *said[-4:]})
+    not_empty = [index for index, line in enumerate(lines) if line.strip()]
+    suspicious = [index for index in not_empty if _TELLING.search(lines[index])]
+    chosen = sorted({*suspicious[-(LINES - 4) :], *not_empty[-4:]})
     return tuple(lines[index] for index in chosen)
 
 
 def _refusals(facts: Sequence[Fact]) -> list[tuple[str, str]]:
-    """The codes and the words of those who refused a machine, last first; none once a machine was made."""
+    """(code, message) of each refusal of a machine, last first; none if a machine was made."""
     if any(isinstance(fact, InstanceCreated) for fact in facts):
         return []
     refusals = (fact for fact in reversed(facts) if isinstance(fact, (InstanceRejected, ZoneExhausted)))
@@ -258,14 +257,14 @@ def _refused(facts: Sequence[Fact]) -> Diagnosis | None:
     return None
 
 
-def _logged(log: str) -> Diagnosis | None:
+def _from_log(log: str) -> Diagnosis | None:
     for cause, pattern in _LOG:
         if line := next((text for text in log.splitlines() if re.search(pattern, text, re.IGNORECASE)), ""):
             return Diagnosis(cause, line.strip(), remedy(cause))
     return None
 
 
-def _told(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
+def _from_facts(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
     if wrong := [fact for fact in facts if isinstance(fact, CaseChecked) and not fact.passed]:
         first, more = wrong[0], len(wrong) - 1
         detail = f"{first.implementation} on {first.case_id}: {first.reason or 'differs from the reference'}"
@@ -278,26 +277,30 @@ def _told(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
 
 
 def _vanished(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
-    """What the end of a machine says when the machine itself said nothing of it."""
+    """The diagnosis from how a machine ended, if the machine itself wrote nothing about it; None if that shows
+    nothing."""
     gone = next((fact for fact in reversed(facts) if isinstance(fact, InstanceGone)), None)
     if gone is None:
         return None
     if cause := _GONE.get(gone.how):
         return Diagnosis(cause, ended or f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
-    made = any(isinstance(fact, InstanceCreated) for fact in facts)
-    if made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
+    was_made = any(isinstance(fact, InstanceCreated) for fact in facts)
+    if was_made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
         return Diagnosis("no_boot", ended or f"{gone.vm} sent nothing", remedy("no_boot"))
     return None
 
 
 def _unknown(facts: Sequence[Fact], log: str) -> Diagnosis:
-    said = next((words or code for code, words in _refusals(facts)), "")
-    last = next(
+    refusal = next((words or code for code, words in _refusals(facts)), "")
+    machine_detail = next(
         (fact.detail for fact in reversed(facts) if isinstance(fact, (Finished, Diagnosed)) and fact.detail), ""
     )
     lines = matters(log)
     return Diagnosis(
-        "unknown", said or last or (lines[-1].strip() if lines else "there is no message"), remedy("unknown"), lines
+        "unknown",
+        refusal or machine_detail or (lines[-1].strip() if lines else "there is no message"),
+        remedy("unknown"),
+        lines,
     )
 
 

@@ -1,8 +1,7 @@
-"""The vocabulary of a run: one frozen class per fact, in the past tense.
+"""The events of a run. Each kind of fact is one frozen class, named in the past tense.
 
-A run is the set of its events. Clients and machines append; nobody edits.
-`docs/contracts.md`, section 5, is the contract with the machine's side.
-"""
+A run is the set of its events. Clients and machines add events; none is ever changed. `docs/contracts.md`, section 5,
+is the contract with the programs on the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from orchestrator.core.run.facts import SealRequested as SealRequested
 
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Writer = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)]
-"""`client-3f9a2c`, `vm-1`, `boot-1`: part of an object's name."""
+"""The writer of an event, such as `client-3f9a2c`, `vm-1` or `boot-1`. It is part of the object's name."""
 
 
 # --- from clients ---------------------------------------------------------------------------------------------------
@@ -34,7 +33,7 @@ class RunPlanned(Fact):
     config: str
     user: str
     mode: str
-    """A `Mode`."""
+    """The value of a `Mode`."""
     ceiling_usd: Usd
     ttl_s: Count
     attempts: Count
@@ -44,7 +43,7 @@ class RunPlanned(Fact):
     image: str = ""
     offers: Count = 0
     on_demand_after: Count | None = None
-    """How many spot machines may be taken back before one that cannot be is asked for; None: never."""
+    """After how many preempted spot machines an on-demand machine is requested; None: never."""
 
 
 class BudgetHeld(Fact):
@@ -54,16 +53,16 @@ class BudgetHeld(Fact):
 
 
 class RunResumed(Fact):
-    """A run that was over goes on, under a hold of its own. What ended the generations before it does not end this one.
+    """A run that was over goes on as a new generation with its own hold. What ended earlier generations does not end
+    it.
 
-    Generations and not times decide what a fact belongs to: the clocks of two laptops may disagree.
-    """
+    The generation of a fact, and not its time, decides what it belongs to: the clocks of two clients may differ."""
 
     kind = "run_resumed"
     generation: Count
     """1 for the first resumption."""
     attempts: Count
-    """Machines that this generation may use."""
+    """How many machines this generation may use."""
     by: str = ""
 
 
@@ -75,7 +74,8 @@ class PayloadStored(Fact):
 
 
 class InstanceRequested(Fact):
-    """Appended before the request is sent: a client killed at any line leaves a trace by which the VM is found."""
+    """A VM is about to be requested. The event is written before the request is sent, so that the VM is found even if
+    the client is killed at any line."""
 
     kind = "instance_requested"
     attempt: Count
@@ -94,19 +94,19 @@ class ZoneExhausted(Fact):
     attempt: Count
     zone: str
     scope: str = "zone"
-    """What cannot be had any more: `zone`, `region` or `all`."""
+    """Where no machine can be had: `zone`, `region` or `all`."""
     code: str
     message: str = ""
     zones_available: tuple[str, ...] = ()
     request_id: str = ""
     machine_type: str = ""
     provisioning: str = ""
-    """What could not be had; empty: nothing can be had there."""
+    """The provisioning and machine type that could not be had; empty: no machine can be had there."""
     generation: Count = 0
 
 
 class InstanceRejected(Fact):
-    """The cloud refused for a reason that no other zone would mend."""
+    """The cloud refused the request for a reason that holds in every zone."""
 
     kind = "instance_rejected"
     advice = "hint"
@@ -135,7 +135,7 @@ class StopRequested(Fact):
     by: str
     reason: str
     generation: Count | None = None
-    """The generation that is to end; None: this run, whatever becomes of it."""
+    """The generation to end; None: every generation of the run."""
 
 
 class InstanceGone(Fact):
@@ -144,22 +144,23 @@ class InstanceGone(Fact):
     vm: str
     ended_at: Moment
     how: str
-    """`deleted`, `preempted`, `host_error`, `deadline`, `lost`, `never_made` (the cloud says so) or `unanswered`
-    (nobody does)."""
+    """`deleted`, `preempted`, `host_error`, `deadline`, `lost`, `never_made` (the cloud says that it made no machine)
+    or `unanswered` (the request had no answer)."""
     started_at: Moment | None = None
     request_id: str = ""
-    """Of the request whose machine it was: in every zone that an attempt asks in, its machine has the same name."""
+    """The id of the request that made the machine. It is needed because an attempt's machine has the same name in every
+    zone in which it is requested."""
 
 
 class MachineTaken(Fact):
-    """The run is measured on a machine that another run kept and pays for, to its end. Appended by the client that
-    claimed it, and again by the machine."""
+    """The run is measured on a machine that another run kept and pays for until it ends. The client that claimed the
+    machine writes this, and the machine writes it again."""
 
     kind = "machine_taken"
     vm: str
     zone: str
     owner: str
-    """The run that pays."""
+    """The run that pays for the machine."""
     deadline_at: Moment | None = None
     attempt: Count = 1
     generation: Count = 0
@@ -173,14 +174,14 @@ class Settled(Fact):
 
 
 class RunClosed(Fact):
-    """The last word on a run, by whichever client saw its end."""
+    """The run is over. The client that sees its end writes this as the last event."""
 
     kind = "run_closed"
     outcome: str
     detail: str = ""
     generation: Count = 0
     cases_stored: Count | None = None
-    """Files of finished cases that were in the bucket then; None: not counted."""
+    """How many files of finished cases were in the bucket then; None: not counted."""
 
 
 # --- from machines --------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class Finished(Fact):
 
 
 class Kept(Fact):
-    """The run is done, and its machine waits for another. What the run came to is as in `Finished`."""
+    """The run is done, and its machine waits for another run. The result of the run is given as in `Finished`."""
 
     kind = "kept"
     outcome: str
@@ -320,7 +321,8 @@ class VmExiting(Fact):
 
 
 class Unrecognised(Fact):
-    """A kind that this version does not know, or one whose data it cannot read: kept, and ignored by the fold."""
+    """A fact of a kind that this version does not know, or with data that it cannot read. It is kept, and the fold
+    ignores it."""
 
     kind = "unrecognised"
     name: str
@@ -340,7 +342,7 @@ FACTS: dict[str, type[Fact]] = {
 
 
 class Event(BaseModel):
-    """A fact, and who saw it when. `(time, writer, seq)` orders events, and identifies one."""
+    """A fact, with the time and the writer. `(time, writer, seq)` identifies an event, and is the order of events."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: str
@@ -374,8 +376,8 @@ def encode(event: Event) -> bytes:
 
 
 def decode(data: bytes) -> Event | None:
-    """The event in `data`, or None when it is not one at all. A known kind with unreadable data is `Unrecognised`. All
-    text in it has been made harmless."""
+    """The event in `data`, or None if it is not an event. A known kind with unreadable data becomes `Unrecognised`. All
+    texts are made harmless."""
     try:
         found = unnumbered(data)
         kind, body = str(found["kind"]), dict(found.get("data") or {})

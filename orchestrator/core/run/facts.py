@@ -1,4 +1,4 @@
-"""What a fact of a run is, and those of images."""
+"""The base class of facts, and the facts about images."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from orchestrator.core.foreign import plain
 
 
 class Fact(BaseModel):
-    """What happened. Unknown keys are ignored, so that an older client can read a newer run."""
+    """Something that happened to a run. Unknown keys are ignored, so that an older client can read a newer run."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     kind: ClassVar[str]
     advice: ClassVar[str] = ""
-    """The key under which it tells a person what to do. Only the client that wrote it believes that; whoever reads it
-    in the bucket gets it empty."""
+    """The key with advice to the user, if there is one. Only the client that wrote the fact shows it. It is dropped
+    when a fact is read from the bucket, because anybody may have written it."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
-        """The fact as anybody may have written it. Raises `ValidationError`."""
+        """The fact in a stored `body`, without its advice. Raises `ValidationError`."""
         return cls.model_validate({key: value for key, value in body.items() if key != cls.advice})
 
     @property
     def harmless(self) -> Self:
-        """The same with every text in it as it is stored and read: what the cloud said may be in it."""
+        """The same fact with every text made harmless, because texts from the cloud may be in it."""
         return self.model_validate(plain(self.model_dump(mode="json")))
 
 
 class ImageReplaced(Fact):
-    """The image of the plan was gone when a machine was asked for: the machine boots from another."""
+    """The plan's image was gone when a machine was requested. The machine boots from another image."""
 
     kind = "image_replaced"
     image: Name
@@ -41,14 +41,14 @@ class ImageReplaced(Fact):
 
 
 class SealRequested(Fact):
-    """Appended by the client that makes an image, before the image is asked for: somebody came to copy the disk."""
+    """A client is about to copy the disk of the machine into an image. It writes this before it requests the image."""
 
     kind = "seal_requested"
     image: Name
 
 
 class ImagePrepared(Fact):
-    """The machine's disk is as an image should be, and nothing writes to it: it can be sealed."""
+    """The machine's disk is ready to become an image, and nothing writes to it any more."""
 
     kind = "image_prepared"
     torch: Name = ""

@@ -1,8 +1,8 @@
-"""A run is the fold of its events.
+"""Computes the state of a run from its events.
 
-`replay` gives the same state for every order and every repetition of the same events: it sorts by `(time, writer,
-seq)`, an answer after what it answers, drops repeats, and what a phase is follows from which facts are known, not from
-which came last. So any number of clients and machines can append without asking each other.
+`replay` gives the same state for every order and every repetition of the same events. It sorts them by `(time, writer,
+seq)`, moves each answer behind its request, and drops repeats. The phase depends on which facts are known, not on which
+came last. So any number of clients and machines can add events independently.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ __all__ = ["OUTCOMES", "VM_PHASES", "Phase", "PhaseSpan", "Run", "Told", "Vm", "
 
 
 def started(ordered: Sequence[ev.Event]) -> Run:
-    """The run before its first fact. It began with a client's first word, or a machine's where no client knows it."""
+    """The run before its first fact. Its beginning is the first event of a client, or of a machine if no client wrote
+    one."""
     first = next((event for event in ordered if is_client(event.writer)), ordered[0])
     return Run(first.run_id, created_at=first.time, updated_at=first.time)
 
 
 def replay(log: Iterable[ev.Event]) -> Run | None:
-    """The state of a run whose events are `log`, in any order and with any repeats; None when there are none."""
+    """The state of a run whose events are `log`, in any order and with any repeats; None if there are none."""
     unique = {event.order: event for event in log}
     ordered = answers_last(sorted(unique.values(), key=lambda event: event.order))
     if not ordered:
@@ -38,19 +39,20 @@ def replay(log: Iterable[ev.Event]) -> Run | None:
 
 
 def answers_last(ordered: Sequence[ev.Event]) -> list[ev.Event]:
-    """The same events, where an answer to a request comes after the request. Another client may write down the machine
-    of one that died, and by its clock be a second before it: in the order of times alone such an answer is about
-    nothing, and would be asked for and written down again for as long as both clocks show the same second."""
+    """The same events, with each answer to a request after the request. The order of times is not enough: if a client
+    died, another may record its machine, and this client's clock may be a second behind. Sorted by time, such an answer
+    comes before its request and would be ignored, and the client would record it again and again for as long as both
+    clocks show the same second."""
     clients = [one for one in ordered if is_client(one.writer)]
-    asked = {one.fact.request_id for one in clients if isinstance(one.fact, ev.InstanceRequested)}
+    unplaced_requests = {one.fact.request_id for one in clients if isinstance(one.fact, ev.InstanceRequested)}
     placed: list[ev.Event] = []
     early: dict[str, list[ev.Event]] = {}
     for event in ordered:
         fact = event.fact
         if isinstance(fact, ev.InstanceRequested) and is_client(event.writer):
-            asked.discard(fact.request_id)
+            unplaced_requests.discard(fact.request_id)
             placed += [event, *early.pop(fact.request_id, ())]
-        elif isinstance(fact, ANSWERS) and fact.request_id in asked:
+        elif isinstance(fact, ANSWERS) and fact.request_id in unplaced_requests:
             early.setdefault(fact.request_id, []).append(event)
         else:
             placed.append(event)
@@ -58,11 +60,11 @@ def answers_last(ordered: Sequence[ev.Event]) -> list[ev.Event]:
 
 
 ANSWERS: Final = (ev.InstanceCreated, ev.InstanceRejected, ev.ZoneExhausted, ev.InstanceGone)
-"""What is said of one request, and names it."""
+"""The facts that answer one request and name it."""
 
 
 def evolve(run: Run, event: ev.Event) -> Run:
-    """`run` after one more fact."""
+    """The state of `run` after one more event."""
     if not _due(run, event):
         return run
     if is_client(event.writer):
@@ -98,10 +100,10 @@ def evolve(run: Run, event: ev.Event) -> Run:
         case ev.MachineTaken() as fact:
             return _taken(run, fact, event)
         case ev.Settled() as fact:
-            kept = _latest(run, run.settled, fact)
-            if kept is not None and kept.generation == fact.generation:
-                kept = max(kept, fact, key=lambda settled: settled.cost_usd)
-            return replace(run, settled=kept)
+            latest = _latest(run, run.settled, fact)
+            if latest is not None and latest.generation == fact.generation:
+                latest = max(latest, fact, key=lambda settled: settled.cost_usd)
+            return replace(run, settled=latest)
         case ev.RunClosed() as fact:
             return replace(run, closed=_latest(run, run.closed, fact))
         case ev.Unrecognised():
@@ -111,12 +113,15 @@ def evolve(run: Run, event: ev.Event) -> Run:
 
 
 def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
-    """The first word of the newest generation, and a client's over a machine's; a machine speaks of none to come."""
+    """The run with a `MachineTaken` fact. That of the newest generation counts; within a generation a client's fact
+    counts before a machine's, and the first before later ones. A machine cannot begin a generation."""
     if not is_client(event.writer) and fact.generation > run.generation:
         return run
     if run.taken is not None:
-        firmer = is_client(event.writer) and not is_client(run.taken_by)
-        if run.taken.generation > fact.generation or (run.taken.generation == fact.generation and not firmer):
+        by_client_instead = is_client(event.writer) and not is_client(run.taken_by)
+        if run.taken.generation > fact.generation or (
+            run.taken.generation == fact.generation and not by_client_instead
+        ):
             return run
     return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
 
@@ -126,13 +131,13 @@ CLIENTS: Final = (
     ev.InstanceRejected, ev.InstanceCreated, ev.ImageReplaced, ev.InstanceGone, ev.StopRequested, ev.Settled,
     ev.RunClosed, ev.SealRequested,
 )  # fmt: skip
-"""What only clients say: of money, of requests to the cloud, of a run's end."""
+"""The facts that only clients may write: about money, requests to the cloud, and the end of a run."""
 
 
 def _due(run: Run, event: ev.Event) -> bool:
-    """Whether a fact is its writer's to tell. A machine says nothing of money and asks for no machine, and no run has
-    machines that bear another's name: what a client deletes for a run is that run's. Who is neither says
-    nothing."""
+    """Whether the writer may write such a fact; others are ignored. A machine may not write about money or request
+    machines. The name of a requested machine must belong to this run, so that a client deletes only this run's
+    machines. Writers that are neither a client nor a machine may write nothing."""
     fact = event.fact
     if isinstance(fact, ev.InstanceRequested):
         return is_client(event.writer) and attempt_of(run.run_id, fact.vm) is not None
@@ -140,12 +145,12 @@ def _due(run: Run, event: ev.Event) -> bool:
 
 
 def _evolve_machine(run: Run, event: ev.Event) -> Run:
-    """The facts that machines append."""
+    """The state after a fact of a machine."""
     attempt = _attempt(event)
-    said = run.said(attempt)
+    report = run.said(attempt)
     match event.fact:
         case ev.VmBooted():
-            return _tell(run, attempt, booted_at=said.booted_at or event.time)
+            return _tell(run, attempt, booted_at=report.booted_at or event.time)
         case ev.PhaseStarted(phase=phase, limit_s=limit):
             run = replace(run, spans=(*run.spans, PhaseSpan(attempt, phase, event.time, limit)))
             return _tell(run, attempt, case=None)
@@ -160,18 +165,20 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
         case ev.KernelBuilt() as fact:
             return replace(run, build=fact)
         case ev.CaseChecked() as fact:
-            known = any((old.implementation, old.case_id) == (fact.implementation, fact.case_id) for old in run.wrong)
-            return run if fact.passed or known else replace(run, wrong=(*run.wrong, fact))
+            is_known = any(
+                (old.implementation, old.case_id) == (fact.implementation, fact.case_id) for old in run.wrong
+            )
+            return run if fact.passed or is_known else replace(run, wrong=(*run.wrong, fact))
         case ev.CorrectnessFinished() as fact:
             return replace(run, correctness=fact)
         case ev.MeasurementPlanned() as fact:
             return _tell(run, attempt, measurement=fact)
         case ev.CaseStarted() as fact:
-            return _tell(run, attempt, case=fact, first_case_at=said.first_case_at or event.time)
+            return _tell(run, attempt, case=fact, first_case_at=report.first_case_at or event.time)
         case ev.CaseMeasured(case_id=case_id) as fact:
-            run = _tell(run, attempt, measured=said.measured | {case_id}, case=None)
-            known = any(done.case_id == case_id for done in run.measured)
-            return run if known else replace(run, measured=(*run.measured, fact))
+            run = _tell(run, attempt, measured=report.measured | {case_id}, case=None)
+            is_known = any(done.case_id == case_id for done in run.measured)
+            return run if is_known else replace(run, measured=(*run.measured, fact))
         case ev.ImagePrepared() as fact:
             return replace(run, prepared=fact)
         case ev.Preempted():
@@ -181,12 +188,12 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
         case ev.Finished() as fact:
             return _tell(run, attempt, finished=fact, finished_at=event.time)
         case ev.Kept() as fact:
-            since = said.work_done_at or event.time
-            return _tell(run, attempt, kept=said.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
+            since = report.work_done_at or event.time
+            return _tell(run, attempt, kept=report.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
         case ev.Lent(to=run_id):
             return _tell(run, attempt, lent_to=run_id)
         case ev.VmExiting(outcome=outcome, exit_code=code):
-            if said.finished is not None:
+            if report.finished is not None:
                 return run
             finished = ev.Finished(outcome=outcome, exit_code=code)
             return _tell(run, attempt, finished=finished, finished_at=event.time)
@@ -195,19 +202,19 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
 
 
 def _attempt(event: ev.Event) -> int:
-    """The attempt whose machine wrote the event; 0 for a client's."""
+    """The attempt whose machine wrote the event; 0 if a client wrote it."""
     return machine_of(event.writer)
 
 
 def _tell(run: Run, attempt: int, **changes: Any) -> Run:
-    others = [told for told in run.told if told.attempt != attempt]
-    told = sorted([*others, replace(run.said(attempt), **changes)], key=lambda one: one.attempt)
-    return replace(run, told=tuple(told))
+    others = [report for report in run.told if report.attempt != attempt]
+    reports = sorted([*others, replace(run.said(attempt), **changes)], key=lambda report: report.attempt)
+    return replace(run, told=tuple(reports))
 
 
 Ending = TypeVar("Ending", ev.RunClosed, ev.Settled, ev.StopRequested, ev.InstanceRejected)
 EVERY: Final = 10**9
-"""Above any generation: a fact without one is of every."""
+"""A number above any generation, for a fact that counts for every generation."""
 
 
 def _of(fact: ev.RunClosed | ev.Settled | ev.StopRequested | ev.InstanceRejected) -> int:
@@ -215,19 +222,21 @@ def _of(fact: ev.RunClosed | ev.Settled | ev.StopRequested | ev.InstanceRejected
 
 
 def _latest(run: Run, old: Ending | None, new: Ending) -> Ending | None:
-    """Of two facts that end something: the first of the newest generation, and none of a generation before this."""
+    """Which of two facts that end something counts: the first of the newest generation. A new fact about a generation
+    before the run's does not count."""
     if _of(new) < run.generation:
         return old
     return new if old is None or _of(new) > _of(old) else old
 
 
 def _still(old: Ending | None, generation: int) -> Ending | None:
-    """A fact that ends something, if it ends this generation too."""
+    """The fact `old` if it also ends this generation, else None."""
     return old if old is not None and _of(old) >= generation else None
 
 
 def _resumed(run: Run, fact: ev.RunResumed) -> Run:
-    """A newer generation: what ended the older ones is history. Two clients that resume at once begin the same one."""
+    """The run in a newer generation, without the facts that ended older ones. If two clients resume a run at the same
+    time, they begin the same generation."""
     if fact.generation <= run.generation:
         return run
     return replace(
@@ -241,7 +250,8 @@ def _resumed(run: Run, fact: ev.RunResumed) -> Run:
 
 
 def _requested(vms: tuple[Vm, ...], fact: ev.InstanceRequested, at: datetime) -> tuple[Vm, ...]:
-    """The first word on a request; of two that contradict each other on what it can cost, the dearer counts."""
+    """The machines with one more request. A repeated request is the same machine; of its prices and times the highest
+    count."""
     if any(vm.request_id == fact.request_id for vm in vms):
         return tuple(_at_its_dearest(vm, fact) if vm.request_id == fact.request_id else vm for vm in vms)
     return (*vms, Vm(name=fact.vm, requested_at=at, **fact.model_dump(exclude={"vm"})))
@@ -257,7 +267,8 @@ def _at_its_dearest(vm: Vm, fact: ev.InstanceRequested) -> Vm:
 
 
 def _answers(vm: Vm, request_id: str, attempt: int, zone: str) -> bool:
-    """Whether an answer is to this request: by its id; by attempt and zone where the answer names none."""
+    """Whether an answer belongs to this request: by the request's id, or by attempt and zone if the answer has no
+    id."""
     return vm.request_id == request_id if request_id else (vm.attempt, vm.zone) == (attempt, zone)
 
 

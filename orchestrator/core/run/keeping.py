@@ -1,7 +1,7 @@
-"""Whether a live machine is worth keeping, judged by what cold starts have cost in this bucket so far.
+"""Whether a waiting machine is worth keeping, judged by what cold starts have cost in this bucket so far.
 
-The rule is the one for renting or buying: keep a waiting machine until waiting has cost as much as the cold start that
-it would save, then stop it. With this rule a user never pays more than twice the least that was possible.
+The rule is that of the ski rental problem: keep a waiting machine until waiting has cost as much as the cold start that
+it would save, then stop it. With this rule a user never pays more than twice the least possible cost.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from orchestrator.core.run.status import StatusLine
 from orchestrator.core.wording import count
 
 RECENT: Final = 20
-"""How many of the newest runs a median rests on at most."""
+"""The most runs, newest first, from which a median is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """The medians of recent runs of one GPU, in seconds, and how many runs they rest on."""
+    """The median cold start of recent runs of one GPU, in seconds, and the number of these runs."""
 
     seconds: float
     """From the request for a machine to the first case."""
     billed_s: float
-    """Of those, the ones that were paid for."""
+    """How many of these seconds were paid for."""
     runs: int
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The median of each part of it."""
+    """The median seconds of each part of a cold start."""
     measuring_share: float | None = None
-    """Of the machine's time, from 0 to 1: the median."""
+    """The median share of a machine's time that was spent measuring, from 0 to 1."""
 
     @property
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """One line for a person."""
+        """The advice as one line for the user."""
         hourly = f"keeping it costs ${self.usd_per_hour:.2f}/h (${self.usd_per_hour / 60:.4f}/min)"
         if self.cold is None or self.cold_usd is None:
             return f"{self.verdict}: {hourly}; {self.why}"
@@ -92,16 +92,16 @@ class Advice:
 
 
 def cold_starts(lines: Sequence[StatusLine], gpu: str, mode: str, *, prepared: bool | None = None) -> ColdStart | None:
-    """What a cold start takes, by the newest runs of that GPU in that mode; None when no run tells. `prepared` keeps to
-    runs on prepared images, or to those on others."""
-    told = [
+    """The cold start of the newest runs of this GPU in this mode; None if no run had one. `prepared` selects runs on
+    prepared images (True) or on other images (False); None: all."""
+    with_start = [
         line
         for line in lines
         if (line.gpu, line.mode) == (gpu, mode)
         and line.cold_start_s > 0
         and prepared in (None, is_prepared(line.image))
     ]
-    newest = sorted(told, key=lambda line: line.run_id)[-RECENT:]
+    newest = sorted(with_start, key=lambda line: line.run_id)[-RECENT:]
     if not newest:
         return None
     shares = [line.measuring_s / line.paid_s for line in newest if line.over and line.paid_s > 0]
@@ -115,28 +115,28 @@ def cold_starts(lines: Sequence[StatusLine], gpu: str, mode: str, *, prepared: b
 
 
 def advise(run: Run, cold: ColdStart | None, now: datetime) -> Advice | None:
-    """What to do about a machine that was kept; None for one that is at work for its own run, or is not there."""
-    vm, told = run.vm, run.current
+    """Whether to keep or stop a machine that was kept; None if it works for its own run or does not exist."""
+    vm, report = run.vm, run.current
     if vm is None or not vm.open or vm.started_at is None:
         return None
     rate = vm.usd_per_hour
     cold_usd = None if cold is None else round_up(Fraction(rate) * Fraction(cold.billed_s) / 3600)
 
-    def say(verdict: Literal["keep", "stop"], why: str, idle_s: float = 0) -> Advice:
+    def advice(verdict: Literal["keep", "stop"], why: str, idle_s: float = 0) -> Advice:
         return Advice(verdict, why, rate, idle_s, cold, cold_usd)
 
-    if told.lent_to:
-        return say("keep", f"{told.lent_to} is measured on it")
-    if told.idle_until is None or told.kept_at is None:
+    if report.lent_to:
+        return advice("keep", f"{report.lent_to} is measured on it")
+    if report.idle_until is None or report.kept_at is None:
         return None
-    idle_s = max(0.0, (now - told.kept_at).total_seconds())
-    left = f"it deletes itself in {span(max(0.0, (told.idle_until - now).total_seconds()))}"
+    idle_s = max(0.0, (now - report.kept_at).total_seconds())
+    left = f"it deletes itself in {span(max(0.0, (report.idle_until - now).total_seconds()))}"
     if cold is None:
-        return say("stop", f"unless you launch again soon: {left}{_NO_HISTORY}", idle_s)
+        return advice("stop", f"unless you launch again soon: {left}{_NO_HISTORY}", idle_s)
     if idle_s < cold.billed_s:
         rest = span(cold.billed_s - idle_s)
-        return say("keep", f"idle for {span(idle_s)}, it pays if you launch within {rest}; {left}", idle_s)
-    return say("stop", f"idle for {span(idle_s)}, it has cost what a cold start costs; {left}", idle_s)
+        return advice("keep", f"idle for {span(idle_s)}, it pays if you launch within {rest}; {left}", idle_s)
+    return advice("stop", f"idle for {span(idle_s)}, it has cost what a cold start costs; {left}", idle_s)
 
 
 _NO_HISTORY: Final = "; no run of this GPU in this bucket tells what a cold start costs"

@@ -1,4 +1,4 @@
-"""Decides which machines of ours should not exist, only from each machine's labels and the log of the run they name."""
+"""Decides which of our machines should not exist, from each machine's labels and the log of the run that they name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from orchestrator.core.run.fold import Run, Vm
 
 STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 STALE_AFTER: Final = timedelta(hours=12)
-"""Runs rarely last so long: an older machine is reported as odd."""
+"""Runs rarely last this long, so an older machine is reported as unusual."""
 IDLE_AFTER: Final = timedelta(minutes=30)
 """A working machine writes events more often than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A live run owns it, or it is not ours to judge. `flags` say what is odd all the same: `idle`, `stale`."""
+    """A live run owns the machine, or it is not ours to judge. `flags` say what is unusual about it: `idle`,
+    `stale`."""
 
     reason: str
     flags: tuple[str, ...] = ()
@@ -30,14 +31,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """No live run owns it: it costs money for nothing."""
+    """No live run owns the machine, so it costs money without use."""
 
     reason: str
 
 
 def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan:
-    """Whether `instance` should exist. `run` is the fold of the run that its label names, read *after* the instance
-    was listed (a machine that exists was recorded before it was asked for), or None when the bucket has none."""
+    """Whether `instance` should exist. `run` is the state of the run that its label names, or None if the bucket has no
+    such run. It must be read *after* the instance was listed: a machine is recorded before it is requested."""
     by_itself = _by_itself(instance, bucket, now, policy)
     if by_itself is not None:
         return by_itself
@@ -55,8 +56,8 @@ def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, polic
 
 
 def judge_alone(instance: Instance, why: str, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan:
-    """The same where the run cannot be read, and `why`: by what the cloud says of the machine. In doubt it stays, for
-    somebody may be at work on it; its deadline ends it."""
+    """Whether `instance` should exist, if its run cannot be read; `why` says why not. Only what the cloud reports about
+    the machine counts. In doubt the machine stays, because it may be at work; its deadline ends it."""
     by_itself = _by_itself(instance, bucket, now, policy)
     return by_itself if by_itself is not None else Keep(f"its run cannot be read: {why}")
 
@@ -64,8 +65,8 @@ def judge_alone(instance: Instance, why: str, bucket: str, now: datetime, policy
 def judge_of_fleet(
     instance: Instance, fleet: str, *, held: bool, bucket: str, now: datetime, policy: Policy
 ) -> Keep | Orphan:
-    """The same for a machine that a scheduler has made for a fleet: it may be there while the fleet holds money for it.
-    One that is deleted before would only be made again."""
+    """Whether a machine that a scheduler made for a fleet should exist: it may while the fleet holds money for it. If
+    it were deleted before, the scheduler would only make it again."""
     by_itself = _by_itself(instance, bucket, now, policy)
     if by_itself is not None:
         return by_itself
@@ -73,7 +74,7 @@ def judge_of_fleet(
 
 
 def _by_itself(instance: Instance, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan | None:
-    """What follows from what the cloud says of a machine, whatever its run says; None when that is for the run."""
+    """The verdict from what the cloud reports about a machine, whatever its run says; None if the run must decide."""
     home = instance.labels.get(BUCKET_LABEL, "")
     if home and not is_label_of(home, bucket):
         return Keep(f"it belongs to the bucket {home}")
@@ -92,38 +93,40 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
     latest = vm is run.vm
     if not latest:
         return Orphan("its run has moved to another machine")
-    told = run.said(vm.attempt)
-    if told.finished_at is not None and now > told.finished_at + timedelta(seconds=policy.exit_grace_s):
+    report = run.said(vm.attempt)
+    if report.finished_at is not None and now > report.finished_at + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it finished but did not delete itself")
-    if told.idle_until is not None and now > told.idle_until + timedelta(seconds=policy.exit_grace_s):
+    if report.idle_until is not None and now > report.idle_until + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it was kept, no launch used it, and it did not delete itself")
     if is_left_unsealed(run, now, policy):
         return Orphan("its disk is ready for an image, and no client came to copy it")
     started = instance.started_at
-    word = told.last_word_at
-    if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and word is None:
+    last_word = report.last_word_at
+    if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and last_word is None:
         return Orphan(f"it sent nothing for {_minutes(now - started)} after it started")
     return Keep(f"run {run.run_id} is {run.phase.value}", flags(instance, run, now))
 
 
 def owner(instance: Instance, run: Run | None) -> Vm | None:
-    """The request of `run` that made `instance`. A name alone is not enough: an attempt asks in several zones."""
+    """The request of `run` that made `instance`, or None. The name alone does not identify it, because an attempt
+    requests machines of one name in several zones."""
     vms = reversed(run.vms) if run is not None else ()
     return next((vm for vm in vms if (vm.name, vm.zone) == (instance.name, instance.zone)), None)
 
 
 def flags(instance: Instance, run: Run | None, now: datetime) -> tuple[str, ...]:
-    """What is odd about a machine, whoever owns it."""
+    """What is unusual about a machine: `idle` if it has sent nothing for `IDLE_AFTER`, `stale` if it is older than
+    `STALE_AFTER`."""
     since = instance.started_at or instance.created_at
     vm = owner(instance, run)
-    spoke = run.said(vm.attempt).last_word_at if run is not None and vm is not None else None
-    word = max(spoke, since) if spoke is not None else since
-    odd = (("idle", now - word > IDLE_AFTER), ("stale", now - since > STALE_AFTER))
-    return tuple(name for name, true in odd if true)
+    last_event = run.said(vm.attempt).last_word_at if run is not None and vm is not None else None
+    last_sign = max(last_event, since) if last_event is not None else since
+    conditions = (("idle", now - last_sign > IDLE_AFTER), ("stale", now - since > STALE_AFTER))
+    return tuple(name for name, true in conditions if true)
 
 
 def cost_so_far(instance: Instance, usd_per_hour: Decimal | None, now: datetime) -> Decimal | None:
-    """Dollars until `now`, or None when the price is not known."""
+    """The dollars that a machine has cost until `now`, or None if its price is not known."""
     if usd_per_hour is None:
         return None
     if instance.started_at is None:

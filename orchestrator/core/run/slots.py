@@ -20,15 +20,16 @@ from orchestrator.core.market.pricing import MAX_TTL_S
 from orchestrator.core.run.fold import Run, Vm
 
 OLDEST: Final = timedelta(seconds=MAX_TTL_S) + timedelta(hours=1)
-"""No machine lives longer: the slot of one that was made before is nobody's."""
+"""No machine lives longer than this, so the slot of an older one belongs to no machine."""
 LATEST: Final = timedelta(seconds=5)
-"""A claim that would arrive later than this before the idle limit is not worth its request."""
+"""A slot is not claimed any more this long before its idle limit."""
 WATCHDOG_S: Final = 60
-"""The machine stops its work so long before its deadline."""
+"""How many seconds before its deadline a machine stops its work."""
 
 
 class Claim(BaseModel):
-    """The next run of the machine: what its metadata would say, had it been made for that run."""
+    """The next run of the machine, with the values that the machine's metadata would have if it were made for that
+    run."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: str
@@ -46,13 +47,13 @@ class Slot(BaseModel):
     vm: str
     zone: str
     owner: str
-    """The run that the machine was made for, and that pays for it."""
+    """The run for which the machine was made, and which pays for it."""
     idle_until: AwareDatetime
     claim: Claim | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> Slot | None:
-        """The slot, or None for what is none that this version can read."""
+        """The slot in `data`, or None if this version cannot read it."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
@@ -63,11 +64,11 @@ class Slot(BaseModel):
 
 
 def claim(slot: Slot, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]) -> Slot | None:
-    """The slot with the claim in it, or None when it is not to be had."""
+    """The slot with the claim in it, or None if the slot is not idle."""
     if slot.state != "idle":
         return None
-    wish = Claim(run_id=run_id, by=by, spec=dict(spec), payload=dict(payload))
-    return slot.model_copy(update={"state": "claimed", "claim": wish})
+    new_claim = Claim(run_id=run_id, by=by, spec=dict(spec), payload=dict(payload))
+    return slot.model_copy(update={"state": "claimed", "claim": new_claim})
 
 
 def is_claimed_by(slot: Slot, run_id: str) -> bool:
@@ -75,8 +76,8 @@ def is_claimed_by(slot: Slot, run_id: str) -> bool:
 
 
 def release(slot: Slot, run_id: str) -> Slot:
-    """The slot without the run's claim, so that another launch may have the machine; as it is where the claim is
-    somebody else's, or the machine has taken it up."""
+    """The slot without the run's claim, so that another launch may have the machine. It is returned unchanged if the
+    claim is another run's, or if the machine has accepted it."""
     if slot.state != "claimed" or not is_claimed_by(slot, run_id):
         return slot
     return slot.model_copy(update={"state": "idle", "claim": None})
@@ -91,11 +92,11 @@ class Wanted:
     image: str
     offers: Sequence[Offer]
     seconds: int
-    """The least time that is of any use."""
+    """The least time in which the launch can measure anything."""
 
 
 def unfit(slot: Slot, owner: Run | None, wanted: Wanted, now: datetime) -> str:
-    """Why a waiting machine will not do for a launch, in a few words; empty when it will."""
+    """Why a launch cannot use a waiting machine, as text; empty if it can."""
     vm = owned(slot, owner)
     if owner is None or owner.plan is None or vm is None or not vm.open or vm.deadline_at is None:
         return "the run that pays for it has no record of it"
@@ -121,7 +122,7 @@ def owned(slot: Slot, owner: Run | None) -> Vm | None:
 
 
 def seconds_left(vm: Vm, now: datetime) -> int:
-    """For how long a machine can still work before its watchdog ends it."""
+    """How many seconds a machine can still work before its watchdog ends it."""
     if vm.deadline_at is None:
         return 0
     return max(0, int((vm.deadline_at - now).total_seconds()) - WATCHDOG_S)

@@ -1,7 +1,7 @@
-"""The state of a run: its machines, what they said, what it has cost, and what a person asks of it.
+"""The state of a run: its machines, what they reported, what it has cost, and what is shown to the user.
 
-What a machine says is kept by its attempt (`Told`): a machine that takes over from one that was taken back does not
-inherit its last word. What ends a run is kept by its generation: a run that was over and is resumed goes on.
+What a machine reports is stored by its attempt (`Told`), so that a machine that replaces a preempted one does not
+inherit its reports. What ends a run is stored by its generation, so that a resumed run goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.run import events as ev
 
 VM_PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
-"""The machine's own phases, in order."""
+"""The phases of the work on a machine, in order."""
 
 
 class Phase(StrEnum):
@@ -53,16 +53,17 @@ OUTCOMES: Final = frozenset(
         Phase.REFUSED,
     }
 )
-"""How a run can end."""
+"""The phases in which a run has ended."""
 
 
 NO_FAULT: Final = frozenset({"preempted", "host_error", "lost", "never_made", "unanswered"})
-"""Ways in which a machine can be gone that say nothing about what it ran."""
+"""Values of `Vm.how` that say that the machine's end was not caused by what it ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vm:
-    """One request for a machine, and what became of it. An attempt may ask in several zones; at most one answers."""
+    """One request for a machine, and the machine's state. An attempt may send requests in several zones; at most one of
+    them makes a machine."""
 
     attempt: int
     name: str
@@ -88,11 +89,12 @@ class Vm:
 
     @property
     def used(self) -> bool:
-        """Whether it counts as one of the machines that a run may use: unless the cloud itself says it made none."""
+        """Whether it counts as one of the machines that a run may use. It does not if the cloud says that it made
+        none."""
         return not self.refused and self.how != "never_made"
 
     def cost(self, now: datetime) -> Decimal:
-        """What the machine has cost until `now` or its end, in dollars; 0 when it never ran."""
+        """The dollars that the machine has cost until `now` or its end; 0 if it never ran."""
         if self.started_at is None:
             return Decimal(0)
         return accrued(self.usd_per_hour, self.started_at, max(self.gone_at or now, self.started_at))
@@ -112,7 +114,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the machine of one attempt has said of itself."""
+    """What the machine of one attempt has reported."""
 
     attempt: int
     booted_at: datetime | None = None
@@ -121,30 +123,30 @@ class Told:
     case: ev.CaseStarted | None = None
     first_case_at: datetime | None = None
     measured: frozenset[str] = frozenset()
-    """The ids of the cases that it said it had measured."""
+    """The ids of the cases that it reported as measured."""
     preempted: bool = False
     diagnosis: ev.Diagnosed | None = None
-    """The last."""
+    """Its last diagnosis."""
     finished: ev.Finished | None = None
     finished_at: datetime | None = None
     kept: ev.Kept | None = None
     kept_at: datetime | None = None
-    """Since when it waits for another run; a machine that was kept has done its own run."""
+    """Since when it waits for another run. A machine that was kept has finished its own run."""
     work_done_at: datetime | None = None
-    """When it first was kept."""
+    """When it was kept for the first time."""
     lent_to: str = ""
-    """The run that it is at now, while that is not its own."""
+    """The other run on which it works now; empty if there is none."""
 
     @property
     def verdict(self) -> ev.Finished | None:
-        """What its run came to: whatever became of a machine after it was kept says nothing about that."""
+        """The result of its own run. The machine's end does not change it if the machine was kept before."""
         if self.kept is None:
             return self.finished
         return ev.Finished(outcome=self.kept.outcome, exit_code=self.kept.exit_code, detail=self.kept.detail)
 
     @property
     def idle_until(self) -> datetime | None:
-        """When a machine that waits is due to delete itself; None while it works."""
+        """When a waiting machine must delete itself; None while it works."""
         if self.kept is None or self.kept_at is None or self.lent_to or self.finished is not None:
             return None
         return self.kept_at + timedelta(seconds=self.kept.idle_limit_s)
@@ -154,9 +156,9 @@ class Told:
 class Run:
     run_id: str
     created_at: datetime
-    """When a client first said something."""
+    """The time of the first event of a client."""
     updated_at: datetime
-    """When a client last said something: a machine's clock, or what it pretends, moves no decision."""
+    """The time of the last event of a client. Times that machines report do not count: they may be wrong."""
     plan: ev.RunPlanned | None = None
     held: ev.BudgetHeld | None = None
     payload: ev.PayloadStored | None = None
@@ -165,9 +167,9 @@ class Run:
     taken: ev.MachineTaken | None = None
     taken_at: datetime | None = None
     taken_by: str = ""
-    """Who said so: the client that claimed the machine, or, where it died first, the machine alone."""
+    """The writer of `taken`: the client that claimed the machine, or only the machine if the client died first."""
     told: tuple[Told, ...] = ()
-    """By attempt, ascending; the attempts that said anything."""
+    """The reports of each attempt that has written any event, by ascending attempt."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()
     rejected: ev.InstanceRejected | None = None
     spans: tuple[PhaseSpan, ...] = ()
@@ -176,15 +178,15 @@ class Run:
     environment: ev.EnvironmentRecorded | None = None
     build: ev.KernelBuilt | None = None
     wrong: tuple[ev.CaseChecked, ...] = ()
-    """What was found wrong, each implementation and case once."""
+    """The checks that found an implementation wrong, each implementation and case once."""
     correctness: ev.CorrectnessFinished | None = None
     measured: tuple[ev.CaseMeasured, ...] = ()
     diagnoses: tuple[ev.Diagnosed, ...] = ()
     replaced: ev.ImageReplaced | None = None
     prepared: ev.ImagePrepared | None = None
-    """Of a run that makes an image: its disk waits to be sealed."""
+    """Of a run that makes an image: the disk is ready to be sealed."""
     sealing: ev.SealRequested | None = None
-    """A client came to seal it."""
+    """Of a run that makes an image: a client is about to seal the disk."""
     stop: ev.StopRequested | None = None
     settled: ev.Settled | None = None
     closed: ev.RunClosed | None = None
@@ -193,7 +195,7 @@ class Run:
 
     @property
     def simulated(self) -> bool:
-        """Whether its dollars are those of the embedded cloud."""
+        """Whether its dollars are simulated ones of the embedded cloud."""
         return self.plan is not None and self.plan.mode == Mode.EMBEDDED
 
     @property
@@ -202,20 +204,20 @@ class Run:
 
     @property
     def image(self) -> str:
-        """What its machines boot from, as a partial URL; empty where that is not known."""
+        """The image from which its machines boot, as a partial URL; empty if it is not known."""
         if self.replaced is not None and self.replaced.generation == self.generation:
             return self.replaced.instead
         return self.plan.image if self.plan is not None else ""
 
     @property
     def vm(self) -> Vm | None:
-        """The machine of the run: one that may exist, else the last one asked for that was not refused."""
-        asked = [vm for vm in self.vms if not vm.refused]
-        return next((vm for vm in reversed(asked) if vm.open), asked[-1] if asked else None)
+        """The machine of the run: one that may exist, else the last one that was requested and not refused."""
+        requested = [vm for vm in self.vms if not vm.refused]
+        return next((vm for vm in reversed(requested) if vm.open), requested[-1] if requested else None)
 
     @property
     def guest_of(self) -> ev.MachineTaken | None:
-        """The machine of another run that this generation is measured on; None where it has its own."""
+        """The machine of another run on which this generation is measured; None if it has its own."""
         taken = self.taken
         if any(vm.open for vm in self.vms):
             return None
@@ -223,22 +225,22 @@ class Run:
 
     @property
     def kept(self) -> ev.Kept | None:
-        """That the run is done and its machine is still there, waiting or at work for another run."""
+        """The fact that the run is done and its machine still exists, waiting or at work for another run; else None."""
         alive = self.vm is not None and self.vm.open and self.current.finished is None
         return self.current.kept if alive and self.closed is None else None
 
     @property
     def over(self) -> bool:
-        """Closed, and no machine can be running under it."""
+        """Whether it is closed and none of its machines can be running."""
         return self.closed is not None and not any(vm.open for vm in self.vms)
 
     def said(self, attempt: int) -> Told:
-        """What the machine of `attempt` said; nothing if it has not spoken."""
+        """What the machine of `attempt` reported; an empty report if it has written nothing."""
         return next((told for told in self.told if told.attempt == attempt), Told(attempt))
 
     @property
     def current(self) -> Told:
-        """What the run's machine said: that of the attempt that is under way or was the last."""
+        """What the run's machine reported: that of the present attempt, or of the last one."""
         if self.vm is not None:
             return self.said(self.vm.attempt)
         return self.told[-1] if self.told else Told(0)
@@ -249,7 +251,7 @@ class Run:
 
     @property
     def last_word_at(self) -> datetime | None:
-        """When the run's machine last said anything."""
+        """The time of the last event of the run's machine."""
         return self.current.last_word_at
 
     @property
@@ -270,7 +272,7 @@ class Run:
 
     @property
     def measurement(self) -> ev.MeasurementPlanned | None:
-        """What the last machine that came so far set out to measure."""
+        """What the last machine that reached the phase `measure` was about to measure."""
         return next((told.measurement for told in reversed(self.told) if told.measurement is not None), None)
 
     # --- attempts ---
@@ -282,23 +284,23 @@ class Run:
 
     @property
     def attempts_left(self) -> int:
-        """How many more machines this generation may use."""
+        """The number of further machines that this generation may use."""
         allowed = self.resumed.attempts if self.resumed is not None else self.plan.attempts if self.plan else 1
         return max(allowed - sum(1 for vm in self.vms if vm.used and vm.generation == self.generation), 0)
 
     @property
     def taken_back(self) -> bool:
-        """Whether the machine is gone through no fault of the run's, so that another one may go on."""
-        vm, said = self.vm, self.current
-        if vm is None or vm.gone_at is None or said.kept is not None:
+        """Whether the machine's end was not caused by the run, so that another machine may continue it."""
+        vm, report = self.vm, self.current
+        if vm is None or vm.gone_at is None or report.kept is not None:
             return False
-        if said.finished is not None and said.finished.outcome != "preempted":
-            return said.preempted and said.finished.outcome == "terminated"
-        return said.preempted or said.finished is not None or vm.how in NO_FAULT
+        if report.finished is not None and report.finished.outcome != "preempted":
+            return report.preempted and report.finished.outcome == "terminated"
+        return report.preempted or report.finished is not None or vm.how in NO_FAULT
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next thing for this run is another machine."""
+        """Whether the run needs another machine next."""
         if self.stop is not None or self.guest_of is not None:
             return False
         vm = self.vm
@@ -308,8 +310,8 @@ class Run:
 
     @property
     def goes_on_alone(self) -> bool:
-        """Whether it comes to its end without the client that launched it: nobody else asks for its machines. What is
-        left to do once it has one, or needs none, any client does."""
+        """Whether the run will end without the client that launched it. Only that client requests its machines. Once
+        the run has a machine, or needs no other, any client can do the rest."""
         vm = self.vm
         if self.closed is not None:
             return True
@@ -317,7 +319,7 @@ class Run:
             return vm.started_at is not None or self.booted_at is not None
         return not self.goes_on
 
-    # --- what a person asks ---
+    # --- what is shown to the user ---
 
     @property
     def phase(self) -> Phase:
@@ -325,9 +327,9 @@ class Run:
             return Phase(self.closed.outcome) if self.closed.outcome in OUTCOMES else Phase.FAILED
         vm = self.vm
         if self.guest_of is not None:
-            told = self.said(self.guest_of.attempt)
-            at_work = Phase.RUNNING if told.booted_at is not None else Phase.BOOTING
-            return Phase.FINISHING if told.finished is not None else at_work
+            report = self.said(self.guest_of.attempt)
+            at_work = Phase.RUNNING if report.booted_at is not None else Phase.BOOTING
+            return Phase.FINISHING if report.finished is not None else at_work
         if self.kept is not None:
             return Phase.KEPT
         if vm is None:
@@ -342,7 +344,7 @@ class Run:
 
     @property
     def vm_phase(self) -> str:
-        """The machine's current phase, or the last it was in; empty before its first."""
+        """The machine's present phase, or its last one; empty before the first."""
         attempt = self.vm.attempt if self.vm is not None else None
         spans = [span for span in self.spans if attempt in (None, span.attempt)]
         return spans[-1].phase if spans else ""
@@ -355,25 +357,26 @@ class Run:
 
     @property
     def cases_done(self) -> int:
-        """How many cases are in the bucket.
+        """How many cases are in the bucket, as far as the events show.
 
-        A machine may die between storing a case and saying so. The next one finds the file and leaves the case out, so
-        what was done before it is its total less what it set out to measure. A client that closes the run counts files.
+        A machine may die between storing a case and reporting it. The next machine finds the file and leaves the case
+        out, so the number of cases before it is its total minus what it was about to measure. A client that closes the
+        run counts the files.
         """
-        best = len(self.measured)
-        for told in self.told:
-            if told.measurement is not None:
-                before = told.measurement.total - told.measurement.cases
-                best = max(best, before + len(told.measured))
+        done = len(self.measured)
+        for report in self.told:
+            if report.measurement is not None:
+                before = report.measurement.total - report.measurement.cases
+                done = max(done, before + len(report.measured))
         if self.closed is not None and self.closed.cases_stored is not None:
-            best = max(best, self.closed.cases_stored)
-        return best
+            done = max(done, self.closed.cases_stored)
+        return done
 
     # --- money ---
 
     @property
     def hold_usd(self) -> Decimal | None:
-        """What is held for this generation; None while nothing is."""
+        """The dollars that are held for this generation; None if nothing is held."""
         return self.held.hold_usd if self.held is not None and self.held.generation == self.generation else None
 
     @property
@@ -381,10 +384,12 @@ class Run:
         return self.plan.ceiling_usd if self.plan else Decimal(0)
 
     def due(self, now: datetime) -> Decimal:
-        """Dollars that the machines of this generation have cost until `now`: what its hold is settled with."""
+        """The dollars that the machines of this generation have cost until `now`. Its hold is settled with this
+        amount."""
         return sum((vm.cost(now) for vm in self.vms if vm.generation == self.generation), Decimal(0))
 
     def cost(self, now: datetime) -> Decimal:
-        """Dollars spent on machines so far, all generations together: settled where it is, else accrued to `now`."""
-        here = self.settled.cost_usd if self.settled is not None else self.due(now)
-        return here + sum((vm.cost(now) for vm in self.vms if vm.generation < self.generation), Decimal(0))
+        """The dollars spent on machines so far in all generations. This generation counts with its settlement, or with
+        its cost until `now` if it is not settled."""
+        of_generation = self.settled.cost_usd if self.settled is not None else self.due(now)
+        return of_generation + sum((vm.cost(now) for vm in self.vms if vm.generation < self.generation), Decimal(0))

@@ -1,4 +1,5 @@
-"""The line that a listing shows of a run: so small that it travels in an object's metadata, a thousand to a page."""
+"""The status line of a run, which listings show. It is small enough for an object's metadata, so that one page of a
+listing has a thousand lines."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from orchestrator.core.run.state import Vm
 
 DETAIL: Final = 400
 FIELD: Final = 250
-"""Characters: all fields together must fit into an object's metadata."""
+"""The most characters of a field. All fields together must fit into an object's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusLine:
-    """One run in one line. Every field is text or a number that survives a trip through object metadata."""
+    """One run in one line. Every field is text or a number that can be stored in object metadata and read back."""
 
     run_id: str
     phase: str
@@ -43,25 +44,26 @@ class StatusLine:
     cases_total: int = 0
     attempts: int = 0
     vm: str = ""
-    """The machine that may exist now, as `zone/name`; empty when none can."""
+    """The machine that may exist now, as `zone/name`; empty if none can."""
     usd_per_hour: str = "0"
     detail: str = ""
     cold_start_s: int = 0
-    """From the request for its first machine to its first case; 0: none was begun, or on a kept machine."""
+    """The seconds from the request for its first machine to its first case; 0 if no case was begun, or it was begun on
+    a kept machine."""
     billed_start_s: int = 0
-    """How much of that the machine was paid for."""
+    """How many of these seconds were paid for."""
     start_parts: str = ""
     """The parts of the cold start (`paid_time.written`)."""
     paid_s: int = 0
     measuring_s: int = 0
-    """Seconds of machines, and those of them in which cases were measured."""
+    """The seconds of machines (`paid_s`), and those in which cases were measured (`measuring_s`)."""
     config: str = ""
     image: str = ""
-    """The image that the plan named, without its project."""
+    """The image from which its machines boot, without its project."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to look after: it ended, and no machine can exist."""
+        """Whether nothing is left to do: the run ended, and none of its machines can exist."""
         return self.phase in OUTCOMES and not self.vm
 
     @property
@@ -105,12 +107,12 @@ def status_line(run: Run, now: datetime) -> StatusLine:
 
 
 def cold_start(run: Run) -> tuple[int, int]:
-    """Whole seconds from the first request for the machine that measured the first case until that case began, and how
-    many of them were paid for; (0, 0) where no case was begun, or on no machine of the run's own."""
-    found = paid_time.first_machine(run)
-    if found is None:
+    """(whole seconds from the first request for the machine that began the first case until that case began, how many
+    of them were paid for); (0, 0) if no case was begun on a machine that the run requested."""
+    machine = paid_time.first_machine(run)
+    if machine is None:
         return 0, 0
-    waited, billed = found.first_case_at - found.asked_at, found.first_case_at - found.started_at
+    waited, billed = machine.first_case_at - machine.asked_at, machine.first_case_at - machine.started_at
     return max(0, round(waited.total_seconds())), max(0, round(billed.total_seconds()))
 
 
@@ -119,7 +121,7 @@ def iso(at: datetime) -> str:
 
 
 def encode(line: StatusLine) -> dict[str, str]:
-    """As object metadata. Metadata travels in headers at some servers, so it is kept to printable ASCII."""
+    """The line as object metadata. Only printable ASCII is used, because some servers send metadata in headers."""
     limits = {"detail": DETAIL, "device": NAME}
     return {key: _ascii(str(value))[: limits.get(key, FIELD)] for key, value in asdict(line).items()}
 
@@ -129,7 +131,7 @@ def _ascii(text: str) -> str:
 
 
 def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
-    """The line in `metadata`, or None when it does not hold one (then the run's events must be read)."""
+    """The line in `metadata`, or None if there is none; then the run's events must be read."""
     if metadata.get("run_id") != run_id or not metadata.get("phase") or metadata.get("schema", "1") != str(SCHEMA):
         return None
     try:
@@ -145,7 +147,7 @@ def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
 
 
 def _text_of(kind: Any) -> TypeAdapter[Any]:
-    """Text that reads as `kind`, kept as text."""
+    """The type of a text that is valid as `kind`. The value stays text."""
     inner: TypeAdapter[Any] = TypeAdapter(kind)
 
     def check(text: str) -> str:
@@ -190,7 +192,7 @@ def _dumped(facts: Sequence[Fact]) -> list[dict[str, Any]]:
 
 
 def document(run: Run, now: datetime) -> dict[str, object]:
-    """The fold of a run as one JSON document: what `bench status RUN --json` and `bench launch --json` print."""
+    """The state of a run as one JSON document, as `bench status RUN --json` and `bench launch --json` print it."""
     line = asdict(status_line(run, now))
     plan = run.plan
     return {
