@@ -1,4 +1,4 @@
-"""Whether an instance may be inserted: the checks that Compute Engine makes before it answers with an operation."""
+"""The checks of a request for an instance that Compute Engine makes before it answers with an operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROVISIONING = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An insert that is in order, with what was left out filled in."""
+    """A valid request for an instance, with defaults for the fields that it left out."""
 
     name: str
     zone: str
@@ -34,7 +34,7 @@ class Admitted:
     spot: bool
     max_run_s: float | None
     end_at: datetime | None
-    """The absolute end, whenever it started."""
+    """The time at which it ends, however late it started; None: no such time."""
     termination_action: str
     automatic_restart: bool
     maintenance: str
@@ -53,19 +53,20 @@ class Admitted:
 
     @property
     def has_end(self) -> bool:
-        """Whether the server ends it by itself."""
+        """Whether the server ends the instance by itself."""
         return self.max_run_s is not None or self.end_at is not None
 
     @property
     def attachment(self) -> str:
-        """`nvidia-tesla-t4:1` for an attached GPU; empty for one that comes with the machine type."""
+        """The attached GPU, such as `nvidia-tesla-t4:1`; empty if there is none or the machine type includes it."""
         return f"{self.gpu}:{self.gpu_count}" if self.gpu and not self.machine.bundled else ""
 
     def usage(self, inventory: Inventory, limit: Callable[[str, str], float | None]) -> dict[str, float]:
-        """How much of each regional quota it takes. `limit` tells a quota's limit by metric and region.
+        """How much of each regional quota the instance uses, by metric. `limit` returns a quota's limit by metric and
+        region.
 
-        As Google has it, a spot machine takes of the preemptible quota only where the project was granted some, and
-        of the standard one else, if there is such a quota.
+        As at Google, a spot machine counts against the preemptible quota only if the project was granted some, or if
+        there is no standard quota. Otherwise it counts against the standard quota.
         """
         region = region_of(self.zone)
 
@@ -74,17 +75,17 @@ class Admitted:
             granted = self.spot and (limit(preemptible, region) or limit(standard, region) is None)
             return preemptible if granted else standard
 
-        taken: dict[str, float] = {metric("CPUS"): self.machine.vcpus, "INSTANCES": 1}
-        taken["DISKS_TOTAL_GB" if self.disk_type == "pd-standard" else "SSD_TOTAL_GB"] = self.disk_gib
+        used: dict[str, float] = {metric("CPUS"): self.machine.vcpus, "INSTANCES": 1}
+        used["DISKS_TOTAL_GB" if self.disk_type == "pd-standard" else "SSD_TOTAL_GB"] = self.disk_gib
         if self.external_ip:
-            taken["IN_USE_ADDRESSES"] = 1
+            used["IN_USE_ADDRESSES"] = 1
         if self.gpu:
-            taken[metric(inventory.accelerators[self.gpu].metric)] = self.gpu_count
-        return taken
+            used[metric(inventory.accelerators[self.gpu].metric)] = self.gpu_count
+        return used
 
 
 def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
-    """The insert as it will be carried out. Raises `ApiError` for one that Google would refuse at once."""
+    """The checked request. Raises `ApiError` for a request that Google would refuse at once."""
     with reading("instance"):
         return _admit(body, project, zone, inventory)
 
@@ -139,12 +140,12 @@ def _machine(body: Mapping[str, Any], zone: str, inventory: Inventory) -> Machin
 def _accelerator(
     body: Mapping[str, Any], machine: MachineType, project: str, zone: str, inventory: Inventory
 ) -> tuple[str | None, int]:
-    asked = body.get("guestAccelerators", [])
-    if len(asked) > 1:
-        raise invalid("resource.guestAccelerators", len(asked), "Only one type of accelerator can be attached.")
-    if not asked:
+    requested = body.get("guestAccelerators", [])
+    if len(requested) > 1:
+        raise invalid("resource.guestAccelerators", len(requested), "Only one type of accelerator can be attached.")
+    if not requested:
         return (machine.bundled, 1) if machine.bundled else (None, 0)
-    name, count = last(asked[0].get("acceleratorType", "")), int(asked[0].get("acceleratorCount", 0))
+    name, count = last(requested[0].get("acceleratorType", "")), int(requested[0].get("acceleratorCount", 0))
     if name not in {entry.name for entry in inventory.accelerators_in(zone)}:
         raise not_found(f"projects/{project}/zones/{zone}/acceleratorTypes/{name}")
     if name == machine.bundled and count == 1:
@@ -178,7 +179,7 @@ def _moment(value: Any, field: str) -> datetime | None:
 
 
 def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields of `Admitted`."""
+    """The fields of `Admitted` that come from the scheduling section of a request."""
     field = "resource.scheduling"
     model = given.get("provisioningModel", "STANDARD")
     if model not in PROVISIONING:
@@ -247,7 +248,7 @@ def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inve
 
 
 def find_image(url: str, project: str, inventory: Inventory) -> Image:
-    """The image at a full or partial URL, by name or by family; 404 when there is none."""
+    """The image at a full or partial URL, by name or by family. Raises `ApiError`: 404 if there is none."""
     found = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url)
     if not found:
         raise invalid("resource.disks[0].initializeParams.sourceImage", url, "The URL is malformed.")
@@ -279,7 +280,7 @@ def _service_account(body: Mapping[str, Any]) -> tuple[str | None, tuple[str, ..
 
 
 def check_labels(labels: Any, field: str) -> dict[str, str]:
-    """The labels, if keys and values are in order; 400 otherwise."""
+    """The labels of a request. Raises `ApiError` (400) if keys or values are not valid."""
     if not isinstance(labels, dict) or len(labels) > 64:
         raise invalid(field, labels, "It must be a map of at most 64 labels.")
     for key, value in labels.items():
@@ -289,7 +290,7 @@ def check_labels(labels: Any, field: str) -> dict[str, str]:
 
 
 def check_metadata(given: Any) -> dict[str, str]:
-    """The metadata as a map, if it is in order; 400 otherwise."""
+    """The metadata of a request as a mapping. Raises `ApiError` (400) if it is not valid."""
     with reading("metadata"):
         return _metadata(given)
 

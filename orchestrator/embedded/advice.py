@@ -1,4 +1,4 @@
-"""Capacity advice, where it is switched on: what `advice.capacity` and `advice.capacityHistory` answer."""
+"""Capacity advice, if it is switched on: the answers of `advice.capacity` and `advice.capacityHistory`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from orchestrator.embedded.errors import ApiError, Document, invalid
 from orchestrator.embedded.inventory import Inventory
 
 Zones = Mapping[str, Mapping[str, float]]
-"""By zone: `obtainability` and `preemption_rate` (0 to 1), `uptime_s`. What is left out is not answered."""
+"""The advice by zone: `obtainability` and `preemption_rate` (0 to 1), and `uptime_s`. Answers leave out missing
+values."""
 
 
 def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
-    """The most obtainable of the zones asked about. 400 for a request that is not complete."""
-    listed = body.get("distributionPolicy", {}).get("zones", [])
-    asked = [_zone(entry.get("zone", ""), inventory) for entry in listed]
+    """The answer with the most obtainable of the zones in the request. Raises `ApiError` (400) if the request is not
+    complete."""
+    entries = body.get("distributionPolicy", {}).get("zones", [])
+    requested = [_zone(entry.get("zone", ""), inventory) for entry in entries]
     selections = body.get("instanceFlexibilityPolicy", {}).get("instanceSelections", {})
     machines = [name for chosen in selections.values() for name in chosen.get("machineTypes", [])]
     model = body.get("instanceProperties", {}).get("scheduling", {}).get("provisioningModel", "STANDARD")
@@ -25,10 +27,10 @@ def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
         raise ApiError(400, "Required field 'size' or 'instanceSelections' not specified", "required")
     if model != "SPOT":
         raise invalid("instanceProperties.scheduling.provisioningModel", model, "Only SPOT is advised on.")
-    known = [zone for zone in asked or list(zones) if "obtainability" in zones.get(zone, {})]
-    if not known:
+    advised = [zone for zone in requested or list(zones) if "obtainability" in zones.get(zone, {})]
+    if not advised:
         return {"recommendations": []}
-    best = max(known, key=lambda zone: (zones[zone]["obtainability"], zone))
+    best = max(advised, key=lambda zone: (zones[zone]["obtainability"], zone))
     scores: Document = {"obtainability": zones[best]["obtainability"]}
     if "uptime_s" in zones[best]:
         scores["estimatedUptime"] = f"{zones[best]['uptime_s']:g}s"
@@ -37,7 +39,8 @@ def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
 
 
 def history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -> Document:
-    """Thirty days of the zone's preemption rate. N1 machines with a GPU attached have no history."""
+    """The answer with thirty days of the zone's preemption rate. Raises `ApiError` (400) if the request is not
+    complete, or for N1 machines with an attached GPU, which have no history."""
     properties = body.get("instanceProperties", {})
     machine = properties.get("machineType", "")
     if not machine or not body.get("types"):

@@ -1,4 +1,4 @@
-"""Requests to Cloud Storage as they are read, and what their parameters and answers are made of."""
+"""Requests to Cloud Storage, and the encoding of their parameters and answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MOST_LISTED = 1000
 
 @dataclass(slots=True)
 class Ask:
-    """One request. The body can be read once; `length` is None when it comes in chunks. Header names in lower case."""
+    """One request. Header names are in lower case. The body can be read only once. `length` is its bytes; None if it
+    comes in chunks. `client` says whether a client sent it, and not a VM."""
 
     method: str
     target: str
@@ -36,7 +37,7 @@ class Ask:
         self.query = dict(parse_qsl(split.query, keep_blank_values=True))
 
     def read(self) -> bytes:
-        """All of the body. Raises `ApiError` (413)."""
+        """The whole body. Raises `ApiError` (413) if it is too large."""
         pieces, size = [], 0
         for piece in self.body:
             pieces.append(piece)
@@ -46,7 +47,7 @@ class Ask:
         return b"".join(pieces)
 
     def document(self) -> Document:
-        """The body as JSON. Raises `ApiError` (400)."""
+        """The body as a JSON object. Raises `ApiError` (400) if it is not one."""
         try:
             found = json.loads(self.read() or b"{}")
         except ValueError as exc:
@@ -58,7 +59,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """An answer whose body is a piece of a file; whoever sends it closes it."""
+    """An answer whose body is a part of a file, from byte `start`. The sender of the answer closes the file."""
 
     status: int
     headers: Mapping[str, str]
@@ -71,7 +72,7 @@ class Download:
 
 
 def decoded(text: str) -> str:
-    """A piece of a path. Raises `ApiError` (400) where it is no UTF-8."""
+    """A percent-encoded part of a path as text. Raises `ApiError` (400) if it is not UTF-8."""
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError as exc:
@@ -79,7 +80,7 @@ def decoded(text: str) -> str:
 
 
 def listed(text: str | None) -> int:
-    """How many a page holds. Raises `ApiError` (400)."""
+    """The number of entries on a page, from `maxResults`. Raises `ApiError` (400) if that is not a valid number."""
     try:
         number = int(text) if text else MOST_LISTED
     except ValueError as exc:
@@ -90,11 +91,12 @@ def listed(text: str | None) -> int:
 
 
 def sealed(name: str) -> str:
+    """The page token of the page that begins with `name`."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def opened(token: str) -> str:
-    """The name that a page begins with. Raises `ApiError` (400)."""
+    """The name with which the page of a token begins. Raises `ApiError` (400) for an invalid token."""
     try:
         return base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as exc:
@@ -102,7 +104,7 @@ def opened(token: str) -> str:
 
 
 def after_all(prefix: str) -> str:
-    """The first name after all those with this prefix; empty when there can be none."""
+    """The first name that sorts after all names with this prefix; empty if there is none."""
     while prefix:
         number = ord(prefix[-1]) + 1
         if number <= 0x10FFFF:
@@ -112,7 +114,8 @@ def after_all(prefix: str) -> str:
 
 
 def ranged(text: str, size: int) -> tuple[int, int] | None:
-    """Where a `Range` begins, and how many bytes of `size` it has (0: none); None for one that means all."""
+    """(start, number of bytes) of a `Range` header for an object of `size` bytes. The number is 0 or less if the range
+    has no byte of it. None if the header means the whole object."""
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
     if not found or found[0] == "bytes=-":
         return None
@@ -123,10 +126,10 @@ def ranged(text: str, size: int) -> tuple[int, int] | None:
     return start, last - start + 1
 
 
-def together(said: list[tuple[str, Reply | Download]]) -> Reply:
-    """The answer to a batch."""
+def together(answers: list[tuple[str, Reply | Download]]) -> Reply:
+    """The answer to a batch, from (content id, answer) of each of its requests."""
     parts = []
-    for number, reply in said:
+    for number, reply in answers:
         if isinstance(reply, Download):
             with reply.file:
                 body = b"".join(reply.pieces())

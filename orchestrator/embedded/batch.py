@@ -1,4 +1,4 @@
-"""The batch service's v1 REST API: which method and path do what."""
+"""The routes of the batch service's v1 REST API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BYTES = 1_000_000
 
 
 class Batch(Part):
-    """Answers requests; raises `ApiError`. Jobs are thread-safe under the runner's lock."""
+    """Answers requests; raises `ApiError`. Jobs are read and changed under the runner's lock."""
 
     def __init__(self, commons: Commons, runner: Runner) -> None:
         super().__init__(commons)
@@ -39,7 +39,7 @@ class Batch(Part):
             self._restore(kept)
 
     def routes(self) -> list[tuple[str, str, str, Answer]]:
-        """Service, verb, path, answer; the project of a path is the caller's to check."""
+        """(service, verb, pattern of the path, function that answers). The caller checks the project in a path."""
         return [
             ("batch", "POST", AT + "/jobs", self.create),
             ("batch", "GET", AT + "/jobs", self.list),
@@ -67,10 +67,10 @@ class Batch(Part):
         template_name(order.template, self.project)
         name = f"projects/{self.project}/locations/{region}/jobs/{job_id}"
         with self.runner.lock:
-            there = self.jobs.get(name)
-            if there is not None and request_id and there.request_id == request_id:
-                return self._shown(request, there.document(now))
-            if there is not None:
+            existing = self.jobs.get(name)
+            if existing is not None and request_id and existing.request_id == request_id:
+                return self._shown(request, existing.document(now))
+            if existing is not None:
                 raise ApiError(409, f"Resource '{name}' already exists")
             job = Job(name, uid, region, body, order, now, now, request_id)
             self.jobs[name] = job
@@ -79,7 +79,7 @@ class Batch(Part):
             return self._shown(request, job.document(now))
 
     def find(self, region: str, job: str) -> Job:
-        """Raises the API's 404."""
+        """The job. Raises the API's 404 if there is none."""
         self._check(region)
         name = f"projects/{self.project}/locations/{region}/jobs/{job}"
         found = self.jobs.get(name)
@@ -173,7 +173,7 @@ class Batch(Part):
         ended = begun["metadata"] | {"endTime": stamp(self.timeline.now())}
         self.own_operations[name] = begun | {"metadata": ended, "done": True, "response": response}
 
-    # What they share
+    # Shared by the routes
 
     def _check(self, region: str) -> None:
         if region not in self.inventory.regions:
@@ -185,12 +185,12 @@ class Batch(Part):
         return shown
 
     def _keep(self, job: Job) -> None:
-        """On disk is what a job asked for, and how it ended."""
+        """Stores a job's request and its state on disk."""
         kept = {"name": job.name, "uid": job.uid, "region": job.region, "body": job.body, "state": job.state}
         self.store.owe("batch_job", job.name, kept | {"created_at": stamp(job.created_at)})
 
     def _restore(self, kept: Document) -> None:
-        """A job of the last cloud here: whatever it did has ended with that."""
+        """Restores a job of an earlier process. If it was not over then, it has failed, because its VMs are gone."""
         created, now = datetime.fromisoformat(kept["created_at"]), self.timeline.now()
         order = read_order(kept["body"], kept["region"], self.inventory.zones_in(kept["region"]))
         job = Job(kept["name"], kept["uid"], kept["region"], kept["body"], order, created, created)
@@ -201,10 +201,10 @@ class Batch(Part):
 
 
 def paged(documents: list[Document], request: Request) -> tuple[list[Document], Document]:
-    """The page that is asked for of what passes the filter, and the token of the next one, if there is one. Raises
-    `ApiError` (400)."""
-    wanted = parse_filter(request.query.get("filter", ""))
-    documents = [one for one in documents if wanted(one)]
+    """(documents of the requested page, token of the next page). Only documents that pass the request's filter are
+    counted; the token is empty on the last page. Raises `ApiError` (400) for invalid parameters."""
+    passes = parse_filter(request.query.get("filter", ""))
+    documents = [document for document in documents if passes(document)]
     try:
         size = int(request.query.get("pageSize") or MOST)
         start = int(base64.urlsafe_b64decode(request.query.get("pageToken", "") or "MA==").decode())

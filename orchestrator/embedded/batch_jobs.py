@@ -1,4 +1,4 @@
-"""Jobs of the batch service as data: what was asked for, what has become of each task, and how the API shows it."""
+"""Jobs of the batch service as data: what was ordered, the state of each task, and how the API shows them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "destination": ("DESTINATION_UNSPECIFIED", "CLOUD_LOGGING", "PATH"),
     "taskState": ("STATE_UNSPECIFIED", "PENDING", "ASSIGNED", "RUNNING", "FAILED", "SUCCEEDED", "UNEXECUTED"),
 }  # fmt: skip
-"""By the name of the field. Google's client sends their numbers and asks for numbers back."""
+"""The values of each enum field, by the field's name. Google's client sends and expects their numbers."""
 JOB_STATES = (
     "STATE_UNSPECIFIED", "QUEUED", "SCHEDULED", "RUNNING", "SUCCEEDED", "FAILED", "DELETION_IN_PROGRESS",
     "CANCELLATION_IN_PROGRESS", "CANCELLED",
@@ -40,7 +40,7 @@ JOB_STATES = (
 
 @dataclass(slots=True)
 class Task:
-    """One task and its fate so far."""
+    """One task, with its state and events so far."""
 
     index: int
     state: str = "PENDING"
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a job asks for, checked."""
+    """What a job asks for, after the checks."""
 
     tasks: int
     parallel: int
@@ -59,21 +59,21 @@ class Order:
     max_run_s: float | None
     retries: int
     retry_codes: frozenset[int] | None
-    """Those that are tried again; None for all."""
+    """The exit codes after which a task is tried again; None: all."""
     fail_codes: frozenset[int]
     template: str
     labels: Mapping[str, str]
     zones: tuple[str, ...]
 
     def tries_again(self, code: int, attempts: int) -> bool:
-        """Whether a task that has ended with `code`, after that many attempts, gets another."""
-        wanted = code not in self.fail_codes and (self.retry_codes is None or code in self.retry_codes)
-        return wanted and attempts <= self.retries
+        """Whether a task that ended with `code` gets another attempt, after this many."""
+        may_retry = code not in self.fail_codes and (self.retry_codes is None or code in self.retry_codes)
+        return may_retry and attempts <= self.retries
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Changes only under the service's lock."""
+    """One job. It is changed only under the service's lock."""
 
     name: str
     """`projects/P/locations/R/jobs/J`."""
@@ -92,9 +92,9 @@ class Job:
     pending: deque[int] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
     made: int = 0
-    """How many VMs were asked for."""
+    """How many VMs were requested."""
     asks_again: bool = False
-    """It was refused a VM, and the next one will be asked for soon."""
+    """Whether it was refused a VM and will soon request the next one."""
 
     @property
     def id(self) -> str:
@@ -106,17 +106,17 @@ class Job:
 
     @property
     def left(self) -> int:
-        """Tasks that are not done."""
+        """The number of tasks that are not done."""
         return sum(number for state, number in self.counts.items() if state not in DONE)
 
     def begin(self) -> None:
-        """From now on it has tasks."""
+        """Creates the job's tasks, all pending."""
         self.tasks = [Task(index) for index in range(self.order.tasks)]
         self.pending = deque(range(self.order.tasks))
         self.counts = Counter({"PENDING": self.order.tasks})
 
     def note(self, now: datetime, description: str, kind: str = "OPERATIONAL_INFO") -> None:
-        """One more event, unless it says what the last one said."""
+        """Adds an event, unless its description is that of the last event."""
         self.updated_at = now
         if self.events and self.events[-1]["description"] == description:
             return
@@ -124,6 +124,7 @@ class Job:
         del self.events[1:-MOST_EVENTS]
 
     def become(self, state: str, now: datetime, why: str = "") -> None:
+        """Changes the job's state, and notes this as an event."""
         description = f"Job state is set from {self.state} to {state} for job {self.name}.{why and ' ' + why}"
         self.state = state
         self.running_at = self.running_at or (now if state == "RUNNING" else None)
@@ -131,7 +132,8 @@ class Job:
         self.note(now, description, "STATUS_CHANGED")
 
     def move(self, task: Task, state: str, now: datetime, where: str = "", code: int | None = None) -> None:
-        """A task changes its state; `code` is the exit code of the attempt that ended."""
+        """Changes a task's state, and notes this as an event of the task. `code` is the exit code of the attempt that
+        ended; None if none did."""
         why = f" with exit code {code}" if code is not None else ""
         event: Document = {
             "type": "STATUS_CHANGED",
@@ -147,7 +149,7 @@ class Job:
         task.events.append(event)
 
     def document(self, now: datetime) -> Document:
-        """The job as the API gives it."""
+        """The job as the API shows it."""
         status: Document = {"state": self.state, "statusEvents": list(self.events)}
         if self.running_at is not None:
             status["runDuration"] = f"{((self.ended_at or now) - self.running_at).total_seconds():.6f}s"
@@ -173,7 +175,7 @@ class Job:
 
 
 def named(value: Any, key: str = "") -> Any:
-    """A request with the names of its enums where it has their numbers. Raises `ApiError` (400) for no such number."""
+    """A request with names in place of the numbers of its enums. Raises `ApiError` (400) for an unknown number."""
     if isinstance(value, dict):
         return {name: named(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
@@ -186,7 +188,7 @@ def named(value: Any, key: str = "") -> Any:
 
 
 def numbered(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) -> Any:
-    """An answer with numbers for its enums; `states` are those of the resource that it shows."""
+    """An answer with numbers in place of the names of its enums. `states` are the states of the resource in it."""
     if isinstance(value, dict):
         return {name: inner if name == "labels" else numbered(inner, name, states) for name, inner in value.items()}
     if isinstance(value, list):
@@ -195,11 +197,12 @@ def numbered(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) ->
     return names.index(value) if value in names else value
 
 
-# What is asked for
+# Reading a request
 
 
 def read_order(body: Document, region: str, zones: tuple[str, ...]) -> Order:
-    """What a job asks for; `zones` are those of the region. Raises `ApiError` (400) for what Google would refuse."""
+    """The order in a request's `body`. `zones` are those of the region. Raises `ApiError` (400) for a request that
+    Google would refuse."""
     with reading("job"):
         return _read_order(body, region, zones)
 
@@ -256,7 +259,7 @@ def _seconds(duration: str | None) -> float | None:
 
 
 def _policies(policies: list[Document]) -> tuple[frozenset[int] | None, frozenset[int]]:
-    """The exit codes that are tried again (None: all but those that fail at once), and those that fail at once."""
+    """(exit codes that are tried again, exit codes that fail at once). The first is None if all others are retried."""
     _must(len(policies) <= 1, "lifecyclePolicies", "only one is supported")
     if not policies:
         return None, frozenset()
@@ -271,11 +274,13 @@ def _policies(policies: list[Document]) -> tuple[frozenset[int] | None, frozense
 
 
 def _allowed(locations: list[str], region: str, zones: tuple[str, ...]) -> tuple[str, ...]:
-    """The zones that are allowed. Raises `ApiError` (400) where one lies in another region."""
-    found: list[str] = []
+    """The allowed zones. Raises `ApiError` (400) if a location is in another region."""
+    allowed: list[str] = []
     for location in locations or [f"regions/{region}"]:
         kind, _, name = location.partition("/")
-        of = region_of(name) if kind == "zones" else name
-        _must(kind in ("regions", "zones") and of == region, "allowedLocations", f"{location} is not in {region}")
-        found += [zone for zone in zones if kind == "regions" or zone == name]
-    return tuple(dict.fromkeys(found))
+        its_region = region_of(name) if kind == "zones" else name
+        _must(
+            kind in ("regions", "zones") and its_region == region, "allowedLocations", f"{location} is not in {region}"
+        )
+        allowed += [zone for zone in zones if kind == "regions" or zone == name]
+    return tuple(dict.fromkeys(allowed))

@@ -1,7 +1,7 @@
-"""How jobs of the batch service run: at most P VMs of the job's template, each with one task after the other.
+"""Runs the jobs of the batch service: each on at most P VMs of the job's template. A VM runs one task after the other.
 
-A VM that is lost is made again while tasks are left; what a task ended with decides whether it is tried again. A job
-waits in silence for machines that it does not get: only its events say why.
+A lost VM is replaced while tasks are left. The exit code of a task decides whether it is tried again. A job that gets
+no machines waits without failing: only its events say why.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from orchestrator.embedded.weather import Fault, hits_job, hits_vm
 AGENT = "service-batch@embedded.example"
 PREEMPTED, NO_REPORT, TIMED_OUT, RECREATED = 50001, 50002, 50005, 50006
 CODES = {"preemption": PREEMPTED, "lost": NO_REPORT}
-"""What a task ends with when its VM does, by why that ended; it was made again for every other reason."""
+"""The exit code of a task whose VM ended, by the reason of that end. For every other reason it is `RECREATED`."""
 CAUSES = {"quota": "CODE_GCE_QUOTA_EXCEEDED", "stockout": "CODE_GCE_ZONE_RESOURCE_POOL_EXHAUSTED"}
 STRIKES_AFTER_S = 30.0
 MUTE_S = 120.0
-"""How long a VM that is not heard of any more goes on."""
+"""How long a VM that no longer reports goes on working, in simulated time."""
 LONGEST_S = 2 * 86_400.0
-"""How long a job may wait for its first VM."""
+"""The longest that a job may wait for its first VM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the service takes over things, in seconds."""
+    """How long the service takes, in seconds."""
 
     queue_s: float
-    """From the creation of a job until it is looked at."""
+    """From the creation of a job until it is scheduled."""
     again_s: float
-    """From a refusal until the next VM is asked for."""
+    """From the refusal of a VM until the next request for one."""
 
 
 REAL = Pace(0.2, 1.0)
@@ -49,7 +49,7 @@ SIMULATED = Pace(10.0, 60.0)
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One VM of a job, from the moment that it was asked for."""
+    """One VM of a job, from the moment of its request."""
 
     job: Job
     name: str
@@ -59,12 +59,12 @@ class Worker:
     task: Task | None = None
     attempt: int = 0
     released: bool = False
-    """It is on its way out, and no longer counts."""
+    """Whether it is being deleted, and no longer counts as a VM of the job."""
     limit: Alarm | None = None
 
 
 class Runner(Part):
-    """Thread-safe. Its lock is taken before the fleet's, never within it."""
+    """Runs jobs. Thread-safe. Its lock is taken before the fleet's lock, never while that is held."""
 
     def __init__(self, commons: Commons, fleet: Fleet, templates: Templates) -> None:
         super().__init__(commons)
@@ -101,8 +101,8 @@ class Runner(Part):
             if "seconds" in silent.params:
                 self._later(float(silent.params["seconds"]), lambda: self._schedule(job))
             return
-        none = self.weather.take(job.name, lambda f: hits_job(f, "batch_no_tasks", job=job.id, region=job.region))
-        if none is not None or not self._zones(job):
+        no_tasks = self.weather.take(job.name, lambda f: hits_job(f, "batch_no_tasks", job=job.id, region=job.region))
+        if no_tasks is not None or not self._zones(job):
             job.become("FAILED", now, "No VM can be created: the machine type is not available in this region.")
             self.ended(job)
             return
@@ -111,7 +111,8 @@ class Runner(Part):
         self._fill(job)
 
     def cancel(self, job: Job, state: str, then: str, done: Callable[[], None]) -> None:
-        """The job ends: `state` while its VMs go, `then` afterwards; `done` is told."""
+        """Ends the job: it has the state `state` while its VMs are deleted, and `then` afterwards. Then `done` is
+        called."""
         if not job.over and job.state not in ("CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS"):
             job.become(state, self.timeline.now())
             for worker in [one for one in self.workers.values() if one.job is job]:
@@ -132,7 +133,7 @@ class Runner(Part):
         done()
 
     def _of(self, job: Job) -> list[Worker]:
-        """The VMs that it has or has asked for, but for those on their way out."""
+        """The VMs that a job has or has requested, without those that are being deleted."""
         return [worker for worker in self.workers.values() if worker.job is job and not worker.released]
 
     # VMs
@@ -145,7 +146,7 @@ class Runner(Part):
         return self.templates.zones(properties, job.order.zones)
 
     def _fill(self, job: Job) -> None:
-        """Ask for as many VMs as there are tasks for, and no more than the job may have."""
+        """Requests VMs until there is one for each task that is left, but no more than the job may have."""
         if job.state not in ("SCHEDULED", "RUNNING"):
             return
         for _ in range(min(job.order.parallel, job.left) - len(self._of(job))):
@@ -154,7 +155,7 @@ class Runner(Part):
                 return
 
     def _again(self, job: Job) -> None:
-        """Look once more in a while."""
+        """Schedules another attempt to get VMs after a pause."""
         if not job.asks_again:
             job.asks_again = True
             self._later(self.pace.again_s, lambda: self._look(job))
@@ -164,7 +165,7 @@ class Runner(Part):
         self._fill(job)
 
     def _ask(self, job: Job) -> bool:
-        """Ask for one VM; whether that was admitted."""
+        """Requests one VM. Returns whether the request was accepted."""
         now, zones = self.timeline.now(), self._zones(job)
         if not zones:
             job.note(now, f"The instance template {job.order.template} or its machine type is gone.")
@@ -184,7 +185,7 @@ class Runner(Part):
             return False
         worker = Worker(job, name, zone, str(operation))
         self.workers[name] = worker
-        # A refusal shows when the operation is done, which is just after the VM would be provisioned.
+        # A refusal is known when the operation is done, which is just after the VM would be provisioned.
         self._later(self.fleet.durations.provision_s * 1.01 + 0.01, lambda: self._refused(worker))
         return True
 
@@ -199,7 +200,7 @@ class Runner(Part):
         self._again(worker.job)
 
     def booted(self, vm: Vm) -> None:
-        """A VM is there."""
+        """Called by the fleet when a VM has booted."""
         with self.lock:
             worker = self.workers.get(vm.name)
             if worker is None or worker.released:
@@ -208,7 +209,7 @@ class Runner(Part):
             self._next(worker)
 
     def gone(self, vm: Vm, by: str) -> None:
-        """A VM is no more."""
+        """Called by the fleet when a VM is gone; `by` is the reason."""
         with self.lock:
             worker = self.workers.pop(vm.name, None)
             if worker is None:
@@ -217,7 +218,7 @@ class Runner(Part):
             self._fill(worker.job)
 
     def _drop(self, worker: Worker, state: str = "") -> None:
-        """Give a VM back."""
+        """Deletes a VM. If `state` is given, its task is dropped."""
         if worker.name not in self.workers:
             return
         worker.released = True
@@ -227,12 +228,12 @@ class Runner(Part):
         try:
             self.fleet.delete(worker.zone, worker.name, "", AGENT, "batch")
         except ApiError:
-            self.workers.pop(worker.name, None)  # it never came to be
+            self.workers.pop(worker.name, None)  # it was never created
 
     # Tasks
 
     def _next(self, worker: Worker) -> None:
-        """Give a VM its next task, or give it back."""
+        """Gives a VM its next task, or deletes it if there is none."""
         job, now = worker.job, self.timeline.now()
         if job.state not in ("SCHEDULED", "RUNNING") or not job.pending or worker.vm is None:
             self._drop(worker)
@@ -262,16 +263,16 @@ class Runner(Part):
         def done(code: int) -> None:
             self._later(0, lambda: self._done(worker, task, attempt, code))
 
-        # Outside the lock: a machine may report at once.
+        # This is done outside the lock, because a machine may report at once.
         self.timeline.call_later(0, lambda: machine.run_task(job.order.script, variables, done))
 
     def _done(self, worker: Worker, task: Task, attempt: int, code: int) -> None:
-        """A VM reports the end of an attempt."""
+        """Called when a VM reports the end of an attempt."""
         if worker.task is not task or worker.attempt != attempt or worker.released:
             return
         vm = worker.vm
         if vm is None or vm.ending or (vm.guest.preempted and code != 0):
-            return  # what its VM ends by says why
+            return  # the task ends with the reason of its VM's end
         self._settle(worker, code & 0xFF if code < 0 else code)
         self._next(worker)
 
@@ -289,7 +290,7 @@ class Runner(Part):
             worker.limit = None
 
     def _settle(self, worker: Worker, code: int) -> None:
-        """The end of an attempt, whatever told of it."""
+        """Records the end of an attempt with the exit code `code`, and ends the job if no task is left."""
         task, job, now = worker.task, worker.job, self.timeline.now()
         worker.task = None
         self._unlimit(worker)
@@ -310,7 +311,7 @@ class Runner(Part):
                 self._drop(other)
             self.ended(job)
 
-    # What goes wrong
+    # Faults
 
     def _reserve(self, worker: Worker) -> None:
         vm = worker.vm
@@ -323,13 +324,13 @@ class Runner(Part):
             self._later(due, lambda: self._strike(worker, task, fault))
 
     def _strike(self, worker: Worker, task: Task | None, fault: Fault) -> None:
-        """The VM falls silent, or is made again; one that is done by then is spared."""
+        """Applies a fault: the VM stops reporting, or is recreated. Nothing happens if its task is done by then."""
         if worker.task is not task or task is None or worker.released:
             self.weather.release(fault)
             return
         self.weather.fire(fault, worker.name)
         if fault.kind == "batch_mute":
-            # It is given up, and works on for a while beside the one that takes its place.
+            # The VM is given up, and goes on working for a while beside its replacement.
             self._settle(worker, NO_REPORT)
             worker.released = True
             self._later(MUTE_S if self.timeline.simulated else 1.0, lambda: self._drop(worker))

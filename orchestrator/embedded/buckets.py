@@ -1,6 +1,6 @@
-"""What a bucket is beside its objects: where it lies, how long it keeps them, and who may use it.
+"""The properties of buckets: location, lifecycle and policy.
 
-The object store knows that a bucket exists and what is in it; this keeps the rest.
+The object store knows which buckets exist and what is in them. This module stores everything else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MULTI = ("US", "EU", "ASIA")
 
 
 class Buckets(Part):
-    """Thread-safe. Which buckets there are, the object store knows."""
+    """Answers requests about buckets. Thread-safe. The object store decides which buckets exist."""
 
     def __init__(self, commons: Commons, policies: Policies, objects: Objects, observer: Any) -> None:
         super().__init__(commons)
@@ -37,14 +37,16 @@ class Buckets(Part):
         self.observer = observer
 
     def know(self, name: str) -> None:
-        """The bucket that every embedded cloud has: with the settings that a careful owner gives it."""
+        """Gives the bucket that every embedded cloud has its settings, unless it has some: those that `bench init`
+        sets."""
         if self.store.get("bucket", name) is None:
             self._put(name, CAREFUL)
 
     # Before a request is answered
 
     def refusal(self, verb: str, target: str, client: bool) -> Reply | None:
-        """What stands in the way of a request to Cloud Storage: the API, a permission, a bucket that is gone."""
+        """The refusal of a request to Cloud Storage, because of the API, a permission or a missing bucket; None if
+        there is no reason to refuse it."""
         path = urlsplit(target).path
         found = ANY.fullmatch(path)
         if found is None:
@@ -62,7 +64,7 @@ class Buckets(Part):
         return None
 
     def serves(self, verb: str, target: str) -> bool:
-        """Whether a request is about a bucket and not about what is in it."""
+        """Whether a request is about a bucket and not about its objects."""
         path = urlsplit(target).path
         return (verb in ("GET", "POST") and path == f"{ROOT}b") or ONE.fullmatch(path) is not None
 
@@ -131,17 +133,17 @@ class Buckets(Part):
         return self._put(name, {key: body[key] for key in KEPT if key in body})
 
     def _get(self, name: str, target: str) -> Document:
-        known: Document | None = self.store.get("bucket", name)
+        stored: Document | None = self.store.get("bucket", name)
         if not self.objects.has_bucket(name):
             raise no_bucket()
-        document = known or self._put(name, {})
+        document = stored or self._put(name, {})
         elsewhere = self.weather.holds(target, "bucket_elsewhere", bucket=name)
         return document | ({"location": str(elsewhere.params["location"]).upper()} if elsewhere else {})
 
-    def _put(self, name: str, told: Document, before: Document | None = None) -> Document:
+    def _put(self, name: str, settings: Document, before: Document | None = None) -> Document:
         now = google_stamp(self.timeline.now())
-        location = str(told.get("location", "US")).upper()
-        given: Document = told.get("iamConfiguration", {})
+        location = str(settings.get("location", "US")).upper()
+        given: Document = settings.get("iamConfiguration", {})
         uniform = bool(given.get("uniformBucketLevelAccess", {}).get("enabled"))
         document: Document = {
             "kind": "storage#bucket",
@@ -155,14 +157,14 @@ class Buckets(Part):
             "etag": f"CA{'EF'[bool(before)]}=",
             "location": location,
             "locationType": "multi-region" if location in MULTI else "region",
-            "storageClass": str(told.get("storageClass", "STANDARD")),
+            "storageClass": str(settings.get("storageClass", "STANDARD")),
             "iamConfiguration": {
                 "uniformBucketLevelAccess": {"enabled": uniform},
                 "publicAccessPrevention": str(given.get("publicAccessPrevention", "inherited")),
             },
-            "softDeletePolicy": told.get("softDeletePolicy", {"retentionDurationSeconds": "604800"}),
+            "softDeletePolicy": settings.get("softDeletePolicy", {"retentionDurationSeconds": "604800"}),
         }
-        document |= {key: told[key] for key in ("lifecycle", "labels", "versioning") if key in told}
+        document |= {key: settings[key] for key in ("lifecycle", "labels", "versioning") if key in settings}
         self.store.put("bucket", name, document)
         return document
 
@@ -170,7 +172,7 @@ class Buckets(Part):
         try:
             return self.policies.set(resource, policy)
         except ApiError as error:
-            # Cloud Storage calls a changed policy a precondition that was not met.
+            # If the policy has changed in between, Cloud Storage answers that a precondition was not met.
             raise (ApiError(412, error.message) if error.status == 409 else error) from None
 
     def _policy(self, policy: Document, name: str) -> Document:

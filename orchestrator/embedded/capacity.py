@@ -1,4 +1,4 @@
-"""Why an admitted insert fails all the same: there is no machine left, or the project may not have that much."""
+"""Why a valid request for an instance fails: no machine is left, or a quota of the project is too small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from orchestrator.embedded.weather import Fault, Weather
 
 
 def used(vms: Iterable[Vm], inventory: Inventory, weather: Weather, region: str | None) -> dict[str, float]:
-    """How much of each quota is used, in a region or in the project (None). A stopped VM uses its disk only."""
+    """How much of each quota is used, by metric, in a region or in the project (None). A stopped VM uses only its disk
+    and counts as an instance."""
     total: dict[str, float] = {}
     for vm in vms:
         stopped = vm.status == "TERMINATED"
@@ -30,45 +31,45 @@ def used(vms: Iterable[Vm], inventory: Inventory, weather: Weather, region: str 
 
 
 def project_wide(admitted: Admitted) -> dict[str, float]:
-    """What a VM takes of the quotas of the whole project."""
+    """How much of the quotas of the whole project a VM uses."""
     return {"GPUS_ALL_REGIONS": admitted.gpu_count, "CPUS_ALL_REGIONS": admitted.machine.vcpus}
 
 
 def limited(inventory: Inventory, weather: Weather, metric: str, region: str | None) -> float | None:
-    """The limit of a quota as the weather leaves it; None where there is no such quota."""
+    """The limit of a quota, as far as the weather does not lower it; None if there is no such quota."""
     listed = inventory.limit(metric, region)
-    short = weather.holds(metric, "quota_limit", metric=metric, region=region or "") if listed is not None else None
-    return listed if short is None else float(short.params.get("limit", 0))
+    lowered = weather.holds(metric, "quota_limit", metric=metric, region=region or "") if listed is not None else None
+    return listed if lowered is None else float(lowered.params.get("limit", 0))
 
 
 def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather) -> OperationError | None:
-    """The first quota that the insert would exceed, as the operation's error."""
+    """The operation's error for the first quota that the instance would exceed; None if it exceeds none."""
     region = region_of(admitted.zone)
     of_region = admitted.usage(inventory, partial(limited, inventory, weather))
     for place, wanted in ((region, of_region), (None, project_wide(admitted))):
-        taken = used(vms, inventory, weather, place)
+        in_use = used(vms, inventory, weather, place)
         for metric, amount in wanted.items():
             limit = limited(inventory, weather, metric, place) or 0
-            if taken.get(metric, 0) + amount > limit:
+            if in_use.get(metric, 0) + amount > limit:
                 return quota_exceeded(metric, limit, place)
     return None
 
 
 def foul_weather(admitted: Admitted, project: str, weather: Weather) -> OperationError | None:
-    """The fault that awaits this insert, used up, as the operation's error."""
+    """The operation's error for the fault that hits this request; None if there is none. The fault is used up."""
     fault = weather.take(admitted.name, lambda fault: refuses(fault, admitted))
     if fault is None:
         return None
     if fault.kind == "stockout":
         available = fault.params.get("zones_available")
         return stockout(project, admitted.zone, admitted.machine.name, admitted.attachment, available)
-    whole = bool(fault.params.get("global"))
+    project_quota = bool(fault.params.get("global"))
     limit = float(fault.params.get("limit", 0))
-    return quota_exceeded(fault.params["metric"], limit, None if whole else region_of(admitted.zone))
+    return quota_exceeded(fault.params["metric"], limit, None if project_quota else region_of(admitted.zone))
 
 
 def refuses(fault: Fault, admitted: Admitted) -> bool:
-    """Whether a fault is meant for this insert."""
+    """Whether a fault hits this request."""
     params = fault.params
     if fault.kind not in ("stockout", "quota") or params.get("zone", admitted.zone) != admitted.zone:
         return False

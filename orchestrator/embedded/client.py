@@ -1,6 +1,6 @@
-"""Finding, starting and stopping the embedded cloud's daemon, and asking its control API; light to import.
+"""Finds, starts and stops the embedded cloud's daemon, and sends requests to its control API. It is quick to import.
 
-The daemon of a home directory holds a lock there for as long as it lives, and says in `cloud.json` where it listens.
+The daemon of a home directory holds a lock there for as long as it lives, and writes its addresses to `cloud.json`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ ADDRESS = "cloud.json"
 TOKEN = "token"
 LOCK = "daemon.lock"
 UP = "up"
-"""Stands behind the process in the lock for as long as there is a record of where it listens."""
+"""The word after the process id in the lock file, for as long as `cloud.json` has the daemon's addresses."""
 LONGEST = 100_000
 IDLE_STOP_S = 600.0
 STOP_S = 40.0
 HEARD_S = 5.0
-"""A cloud that is told to stop answers at once; one that does not is stopped by signals."""
+"""How long a cloud may take to answer that it stops. If it takes longer, it is stopped by signals."""
 KILL_S = 10.0
 FULL = 28
-"""What the command that starts a cloud ends with where the disk is full."""
+"""The exit code of the command that starts a cloud, if the disk is full."""
 PATIENT_S = 30.0
-"""So long an answer is waited for: a machine that is busy may be slow."""
+"""How long a client waits for an answer: a busy machine may be slow."""
 QUIET_S = 2.0
-"""So long without a word to whoever waits."""
+"""How long a client waits for an answer before it tells the user."""
 Say = Callable[[str], None]
+"""Shows the user a message."""
 
 
 class CloudUnavailable(RuntimeError):
@@ -48,12 +49,12 @@ class CloudUnavailable(RuntimeError):
 
 
 class NoRoom(CloudUnavailable):
-    """It cannot be started, for the disk that it keeps everything on is full."""
+    """The embedded cloud cannot be started because its disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloudAddress:
-    """Where a running cloud listens; the three URLs have no trailing slash."""
+    """The addresses of a running cloud. The three URLs have no trailing slash."""
 
     pid: int
     compute: str
@@ -63,13 +64,13 @@ class CloudAddress:
     bucket: str
     started_at: str
     token: str = field(default="", repr=False)
-    """What every request must carry as its bearer token; it stands in a file beside `cloud.json`."""
+    """The bearer token that every request must have. It is stored in a file beside `cloud.json`."""
     gpu: str = ""
-    """The GPU of this computer, which its machines measure; empty when it has none."""
+    """The GPU of this computer, which the cloud's machines measure; empty if it has none."""
 
 
 def running(home: Path | str) -> CloudAddress | None:
-    """The address of the cloud that lives in `home`, if one does and it answers."""
+    """The address of the cloud that runs in `home`; None if there is none or it does not answer."""
     try:
         return living(home)
     except CloudUnavailable:
@@ -77,10 +78,10 @@ def running(home: Path | str) -> CloudAddress | None:
 
 
 def living(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
-    """The address of the cloud that lives in `home`; None where none does, or one comes up or goes down. What is waited
-    for is told to `say`.
+    """The address of the cloud that runs in `home`; None if there is none, or it is starting or ending. `say` gets a
+    message if the client has to wait.
 
-    Raises `CloudUnavailable` for one that lives and cannot be found, or does not answer.
+    Raises `CloudUnavailable` if the cloud runs, but its address cannot be read or it does not answer.
     """
     home = Path(home)
     if not locked(home):
@@ -94,21 +95,21 @@ def living(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
     except (OSError, ValueError) as exc:
         raise CloudUnavailable(f"the embedded cloud in {home} runs, but {exc}") from exc
     if holder(home) != address.pid and not is_up(home):
-        return None  # another one's, that died; the one that comes up has not removed it yet
+        return None  # the record of a dead cloud, which the one that is starting has not removed yet
     try:
         ask(address, "/control/status", say=say)
     except CloudUnavailable:
         if not locked(home) or published(home) != address:
-            return None  # it ended, or was on its way, while it was asked
+            return None  # the cloud ended, or began to end, during the request
         raise
     return address
 
 
 def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say = lambda _: None) -> CloudAddress:
-    """The address of the cloud in `home`, started if need be; `weather` (a file) is for one that starts. What is waited
-    for is told to `say`.
+    """The address of the cloud in `home`. It is started if it does not run, with the faults in the file `weather`.
+    `say` gets a message if the client has to wait.
 
-    Raises `CloudUnavailable`.
+    Raises `CloudUnavailable`, and its subclass `NoRoom` if the disk is full.
     """
     home = Path(home).absolute()
     found = living(home, say)
@@ -131,7 +132,8 @@ def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say
 
 
 def stop(home: Path | str) -> bool:
-    """End the cloud in `home` and every VM of it; whether there was one. Returns when it is gone."""
+    """Ends the cloud in `home` and all its VMs, and waits until it is gone. Returns whether there was one. Raises
+    `CloudUnavailable` if it does not end."""
     home = Path(home)
     if not locked(home):
         return False
@@ -141,9 +143,9 @@ def stop(home: Path | str) -> bool:
             raise CloudUnavailable(f"{home / ADDRESS} has no address of the embedded cloud")
         ask(address, "/control/stop", {}, timeout_s=HEARD_S)
     except CloudUnavailable:
-        _signal(pid, signal.SIGCONT, signal.SIGTERM)  # one that was suspended hears nothing else
+        _signal(pid, signal.SIGCONT, signal.SIGTERM)  # a suspended process handles no other signal before SIGCONT
         if not _gone(home, KILL_S):
-            _signal(pid, signal.SIGKILL)  # its VMs go with it all the same
+            _signal(pid, signal.SIGKILL)  # this ends its VMs too
     if not _gone(home, STOP_S):
         raise CloudUnavailable(f"the embedded cloud in {home} (process {pid or 'unknown'}) did not stop")
     return True
@@ -169,8 +171,9 @@ def _gone(home: Path, within_s: float) -> bool:
 def ask(
     address: CloudAddress, path: str, body: Any = None, timeout_s: float = PATIENT_S, say: Say = lambda _: None
 ) -> Any:
-    """GET a path of the control API, or POST `body` to it. Raises `CloudUnavailable`, soon for a cloud whose process is
-    suspended; `LookupError` if it names what is not there; `ValueError` if it is refused."""
+    """GETs a path of the control API, or POSTs `body` to it, and returns the JSON answer. Raises `CloudUnavailable` if
+    there is no answer (soon, if the cloud's process is suspended), `LookupError` for status 404, and `ValueError` for
+    any other refusal."""
     split = urlsplit(address.control)
     bearer = {"Authorization": f"Bearer {address.token}"}
     connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=timeout_s)
@@ -197,8 +200,8 @@ def ask(
 
 
 def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_s: float, say: Say) -> None:
-    """Returns when there is an answer to read, or somebody was told that there is none yet. One that is slow is waited
-    for; only of one that the kernel says is suspended nothing is to be expected."""
+    """Returns when an answer can be read, or after `quiet_s` seconds and a message to the user: a slow cloud may still
+    answer. Raises `CloudUnavailable` if its process is suspended, because it will not answer."""
     if select.select([connection.sock], [], [], quiet_s)[0]:
         return
     if suspended(address.pid):
@@ -209,7 +212,7 @@ def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_
 
 
 def suspended(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger, and does nothing until it is told to go on."""
+    """Whether a process was stopped by a signal or a debugger."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(") ")[2][:1] in ("T", "t")
     except OSError:
@@ -217,7 +220,7 @@ def suspended(pid: int) -> bool:
 
 
 def published(home: Path) -> CloudAddress | None:
-    """What `cloud.json` says, true or not."""
+    """The address in `cloud.json`, which may be outdated; None if it cannot be read."""
     try:
         return record(home)
     except (OSError, ValueError):
@@ -225,16 +228,17 @@ def published(home: Path) -> CloudAddress | None:
 
 
 def record(home: Path) -> CloudAddress:
-    """What `cloud.json` says, true or not. Raises `OSError`, and `ValueError` for what no cloud writes there."""
+    """The address in `cloud.json`, which may be outdated, with the token from the file beside it. Raises `OSError`, and
+    `ValueError` if a file is damaged."""
     try:
-        told = json.loads(_small(home / ADDRESS))
-        if told.get("schema", 1) != 1:
+        document = json.loads(_small(home / ADDRESS))
+        if document.get("schema", 1) != 1:
             raise ValueError("a newer version of bench wrote it")
-        known = {one.name: {"int": int, "str": str}[str(one.type)] for one in fields(CloudAddress)}
-        for key in known.keys() & told.keys():
-            if type(told[key]) is not known[key]:
-                raise ValueError(f"{key} is {told[key]!r:.50}")
-        address = CloudAddress(**{key: told[key] for key in known.keys() & told.keys()})
+        types = {each.name: {"int": int, "str": str}[str(each.type)] for each in fields(CloudAddress)}
+        for key in types.keys() & document.keys():
+            if type(document[key]) is not types[key]:
+                raise ValueError(f"{key} is {document[key]!r:.50}")
+        address = CloudAddress(**{key: document[key] for key in types.keys() & document.keys()})
         datetime.fromisoformat(address.started_at)
         for url in (address.compute, address.storage, address.control):
             if not url.startswith("http://") or not urlsplit(url).port:
@@ -259,7 +263,7 @@ def _small(file: Path) -> bytes:
 
 
 def locked(home: Path) -> bool:
-    """Whether a daemon lives in `home`."""
+    """Whether a daemon holds the lock of `home`."""
     try:
         with (home / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -271,7 +275,7 @@ def locked(home: Path) -> bool:
 
 
 def holder(home: Path) -> int:
-    """The process that holds the lock, as it wrote there; 0 where it has not, or one of an older version holds it."""
+    """The id of the process that holds the lock, from the lock file; 0 if it is not there, as in older versions."""
     try:
         return int((home / LOCK).read_text("ascii").partition(" ")[0])
     except (OSError, ValueError):
@@ -279,7 +283,7 @@ def holder(home: Path) -> int:
 
 
 def is_up(home: Path) -> bool:
-    """Whether the process that holds the lock has said where it listens, and has not begun to end."""
+    """Whether the process that holds the lock has written its addresses and has not begun to end."""
     try:
         return (home / LOCK).read_text("ascii").endswith(f" {UP}")
     except (OSError, ValueError):
@@ -287,9 +291,9 @@ def is_up(home: Path) -> bool:
 
 
 def standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:
-    """`up`, `down`, `stale` (it died and left its address), `lost` (it runs, and cannot be asked) or `old` (it was
-    started before what is installed now, whose newest file `newest_source` tells of a folder), and a detail for a
-    person."""
+    """(state, detail for the user) of the cloud in `home`. The state is `up`, `down`, `stale` (it died and its address
+    file is still there), `lost` (it runs but cannot be reached) or `old` (it was started before the installed version
+    was written). `newest_source` returns the time of the newest source file in a folder, in seconds since 1970."""
     try:
         address = living(home)
     except CloudUnavailable as exc:

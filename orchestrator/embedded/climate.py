@@ -1,7 +1,7 @@
-"""Conditions: what is wrong with a project from the start, and stays wrong until somebody mends it.
+"""Conditions: lasting faults of a project.
 
-They are written into the same document as the faults of `weather`, but they are not used up: one holds for every
-request that it concerns, until the weather is replaced or somebody mends it. A preflight can see each of them.
+They are in the same document as the faults of `weather`, but they are not used up: a condition affects every request
+that it concerns, until the weather is replaced or a request repairs it. `bench doctor` can see each of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any
 
 FOREVER = 1_000_000
-"""How often a condition happens unless it says otherwise."""
+"""How many requests a condition affects unless it names a number."""
 
-# What each condition may carry, beside `fault`, `times` and a free-text `note`.
+# The keys that each condition may have, in addition to `fault`, `times` and a free-text `note`.
 CONDITIONS: dict[str, frozenset[str]] = {
     "project_missing": frozenset(),
     "billing_off": frozenset(),
@@ -49,7 +49,7 @@ STATES = ("DEPRECATED", "OBSOLETE")
 
 
 def complaint(params: Mapping[str, Any]) -> str:
-    """What is wrong with the values of a condition, or nothing."""
+    """What is wrong with the values of a condition; empty if nothing is."""
     if params.get("state", "DEPRECATED") not in STATES:
         return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
     minutes = params.get("minutes", 0)
@@ -67,5 +67,5 @@ def complaint(params: Mapping[str, Any]) -> str:
 
 
 def concerns(params: Mapping[str, Any], **thing: str) -> bool:
-    """Whether a condition is about this thing: what it does not name, it is about all of."""
+    """Whether a condition concerns this thing. A key that the condition does not have matches every value."""
     return all(params.get(key, value) == value for key, value in thing.items())

@@ -1,4 +1,4 @@
-"""What every part of the embedded cloud works with."""
+"""The objects that all parts of the embedded cloud share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from orchestrator.embedded.weather import Weather
 
 @dataclass(frozen=True, slots=True)
 class Commons:
-    """One of each in a cloud."""
+    """The shared objects of one cloud."""
 
     project: str
     store: Store
-    """What outlives the process."""
+    """The documents that outlive the process."""
     inventory: Inventory
-    """What there is to rent, and at which prices."""
+    """What can be rented, and at which prices."""
     meter: Meter
     operations: Operations
     weather: Weather
@@ -29,7 +29,7 @@ class Commons:
 
 
 class Part:
-    """A part of the cloud, with all of that at hand."""
+    """The base class of a part of the cloud. It has the shared objects as attributes."""
 
     def __init__(self, commons: Commons) -> None:
         self.project = commons.project

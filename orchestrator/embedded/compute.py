@@ -1,4 +1,4 @@
-"""Compute Engine's v1 REST API: which method and path do what."""
+"""The routes of Compute Engine's v1 REST API."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from orchestrator.embedded.weather import hits_request
 PREFIX = "/compute/v1/"
 WAIT_S = 120.0
 NOTHING_SAID = Output("", 0, 0)
-"""By the serial ports but the first."""
+"""The output of every serial port except the first."""
 INSERT = re.compile(r"/compute/v1/projects/[^/]+/zones/([^/]+)/instances")
 
 Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
-"""Called with method, path, query, request body, status and response body of every request that is answered."""
+"""Called for every answered request, with method, path, query, request body, status and response body."""
 
 
 class Compute(Part):
@@ -65,7 +65,7 @@ class Compute(Part):
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def answer(self, request: Request) -> Reply:
-        """One request to one answer. Raises `Reset` when the weather cuts the connection."""
+        """The answer to one request. Raises `Reset` if the weather cuts the connection."""
         service = self.management.service_of(request.path) if serves(request.path) else "compute"
         fault = self.weather.take(
             request.target, lambda fault: hits_request(fault, service, request.method, request.target)
@@ -91,7 +91,8 @@ class Compute(Part):
         return json_reply(status, document)
 
     def _lose(self, request: Request) -> None:
-        """An insert that is under way for so long that its client hears nothing, and arrives all the same."""
+        """Delays a request for an instance if the weather says so: its client gets no answer (raises `Reset`), and the
+        request still takes effect later."""
         found = INSERT.fullmatch(request.path)
         if request.method != "POST" or found is None:
             return
@@ -108,11 +109,11 @@ class Compute(Part):
             raise Reset
 
     def _attempt(self, request: Request) -> tuple[int, Document]:
-        younger = serves(request.path)
+        is_management = serves(request.path)
         try:
-            return 200, self.management.answer(request) if younger else self._dispatch(request)
+            return 200, self.management.answer(request) if is_management else self._dispatch(request)
         except ApiError as error:
-            return error.status, error.rpc_document() if younger else error.document()
+            return error.status, error.rpc_document() if is_management else error.document()
 
     def _dispatch(self, request: Request) -> Document:
         if not request.path.startswith(PREFIX):
@@ -165,11 +166,11 @@ class Compute(Part):
             ("GET", one, self.get_instance),
             ("DELETE", one, self.delete),
             ("GET", one + "/serialPort", self.serial_port),
-            ("POST", one + "/setLabels", self._told(self.fleet.set_labels)),
-            ("POST", one + "/setMetadata", self._told(self.fleet.set_metadata)),
-            ("POST", one + "/stop", self._asked(self.fleet.stop)),
-            ("POST", one + "/start", self._asked(self.fleet.start)),
-            ("POST", one + "/simulateMaintenanceEvent", self._asked(self.fleet.simulate_maintenance)),
+            ("POST", one + "/setLabels", self._acting_with_body(self.fleet.set_labels)),
+            ("POST", one + "/setMetadata", self._acting_with_body(self.fleet.set_metadata)),
+            ("POST", one + "/stop", self._acting(self.fleet.stop)),
+            ("POST", one + "/start", self._acting(self.fleet.start)),
+            ("POST", one + "/simulateMaintenanceEvent", self._acting(self.fleet.simulate_maintenance)),
             ("POST", one + "/testIamPermissions", self.test_permissions),
             *self.templates.routes(at),
             ("GET", at + "/global/operations", self.list_operations),
@@ -186,10 +187,10 @@ class Compute(Part):
             ("POST", at + r"/regions/(?P<region>[^/]+)/advice/(?P<kind>\w+)", self.advice),
         ]
 
-    # Who speaks
+    # The sender of a request
 
     def _caller(self, request: Request) -> tuple[str, str]:
-        """The user that operations name, and whether the bill calls it `vm` or `client`."""
+        """(the user that operations name, the sender's kind in the bill: `vm` or `client`)."""
         vm = self.fleet.by_token(request.headers.get("authorization", "").removeprefix(BEARER))
         if vm is not None:
             return str(vm.admitted.service_account), "vm"
@@ -210,20 +211,20 @@ class Compute(Part):
         user, by = self._caller(request)
         return self.fleet.delete(zone, name, request_id(request), user, by)
 
-    def _asked(self, act: Callable[[str, str, str, str], Document]) -> Callable[..., Document]:
-        """What the fleet does to an instance, as an answer."""
+    def _acting(self, act: Callable[[str, str, str, str], Document]) -> Callable[..., Document]:
+        """The function that answers a request by a method of the fleet that acts on an instance."""
         return lambda request, zone, name: act(zone, name, request_id(request), self._caller(request)[0])
 
-    def _told(self, act: Callable[[str, str, Any, str, str], Document]) -> Callable[..., Document]:
-        """The same of what takes a body."""
+    def _acting_with_body(self, act: Callable[[str, str, Any, str, str], Document]) -> Callable[..., Document]:
+        """As `_acting`, for a method that takes the request's body."""
         return lambda request, zone, name: act(
             zone, name, body_of(request), request_id(request), self._caller(request)[0]
         )
 
     def test_permissions(self, request: Request, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)
-        asked = body_of(request).get("permissions", [])
-        return held(self.weather, [str(one) for one in asked], request.target)
+        requested = body_of(request).get("permissions", [])
+        return held(self.weather, [str(one) for one in requested], request.target)
 
     def get_instance(self, _request: Request, zone: str, name: str) -> Document:
         return self.fleet.find(zone, name).document()
@@ -244,7 +245,7 @@ class Compute(Part):
     # Operations
 
     def list_operations(self, request: Request, zone: str = "") -> Document:
-        """A zone's, or those of what stands in no zone."""
+        """The operations of a zone, or the global ones."""
         path = self.operations.place(zone) + "/operations"
         return listing("compute#operationList", path, self.operations.in_zone(zone), request.query)
 
@@ -255,12 +256,12 @@ class Compute(Part):
         return found
 
     def wait(self, request: Request, name: str, zone: str = "") -> Document:
-        """As at Google: answers when the operation is done, or after two minutes."""
+        """The operation, once it is done or after two minutes, as at Google."""
         self.get_operation(request, name, zone)
         self.timeline.wait_until(lambda: self.get_operation(request, name, zone)["status"] == DONE, WAIT_S)
         return self.get_operation(request, name, zone)
 
-    # What stands there
+    # The project, its zones and regions, and their resources
 
     def get_project(self, _request: Request) -> Document:
         return self.resources.project_document(self.fleet.usage(None))

@@ -1,4 +1,4 @@
-"""A VM's serial port: a ring of the last megabyte, addressed by how much was ever written."""
+"""A VM's serial port: a ring buffer of the last MiB. Positions count all bytes that were ever written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ CAPACITY = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of it. `start` above the one asked for means that what lay between is lost; ask for `next` next."""
+    """A part of the output. If `start` is above the position asked for, the bytes between them are lost. `next` is the
+    position to ask for next."""
 
     contents: str
     start: int
@@ -19,7 +20,7 @@ class Output:
 
 
 class Console:
-    """Thread-safe."""
+    """The output of one serial port. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -34,13 +35,13 @@ class Console:
             del self.kept[: max(0, len(self.kept) - self.capacity)]
 
     def read(self, start: int = 0) -> Output:
-        """What was written from byte `start` on; a negative start counts from the end."""
+        """The output from byte `start` on. A negative `start` counts from the end."""
         with self.lock:
             oldest = self.written - len(self.kept)
             begin = self.written + start if start < 0 else start
             begin = min(max(begin, oldest), self.written)
             data = bytes(self.kept[begin - oldest :])
-        # A character cut in two by the end of the data is left for the next reading.
+        # An incomplete character at the end of the data is left for the next call.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         contents = decoder.decode(data)
         return Output(contents, begin, begin + len(data) - len(decoder.getstate()[0]))

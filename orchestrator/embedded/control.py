@@ -1,4 +1,4 @@
-"""The control API: what no real cloud would let its users do."""
+"""The control API: status, bill, weather, preemptions and stopping. A real cloud has no such API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.embedded.weather import BadWeather, Weather
 
 
 class Controlled(Protocol):
-    """The cloud, as far as it is controlled from here."""
+    """The cloud, as the control API sees it."""
 
     @property
     def weather(self) -> Weather: ...
@@ -23,7 +23,7 @@ class Controlled(Protocol):
 
 
 class Control:
-    """JSON over HTTP; errors are `{"error": ...}`."""
+    """Answers requests to the control API. Bodies are JSON; errors are `{"error": ...}`."""
 
     def __init__(self, cloud: Controlled) -> None:
         self.cloud = cloud

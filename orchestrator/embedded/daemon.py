@@ -1,7 +1,7 @@
 """The embedded cloud as a background process: `python -m orchestrator.embedded.daemon --home DIR`.
 
-It detaches, and the command returns once the cloud answers. One daemon lives in a home; it ends when nothing has used
-it for a while, on SIGTERM, or when told to, and takes every VM and child with it.
+It detaches, and the command returns once the cloud answers. Each home directory has at most one daemon. It ends when
+nothing has used it for a while, on SIGTERM, or on request, and ends all its VMs and child processes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
         private_folder(home)
         lock = acquire(home)
     except OSError as exc:
-        code, why = _told(exc)
+        code, why = _failure(exc)
         sys.stderr.write(f"{why}\n")
         return code
     if lock is None:
-        return 0  # another one was faster, and that one answers
+        return 0  # another daemon was started first, and it answers
     if options.foreground:
         serve(home, options.idle_stop, options.weather, lambda: None)
         return 0
@@ -57,7 +57,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def acquire(home: Path) -> IO[bytes] | None:
-    """The lock of the home, for life; None when another daemon is up. One that is on its way out is waited for."""
+    """The lock file of the home, which the daemon holds until it ends; None if another daemon runs. If another daemon
+    is ending, this waits for it. Raises `SystemExit` if that takes too long."""
     private_file(home / LOCK)
     file = (home / LOCK).open("ab")
     end = time.monotonic() + LOCK_S
@@ -72,23 +73,24 @@ def acquire(home: Path) -> IO[bytes] | None:
                 raise SystemExit(f"another process holds {home / LOCK} but does not answer") from None
             time.sleep(0.01)
         else:
-            file.truncate(0)  # what the one before said of itself holds no more
+            file.truncate(0)  # remove what an earlier daemon wrote about itself
             return file
 
 
 def detach(home: Path, options: argparse.Namespace) -> int:
-    """Fork; the child serves, the parent returns 0 when it is ready, or prints why it is not."""
-    ears, mouth = os.pipe()
+    """Forks. The child serves; the parent returns 0 once the child is ready, or prints why it is not and returns its
+    exit code."""
+    read_end, write_end = os.pipe()
     if os.fork():
-        os.close(mouth)
-        with os.fdopen(ears, "rb") as file:
-            said = file.read()
-        if said == READY:
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as file:
+            message = file.read()
+        if message == READY:
             return 0
-        number, _, words = said.decode("utf-8", "replace").partition(" ")
+        number, _, words = message.decode("utf-8", "replace").partition(" ")
         sys.stderr.write(words or "the daemon died\n")
         return int(number or 1)
-    os.close(ears)
+    os.close(read_end)
     os.setsid()
     os.chdir(home)
     log = os.open(home / "daemon.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -97,37 +99,38 @@ def detach(home: Path, options: argparse.Namespace) -> int:
     os.dup2(log, 2)
 
     def ready() -> None:
-        os.write(mouth, READY)
-        os.close(mouth)
+        os.write(write_end, READY)
+        os.close(write_end)
 
     code = 0
     try:
         serve(home, options.idle_stop, options.weather, ready)
     except BaseException as exc:
-        code, why = _told(exc)
+        code, why = _failure(exc)
         with suppress(OSError):  # it was ready before it failed
-            os.write(mouth, f"{code} {why}\n".encode())
+            os.write(write_end, f"{code} {why}\n".encode())
         with suppress(OSError):  # the log is on the same disk
             traceback.print_exc()
             sys.stderr.flush()
     os._exit(code)
 
 
-def _told(exc: BaseException) -> tuple[int, str]:
-    """The exit code for what keeps the cloud from coming up, and a line on it."""
+def _failure(exc: BaseException) -> tuple[int, str]:
+    """(exit code, message) for an error that keeps the cloud from starting."""
     full = no_room(exc)
     return (1, f"{type(exc).__name__}: {exc}") if full is None else (FULL, full.message)
 
 
 def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[], None]) -> None:
-    """Be the cloud of `home` until told to stop or left alone for `idle_stop_s`."""
+    """Runs the cloud of `home` until it is told to stop, or was not used for `idle_stop_s` seconds. Calls `ready` once
+    it answers."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     address = home / ADDRESS
-    (home / LOCK).write_text(str(os.getpid()), "ascii")  # whoever stops it finds it, whatever becomes of the address
+    (home / LOCK).write_text(str(os.getpid()), "ascii")  # so that it can be stopped even if the address file is lost
     address.unlink(missing_ok=True)
-    asked: list[int] = []  # a handler takes no lock: it may have come while this thread held it
+    signals: list[int] = []  # a list, because a signal handler must take no lock: this thread may hold it
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: asked.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     faults = load_yaml(Path(weather)) if weather else None
     with EmbeddedCloud(home, weather=faults) as cloud:
         write_json(
@@ -145,9 +148,9 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
         )
         (home / LOCK).write_text(f"{os.getpid()} {UP}", "ascii")
         ready()
-        while not (asked or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
+        while not (signals or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
             cloud.stop_requested.wait(LOOK_S)
-        # Whoever looks from now on starts a new one, which waits for our lock.
+        # A client that looks for a cloud from now on starts a new one, which waits for this one's lock.
         (home / LOCK).write_text(str(os.getpid()), "ascii")
         address.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What really does the work of the embedded cloud's machines: this computer, and its GPU where it has one."""
+"""The hardware on which the embedded cloud's machines run: this computer, and its GPU if it has one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK_S = 20.0
 
 
 def gpu(driver: Path = DRIVER, smi: str = "nvidia-smi") -> str:
-    """The name of this machine's first NVIDIA GPU, e.g. `NVIDIA H200`; empty where there is none that answers."""
+    """The name of this machine's first NVIDIA GPU, such as `NVIDIA H200`; empty if there is none that answers."""
     for information in sorted(driver.glob("*/information")):
         try:
             found = re.search(r"^Model:\s*(\S.*?)\s*$", information.read_text("utf-8", "replace"), re.MULTILINE)
@@ -35,7 +35,7 @@ def gpu(driver: Path = DRIVER, smi: str = "nvidia-smi") -> str:
 
 
 def cpu(cpus: Path = CPUS) -> str:
-    """The processor's name, as well as it is known."""
+    """The processor's name, or its architecture if the name is not known."""
     try:
         found = re.search(r"^model name\s*:\s*(\S.*?)\s*$", cpus.read_text("utf-8", "replace"), re.MULTILINE)
     except OSError:
@@ -44,5 +44,5 @@ def cpu(cpus: Path = CPUS) -> str:
 
 
 def printable(text: str) -> str:
-    """A name of at most 80 plain characters."""
+    """The printable characters of `text`, at most 80."""
     return "".join(character for character in text if character.isprintable())[:80]

@@ -1,9 +1,9 @@
-"""A stand-in for `docker` on a machine of the embedded cloud: it takes the flags that a run needs and refuses others.
+"""A stand-in for `docker` on a machine of the embedded cloud: it accepts the flags that a run needs and refuses others.
 
-There is no registry: a reference to `embedded.local/` names this host's own file system, read-only, in a mount
-namespace with a `/tmp` of its own, where only the volumes that were given can be written. The environment of the python
-that runs this belongs to the image, wherever it lies. Environment and working folder are those of the flags alone.
-Where the host allows no namespaces, the environment is all that is apart.
+There is no registry: a reference to `embedded.local/` means this host's file system. It is read-only, in a mount
+namespace with its own `/tmp`, and only the given volumes can be written. The environment of the running Python is part
+of the image, wherever it is. Environment variables and working folder come only from the flags. If the host allows no
+namespaces, only the environment variables are separate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VALUED = {
 }  # fmt: skip
 PLAIN = {"--rm", "--init"}
 REFUSED = 125
-"""What docker exits with where it is docker itself that failed."""
+"""The exit code of docker if docker itself failed."""
 MOUNTS = """set -e
 mount -t tmpfs none /mnt
 number=0
@@ -45,7 +45,7 @@ exec "$@"
 
 
 class Refusal(Exception):
-    """What docker would say, and the code that it would exit with."""
+    """An error message of docker, with the exit code that docker would use."""
 
     def __init__(self, words: str, code: int = REFUSED) -> None:
         super().__init__(words)
@@ -54,7 +54,7 @@ class Refusal(Exception):
 
 @dataclass
 class Flags:
-    """The flags of `docker run`, by name, and what follows them."""
+    """The values of each flag of `docker run`, by name, and the arguments after the flags."""
 
     flags: dict[str, list[str]] = field(default_factory=dict)
     rest: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ def known(reference: str) -> str:
 
 
 def store() -> Path:
-    """The references that were pulled, a line each."""
+    """The file with the references that were pulled, one on each line."""
     return Path(os.environ.get("HOME", "/tmp")) / ".docker-stand-in"
 
 
@@ -97,13 +97,14 @@ def pull(words: Sequence[str]) -> int:
 
 
 def hidden_python() -> str:
-    """The folder of this python's environment where a `/tmp` of its own would hide it, else nothing."""
+    """The folder of this Python's environment if it is in `/tmp`, where the container's own `/tmp` would hide it; else
+    empty."""
     folder = Path(sys.executable).parent.parent
     return str(folder) if folder.is_relative_to("/tmp") else ""
 
 
 def run(words: Sequence[str]) -> int:
-    """Becomes the command; returns nothing where it can."""
+    """Replaces this process by the command. Raises `Refusal` if docker would refuse the flags."""
     flags = Flags.read(words)
     if not flags.rest:
         raise Refusal("docker run requires at least 1 argument")
@@ -120,8 +121,8 @@ def run(words: Sequence[str]) -> int:
     environ.setdefault("PATH", f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
     workdir = flags.one("--workdir") or "/"
     inner = environ | {"BENCH_VOLUMES": " ".join(volumes), "BENCH_PYTHON": hidden_python(), "BENCH_WORKDIR": workdir}
-    apart = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    wrapped = [*apart, "sh", "-c", MOUNTS, "docker"]
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    wrapped = [*unshare, "sh", "-c", MOUNTS, "docker"]
     if subprocess.run([*wrapped, "true"], env=inner, capture_output=True, check=False).returncode == 0:
         os.execvpe(wrapped[0], [*wrapped, *command], inner)
     os.chdir(workdir)

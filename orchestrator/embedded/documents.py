@@ -1,4 +1,4 @@
-"""Reading and writing small documents: YAML in, JSON out, and never half of one."""
+"""Reads and writes small documents: YAML is read, JSON is written. A file is always replaced in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-# The C loader is ten times faster, and a cloud must start at once; some builds of PyYAML lack it.
+# The C loader is ten times faster, and a cloud must start quickly. Some builds of PyYAML do not have it.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -27,12 +27,12 @@ def load_bundled(path: Path) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Replace a file by a JSON document in one step."""
+    """Replaces a file by a JSON document in one step."""
     write_private(path, json.dumps(document, indent=2) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file, in one step, by one that only its owner can read, whatever the umask."""
+    """Replaces a file in one step by one that only its owner can read, whatever the umask is."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -41,27 +41,27 @@ def write_private(path: Path, text: str) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make sure that a file is there, and that only its owner can read it."""
+    """Makes sure that a file exists and that only its owner can read it."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     path.chmod(0o600)
 
 
 def private_folder(path: Path) -> None:
-    """Make sure that a folder is there, and that only its owner can enter it."""
+    """Makes sure that a folder exists and that only its owner can enter it."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
 
 
 def stamp(moment: datetime) -> str:
-    """UTC with microseconds and a Z, as in our own documents."""
+    """A time in UTC with microseconds and a Z, as in our documents."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def google_stamp(moment: datetime) -> str:
-    """RFC 3339 with milliseconds and an offset, as Compute Engine writes it."""
+    """A time in RFC 3339 format with milliseconds and an offset, as Compute Engine writes it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}+00:00"
 
 
 def parse_stamp(text: str) -> datetime:
-    """The moment either of the two wrote."""
+    """The time in the text of `stamp` or `google_stamp`."""
     return datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""Refusals in the shape in which Google's APIs give them."""
+"""Errors in the form of Google's APIs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Document = dict[str, Any]
-"""One JSON object, as the APIs take and give it."""
+"""One JSON object, as the APIs receive and send it."""
 
 REASONS = {
     400: "invalid",
@@ -33,7 +33,7 @@ UNWRITTEN = frozenset(
         sqlite3.SQLITE_IOERR_TRUNCATE,
     }
 )
-"""SQLite's words for a full disk, for a quota, and for a limit on the size of files."""
+"""SQLite's error codes for a full disk, an exceeded quota, and a limit on the size of files."""
 STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -46,7 +46,7 @@ STATUSES = {
 
 
 class ApiError(Exception):
-    """A request that gets an HTTP error at once, before there is an operation."""
+    """The HTTP error that a request gets at once, before there is an operation."""
 
     def __init__(
         self, status: int, message: str, reason: str = "", *, details: list[dict[str, Any]] | None = None
@@ -65,13 +65,13 @@ class ApiError(Exception):
         return document
 
     def rpc_document(self) -> dict[str, Any]:
-        """The response body of a younger API, which has a status word and no list of errors."""
+        """The response body of a newer API, which has a status word and no list of errors."""
         error = {"code": self.status, "message": self.message, "status": STATUSES[self.status]}
         return {"error": error | ({"details": self.details} if self.details else {})}
 
 
 def error_document(status: int, message: str, reason: str) -> dict[str, Any]:
-    """`{"error": {"code", "message", "errors": [...]}}`."""
+    """The response body of an error: `{"error": {"code", "message", "errors": [...]}}`."""
     return {
         "error": {
             "code": status,
@@ -82,18 +82,18 @@ def error_document(status: int, message: str, reason: str) -> dict[str, Any]:
 
 
 def not_found(path: str) -> ApiError:
-    """404 for the resource at `path` (`projects/...`)."""
+    """The 404 error for the resource at `path` (`projects/...`)."""
     return ApiError(404, f"The resource '{path}' was not found")
 
 
 def invalid(field: str, value: object, why: str) -> ApiError:
-    """400 for a field of a request body."""
+    """The 400 error for a field of a request body."""
     return ApiError(400, f"Invalid value for field '{field}': '{value}'. {why}")
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Within it, a value of another type than the API has is the sender's mistake. Raises `ApiError` (400)."""
+    """A context in which a request body is read. A value of a wrong type raises `ApiError` (400) there."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as exc:
@@ -102,7 +102,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A JSON null is as if the field were absent, at any depth."""
+    """A JSON value without nulls at any depth: a null means that the field is absent."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -111,7 +111,7 @@ def without_nulls(value: Any) -> Any:
 
 
 class OperationError(Exception):
-    """A failure that shows only once the operation is done."""
+    """The error of an operation, which is known only once the operation is done."""
 
     def __init__(
         self, code: str, message: str, *, http_status: int, http_message: str, details: list[dict[str, Any]]
@@ -127,7 +127,7 @@ class OperationError(Exception):
 def stockout(
     project: str, zone: str, machine_type: str, attachment: str, zones_available: list[str] | None
 ) -> OperationError:
-    """No machine of that kind is left in the zone."""
+    """The error that no machine of this kind is left in the zone."""
     metadatas = {"vmType": machine_type, "attachment": attachment, "zone": zone}
     if zones_available is not None:
         metadatas["zonesAvailable"] = ",".join(zones_available)
@@ -169,7 +169,7 @@ def stockout(
 
 
 def quota_exceeded(metric: str, limit: float, region: str | None) -> OperationError:
-    """The project may not have that much; `region` is None for a quota of the whole project."""
+    """The error that a quota is exceeded. `region` is None for a quota of the whole project."""
     where = f"in region {region}" if region else "globally"
     scope = "per-project-region" if region else "per-project"
     return OperationError(
@@ -191,7 +191,7 @@ def quota_exceeded(metric: str, limit: float, region: str | None) -> OperationEr
 
 
 def no_room(error: BaseException) -> ApiError | None:
-    """The answer where this computer's disk is full, which no cloud's is; None for any other error."""
+    """The answer if `error` means that this computer's disk is full; None for any other error."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in UNWRITTEN):
         return ApiError(507, "the disk that the embedded cloud keeps its objects on is full")

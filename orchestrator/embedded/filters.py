@@ -1,8 +1,8 @@
 """Compute Engine's filter expressions, as its list methods take them.
 
-Comparisons `field op value` (`= != > < >= <= :`, `eq`, `ne`), joined by AND, OR, NOT and parentheses; neighbours
-without a word between them are joined by AND. `eq` and `ne` take a regular expression, `=` takes `*` as a wildcard,
-`:` asks whether the field holds the value.
+Comparisons `field op value` (`= != > < >= <= :`, `eq`, `ne`) are joined by AND, OR, NOT and parentheses. Comparisons
+with no word between them are joined by AND. `eq` and `ne` take a regular expression, `=` takes `*` as a wildcard, and
+`:` is true if the field contains the value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TOKEN = re.compile(
 
 
 def parse_filter(text: str) -> Predicate:
-    """The predicate an expression stands for; 400 for one that cannot be read. Empty matches everything."""
+    """The predicate of a filter expression. An empty expression matches everything. Raises `ApiError` (400) for an
+    invalid expression."""
     tokens = tokenize(text)
     if not tokens:
         return lambda _item: True
@@ -47,14 +48,14 @@ def tokenize(text: str) -> list[tuple[str, str]]:
         kind = str(found.lastgroup)
         value = str(found.group(kind))
         if kind in ("double", "single"):
-            # A backslash before anything but a quote or itself is the regular expression's own.
+            # A backslash before any character except a quote or a backslash belongs to the regular expression.
             kind, value = "quoted", re.sub(r"""\\(["'\\])""", r"\1", value)
         tokens.append((kind, value))
     return tokens
 
 
 class Parser:
-    """Recursive descent over the tokens."""
+    """A recursive descent parser over the tokens."""
 
     def __init__(self, text: str, tokens: list[tuple[str, str]]) -> None:
         self.text = text
@@ -115,7 +116,7 @@ class Parser:
 
 
 def comparison(field: str, operator: str, wanted: str) -> Predicate:
-    """One `field op value`."""
+    """The predicate of one comparison `field op value`."""
     test = TESTS[operator]
 
     def holds(item: Mapping[str, Any]) -> bool:
@@ -125,14 +126,15 @@ def comparison(field: str, operator: str, wanted: str) -> Predicate:
 
 
 def as_python(pattern: str) -> str:
-    """A regular expression of RE2 as Python spells it; what RE2 does not have becomes one that cannot be read."""
+    """A regular expression of RE2 in Python's syntax. A construct that RE2 does not have becomes an invalid
+    expression."""
     if re.search(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?<?[=!]|\(\?P=|\(\?>)", pattern):
         return "("
     return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)
 
 
 def lookup(item: Mapping[str, Any], field: str) -> Any:
-    """The value at a dotted path, or None."""
+    """The value at a dotted path, or None if there is none."""
     value: Any = item
     for step in field.split("."):
         if not isinstance(value, Mapping) or step not in value:

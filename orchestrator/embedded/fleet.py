@@ -1,4 +1,4 @@
-"""Every instance that exists, and what clients ask of them: each request is one operation, as at Google."""
+"""All instances, and the requests of clients about them. Each request is one operation, as at Google."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from orchestrator.embedded.vm import Vm
 
 
 class Fleet(Lives):
-    """Answers; refuses with the API's errors. Thread-safe."""
+    """The instances of the cloud. Methods raise the API's errors. Thread-safe."""
 
-    # What there is
+    # Finding instances
 
     def in_zone(self, zone: str) -> list[Vm]:
         return [vm for vm in self.all() if vm.zone == zone]
 
     def find(self, zone: str, name: str) -> Vm:
-        """Raises the API's 404."""
+        """The instance. Raises the API's 404 if there is none."""
         with self.lock:
             vm = self.vms.get((zone, name))
         if vm is None:
@@ -31,22 +31,22 @@ class Fleet(Lives):
         return vm
 
     def by_token(self, token: str) -> Vm | None:
-        """The VM whose metadata server gives out this token."""
+        """The VM whose metadata server gives out this token, or None."""
         return next((vm for vm in self.all() if hmac.compare_digest(vm.guest.token.encode(), token.encode())), None)
 
     def named(self, name: str) -> Vm | None:
-        """The VM of that name, in whatever zone."""
+        """The VM of this name in any zone, or None."""
         return next((vm for vm in self.all() if vm.name == name), None)
 
     def usage(self, region: str | None) -> dict[str, float]:
-        """How much of each quota is used, in a region or in the project."""
+        """How much of each quota is used, by metric, in a region or in the project (None)."""
         return used(self.all(), self.inventory, self.weather, region)
 
-    # What is asked of it
+    # Requests
 
     def insert(self, body: Any, zone: str, request_id: str, user: str, *, tasks: bool = False) -> dict[str, Any]:
-        """Begin an instance; returns the operation, which may yet fail. `tasks`: it waits for tasks once it has
-        booted. Raises `ApiError`."""
+        """Begins to create an instance. Returns the operation, which may still fail. `tasks`: whether the instance
+        waits for tasks once it has booted. Raises `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("insert", request_id)) is not None:
                 return replayed
@@ -72,7 +72,7 @@ class Fleet(Lives):
         return self.operations.listed[operation]
 
     def delete(self, zone: str, name: str, request_id: str, user: str, by: str) -> dict[str, Any]:
-        """Begin the end of an instance; returns the operation. Raises `ApiError`."""
+        """Begins to delete an instance. Returns the operation. Raises `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("delete", request_id)) is not None:
                 return replayed
@@ -81,12 +81,13 @@ class Fleet(Lives):
             vm.closing_operations.append(operation)
             vm.status = "STOPPING"
             if vm.ending == "stop":
-                vm.ending = by  # it was to stay, and shall not
+                vm.ending = by  # it was being stopped, and is now deleted instead
         self._stop(vm, by)
         return self.operations.listed[operation]
 
     def set_labels(self, zone: str, name: str, body: Any, request_id: str, user: str) -> dict[str, Any]:
-        """Replace the labels, if the fingerprint is that of the present ones. Raises `ApiError`."""
+        """Replaces the labels, if the request has the fingerprint of the present ones. Returns the operation. Raises
+        `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("setLabels", request_id)) is not None:
                 return replayed
@@ -101,7 +102,8 @@ class Fleet(Lives):
         return self.operations.listed[operation]
 
     def set_metadata(self, zone: str, name: str, body: Any, request_id: str, user: str) -> dict[str, Any]:
-        """Replace the metadata, if the fingerprint is that of the present ones. Raises `ApiError`."""
+        """Replaces the metadata, if the request has the fingerprint of the present ones. Returns the operation. Raises
+        `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("setMetadata", request_id)) is not None:
                 return replayed
@@ -115,7 +117,8 @@ class Fleet(Lives):
         return self.operations.listed[operation]
 
     def stop(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
-        """Shut an instance down and keep its disk, which goes on costing. Raises `ApiError`."""
+        """Shuts an instance down and keeps its disk, which still costs money. Returns the operation. Raises
+        `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("stop", request_id)) is not None:
                 return replayed
@@ -129,7 +132,8 @@ class Fleet(Lives):
         return self.operations.listed[operation]
 
     def start(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
-        """Run a stopped instance again, on an empty disk, if there is room. Raises `ApiError`."""
+        """Starts a stopped instance again with an empty disk, if stock and quota allow it. Returns the operation.
+        Raises `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("start", request_id)) is not None:
                 return replayed
@@ -156,7 +160,8 @@ class Fleet(Lives):
         return self.operations.listed[operation]
 
     def simulate_maintenance(self, zone: str, name: str, request_id: str, user: str) -> dict[str, Any]:
-        """What befalls a machine whose host is maintained: a spot one is preempted. Raises `ApiError`."""
+        """Simulates maintenance of the machine's host: a spot machine is preempted. Returns the operation. Raises
+        `ApiError`."""
         vm = self.find(zone, name)
         operation = self._begin("simulateMaintenanceEvent", vm, user, request_id)
         if vm.admitted.spot:

@@ -1,4 +1,4 @@
-"""Cloud Storage's port: one connection after another into the object store, with the weather in between."""
+"""The server of Cloud Storage: it passes requests to the object store, and applies the weather to them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather, hits_request
 
 DRAINED_BYTES = 64 << 20
-"""The most that is read of a body nobody wanted, so that the connection can go on."""
+"""The most bytes of an unread body that are read and dropped, so that the connection can be used again."""
 
 
 class Gateway:
-    """Listens from the start; serves once `storage` is set."""
+    """The server. It listens from the start, and answers requests once `storage` is set."""
 
     def __init__(
         self, weather: Weather, timeline: Timeline, touched: Callable[[], None], guard: Guard, now: Now
@@ -49,7 +49,7 @@ class Exchange(Handler):
     gateway: Gateway
 
     def exchange(self) -> None:
-        """One request and its answer."""
+        """Answers one request."""
         gateway = self.gateway
         gateway.touched()
         if gateway.storage is None:
@@ -66,7 +66,7 @@ class Exchange(Handler):
             try:
                 answer = gateway.storage.answer(self._ask(body))
             except (OSError, ValueError):
-                self.cut()  # the client is gone, or sent what is no HTTP
+                self.cut()  # the client is gone, or what it sent is not HTTP
                 return
         if fault is not None and kind in ("http", "reset") and isinstance(answer, Download):
             answer.file.close()
@@ -86,7 +86,7 @@ class Exchange(Handler):
         return Ask(self.command, self.path, headers, body, length, client)
 
     def _drained(self, body: Iterator[bytes]) -> bool:
-        """Whether what is left of the body was read, so that the next request can follow."""
+        """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow."""
         left = DRAINED_BYTES
         try:
             for piece in body:

@@ -1,9 +1,11 @@
-"""Who may speak to the embedded cloud: its ports lie open to every program and every web page on this machine.
+"""Decides who may send requests to the embedded cloud. Its ports are open to all programs and web pages on this
+machine.
 
-A request must come from a process of the user who runs the cloud (or of root), where the platform tells; be addressed
-to loopback by name, so that no page reaches us by pointing a name of its own here; come from no web page; carry the
-bearer token that stands in a file only that user can read, or the one that a VM has of its metadata server; and say
-that its body is JSON where it takes JSON. What is refused has no effect, and uses up no weather.
+A request must meet five conditions. It comes from a process of the user who runs the cloud, or of root, if the platform
+can tell. Its Host header names loopback, so that no web page reaches the cloud through a domain name of its own. It
+does not come from a web page. It has the bearer token from a file that only that user can read, or a VM's token from
+its metadata server. Its body is declared as JSON if the service expects JSON. A refused request has no effect, and uses
+up no fault of the weather.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ TOKEN_FILE = "token"
 CLIENT = "client"
 PREFIX = "Bearer "
 PAGES = ("origin", "sec-fetch-site", "sec-fetch-mode")
-"""Headers that browsers send, and the clients of a cloud do not."""
+"""Headers that browsers send and the clients of a cloud do not."""
 UNKNOWN = "Request had invalid authentication credentials. The token is in the file `token` beside cloud.json."
 CATALOGUE = "/v1/services"
-"""The one resource that an API key opens at Google; the token serves as the key."""
+"""The only resource that Google serves for an API key. Here the token is accepted as the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request is not heard."""
+    """Why a request is refused."""
 
     status: int
     message: str
@@ -38,21 +40,21 @@ class Refused:
 
 
 def new_token() -> str:
-    """One that nobody guesses."""
+    """A new token that cannot be guessed."""
     return "embedded-" + secrets.token_urlsafe(32)
 
 
 def write_token(home: Path, token: str) -> None:
-    """Put it where only the owner of `home` can read it."""
+    """Writes the token to a file that only the owner of `home` can read."""
     write_private(home / TOKEN_FILE, token)
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Judges a request by its head alone. `vm_of` knows the tokens of the VMs; it gives a VM's name or None.
+    """Judges a request by its headers alone. `vm_of` returns a VM's name for its token, or None.
 
-    token: of those who come from outside; empty where none is asked for, as at a metadata server, and then who asks
-    must be known. json: whether bodies must be JSON.
+    token: the token of clients. It is empty if no token is required, as at a metadata server; then the process that
+    sends the request must be known. json: whether bodies must be JSON.
     """
 
     token: str = ""
@@ -61,7 +63,7 @@ class Guard:
     uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.geteuid()}))
 
     def caller(self, authorization: str) -> object | None:
-        """`CLIENT`, whatever `vm_of` gives for a VM's token, or None for nobody that we know."""
+        """The sender of a request: `CLIENT`, or the result of `vm_of` for a VM's token; None if it is not known."""
         given = authorization.removeprefix(PREFIX) if authorization.startswith(PREFIX) else ""
         if not given:
             return None
@@ -70,16 +72,17 @@ class Guard:
         return self.vm_of(given)
 
     def stranger(self, peer: tuple[str, int], here: tuple[str, int]) -> Refused | None:
-        """Whether the process at the other end is somebody else's; asked once for each connection."""
+        """The refusal of a connection from another user's process; None if it is allowed. This is called once for each
+        connection."""
         uid = peers.owner_of(peer, here)
         if uid is None and (self.token or not peers.tells()):
-            return None  # gone already, or not to be known: the token must do
+            return None  # the process is gone or cannot be known: the token decides
         if uid in self.uids:
             return None
         return Refused(403, "This cloud serves the user who runs it.")
 
     def refusal(self, method: str, target: str, headers: Mapping[str, str], port: int) -> Refused | None:
-        """Header names are in lower case."""
+        """The refusal of a request; None if it is allowed. Header names are in lower case."""
         if headers.get("host", "").lower() not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return Refused(403, "Requests must be addressed to 127.0.0.1.")
         if any(name in headers for name in PAGES):

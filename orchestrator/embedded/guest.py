@@ -1,4 +1,5 @@
-"""What one VM knows of itself: the seam between the cloud, which makes VMs, and the machines that stand in for them."""
+"""What a VM knows about itself: the interface between the cloud, which makes VMs, and the machines that simulate
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from orchestrator.embedded.timeline import Timeline
 
 @dataclass(slots=True)
 class Guest:
-    """One VM seen from within. Only `preempted` and the metadata ever change; `changed` is notified when they do."""
+    """One VM as seen from inside. Only `preempted` and the metadata change; `changed` is notified then."""
 
     id: str
     name: str
@@ -35,10 +36,10 @@ class Guest:
     compute_url: str
     storage_url: str
     tasks: bool = False
-    """Whether it waits for tasks, as the VMs of a batch service do."""
+    """Whether it waits for tasks, as a VM of the batch service does."""
     preempted: bool = False
     token: str = field(default_factory=new_token)
-    """What the metadata server gives out; the APIs know by it which VM speaks."""
+    """The token from its metadata server, by which the APIs know which VM sends a request."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def change_metadata(self, metadata: dict[str, str]) -> None:
@@ -53,28 +54,30 @@ class Guest:
 
 
 class Machine(Protocol):
-    """Stands in for the hardware and the operating system of one VM."""
+    """Simulates the hardware and the operating system of one VM."""
 
     def boot(self) -> None:
-        """Run the startup script, once. Returns at once."""
+        """Starts the startup script and returns at once. It is called only once."""
 
     def run_task(self, script: str, environment: Mapping[str, str], done: Callable[[int], None]) -> None:
-        """Run a task's script with these variables; `done` hears its exit code, unless the machine ends first."""
+        """Starts a task's script with these variables. `done` is called with its exit code, unless the machine ends
+        first."""
 
     def end_task(self) -> None:
-        """Idempotent: end the task at once; `done` hears of that as well."""
+        """Ends the task at once; `done` is called then too. Calling it again has no effect."""
 
     def running(self) -> bool:
-        """Whether anything still runs in it."""
+        """Whether any of its processes still runs."""
 
     def shut_down(self) -> None:
-        """Ask everything in it to end, as an operating system does that is told to power off."""
+        """Asks all its processes to end, as an operating system does on power-off."""
 
     def kill(self) -> None:
-        """Idempotent. When it returns nothing of the machine is left, but for its serial output."""
+        """Ends the machine. When it returns, only the serial output is left. Calling it again has no effect."""
 
     def strike(self, fault: str, target: str) -> bool:
-        """`hang` or `kill` the `harness` or the `agent`; False while there is none to strike."""
+        """Applies the fault `hang` or `kill` to the `harness` or the `agent`. Returns False if the target does not
+        run."""
 
 
 MachineFactory = Callable[[Guest], Machine]

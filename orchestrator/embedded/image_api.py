@@ -1,4 +1,4 @@
-"""The routes of images and of global operations in Compute Engine's v1 REST API."""
+"""The routes of images in Compute Engine's v1 REST API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Route = tuple[str, str, Callable[..., Document]]
 
 
 class ImageApi:
-    """Images of the project's own are made and deleted; those of other projects only stand there."""
+    """Answers requests about images. The project's own images can be made and deleted; those of other projects can only
+    be read."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ImageApi:
         self.caller = caller
 
     def routes(self, at: str) -> list[Route]:
-        """`at` is the pattern of a project's path."""
+        """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
         return [
             ("GET", at + r"/global/(?P<images>images)", self.list_images),
             ("POST", at + r"/global/images", self.insert_image),
@@ -71,14 +72,14 @@ class ImageApi:
         gone = self.weather.take(
             request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
         )
-        own = self.images.newest(family) if owner == self.images.project and not gone else None
-        if own is not None:
-            return own
-        mine = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
-        fresh = [image for image in mine if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
-        if gone or not fresh:
+        own_image = self.images.newest(family) if owner == self.images.project and not gone else None
+        if own_image is not None:
+            return own_image
+        of_family = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
+        current = [image for image in of_family if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
+        if gone or not current:
             raise not_found(f"projects/{owner}/global/images/family/{family}")
-        return max(fresh, key=lambda image: str(image["name"]))
+        return max(current, key=lambda image: str(image["name"]))
 
     def get_image(self, _request: Request, owner: str, image: str) -> Document:
         if owner == self.images.project:

@@ -1,6 +1,7 @@
-"""Images of the project's own: made from the disk of a machine that lives, deprecated, deleted, and paid for meanwhile.
+"""The project's own images. They are made from the disk of a running machine, deprecated and deleted, and cost money
+for as long as they exist.
 
-As at Google, nothing deletes an image by itself, whatever its labels say.
+As at Google, no image is deleted by itself, whatever its labels say.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from orchestrator.embedded.vm import Vm
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SEAL_S = 90.0
-"""From the request until the image is READY, in simulated time."""
+"""The time from the request until the image is READY, in simulated time."""
 REAL_SEAL_S = 0.3
+"""The same in real time."""
 ARCHIVED = 0.4
-"""How much of a disk its archive holds: what is paid for."""
+"""The size of an image's archive as a share of the disk. The archive's size is paid for."""
 STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
 
 
 class Images(Part):
-    """Thread-safe. An image that is PENDING loses its source with the disk, and has FAILED then."""
+    """The project's images. Thread-safe. A PENDING image becomes FAILED if its source disk is deleted."""
 
     def __init__(self, commons: Commons, fleet: Fleet) -> None:
         super().__init__(commons)
@@ -39,15 +41,15 @@ class Images(Part):
         for document in self.listed.values():
             self._boot(document)
 
-    # What there is
+    # Finding images
 
     def documents(self) -> list[Document]:
-        """Every one of them, oldest first."""
+        """All images, oldest first."""
         with self.lock:
             return list(self.listed.values())
 
     def find(self, name: str) -> Document:
-        """Raises the API's 404."""
+        """The image. Raises the API's 404 if there is none."""
         with self.lock:
             found = self.listed.get(name)
         if found is None:
@@ -55,20 +57,20 @@ class Images(Part):
         return found
 
     def newest(self, family: str) -> Document | None:
-        """The newest of a family that is READY and not deprecated."""
-        fresh = [
+        """The newest image of a family that is READY and not deprecated, or None."""
+        current = [
             image
             for image in self.documents()
             if image.get("family") == family
             and image["status"] == "READY"
             and image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"
         ]
-        return max(fresh, key=lambda image: str(image["creationTimestamp"]), default=None)
+        return max(current, key=lambda image: str(image["creationTimestamp"]), default=None)
 
-    # What is asked of them
+    # Requests
 
     def insert(self, body: Document, query: dict[str, str], request_id: str, user: str) -> Document:
-        """Begin an image; returns the operation, which may yet fail. Raises `ApiError`."""
+        """Begins to make an image. Returns the operation, which may still fail. Raises `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("insert", request_id)) is not None:
                 return replayed
@@ -108,7 +110,7 @@ class Images(Part):
         return self.operations.listed[operation]
 
     def deprecate(self, name: str, body: Document, request_id: str, user: str) -> Document:
-        """Note what an image is worth; it stays. Raises `ApiError`."""
+        """Sets an image's deprecation state; the image stays. Returns the operation. Raises `ApiError`."""
         with self.lock:
             state = str(body.get("state", "ACTIVE"))
             if state not in STATES:
@@ -120,7 +122,7 @@ class Images(Part):
         return self.operations.listed[operation]
 
     def delete(self, name: str, request_id: str, user: str) -> Document:
-        """The end of an image; returns the operation. Raises `ApiError`."""
+        """Deletes an image. Returns the operation. Raises `ApiError`."""
         with self.lock:
             if (replayed := self.operations.replayed("delete", request_id)) is not None:
                 return replayed
@@ -130,7 +132,7 @@ class Images(Part):
         return self.operations.listed[operation]
 
     def about_to_boot(self, url: str) -> None:
-        """A machine is asked for with this image: the weather may have it vanish first."""
+        """Called when a machine is requested with this image. The weather may delete the image first."""
         name = last(url)
         if name not in self.listed:
             return
@@ -141,7 +143,7 @@ class Images(Part):
             with self.lock:
                 self._drop(name)
 
-    # A life
+    # Making an image
 
     def _source(self, url: str) -> Vm:
         found = re.search(r"zones/([^/]+)/disks/([^/]+)$", url)
@@ -153,7 +155,7 @@ class Images(Part):
             raise not_found(f"projects/{self.project}/zones/{found[1]}/disks/{found[2]}") from None
 
     def _ripe(self, name: str, number: str, vm: Vm, operation: str) -> None:
-        """The time that an image takes is over."""
+        """Finishes an image, once the time that it takes is over."""
         with self.lock:
             document = self.listed.get(name)
             now = self.timeline.now()
@@ -161,7 +163,7 @@ class Images(Part):
                 self.operations.finish(operation, now)
                 return
             if self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_pending", name)):
-                return  # its operation is never done either
+                return  # its operation is never done
             failed = self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_failed", name))
             if failed is not None or vm not in self.fleet.all():
                 why = "The source disk was deleted." if failed is None else "Internal error. Please try again."
@@ -192,7 +194,7 @@ class Images(Part):
         self.store.owe("image", document["name"], document)
 
     def _boot(self, document: Document) -> None:
-        """Machines can be made of it from now on."""
+        """Adds a READY image to the inventory, so that machines can boot from it."""
         if document["status"] == "READY":
             family = str(document.get("family", ""))
             self.inventory.own[document["name"]] = Image(

@@ -1,4 +1,4 @@
-"""What the cloud has, where, and how much of it one project may use; read from `inventory.yaml`."""
+"""What the cloud has, in which zones, and how much of it one project may use. It is read from `inventory.yaml`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVENTORY = Path(__file__).with_name("inventory.yaml")
 
 @dataclass(frozen=True, slots=True)
 class MachineType:
-    """A machine type; `bundled` is the GPU that comes with it, `attachable` those it can be given."""
+    """A machine type. `bundled` is the GPU that it includes, and `attachable` are those that can be attached."""
 
     name: str
     vcpus: int
@@ -28,7 +28,8 @@ class MachineType:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A GPU model; `metric` is its standard quota, the preemptible one has PREEMPTIBLE_ in front."""
+    """A GPU model. `metric` is its standard quota; the name of the preemptible one begins with PREEMPTIBLE_. `most` is
+    how many one machine can have."""
 
     name: str
     description: str
@@ -47,18 +48,18 @@ class Image:
 
 
 def region_of(zone: str) -> str:
-    """`us-central1` of `us-central1-a`."""
+    """The region of a zone: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]
 
 
 def numeric_id(text: str) -> str:
-    """A stable decimal uint64, as Google gives every resource."""
+    """A decimal uint64 computed from `text`, like the ids that Google gives resources."""
     data = text.encode()
     return str((zlib.crc32(data) << 31) + zlib.crc32(data[::-1]) + 1)
 
 
 def spread(text: str) -> tuple[str, ...]:
-    """`us-east4-a/c` to its zones."""
+    """The zones in a text such as `us-east4-a/c`, which has two."""
     zones: list[str] = []
     for word in text.split():
         region, _, letters = word.rpartition("-")
@@ -67,7 +68,8 @@ def spread(text: str) -> tuple[str, ...]:
 
 
 class Inventory:
-    """The whole of it. `quotas` overrides limits, by `METRIC` (every region, or the project) or `region/METRIC`."""
+    """The inventory of the cloud. `quotas` overrides limits, by `METRIC` (for every region, or for the project) or
+    `region/METRIC`."""
 
     def __init__(self, document: dict[str, Any], tariff: Tariff, quotas: dict[str, float] | None = None) -> None:
         self.tariff = tariff
@@ -94,7 +96,7 @@ class Inventory:
             for entry in entries
         )
         self.own: dict[str, Image] = {}
-        """Images that the project has made and can boot from, by name."""
+        """Images that the project has made and that machines can boot from, by name."""
         self.global_quotas: dict[str, float] = dict(document["quotas"]["global"])
         self.region_quotas: dict[str, float] = dict(document["quotas"]["region"])
         self.overrides = dict(quotas or {})
@@ -102,7 +104,7 @@ class Inventory:
 
     @classmethod
     def load(cls, tariff: Tariff, path: Path = INVENTORY, quotas: dict[str, float] | None = None) -> Inventory:
-        """Read an inventory; the bundled one by default."""
+        """The inventory in a file; by default the bundled one."""
         return cls(load_bundled(path), tariff, quotas)
 
     @cached_property
@@ -119,7 +121,7 @@ class Inventory:
         return tuple(zone for zone in self.zones if region_of(zone) == region)
 
     def machine_types_in(self, zone: str) -> tuple[MachineType, ...]:
-        """What is offered in a zone: what stands there and has a price."""
+        """The machine types that are offered in a zone: those that exist there and have a price."""
         if zone not in self._offered:
             self._offered[zone] = tuple(
                 machine
@@ -129,7 +131,7 @@ class Inventory:
         return self._offered[zone]
 
     def standing(self, machine: MachineType) -> frozenset[str]:
-        """The zones where a machine type stands, GPU or not."""
+        """The zones in which a machine type exists, with or without a GPU."""
         if machine.bundled is not None:
             return self.by_accelerator[machine.bundled]
         return frozenset().union(*(self.by_accelerator[name] for name in ("none", *machine.attachable)))
@@ -138,7 +140,7 @@ class Inventory:
         return tuple(entry for name, entry in self.accelerators.items() if zone in self.by_accelerator[name])
 
     def limit(self, metric: str, region: str | None) -> float | None:
-        """The limit of a quota; None where there is no such quota."""
+        """The limit of a quota; None if there is no such quota."""
         listed = self.region_quotas if region else self.global_quotas
         if region is None:
             return self.overrides.get(metric, listed[metric]) if metric in listed else None
@@ -150,6 +152,6 @@ class Inventory:
         return next((image for image in every if image.project == project and image.name == name), None)
 
     def newest(self, project: str, family: str) -> Image | None:
-        """The newest image of a family; names end in their date."""
+        """The newest image of a family, or None. Names end in their date."""
         found = [image for image in self.images if image.project == project and image.family == family]
         return max(found, key=lambda image: image.name, default=None)

@@ -1,4 +1,5 @@
-"""The life of an instance: created, staged, running, taken back or struck, stopped, gone; all under one lock."""
+"""The life of an instance: it is created, staged, runs, may be preempted or hit by faults, stops, and is gone. One lock
+guards all of it."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ DEFAULT_NOTICE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long the cloud takes over things, in seconds."""
+    """How long the cloud takes, in seconds."""
 
     provision_s: float
-    """From the insert until STAGING."""
+    """From the request until STAGING."""
     stage_s: float
     """From STAGING until RUNNING."""
     boot_s: float
@@ -38,9 +39,10 @@ class Durations:
     end_s: float
     """The least time from STOPPING until the VM is gone."""
     poll_s: float
-    """How often the cloud looks whether a stopping VM has come to rest."""
+    """The pause between checks whether the processes of a stopping VM have ended."""
     grace_s: float
-    """The most time a stopping VM gets; below the 30 s by which a deadline may be late, so no bill exceeds them."""
+    """The most time that a stopping VM gets. It is less than the 30 s by which a deadline may be late, so that no bill
+    exceeds the ceiling."""
 
 
 REAL = Durations(0.15, 0.15, 0.0, 0.05, 0.05, 25.0)
@@ -48,7 +50,7 @@ SIMULATED = Durations(4.0, 8.0, 20.0, 5.0, 1.0, 25.0)
 
 
 class Watcher(Protocol):
-    """Who is told of the VMs that wait for tasks; called outside the lock."""
+    """Is told about VMs that wait for tasks. Its methods are called outside the lock."""
 
     def booted(self, vm: Vm) -> None: ...
     def gone(self, vm: Vm, by: str) -> None: ...
@@ -56,18 +58,19 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the machines of a cloud stand."""
+    """How the machines of a cloud are made, and where."""
 
     durations: Durations
     make_machine: MachineFactory
     scratch: Path
-    """The folder that gets a folder for each VM."""
+    """The folder in which each VM gets a folder."""
     endpoints: Callable[[], tuple[str, str]]
     """The addresses of Compute Engine and of Cloud Storage, once they are known."""
 
 
 class Lives(Part):
-    """The instances that exist. Thread-safe. Machines are started and killed outside the lock: they call back."""
+    """The instances that exist. Thread-safe. Machines are started and killed outside the lock, because they call
+    back."""
 
     def __init__(self, commons: Commons, site: Site) -> None:
         super().__init__(commons)
@@ -85,14 +88,15 @@ class Lives(Part):
             return list(self.vms.values())
 
     def of_run(self, run_id: str, attempt: str) -> Vm | None:
-        """The VM that makes this attempt at a run."""
+        """The VM of this attempt of a run, or None."""
         for vm in self.all():
             if vm.labels.get("bench-run") == run_id and vm.labels.get("bench-attempt") == attempt:
                 return vm
         return None
 
     def preempt(self, vm: Vm, notice_s: float = DEFAULT_NOTICE_S) -> None:
-        """Take the VM back: the guest is told at once, shut down after `notice_s`; with 0 it is killed at once."""
+        """Preempts the VM. The guest is told at once and shut down after `notice_s` seconds; with 0 it is killed at
+        once."""
         with self.lock:
             if vm.status != "RUNNING" or vm.ending or vm.guest.preempted:
                 return
@@ -111,11 +115,11 @@ class Lives(Part):
             self._end(vm, "preemption")
 
     def lose(self, vm: Vm) -> None:
-        """The VM vanishes with no operation and no notice."""
+        """Removes the VM with no operation and no notice."""
         self._end(vm, "lost", vanish=True)
 
     def witness(self, run_id: str, writer: str, kind: str, data: dict[str, Any]) -> None:
-        """A VM has stored an event of its run: faults that wait for it befall that VM now."""
+        """Called when a VM has stored an event of its run. A fault that waits for this event hits the VM now."""
         vm = self.of_run(run_id, [*writer.split("-"), ""][1])
         if vm is None:
             return
@@ -125,7 +129,7 @@ class Lives(Part):
             self._perform(vm, fault)
 
     def close(self) -> None:
-        """End everything, as the host is going down."""
+        """Ends all VMs, because the cloud ends."""
         for vm in self.all():
             self._end(vm, "shutdown", vanish=True)
 
@@ -169,7 +173,7 @@ class Lives(Part):
         self._arm_end(vm, now)
 
     def _arm_end(self, vm: Vm, now: datetime) -> None:
-        """The absolute end holds from the start on, whether it runs by then or not."""
+        """Schedules the VM's absolute end, if it has one. It holds even if the VM does not run by then."""
         vm.deadline_at = vm.admitted.end_at
         if vm.admitted.end_at is not None:
             self._vm_later(vm, (vm.admitted.end_at - now).total_seconds(), lambda: self._expire(vm))
@@ -254,7 +258,7 @@ class Lives(Part):
         self._stop(vm, "deadline")
 
     def _stop(self, vm: Vm, by: str) -> None:
-        """Shut the guest down, and end the VM when it has come to rest or its grace is over."""
+        """Shuts the guest down, and ends the VM once its processes have ended or `grace_s` is over."""
         with self.lock:
             if vm.ending:
                 return
@@ -273,7 +277,7 @@ class Lives(Part):
             self._end(vm, vm.ending or "client")
 
     def _end(self, vm: Vm, by: str, *, vanish: bool = False) -> None:
-        """Pull the plug. The VM is gone when this returns, unless it is to be kept as stopped."""
+        """Ends the VM at once. It is gone when this returns, unless it stays as a stopped VM."""
         with self.lock:
             if self.vms.get((vm.zone, vm.name)) is not vm:
                 return
@@ -304,7 +308,7 @@ class Lives(Part):
         for watcher in self.watchers if vm.guest.tasks else ():
             watcher.gone(vm, by)
 
-    # What goes wrong
+    # Faults
 
     def _hits(self, fault: Fault, vm: Vm, *kinds: str) -> bool:
         return hits_vm(fault, *kinds, vm=vm.name, zone=vm.zone, run_id=vm.run_id)
@@ -326,7 +330,7 @@ class Lives(Part):
                     vm.reserved.remove(fault)
                     self.weather.fire(fault, vm.name)
         else:
-            # The phase has begun but its harness has not: look again until there is one to strike.
+            # The phase has begun but its harness has not: try again until it runs.
             self._vm_later(vm, self.durations.poll_s, lambda: self._perform(vm, fault))
 
     # Time
@@ -335,7 +339,7 @@ class Lives(Part):
         self.timeline.call_later(seconds, callback)
 
     def _vm_later(self, vm: Vm, seconds: float, callback: Callable[[], None]) -> None:
-        """A callback that is forgotten when the VM begins to end."""
+        """Schedules a callback that is cancelled when the VM begins to end."""
         vm.alarms.append(self.timeline.call_later(seconds, callback))
 
     def _done(self, operation: str, error: OperationError | None = None) -> None:

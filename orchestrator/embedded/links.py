@@ -1,4 +1,4 @@
-"""Names of resources, as Compute Engine spells them."""
+"""The URLs and fingerprints of resources, in Compute Engine's form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ API = "https://www.googleapis.com/compute/v1/"
 
 
 def link(*parts: str) -> str:
-    """The selfLink of a path; always at Google's own address, as the clients expect."""
+    """The selfLink of a path. It has Google's own address, because clients expect that."""
     return API + "/".join(parts)
 
 
@@ -21,6 +21,6 @@ def last(url: str) -> str:
 
 
 def fingerprint(document: Any) -> str:
-    """Eight bytes that change with the document, in base64."""
+    """Eight bytes of a hash of the document, in base64."""
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     return base64.b64encode(digest[:8]).decode()

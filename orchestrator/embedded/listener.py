@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a loopback port: keep-alive, a thread a connection, and connections that can be cut on purpose."""
+"""An HTTP/1.1 server on a loopback port, with keep-alive and a thread for each connection. It can cut connections."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 MOST_BYTES = 8 << 20
-"""The most that a request body may hold where it is read whole."""
+"""The most bytes of a request body that is read as a whole."""
 DRAINED_BYTES = 1 << 16
-"""Of the body of a request that is refused by its headers."""
+"""The most bytes that are read of the body of a request that is refused by its headers."""
 PIECE_BYTES = 1 << 16
 Now = Callable[[str], datetime]
-"""The time that an answer to a target (path and query) carries."""
+"""Returns the time in the Date header of an answer to a target (path and query)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `path` is without the query and still %-quoted; header names are in lower case."""
+    """One request. `path` has no query and is still percent-encoded. Header names are in lower case."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def target(self) -> str:
-        """Path and query, as sent."""
+        """Path and query as they were sent."""
         return f"{self.path}?{self.raw_query}" if self.raw_query else self.path
 
 
@@ -58,7 +58,7 @@ class Reply:
 
 
 class TooLarge(ValueError):
-    """A body that is longer than what is taken, or whose length cannot be meant."""
+    """A body is longer than the limit, or its length is invalid."""
 
 
 class Reset(Exception):
@@ -70,7 +70,7 @@ def json_reply(status: int, document: Any) -> Reply:
 
 
 def refusal_reply(refused: Refused) -> Reply:
-    """What somebody hears who may not speak here."""
+    """The answer to a request that the guard refuses."""
     document = error_document(refused.status, refused.message, refused.reason)
     if refused.status in STATUSES:
         document["error"]["status"] = STATUSES[refused.status]
@@ -81,7 +81,7 @@ def refusal_reply(refused: Refused) -> Reply:
 
 
 class Server(ThreadingHTTPServer):
-    """Knows its open connections, so that closing it leaves none behind."""
+    """A server that knows its open connections, so that it can close all of them."""
 
     daemon_threads = True
     block_on_close = False
@@ -113,16 +113,16 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, *_: Any) -> None:
-        """A client that hangs up is no error of ours; anything else is."""
+        """Logs an error, unless the client closed the connection."""
         if not isinstance(sys.exception(), (OSError, ValueError)):
             log.exception("a request failed")
 
     def stop(self) -> None:
-        """Stop listening and cut what is open."""
+        """Stops listening and cuts all open connections."""
         ending = threading.Thread(target=self.shutdown)
         ending.start()
         try:
-            # Or it would notice only when next it looks.
+            # A connection wakes the server's thread; otherwise it would notice the end only at its next poll.
             socket.create_connection((LOOPBACK, self.server_address[1]), timeout=1).close()
         except OSError:
             pass
@@ -133,11 +133,11 @@ class Server(ThreadingHTTPServer):
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    pass  # the client was faster
+                    pass  # the client closed it first
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What all our handlers share: buffered answers, no log lines, and a way to reset the connection."""
+    """The base of all our handlers: it buffers answers, logs nothing, and can reset the connection."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
@@ -152,7 +152,8 @@ class Handler(BaseHTTPRequestHandler):
         self.stranger = self.server.guard.stranger(self.client_address, here)
 
     def parse_request(self) -> bool:
-        """Also whether whoever asks may: what is refused is answered here, and goes no further."""
+        """Reads the head of a request, and asks the guard. A refused request is answered here. Returns whether the
+        request goes on."""
         if not super().parse_request():
             return False
         headers = {key.lower(): value for key, value in self.headers.items()}
@@ -162,22 +163,23 @@ class Handler(BaseHTTPRequestHandler):
             return True
         self.close_connection = True
         length = str(self.headers.get("Content-Length") or "0")
-        # Else the answer would be lost in a reset; what is longer than a client of ours sends may well be.
+        # An unread body would cause a reset, and the answer would be lost. This may happen for a longer body.
         self.rfile.read(min(int(length) if length.isdigit() else 0, DRAINED_BYTES))
         self.reply(refusal_reply(refused))
         return False
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """As the cloud's own clock has it, or as the weather bends that."""
+        """The Date header, from the cloud's clock, which the weather may have changed."""
         if timestamp is None and self.server.now is not None:
             return formatdate(self.server.now(getattr(self, "path", "")).timestamp(), usegmt=True)
         return super().date_time_string(timestamp)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class named it
-        """Quiet: the clients report what concerns them."""
+        """Logs nothing: clients report their own errors."""
 
     def cut(self) -> None:
-        """Close with a TCP reset, so that the client sees a broken connection and not an empty answer."""
+        """Closes the connection with a TCP reset, so that the client sees a broken connection and not an empty
+        answer."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
@@ -187,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         return str(self.headers.get("Transfer-Encoding", "")).lower() == "chunked"
 
     def read_body(self) -> bytes:
-        """The whole body. Raises `TooLarge`, and what `pieces` raises."""
+        """The whole body. Raises `TooLarge`, and the errors of `pieces`."""
         if not self.chunked and not 0 <= int(self.headers.get("Content-Length") or 0) <= self.most_bytes:
             raise TooLarge
         whole = bytearray()
@@ -198,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
         return bytes(whole)
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, piece by piece. Raises `OSError` where it is torn off, `ValueError` where it is none."""
+        """The body, piece by piece. Raises `OSError` if it breaks off, and `ValueError` if its encoding is invalid."""
         if not self.chunked:
             yield from self._exactly(int(self.headers.get("Content-Length") or 0))
             return
@@ -231,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener:
-    """Serves `answer(request) -> Reply` on a free loopback port, to those whom `guard` lets in."""
+    """A server on a free loopback port. It answers with `answer(request) -> Reply` the requests that `guard` allows."""
 
     def __init__(self, name: str, answer: Callable[[Request], Reply], guard: Guard, now: Now | None = None) -> None:
         class Answering(Handler):

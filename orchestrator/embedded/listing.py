@@ -1,4 +1,4 @@
-"""What Compute Engine's list methods share: filter, order, pages, and lists over all zones."""
+"""The common parts of Compute Engine's list methods: filter, order, pages, and lists over all zones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MOST = 500
 
 
 def page(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document], str]:
-    """The page that the query asks for, and the token of the next one (empty when there is none)."""
-    wanted = parse_filter(query.get("filter", ""))
-    chosen = ordered([item for item in items if wanted(item)], query.get("orderBy", ""))
+    """(items of the requested page, token of the next page). The token is empty on the last page. Raises `ApiError`
+    (400) for invalid parameters."""
+    passes = parse_filter(query.get("filter", ""))
+    chosen = ordered([item for item in items if passes(item)], query.get("orderBy", ""))
     try:
         size = int(query.get("maxResults", MOST))
         start = int(base64.urlsafe_b64decode(query.get("pageToken", "") or "MA==").decode())
@@ -29,7 +30,7 @@ def page(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document
 
 
 def named(items: list[Document], path: str) -> Document:
-    """The one whose name ends the path. Raises the API's 404."""
+    """The item whose name is at the end of the path. Raises the API's 404 if there is none."""
     for item in items:
         if item["name"] == path.rpartition("/")[2]:
             return item
@@ -37,7 +38,7 @@ def named(items: list[Document], path: str) -> Document:
 
 
 def ordered(items: list[Document], order: str) -> list[Document]:
-    """By name, or by creation, newest first."""
+    """The items sorted by name, or by creation, newest first. Raises `ApiError` (400) for another order."""
     if order in ("", "name"):
         return sorted(items, key=lambda item: str(item["name"]))
     if order == "creationTimestamp desc":
@@ -47,7 +48,7 @@ def ordered(items: list[Document], order: str) -> list[Document]:
 
 
 def listing(kind: str, path: str, items: list[Document], query: Mapping[str, str]) -> Document:
-    """A list response. `kind` is e.g. `compute#instanceList`."""
+    """A list response. `kind` is such as `compute#instanceList`."""
     chosen, token = page(items, query)
     answer: Document = {"kind": kind, "id": path, "selfLink": link(path)}
     if chosen:
@@ -66,24 +67,24 @@ def aggregated(
     *,
     level: str = "zones",
 ) -> Document:
-    """A list over zones or regions; one where nothing is found says so in a warning."""
+    """A list response over zones or regions. A zone or region without items has a warning instead."""
     places = {id(item): zone for zone, items in scopes.items() for item in items}
     everything = [item for items in scopes.values() for item in items]
     chosen, token = page(everything, query)
-    found: dict[str, Document] = {}
+    by_scope: dict[str, Document] = {}
     for zone in scopes:
-        mine = [item for item in chosen if places[id(item)] == zone]
-        if mine:
-            found[f"{level}/{zone}"] = {key: mine}
+        of_zone = [item for item in chosen if places[id(item)] == zone]
+        if of_zone:
+            by_scope[f"{level}/{zone}"] = {key: of_zone}
         else:
-            found[f"{level}/{zone}"] = {
+            by_scope[f"{level}/{zone}"] = {
                 "warning": {
                     "code": "NO_RESULTS_ON_PAGE",
                     "message": f"There are no results for scope '{level}/{zone}' on this page.",
                     "data": [{"key": "scope", "value": f"{level}/{zone}"}],
                 }
             }
-    answer: Document = {"kind": kind, "id": path, "selfLink": link(path), "items": found}
+    answer: Document = {"kind": kind, "id": path, "selfLink": link(path), "items": by_scope}
     if token:
         answer["nextPageToken"] = token
     return answer

@@ -1,4 +1,4 @@
-"""A VM as a real process group: runs the startup script from its metadata with bash, in a scratch directory."""
+"""A VM as real processes: it runs the startup script from its metadata with bash, in a scratch directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 DOCKER = Path(__file__).with_name("docker.py")
 MARK = "BENCH_VM_ID"
 
-# How the parts of a run that can be struck are recognised: by one argument of their command line.
+# The processes that a fault can hit are recognised by one argument of their command lines.
 TARGETS = {"harness": b"kernels.harness", "agent": b"startup.agent"}
 SIGNALS = {"hang": signal.SIGSTOP, "kill": signal.SIGKILL}
 
 
 def supervise(command: list[str], *, stay: bool, environment: dict[str, str], output: int | IO[bytes]) -> Supervised:
-    """Start a command under a supervisor, which ends it when we end it, or end."""
+    """Starts a command under a supervisor. The supervisor ends the command when told to, and when this process ends."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(SUPERVISOR), *(["--stay"] if stay else []), *command],
         stdin=subprocess.PIPE,
@@ -39,7 +39,7 @@ def supervise(command: list[str], *, stay: bool, environment: dict[str, str], ou
 
 
 class Supervised:
-    """A supervisor and its descendants, seen from outside."""
+    """A supervisor and its descendants."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -50,15 +50,15 @@ class Supervised:
         return self.process.poll() is not None
 
     def pids(self) -> list[int]:
-        """Every process in it, but for the supervisor itself."""
+        """The ids of all its processes except the supervisor."""
         return [] if self.ended else descendants(self.process.pid)
 
     def term(self) -> None:
-        """SIGTERM to every process in it."""
+        """Sends SIGTERM to all its processes."""
         self._say(b"term\n")
 
     def kill(self) -> None:
-        """SIGKILL to every process in it; waits until all are gone."""
+        """Sends SIGKILL to all its processes, and waits until they are gone."""
         with self.lock:
             lifeline = self.process.stdin
             if lifeline is not None and not lifeline.closed:
@@ -85,10 +85,10 @@ class Supervised:
 
 
 class ProcessMachine:
-    """A `Machine` that really runs.
+    """A `Machine` that runs real processes.
 
-    The startup script finds `GCE_METADATA_HOST`, `BENCH_VM_DIR`, a `HOME` and a `TMPDIR` of its own, and a `PATH` on
-    which `python3` is the interpreter that runs the cloud. Nothing else of the host's environment reaches it.
+    The startup script gets `GCE_METADATA_HOST`, `BENCH_VM_DIR`, its own `HOME` and `TMPDIR`, and a `PATH` on which
+    `python3` is the interpreter that runs the cloud. It gets nothing else of the host's environment.
     """
 
     def __init__(self, guest: Guest) -> None:
@@ -135,7 +135,7 @@ class ProcessMachine:
             self.supervised.kill()
 
     def _store(self, name: str, script: str) -> Path:
-        """Write a script, and have ready what it finds around it."""
+        """Writes a script to the scratch directory, and prepares the folders and the metadata server that it uses."""
         scratch = self.guest.scratch
         for folder in ("home", "tmp", "bench", "bin"):
             (scratch / folder).mkdir(parents=True, exist_ok=True)
@@ -169,16 +169,16 @@ class ProcessMachine:
         shutil.rmtree(self.guest.scratch, ignore_errors=True)
 
     def strike(self, fault: str, target: str) -> bool:
-        wanted = TARGETS[target]
+        argument = TARGETS[target]
         struck = False
         for pid in self.supervised.pids() if self.supervised is not None else ():
             try:
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if wanted in arguments:
+                if argument in arguments:
                     os.kill(pid, SIGNALS[fault])
                     struck = True
             except OSError:
-                continue  # it ended while we looked
+                continue  # the process has ended
         return struck
 
     def _environment(self) -> dict[str, str]:
@@ -207,7 +207,8 @@ class ProcessMachine:
                 self.guest.console.write(data)
 
     def _sweep(self) -> None:
-        """Should the supervisor itself have been killed, whatever it left still carries our mark."""
+        """Kills processes that remain if the supervisor itself was killed. They have the VM's mark in their
+        environment."""
         mark = f"{MARK}={self.guest.id}".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -215,4 +216,4 @@ class ProcessMachine:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
                         os.kill(int(entry.name), signal.SIGKILL)
                 except OSError:
-                    continue  # not ours to read, or gone
+                    continue  # we may not read it, or it has ended

@@ -1,7 +1,7 @@
-"""What stands around a project: its APIs, billing, service accounts, roles and policies, as Google's own REST methods.
+"""The REST methods for a project's APIs, billing, service accounts, roles and policies.
 
-Service Usage v1, Cloud Resource Manager v3, IAM v1, Cloud Billing v1 and Batch v1 share no path: one port answers for
-all of them.
+Service Usage v1, Cloud Resource Manager v3, IAM v1, Cloud Billing v1 and Batch v1 have no path in common, so one port
+answers for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
 
 
 def serves(path: str) -> bool:
-    """Whether a path is one of these APIs'."""
+    """Whether a path belongs to one of these APIs."""
     return path.startswith(("/v1/", "/v3/"))
 
 
@@ -53,7 +53,7 @@ class Management(Part):
         return Catalogue(self.inventory)
 
     def service_of(self, path: str) -> str:
-        """The service that a request is for; empty when there is no such method."""
+        """The service of a request's path; empty if no method has this path."""
         return next((service for service, _, pattern, _ in self.routes if pattern.fullmatch(path)), "")
 
     def answer(self, request: Request) -> Document:
@@ -100,7 +100,7 @@ class Management(Part):
     def _check_project(self, name: str, victim: str) -> None:
         gone = self.weather.holds(victim, "project_missing")
         if gone or name not in (self.project, self.number, "-"):
-            # Google does not tell a stranger whether a project exists.
+            # Google does not say whether a project exists that the caller may not see.
             raise ApiError(403, f"The caller does not have permission or project '{name}' does not exist.")
 
     # Service Usage
@@ -132,7 +132,7 @@ class Management(Part):
             self.weather.end("api_disabled", api=api)
             slow = self.weather.holds(request.target, "api_propagation", api=api) if was_off else None
             if slow is not None:
-                # Enabled, and said to be; but the API itself takes a while to hear of it.
+                # The API is shown as enabled, but refuses requests for a while.
                 until = self.timeline.now() + timedelta(minutes=float(slow.params["minutes"]))
                 self.weather.add({"fault": "api_settling", "api": api, "until": stamp(until)})
         operation = {
@@ -144,7 +144,7 @@ class Management(Part):
             },
         }
         self.store.put("service_operation", str(operation["name"]).rpartition("/")[2], operation)
-        # As at Google, it is seen to be done only by looking again.
+        # As at Google, a second request is needed to see that it is done.
         return {"name": operation["name"]}
 
     def get_operation(self, _request: Request, name: str) -> Document:
@@ -186,7 +186,8 @@ class Management(Part):
     # IAM
 
     def testable_permissions(self, request: Request) -> Document:
-        """A page of them. Raises `ApiError`: 400 for a resource that is not the project, or a page that is none."""
+        """A page of the permissions that a role may have. Raises `ApiError` (400) for a resource that is not the
+        project, and for an invalid page."""
         body = body_of(request)
         resource = str(body.get("fullResourceName", ""))
         if resource.rpartition("/projects/")[2] not in (self.project, self.number):
@@ -216,14 +217,14 @@ class Management(Part):
         email = f"{account}@{self.project}.iam.gserviceaccount.com"
         if self.store.get("service_account", email) is not None:
             raise ApiError(409, f"Service account {account} already exists within project projects/{self.project}.")
-        told = body.get("serviceAccount", {})
+        given = body.get("serviceAccount", {})
         document = {
             "name": f"projects/{self.project}/serviceAccounts/{email}",
             "projectId": self.project,
             "uniqueId": numeric_id(email),
             "email": email,
-            "displayName": str(told.get("displayName", "")),
-            "description": str(told.get("description", "")),
+            "displayName": str(given.get("displayName", "")),
+            "description": str(given.get("description", "")),
             "etag": "MDEwMjE5MjA=",
             "oauth2ClientId": numeric_id(email),
         }
@@ -266,13 +267,13 @@ class Management(Part):
         mask = [part for part in request.query.get("updateMask", "").split(",") if part]
         return self._put_role(found["name"], found | {key: changes[key] for key in mask or changes})
 
-    def _put_role(self, name: str, told: Document) -> Document:
+    def _put_role(self, name: str, given: Document) -> Document:
         document = {
             "name": name,
-            "title": str(told.get("title", "")),
-            "description": str(told.get("description", "")),
-            "includedPermissions": sorted(map(str, told.get("includedPermissions", []))),
-            "stage": str(told.get("stage", "GA")),
+            "title": str(given.get("title", "")),
+            "description": str(given.get("description", "")),
+            "includedPermissions": sorted(map(str, given.get("includedPermissions", []))),
+            "stage": str(given.get("stage", "GA")),
             "etag": "BwVdEFuMQnA=",
         }
         self.store.put("role", name, document)
@@ -297,7 +298,7 @@ class Management(Part):
 
 
 def body_of(request: Request) -> Document:
-    """The JSON body, an object; 400 in these APIs' words when it is none."""
+    """The JSON body, which must be an object. Raises `ApiError` (400) with these APIs' message if it is not."""
     try:
         return requests.body_of(request)
     except ApiError as exc:

@@ -1,4 +1,4 @@
-"""The metadata server of one VM, on a loopback port of its own."""
+"""The metadata server of one VM, on its own loopback port."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 
 class MetadataServer:
-    """Serves until closed. `host` is what GCE_METADATA_HOST must be."""
+    """The server, which runs until it is closed. `host` is the value for GCE_METADATA_HOST."""
 
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
         self.closed = False
-        # Its VM's processes are this user's; anybody else would get the VM's token here.
+        # The VM's processes belong to this user. Other users are refused, because the server gives out the VM's token.
         self.listener = Listener(f"metadata-{guest.name}", self.answer, Guard())
         self.host = self.listener.url.removeprefix("http://")
 
@@ -35,7 +35,8 @@ class MetadataServer:
         self.listener.close()
 
     def answer(self, request: Request) -> Reply:
-        """403 without `Metadata-Flavor: Google`, as a page that a browser was lured to could not send it."""
+        """The answer to one request. It is 403 without the header `Metadata-Flavor: Google`, which a web page in a
+        browser cannot send."""
         if request.path == "/":
             return Reply(200, b"computeMetadata/\n", FLAVOR)
         if request.headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in request.headers:
@@ -83,7 +84,7 @@ class MetadataServer:
         return Reply(200, json.dumps(token).encode(), FLAVOR | {"Content-Type": "application/json"})
 
     def tree(self) -> dict[str, Any]:
-        """Everything there is to know, as nested directories."""
+        """All values, as nested directories."""
         guest = self.guest
         accounts: dict[str, Any] = {}
         if guest.service_account is not None:
@@ -95,7 +96,7 @@ class MetadataServer:
                 "cpu-platform": cpu(),
                 "hostname": f"{guest.name}.{guest.zone}.c.{guest.project}.internal",
                 "id": int(guest.id),
-                # What runs is this computer, whatever was asked for: results must not name what was not there.
+                # This computer runs it, whatever was requested. So results must not name the requested machine.
                 "image": "",
                 "machine-type": f"projects/{guest.project_number}/machineTypes/{HERE}",
                 "maintenance-event": "NONE",
@@ -116,7 +117,7 @@ class MetadataServer:
 
 
 def as_text(value: Any) -> str:
-    """A leaf as it is, a list line by line, a directory as its entries."""
+    """A value as text: a list has one item on each line, and a directory is shown as its entries."""
     if isinstance(value, Mapping):
         return "".join(f"{key}/\n" if isinstance(inner, Mapping) else f"{key}\n" for key, inner in value.items())
     if isinstance(value, list):
@@ -125,7 +126,7 @@ def as_text(value: Any) -> str:
 
 
 def camel(value: Any) -> Any:
-    """JSON spells directory names in camelCase, but leaves the user's own keys alone."""
+    """A value with directory names in camelCase, as the server's JSON has them. The user's own keys are not changed."""
     if not isinstance(value, Mapping):
         return value
     return {

@@ -1,7 +1,7 @@
-"""The billing meter: adds up what every VM cost, knowing nothing of anybody's ledger.
+"""The billing meter: it adds up what every VM cost, independently of any client's ledger.
 
-Per second with a minimum of one minute, from RUNNING until the VM is gone. A stopped VM (TERMINATED) still pays for its
-disk.
+A VM is billed by the second, and for at least one minute, from RUNNING until it is gone. A stopped VM (TERMINATED)
+still pays for its disk.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ MINIMUM_S = Decimal(60)
 HOUR_S = Decimal(3600)
 MONTH_S = Decimal(730) * HOUR_S
 IMAGE_GIB_MONTH = Decimal("0.05")
-"""What the archive of an image costs, recalled."""
+"""The price of an image's archive in dollars per GiB and month. It is recalled, not taken from a published table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How long one VM was used. `stopped_at` is when it stopped computing while its disk lived on."""
+    """When one VM was used. `stopped_at` is when it stopped computing while its disk stayed."""
 
     started_at: datetime | None
     stopped_at: datetime | None
     ended_at: datetime | None
 
     def computing_s(self, now: datetime) -> Decimal:
-        """Seconds of machine, GPU and address, before the minimum."""
+        """The seconds for which machine, GPU and address are billed, before the minimum applies."""
         if self.started_at is None:
             return Decimal(0)
         return seconds(self.started_at, self.stopped_at or self.ended_at or now)
 
     def existing_s(self, now: datetime) -> Decimal:
-        """Seconds of disk, before the minimum."""
+        """The seconds for which the disk is billed, before the minimum applies."""
         if self.started_at is None:
             return Decimal(0)
         return seconds(self.started_at, self.ended_at or now)
@@ -47,7 +47,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class BillRow:
-    """What one VM cost, dead or alive. A VM that never ran has no `started_at` and costs nothing."""
+    """What one VM has cost, whether it still exists or not. A VM that never ran has no `started_at` and costs
+    nothing."""
 
     run_id: str | None
     vm: str
@@ -63,7 +64,7 @@ class BillRow:
     has_deadline: bool
 
     def document(self) -> dict[str, Any]:
-        """The row as the control API gives it."""
+        """The row as the control API shows it."""
         return asdict(self) | {
             "started_at": _stamped(self.started_at),
             "ended_at": _stamped(self.ended_at),
@@ -74,7 +75,7 @@ class BillRow:
 
 @dataclass(frozen=True, slots=True)
 class ImageRow:
-    """What an image of the project's own has cost: its archive, from READY until it is deleted."""
+    """What one of the project's own images has cost: its archive is billed from READY until the image is deleted."""
 
     image_id: str
     name: str
@@ -84,16 +85,16 @@ class ImageRow:
     gone_at: datetime | None
 
     def usd(self, now: datetime) -> Decimal:
-        """Dollars until `now`, to six places."""
+        """The dollars until `now`, to six places."""
         months = seconds(self.made_at, self.gone_at or now) / MONTH_S
         return (IMAGE_GIB_MONTH * Decimal(self.bytes) / 2**30 * months).quantize(MICRODOLLAR, ROUND_HALF_UP)
 
     def document(self, now: datetime) -> dict[str, Any]:
-        """The row as the control API gives it."""
+        """The row as the control API shows it."""
         return self.kept() | {"usd": str(self.usd(now))}
 
     def kept(self) -> dict[str, Any]:
-        """For the disk."""
+        """The row as it is stored on disk."""
         return asdict(self) | {"made_at": stamp(self.made_at), "gone_at": _stamped(self.gone_at)}
 
     @classmethod
@@ -104,7 +105,7 @@ class ImageRow:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Everything owed so far."""
+    """The bill until now."""
 
     rows: tuple[BillRow, ...]
     now: datetime
@@ -112,12 +113,12 @@ class Bill:
 
     @property
     def usd(self) -> Decimal:
-        """The sum of machines and images, in dollars, to six places."""
+        """The dollars of all machines and images, to six places."""
         machines = sum((row.usd for row in self.rows), Decimal(0))
         return sum((image.usd(self.now) for image in self.images), machines).quantize(MICRODOLLAR)
 
     def document(self) -> dict[str, Any]:
-        """The bill as the control API gives it."""
+        """The bill as the control API shows it."""
         return {
             "simulated": True,
             "rows": [row.document() for row in self.rows],
@@ -131,13 +132,14 @@ def _stamped(moment: datetime | None) -> str | None:
 
 
 def seconds(start: datetime, end: datetime) -> Decimal:
-    """The exact number of seconds between two moments; never negative."""
+    """The exact number of seconds from `start` to `end`; 0 if `end` is earlier."""
     between = max(end - start, end - end)
     return Decimal(between.days * 86400 + between.seconds) + Decimal(between.microseconds) / 1_000_000
 
 
 def charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
-    """Dollars, to six places, half up: the sum of each part's hourly rate times the seconds it was used."""
+    """The dollars for a VM's usage, rounded half up to six places: the sum over its parts of hourly rate times
+    hours."""
     if usage.started_at is None:
         return Decimal(0).quantize(MICRODOLLAR)
     computing = max(usage.computing_s(now), MINIMUM_S)
@@ -148,7 +150,7 @@ def charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the meter knows of one VM."""
+    """The meter's record of one VM."""
 
     vm_id: str
     run_id: str | None
@@ -169,7 +171,7 @@ class Account:
         return BillRow(**facts, **cost, started_at=usage.started_at, ended_at=usage.ended_at)
 
     def document(self) -> dict[str, Any]:
-        """For the disk."""
+        """The account as it is stored on disk."""
         rate, usage = self.rate, self.usage
         return asdict(self) | {
             "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
@@ -184,8 +186,8 @@ class Account:
 
 
 class Meter:
-    """Keeps an account of every VM there ever was. Thread-safe; every change is on disk before the call returns, or as
-    soon as the disk has room."""
+    """Has an account for every VM that ever existed. Thread-safe. Every change is on disk before the call returns, or
+    as soon as the disk has room."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -200,15 +202,15 @@ class Meter:
             self._keep(account)
 
     def started(self, vm_id: str, now: datetime) -> None:
-        """The VM is RUNNING: from here on it costs."""
+        """Notes that the VM is RUNNING: it is billed from now on."""
         self._change(vm_id, started_at=now)
 
     def stopped(self, vm_id: str, now: datetime, by: str) -> None:
-        """The VM is TERMINATED: its disk goes on costing."""
+        """Notes that the VM is TERMINATED: from now on only its disk is billed."""
         self._change(vm_id, by, stopped_at=now)
 
     def ended(self, vm_id: str, now: datetime, by: str) -> None:
-        """The VM is gone. Why it stopped first is why it ended."""
+        """Notes that the VM is gone. If it was stopped before, the reason for that stays."""
         self._change(vm_id, self.accounts[vm_id].ended_by or by, ended_at=now)
 
     def _change(self, vm_id: str, by: str | None = None, **moments: datetime) -> None:
@@ -217,7 +219,7 @@ class Meter:
             self._keep(replace(account, usage=replace(account.usage, **moments), ended_by=by or account.ended_by))
 
     def write_off(self, last_seen: datetime, by: str) -> None:
-        """End every account still open: after a crash, at the last sign of life."""
+        """Ends every open account at `last_seen`, the last sign of life before a crash."""
         with self.lock:
             for account in list(self.accounts.values()):
                 if account.usage.ended_at is None:
@@ -229,12 +231,13 @@ class Meter:
             return Bill(tuple(one.row(now) for one in self.accounts.values()), now, tuple(self.images.values()))
 
     def image_made(self, image_id: str, name: str, run_id: str | None, size: int, now: datetime) -> None:
-        """An image is READY: from here on its archive costs."""
+        """Notes that an image is READY: its archive of `size` bytes is billed from now on."""
         with self.lock:
             self._keep_image(ImageRow(image_id, name, run_id, size, now, None))
 
     def image_gone(self, image_id: str, now: datetime) -> None:
-        """Idempotent; an image that was never READY has cost nothing."""
+        """Notes that an image is gone. An image that was never READY has cost nothing. Calling it again has no
+        effect."""
         with self.lock:
             row = self.images.get(image_id)
             if row is not None and row.gone_at is None:

@@ -1,8 +1,8 @@
 """Objects on disk: an index in SQLite and a file for each object's bytes.
 
-Names are data: they stand in the index and nowhere else. The files are called by numbers of our own, so that no name,
-whatever is in it, reaches the file system. Every change is one transaction, judged and made under one lock; a reader
-who has opened a file keeps it, whatever is written meanwhile.
+Names of objects are data: they are only in the index. The files have random names, so that no object's name reaches the
+file system, whatever it contains. Every change is one transaction, checked and made under one lock. A reader that has
+opened a file can read it to the end, whatever is written in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orchestrator.embedded.errors import ApiError
 
 MOST_NAME_BYTES = 1024
 KEPT = ("metadata", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "customTime")
-"""What an upload or a patch may say of an object, beside its type."""
+"""The fields of an object that an upload or a patch may set, in addition to its type."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS objects (bucket TEXT, name TEXT, body TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS objects (bucket TEXT, name TEXT, body TEXT, PRIMARY K
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object. `blob` is the name of the file with its bytes; times are RFC 3339 in UTC, hashes base64."""
+    """One object. `blob` is the name of the file with its bytes. Times are RFC 3339 in UTC, and hashes are in
+    base64."""
 
     bucket: str
     name: str
@@ -50,17 +51,17 @@ class Stored:
     updated: str
     blob: str
     parts: int = 0
-    """How many objects it was composed of; 0 when it was uploaded."""
+    """From how many objects it was composed; 0 if it was uploaded."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> str:
-        """For the index."""
+        """The object as JSON text for the index."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Preconditions, as the query gives them."""
+    """The preconditions of a request, from its query; None: no such condition."""
 
     generation: int | None = None
     not_generation: int | None = None
@@ -69,7 +70,7 @@ class Wanted:
 
     @classmethod
     def read(cls, query: Mapping[str, str], prefix: str = "if") -> Wanted:
-        """400 for what is no number."""
+        """The preconditions in a query. Raises `ApiError` (400) if one is not a number."""
 
         def number(name: str) -> int | None:
             text = query.get(prefix + name)
@@ -88,7 +89,8 @@ class Wanted:
         )
 
     def check(self, found: Stored | None, *, reading: bool = False) -> None:
-        """Raises `ApiError`: 412, or 304 for a reader who has it already."""
+        """Checks the preconditions against the present object. Raises `ApiError`: 412 if one does not hold, or 304 if a
+        reader has this object already."""
         generation, metageneration = (found.generation, found.metageneration) if found else (0, 0)
         if self.generation not in (None, generation) or self.metageneration not in (None, metageneration):
             raise unmet()
@@ -97,7 +99,7 @@ class Wanted:
 
 
 def unmet() -> ApiError:
-    """412 of a precondition."""
+    """The 412 error of a precondition that does not hold."""
     return ApiError(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
 
 
@@ -106,7 +108,7 @@ def no_bucket() -> ApiError:
 
 
 def check_name(name: str) -> None:
-    """What Cloud Storage takes for the name of an object, and no NUL. Raises `ApiError` (400)."""
+    """Checks the name of an object by Cloud Storage's rules, and refuses NUL too. Raises `ApiError` (400)."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError as exc:
@@ -117,7 +119,7 @@ def check_name(name: str) -> None:
 
 
 class Incoming:
-    """Bytes on their way into the store: written to a file of their own, counted and hashed."""
+    """The bytes of an upload. They are written to a new file, counted and hashed."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / secrets.token_hex(16)
@@ -140,22 +142,23 @@ class Incoming:
     def md5_hash(self) -> str:
         return base64.b64encode(self.md5.digest()).decode()
 
-    def check(self, told: Mapping[str, str]) -> None:
-        """Whether it is what was announced (`crc32c`, `md5`: base64). Raises `ApiError` (400)."""
+    def check(self, announced: Mapping[str, str]) -> None:
+        """Compares the bytes with the hashes that were announced (`crc32c`, `md5`, in base64). Raises `ApiError` (400)
+        if one differs."""
         for kind, word, value in (("crc32c", "CRC32C", self.crc32c), ("md5", "MD5 hash", self.md5_hash)):
-            if told.get(kind) not in (None, "", value):
+            if announced.get(kind) not in (None, "", value):
                 raise ApiError(
-                    400, f'Provided {word} "{told[kind]}" doesn\'t match calculated {word} "{value}".', "invalid"
+                    400, f'Provided {word} "{announced[kind]}" doesn\'t match calculated {word} "{value}".', "invalid"
                 )
 
     def drop(self) -> None:
-        """Forget it."""
+        """Deletes the file."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
 
 class Objects:
-    """Thread-safe. `now` is the cloud's clock."""
+    """The object store. Thread-safe. `now` is the cloud's clock."""
 
     def __init__(self, folder: Path, now: Callable[[], datetime]) -> None:
         private_folder(folder)
@@ -167,13 +170,13 @@ class Objects:
         self.lock = threading.RLock()
         self.index = sqlite3.connect(index, check_same_thread=False, isolation_level=None)
         self.index.execute("PRAGMA journal_mode=WAL")
-        self.index.execute("PRAGMA synchronous=OFF")  # safe against a killed process, which is what happens here
+        self.index.execute("PRAGMA synchronous=OFF")  # safe if the process is killed, which is what happens here
         self.index.executescript(TABLES)
         self.latest = 0
         self._sweep()
 
     def _sweep(self) -> None:
-        """What was still on its way in when the last cloud here died is nobody's; numbers go on growing."""
+        """Deletes files of uploads that an earlier process did not finish, and finds the largest generation number."""
         known = set()
         for (body,) in self.index.execute("SELECT body FROM objects"):
             stored = json.loads(body)
@@ -190,7 +193,7 @@ class Objects:
     # Buckets
 
     def make_bucket(self, name: str) -> bool:
-        """Whether it was not there before."""
+        """Creates a bucket. Returns whether it did not exist before."""
         with self.lock:
             return self.index.execute("INSERT OR IGNORE INTO buckets VALUES (?)", (name,)).rowcount == 1
 
@@ -203,7 +206,7 @@ class Objects:
             return [name for (name,) in self.index.execute("SELECT name FROM buckets ORDER BY name")]
 
     def drop_bucket(self, name: str) -> None:
-        """Raises `ApiError`: 404, or 409 when something is in it."""
+        """Deletes a bucket. Raises `ApiError`: 404 if there is none, or 409 if it is not empty."""
         with self.lock:
             if not self.has_bucket(name):
                 raise no_bucket()
@@ -214,7 +217,7 @@ class Objects:
     # Objects
 
     def find(self, bucket: str, name: str) -> Stored | None:
-        """Raises `ApiError` (404) when there is no such bucket."""
+        """The object, or None. Raises `ApiError` (404) if there is no such bucket."""
         with self.lock:
             row = self.index.execute("SELECT body FROM objects WHERE bucket=? AND name=?", (bucket, name)).fetchone()
             if row is None and not self.has_bucket(bucket):
@@ -222,7 +225,7 @@ class Objects:
         return Stored(**json.loads(row[0])) if row else None
 
     def get(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> Stored:
-        """Raises `ApiError`: 404, 412 or 304."""
+        """The object. Raises `ApiError`: 404 if there is none, or the errors of `wanted.check`."""
         found = self.find(bucket, name)
         if found is None or generation not in (None, "", str(found.generation)):
             raise ApiError(404, f"No such object: {bucket}/{name}")
@@ -230,17 +233,17 @@ class Objects:
         return found
 
     def open(self, stored: Stored) -> IO[bytes]:
-        """Its bytes. Raises `FileNotFoundError` when it has been replaced meanwhile."""
+        """The file with the object's bytes. Raises `FileNotFoundError` if the object has been replaced or deleted."""
         return (self.blobs / stored.blob).open("rb")
 
     def read(self, bucket: str, name: str, wanted: Wanted, generation: str | None) -> tuple[Stored, IO[bytes]]:
-        """An object with its bytes, both of one moment."""
+        """(object, file with its bytes), consistent with each other. Raises the errors of `get`."""
         while True:
             found = self.get(bucket, name, wanted, generation)
             try:
                 return found, self.open(found)
             except FileNotFoundError:
-                continue  # replaced between the two: look again
+                continue  # the object was replaced in between: try again
 
     def incoming(self) -> Incoming:
         return Incoming(self.blobs)
@@ -248,7 +251,8 @@ class Objects:
     def commit(
         self, bucket: str, name: str, told: Mapping[str, Any], data: Incoming, wanted: Wanted, *, parts: int = 0
     ) -> Stored:
-        """Make the bytes an object, or replace the one of that name. Raises `ApiError`; then nothing has changed."""
+        """Stores the bytes as an object, in place of an object of the same name. `told` is the description in the
+        request. Raises `ApiError`, and then nothing has changed."""
         try:
             check_name(name)
             data.check({"crc32c": told.get("crc32c", ""), "md5": told.get("md5Hash", "")})
@@ -283,7 +287,8 @@ class Objects:
     def patch(
         self, bucket: str, name: str, changes: Mapping[str, Any], wanted: Wanted, *, merge: bool = True
     ) -> Stored:
-        """Change what is said of an object; null takes a field away, and with `merge` a key of the metadata too."""
+        """Changes the fields of an object. A null removes a field. With `merge`, metadata keys that are not given stay,
+        and a null removes a key. Raises `ApiError`."""
         with self.lock:
             found = self.get(bucket, name, Wanted())
             wanted.check(found)
@@ -294,7 +299,7 @@ class Objects:
                 value = changes[key]
                 if key == "metadata" and isinstance(value, dict):
                     merged = (dict(fields.get("metadata", {})) if merge else {}) | value
-                    value = {one: text for one, text in merged.items() if text is not None} or None
+                    value = {metadata_key: text for metadata_key, text in merged.items() if text is not None} or None
                 fields[key] = value
             changed = replace(
                 found,
@@ -307,7 +312,7 @@ class Objects:
         return changed
 
     def delete(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> None:
-        """Raises `ApiError`: 404 or 412."""
+        """Deletes an object. Raises `ApiError`: 404 if there is none, or 412 if a precondition does not hold."""
         with self.lock:
             found = self.get(bucket, name, Wanted(), generation)
             wanted.check(found)
@@ -315,7 +320,8 @@ class Objects:
         (self.blobs / found.blob).unlink(missing_ok=True)
 
     def names_from(self, bucket: str, start: str) -> Iterator[Stored]:
-        """A bucket's objects in the order of their names' bytes, from `start` on; read in pieces, not at one moment."""
+        """A bucket's objects in the order of their names' bytes, from `start` on. They are read in groups, so that a
+        change in between may be seen. Raises `ApiError` (404) if there is no such bucket."""
         if not self.has_bucket(bucket):
             raise no_bucket()
         comparison = ">="
@@ -342,9 +348,10 @@ class Objects:
         return self.latest
 
 
-def fields_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a description. 400 for metadata that is no map of texts."""
-    kept = {key: told[key] for key in KEPT if told.get(key) is not None}
+def fields_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a description that are stored. Raises `ApiError` (400) if the metadata is not a mapping of
+    texts."""
+    kept = {key: description[key] for key in KEPT if description.get(key) is not None}
     metadata = kept.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ApiError(400, "Invalid value for field 'metadata': a map of strings is expected.")
@@ -352,5 +359,5 @@ def fields_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stamp(moment: datetime) -> str:
-    """RFC 3339 in UTC with milliseconds and a Z, as Cloud Storage writes it."""
+    """A time in RFC 3339 format, in UTC with milliseconds and a Z, as Cloud Storage writes it."""
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

@@ -1,4 +1,4 @@
-"""The log of long-running operations, in Google's shape."""
+"""The log of long-running operations, in Google's form."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from orchestrator.embedded.store import Store
 DONE = "DONE"
 MAKING = ("insert", "start")
 GLOBAL = ""
-"""The place of operations on what stands in no zone, such as images."""
+"""The place of operations on global resources, such as images."""
 
 
 class Ids:
-    """Decimal uint64 numbers that only ever grow."""
+    """Makes ids: decimal uint64 numbers that grow with time."""
 
     def __init__(self) -> None:
         self.counter = count(1)
@@ -31,7 +31,7 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The resource that an operation is about, by its path; one that is in no zone has an empty one."""
+    """The resource of an operation, by its path. `zone` is empty for a global resource."""
 
     zone: str
     path: str
@@ -39,8 +39,8 @@ class Target:
 
 
 class Operations:
-    """Every operation there ever was. Thread-safe; each change is on disk before the call returns, if the disk is not
-    full. What makes something does not begin on a full disk; what ends something does."""
+    """All operations that ever began. Thread-safe. Each change is on disk before the call returns, if the disk is not
+    full. On a full disk an operation that makes something does not begin, and one that ends something does."""
 
     def __init__(self, project: str, store: Store, ids: Ids) -> None:
         self.project = project
@@ -62,7 +62,7 @@ class Operations:
         request_id: str = "",
         message: str = "",
     ) -> str:
-        """Note that something has begun; returns the operation's name."""
+        """Begins an operation and returns its name."""
         number = self.ids.new(now)
         name = f"operation-{int(now.timestamp() * 1000)}-{int(number):x}"
         at = self.place(target.zone)
@@ -95,7 +95,7 @@ class Operations:
         return name
 
     def finish(self, name: str, now: datetime, error: OperationError | None = None) -> None:
-        """Note that it is done. Idempotent."""
+        """Notes that the operation is done. Calling it again has no effect."""
         with self.lock:
             if self.listed[name]["status"] == DONE:
                 return
@@ -110,7 +110,7 @@ class Operations:
             self.store.owe("operation", name, document)
 
     def get(self, zone: str, name: str) -> dict[str, Any] | None:
-        """The operation as it stands, or None."""
+        """The present state of the operation, or None if there is none."""
         with self.lock:
             found = self.listed.get(name)
         return found if found is not None and self._stands(found, zone) else None
@@ -121,20 +121,20 @@ class Operations:
             return [document for document in self.listed.values() if self._stands(document, zone)]
 
     def place(self, zone: str) -> str:
-        """The path below which operations stand: a zone's, or everywhere's where `zone` is empty."""
+        """The parent path of operations: that of a zone, or the global one if `zone` is empty."""
         return f"projects/{self.project}/zones/{zone}" if zone else f"projects/{self.project}/global"
 
     def _stands(self, document: dict[str, Any], zone: str) -> bool:
         return str(document["selfLink"]).startswith(link(self.place(zone)) + "/")
 
     def replayed(self, kind: str, request_id: str) -> dict[str, Any] | None:
-        """The operation that this request began when it came first, or None."""
+        """The operation that began when a request with this id came for the first time, or None."""
         with self.lock:
             name = self.requests.get((kind, request_id)) if request_id else None
             return self.listed[name] if name else None
 
     def close_all(self, now: datetime) -> None:
-        """Finish whatever is under way: after a restart nobody else will."""
+        """Finishes all open operations. After a restart nothing else would finish them."""
         for name in [name for name, document in self.listed.items() if document["status"] != DONE]:
             self.finish(name, now)
 

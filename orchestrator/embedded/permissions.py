@@ -1,7 +1,6 @@
-"""Which permission a request takes, and the refusals of a project where an API is off or a permission is missing.
+"""Which permission a request needs, and the refusals of requests if an API is off or a permission is missing.
 
-Everyone who asks from outside owns the project; only the weather takes anything away. Machines carry a token of their
-own and are left alone: what they may do is the policies' affair.
+Every client owns the project; only the weather takes permissions away. Requests with a VM's token are not checked here.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ("iam", "GET", rf"projects/{ONE}/roles/{ONE}", "iam.roles.get"),
     ("iam", "PATCH", rf"projects/{ONE}/roles/{ONE}", "iam.roles.update"),
 )
-"""Service, verb, path below the service's own prefix, permission. What is not listed takes none here."""
+"""(service, verb, path below the service's own prefix, permission). Other requests need no permission here."""
 TESTABLE = (
     *sorted({permission for *_, permission in RULES}),
     "compute.disks.create",
@@ -122,12 +121,12 @@ TESTABLE = (
     "storage.multipartUploads.listParts",
     "storage.objects.update",
 )
-"""What may stand in a role, as far as this cloud knows."""
+"""The permissions that a role may have in this cloud."""
 TABLE = tuple((service, verb, re.compile(path), permission) for service, verb, path, permission in RULES)
 
 
 def takes(service: str, verb: str, path: str) -> str:
-    """The permission that a request takes, or nothing."""
+    """The permission that a request needs; empty if it needs none."""
     for owner, method, pattern, permission in TABLE:
         if (owner, method) == (service, verb) and pattern.fullmatch(path):
             return permission
@@ -135,7 +134,7 @@ def takes(service: str, verb: str, path: str) -> str:
 
 
 def gate(weather: Weather, project: str, service: str, verb: str, path: str, now: datetime) -> None:
-    """Lets the request pass, or raises the `ApiError` (403) that Google gives."""
+    """Returns if the request is allowed, and raises Google's `ApiError` (403) if not."""
     victim = f"{verb} {path}"
     api = APIS[service]
     settling = weather.holds(victim, "api_settling", api=api)
@@ -149,7 +148,8 @@ def gate(weather: Weather, project: str, service: str, verb: str, path: str, now
 
 
 def admit_insert(weather: Weather, project: str, body: Any) -> None:
-    """Lets an insert pass, or raises what Google says where billing is off, or a network or an account is missing."""
+    """Returns if an instance may be requested. Raises Google's `ApiError` if billing is off, or if a network or a
+    service account is missing."""
     if weather.holds("insert", "billing_off"):
         raise ApiError(
             403, f"This API method requires billing to be enabled on project {project}.", "billingNotEnabled"
@@ -168,13 +168,13 @@ def admit_insert(weather: Weather, project: str, body: Any) -> None:
 
 
 def held(weather: Weather, permissions: Iterable[str], victim: str) -> Document:
-    """The answer to every `testIamPermissions`: those of `permissions` that the caller has, or nothing."""
+    """The answer to `testIamPermissions`: those of `permissions` that the caller has; empty if it has none."""
     kept = [name for name in permissions if not weather.holds(victim, "permission_missing", permission=name)]
     return {"permissions": kept} if kept else {}
 
 
 def disabled(api: str, title: str, project: str) -> ApiError:
-    """403 of an API that is not enabled."""
+    """The 403 error of an API that is not enabled."""
     page = f"https://console.developers.google.com/apis/api/{api}/overview?project={project}"
     return ApiError(
         403,
@@ -193,5 +193,5 @@ def disabled(api: str, title: str, project: str) -> ApiError:
 
 
 def denied(permission: str, resource: str) -> ApiError:
-    """403 of a caller who lacks a permission."""
+    """The 403 error of a caller without a permission."""
     return ApiError(403, f"Required '{permission}' permission for '{resource}'", "forbidden")

@@ -1,4 +1,4 @@
-"""IAM policies of whatever has one: the project, its service accounts, its buckets."""
+"""The IAM policies of the project, its service accounts and its buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("user:", "serviceAccount:", "group:", "domain:", "principal:", "princip
 
 
 class Policies:
-    """Thread-safe. A policy that was never set is empty; every change gives a new etag."""
+    """The policies. Thread-safe. A policy that was never set is empty. Every change gives a new etag."""
 
     def __init__(self, project: str, store: Store) -> None:
         self.project = project
@@ -26,7 +26,8 @@ class Policies:
         return found or {"version": 1, "etag": etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Any) -> Document:
-        """The policy as stored. Raises `ApiError`: 409 when it changed since it was read, 400 for who is not there."""
+        """Stores a policy and returns it as stored. Raises `ApiError`: 409 if it was changed since it was read, and 400
+        if it is invalid or names a role or an account that does not exist."""
         if not isinstance(policy, dict) or not isinstance(policy.get("bindings", []), list):
             raise ApiError(400, "Invalid JSON payload received. The policy has no list of bindings.")
         bindings = [self._binding(binding) for binding in policy.get("bindings", [])]
@@ -65,5 +66,5 @@ class Policies:
 
 
 def etag(number: int) -> str:
-    """As opaque as Google's."""
+    """The etag of a policy's version number, as opaque text like Google's."""
     return base64.b64encode(number.to_bytes(8, "big")).decode()

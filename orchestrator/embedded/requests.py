@@ -1,4 +1,4 @@
-"""What the answers to Compute Engine's requests begin with: bodies, request ids, and the weather's own answers."""
+"""The common parts of Compute Engine's requests: bodies, request ids, and the answers of the weather's faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.embedded.listener import Request
 
 
 def body_of(request: Request) -> Document:
-    """The JSON body, an object, without its nulls; 400 when it is none."""
+    """The JSON body without its nulls. Raises `ApiError` (400) if it is not an object."""
     try:
         body = without_nulls(json.loads(request.body or b"{}"))
     except ValueError as exc:
@@ -22,7 +22,7 @@ def body_of(request: Request) -> Document:
 
 
 def request_id(request: Request) -> str:
-    """The `requestId`, which must be a UUID and not zero; empty when there is none."""
+    """The `requestId`; empty if there is none. Raises `ApiError` (400) unless it is a UUID and not zero."""
     text = request.query.get("requestId", "")
     if text:
         try:
@@ -35,7 +35,7 @@ def request_id(request: Request) -> str:
 
 
 def fault_document(params: Any) -> tuple[int, Document]:
-    """The status and body of an `http` fault."""
+    """(status, body) of the answer of an `http` fault."""
     status = int(params["status"])
     reason = {403: "forbidden", 409: "alreadyExists", 429: "rateLimitExceeded"}.get(status, "backendError")
     message = str(params.get("message", "The weather is bad."))

@@ -1,4 +1,5 @@
-"""The resources that only ever stand there: project, regions, zones, machine types, accelerators, images, networks."""
+"""The resources that no request changes: project, regions, zones, machine types, accelerators, public images,
+networks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ BORN = "2024-01-01T00:00:00.000-08:00"
 
 
 class Resources:
-    """Their documents, in Google's shape."""
+    """Makes the documents of these resources in Google's form."""
 
     def __init__(self, project: str, inventory: Inventory, weather: Weather) -> None:
         self.project = project
@@ -31,7 +32,7 @@ class Resources:
         }
 
     def quotas(self, region: str | None, used: dict[str, float]) -> list[dict[str, Any]]:
-        """Every quota of a region, or of the project: metric, limit, usage."""
+        """Metric, limit and usage of every quota of a region, or of the project if `region` is None."""
         listed = self.inventory.region_quotas if region else self.inventory.global_quotas
         metrics = [*listed, *(name.partition("/")[2] or name for name in self.inventory.overrides)]
         found = []
@@ -132,17 +133,17 @@ class Resources:
         }
 
     def images(self, owner: str, victim: str) -> list[dict[str, Any]]:
-        """Every image of a project, as the weather leaves it: under another family, or deprecated."""
+        """All images of a project. The weather may have moved one to another family, or deprecated it."""
         found = [self.image(image) for image in self.inventory.images if image.project == owner]
         for document in found:
             renamed = self.weather.holds(victim, "image_renamed", family=document["family"])
             if renamed:
                 document["family"] = str(renamed.params["to"])
-            old = self.weather.holds(victim, "image_deprecated", family=document["family"])
-            if old:
-                status = {"state": old.params.get("state", "DEPRECATED"), "deprecated": BORN}
-                if "replacement" in old.params:
-                    path = ("projects", owner, "global/images/family", str(old.params["replacement"]))
+            deprecated = self.weather.holds(victim, "image_deprecated", family=document["family"])
+            if deprecated:
+                status = {"state": deprecated.params.get("state", "DEPRECATED"), "deprecated": BORN}
+                if "replacement" in deprecated.params:
+                    path = ("projects", owner, "global/images/family", str(deprecated.params["replacement"]))
                     status["replacement"] = link(*path)
                 document["deprecated"] = status
         return found
@@ -164,7 +165,8 @@ class Resources:
         return link("projects", self.project, "regions", region, "subnetworks/default")
 
     def subnetworks(self, region: str, victim: str) -> list[dict[str, Any]]:
-        """The default network's subnet in a region; from it, Google's APIs can be reached without an address."""
+        """The default network's subnet in a region. Machines in it reach Google's APIs without an external address,
+        unless the weather says otherwise."""
         place = link("projects", self.project, "regions", region)
         return [
             self._basics("subnetwork", "default", "regions", region, "subnetworks")
@@ -177,7 +179,8 @@ class Resources:
         ]
 
     def routers(self, region: str, victim: str) -> list[dict[str, Any]]:
-        """A router with Cloud NAT: a machine of the default network reaches the internet without an address."""
+        """A router with Cloud NAT, by which a machine of the default network reaches the internet without an external
+        address. There is none if the weather says so."""
         if self.weather.holds(victim, "no_nat", region=region):
             return []
         nat = {

@@ -1,4 +1,4 @@
-"""The embedded cloud as one object: all its parts, put together on free loopback ports."""
+"""The embedded cloud as one object: it makes all parts and serves them on free loopback ports."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ HEARTBEAT_S = 2.0
 
 
 class EmbeddedCloud:
-    """A whole cloud, from construction until `close`.
+    """A whole cloud. It runs from construction until `close`.
 
-    home: a directory for everything it keeps; started again there, it knows its bill, its objects and its weather.
-    timeline: the wall clock unless given; on a simulated one machines must be scripted.
-    machines: what stands in for VMs: real processes unless given.
-    quotas: limits by `METRIC` or `region/METRIC`, over those of the inventory.
-    advice: what it says of spot machines by zone (see `advice.Zones`); it has no advice unless given.
-    observer: told of every request that is answered, before the client is; of those to objects, it is not.
+    home: the directory with everything that it stores. Started there again, it has its bill, objects and weather.
+    timeline: by default the wall clock. On a simulated one the machines must be scripted.
+    machines: makes the machine that simulates a VM; by default real processes.
+    quotas: limits by `METRIC` or `region/METRIC`, which replace those of the inventory.
+    advice: its capacity advice on spot machines by zone (see `advice.Zones`); by default it gives none.
+    observer: called for every answered request before the client gets the answer, except for requests about objects.
     """
 
     def __init__(  # noqa: PLR0913 - each by its name
@@ -118,7 +118,7 @@ class EmbeddedCloud:
         )
 
     def _scratch(self) -> Path:
-        """An empty folder for the VMs: what is there is of machines that died with the last cloud."""
+        """The folder for the VMs. It is emptied first: it may have files of VMs of an earlier process."""
         scratch = self.home / "vms"
         shutil.rmtree(scratch, ignore_errors=True)
         private_folder(scratch)
@@ -170,7 +170,7 @@ class EmbeddedCloud:
         self.close()
 
     def close(self) -> None:
-        """End every VM and every process of ours. Idempotent."""
+        """Ends all VMs and processes of this cloud. Calling it again has no effect."""
         if self.closed:
             return
         self.closed = True
@@ -184,20 +184,20 @@ class EmbeddedCloud:
         self.timeline.close()
         self.store.close()
 
-    # What it says of itself
+    # Its state
 
     @cached_property
     def gpu(self) -> str:
-        """The GPU that its machines really have; empty without one."""
+        """The name of this computer's GPU, which its machines have; empty if there is none."""
         return device.gpu()
 
     def instances(self) -> list[dict[str, Any]]:
-        """Every instance that exists now, as `GET /control/status` lists it."""
+        """All instances that exist now, as `GET /control/status` lists them."""
         now = self.timeline.now()
         return [vm.summary(now) for vm in self.fleet.all()]
 
     def bill(self) -> Bill:
-        """What every VM has cost so far, dead or alive."""
+        """The bill so far, with all VMs that exist or existed."""
         return self.meter.bill(self.timeline.now())
 
     def status(self) -> dict[str, Any]:
@@ -213,31 +213,31 @@ class EmbeddedCloud:
         }
 
     def preempt(self, name: str, notice_s: float | None = None) -> bool:
-        """Take back the running VM of that name; False when there is none."""
+        """Preempts the running VM of this name. Returns False if there is none."""
         vm = self.fleet.named(name)
         if vm is None or vm.status != "RUNNING":
             return False
         self.fleet.preempt(vm, DEFAULT_NOTICE_S if notice_s is None else float(notice_s))
         return True
 
-    # Life of the daemon around it
+    # For the daemon
 
     def touch(self) -> None:
-        """Somebody uses the cloud."""
+        """Notes that the cloud was used now."""
         self.touched_at = time.monotonic()
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request; 0 while there is a VM."""
+        """The seconds since the last request; 0 while any VM exists."""
         return 0.0 if self.fleet.all() else time.monotonic() - self.touched_at
 
     def request_stop(self) -> None:
-        """End every VM, and ask whoever runs the cloud to close it."""
+        """Ends all VMs, and asks the daemon to close the cloud."""
         self.fleet.close()
         self.stop_requested.set()
 
     def _time_told(self, service: str, target: str) -> datetime:
-        """The date of an answer to `target`: as it is, or as far off as the weather has it."""
+        """The time in an answer to `target`: the present, plus the clock skew that the weather may set."""
         skew = self.weather.holds(target, "clock_skew", service=service)
         return self.timeline.now() + timedelta(seconds=float(skew.params["seconds"]) if skew else 0)
 
@@ -245,7 +245,7 @@ class EmbeddedCloud:
         self.store.owe("weather", "document", self.weather.document())
 
     def _write_off(self) -> None:
-        """What still ran when the last cloud here died ended with it, at its last sign of life."""
+        """Ends the accounts and operations that were open when an earlier process died, at its last sign of life."""
         now = self.timeline.now()
         last_seen: datetime = parse_stamp((self.store.get("heartbeat", "last") or {"at": stamp(now)})["at"])
         self.meter.write_off(min(last_seen, now), "crash")

@@ -1,17 +1,18 @@
-"""The public price catalogue: the tariff as Cloud Billing's `services.list` and `services.skus.list` give it (v1).
+"""The public price catalogue: the tariff as Cloud Billing's `services.list` and `services.skus.list` show it (v1).
 
-Served at the compute address, beside the other APIs around a project:
+It is served at the address of Compute Engine, like the other APIs of a project:
 
-    GET /v1/services?pageSize=&pageToken=                                  {"services": [...], "nextPageToken": ""}
-    GET /v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=&pageToken=     {"skus": [...], "nextPageToken": ""}
+GET /v1/services?pageSize=&pageToken=                                  {"services": [...], "nextPageToken": ""} GET
+/v1/services/6F81-5844-456A/skus?currencyCode=USD&pageSize=&pageToken=     {"skus": [...], "nextPageToken": ""}
 
-A SKU has a description, a category (`usageType` OnDemand, Preemptible or Commit1Yr), the regions it is sold in, and a
-rate per `usageUnit` (`h`, `GiBy.h`, `GiBy.mo`) in tiers; a price is `units` + `nanos` / 1e9 dollars. A machine is so
-many cores, GiB of memory and GPUs; what its parts cost adds up to what the meter charges, to less than 1e-7 $/h. As at
-Google, the catalogue also has what looks alike and must not be taken for it: commitments, custom machines, sole
-tenancy, reservations, regional disks, tiers that begin free. Pages are shorter than asked for; the API allows that.
+A SKU has a description, a category (`usageType` OnDemand, Preemptible or Commit1Yr), the regions in which it is sold,
+and a rate per `usageUnit` (`h`, `GiBy.h`, `GiBy.mo`) in tiers. A price is `units` + `nanos` / 1e9 dollars. A machine
+consists of cores, GiB of memory and GPUs. The sum of their prices differs from what the meter charges by less than 1e-7
+$/h. As at Google, the catalogue also has similar SKUs that a reader must not confuse with these: commitments, custom
+machines, sole tenancy, reservations, regional disks, and tiers of which the first is free. Pages are shorter than
+requested, which the API allows.
 
-Everything says that its prices are simulated, in `serviceProviderName` and in each `summary`.
+`serviceProviderName` and each `summary` say that the prices are simulated.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ UNITS = {
     "GiBy.mo": ("gibibyte month", "By.s", "byte second", 2592000 * 2**30),
 }
 Tiers = tuple[tuple[int, int], ...]
-"""From how much on, and what a unit costs in nanodollars."""
+"""(amount from which the tier applies, price of a unit in nanodollars) for each tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sold:
-    """What a price is of, how it is used, where, and by what unit."""
+    """What is sold: its family and group, its usage type, the regions, and the unit of its price."""
 
     family: str
     group: str
@@ -57,7 +58,7 @@ class Sold:
 
 
 class Catalogue:
-    """Answers the two methods. Immutable."""
+    """Answers the two methods. It never changes."""
 
     def __init__(self, inventory: Inventory, names: Path = NAMES) -> None:
         self.inventory = inventory
@@ -76,7 +77,7 @@ class Catalogue:
         }
 
     def services(self, query: Mapping[str, str]) -> Document:
-        """`services.list`."""
+        """The answer of `services.list`."""
         listed = [
             {
                 "name": f"services/{number}",
@@ -89,7 +90,8 @@ class Catalogue:
         return page("services", listed, query)
 
     def service_skus(self, service: str, query: Mapping[str, str]) -> Document:
-        """`services.skus.list`. Raises `ApiError`: 404 for a service that there is not, 400 for another currency."""
+        """The answer of `services.skus.list`. Raises `ApiError`: 404 for an unknown service, 400 for another
+        currency."""
         if service not in self.names["services"]:
             raise ApiError(404, f"Requested service services/{service} was not found.")
         currency = query.get("currencyCode", "USD")
@@ -212,12 +214,12 @@ class Catalogue:
 
 
 def kind_of(provisioning: str) -> tuple[str, str]:
-    """The usage type, and what stands before the name of a part."""
+    """(usage type, beginning of the description) of a part."""
     return ("Preemptible", "Spot Preemptible ") if provisioning == "spot" else ("OnDemand", "")
 
 
 def nanos(usd: str) -> int:
-    """Dollars, exactly, in nanodollars."""
+    """Dollars as nanodollars. Raises `ValueError` if that is not a whole number."""
     amount = Decimal(usd) * NANOS
     whole = int(amount)
     if whole != amount:
@@ -226,23 +228,21 @@ def nanos(usd: str) -> int:
 
 
 def split(total: int, cores: int, gib: int, ratio: Decimal) -> tuple[int, int]:
-    """Nanodollars of one core and of one GiB, so that all of them cost `total` if whole numbers can; else nearly so.
-
-    A core costs about `ratio` GiB. What is missing is less than `gib` nanodollars.
-    """
+    """(price of one core, price of one GiB) in nanodollars, so that `cores` and `gib` of them cost `total` if whole
+    numbers allow it, and otherwise up to `gib` nanodollars less. A core costs about as much as `ratio` GiB."""
     about = int(total * ratio / (cores * ratio + gib))
     core = min(range(about, about + gib), key=lambda candidate: (total - cores * candidate) % gib)
     return core, (total - cores * core) // gib
 
 
 def sku_id(text: str) -> str:
-    """`1A2B-3C4D-5E6F`, always the same for the same text."""
+    """A SKU id such as `1A2B-3C4D-5E6F`, which depends only on the text."""
     digits = hashlib.sha256(text.encode()).hexdigest()[:12].upper()
     return "-".join(re.findall("....", digits))
 
 
 def page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
-    """One page, with an empty token after the last. 400 for a page that cannot be meant."""
+    """The requested page; its token is empty on the last page. Raises `ApiError` (400) for an invalid page."""
     try:
         size = int(query.get("pageSize", "0") or 0)
         start = int(base64.b64decode(query["pageToken"], validate=True)) if query.get("pageToken") else 0
@@ -256,7 +256,7 @@ def page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
 
 
 def _rates(unit: str, tiers: Tiers) -> Document:
-    """What is paid for a unit, from so many units on."""
+    """The pricing expression of a SKU with these tiers."""
     words, base, base_words, factor = UNITS[unit]
     return {
         "usageUnit": unit,

@@ -1,7 +1,7 @@
-"""Cloud Storage's JSON API over the object store: which method and path do what to objects.
+"""Cloud Storage's JSON API over the object store: the routes for objects.
 
-Uploads (media, multipart, resumable), downloads with ranges, listings with pages, prefixes and offsets, patches,
-deletions, compose, rewrite and copy, and batches of all but uploads and downloads. Preconditions hold for every one.
+There are uploads (media, multipart, resumable), downloads with ranges, listings with pages, prefixes and offsets,
+patches, deletions, compose, rewrite and copy, and batches of requests except uploads. All of them check preconditions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SHOWN = {
 }
 
 Witness = Callable[[str, str, str, dict[str, Any]], None]
-"""Told the run id, writer, kind and data of every event that is stored."""
+"""Called with run id, writer, kind and data of every event that is stored."""
 
 
 class Storage:
-    """Answers requests. Thread-safe. `url` is where it is reached."""
+    """Answers requests. Thread-safe. `url` returns its address."""
 
     def __init__(self, store: Objects, buckets: Buckets, witness: Witness, url: Callable[[], str]) -> None:
         self.store = store
@@ -52,7 +52,7 @@ class Storage:
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def create_bucket(self, name: str) -> None:
-        """Idempotent."""
+        """Creates a bucket, unless it exists."""
         self.store.make_bucket(name)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Storage:
         ]
 
     def answer(self, ask: Ask) -> Reply | Download:
-        """One request to one answer. Raises `OSError` when the client hangs up."""
+        """The answer to one request. Raises `OSError` if the client closes the connection."""
         refusal = self.buckets.refusal(ask.method, ask.target, ask.client)
         if refusal is not None:
             return refusal
@@ -100,7 +100,7 @@ class Storage:
                 raise
             return json_reply(full.status, full.document())
 
-    # Into the store
+    # Uploads
 
     def upload(self, ask: Ask, bucket: str) -> Reply:
         kind, number = ask.query.get("uploadType", ""), ask.query.get("upload_id")
@@ -127,7 +127,8 @@ class Storage:
         return json_reply(499, ApiError(499, "The upload was cancelled.", "clientClosedRequest").document())
 
     def _stored(self, stored: Stored) -> Reply:
-        """The answer to an upload; if it is an event, the cloud is told before the client is."""
+        """The answer to an upload. If the object is an event, the cloud learns of it before the client gets the
+        answer."""
         if EVENT.fullmatch(stored.name) and stored.size <= EVENT_BYTES:
             event = self._event(stored)
             if event is not None:
@@ -161,20 +162,20 @@ class Storage:
                     yield from uploads.region(file, 0, found.size)
 
         data = uploads.received(self.store, pieces())
-        told = body.get("destination") or {}
+        destination = body.get("destination") or {}
         return json_reply(
-            200, self.document(self.store.commit(bucket, name, told, data, Wanted.read(ask.query), parts=parts))
+            200, self.document(self.store.commit(bucket, name, destination, data, Wanted.read(ask.query), parts=parts))
         )
 
     def rewrite(self, ask: Ask, bucket: str, name: str, to_bucket: str, to_name: str) -> Reply:
-        told = ask.document()
+        changes = ask.document()
         of_source = Wanted.read(ask.query, "ifSource")
         source, file = self.store.read(bucket, name, of_source, ask.query.get("sourceGeneration"))
         with file:
             data = uploads.received(self.store, uploads.region(file, 0, source.size))
         kept = {"contentType": source.content_type, **source.fields}
         wanted = Wanted.read(ask.query)
-        stored = self.store.commit(to_bucket, to_name, {**kept, **told}, data, wanted, parts=source.parts)
+        stored = self.store.commit(to_bucket, to_name, {**kept, **changes}, data, wanted, parts=source.parts)
         if "/copyTo/" in ask.path:
             return json_reply(200, self.document(stored))
         size = str(stored.size)
@@ -189,7 +190,7 @@ class Storage:
             },
         )
 
-    # Out of it
+    # Listings and downloads
 
     def list_objects(self, ask: Ask, bucket: str) -> Reply:
         query = ask.query
@@ -259,9 +260,9 @@ class Storage:
         return json_reply(200, self.document(self.store.patch(bucket, name, ask.document(), Wanted.read(ask.query))))
 
     def update(self, ask: Ask, bucket: str, name: str) -> Reply:
-        """What is not said is taken away."""
-        told = dict.fromkeys(KEPT) | ask.document()
-        stored = self.store.patch(bucket, name, told, Wanted.read(ask.query), merge=False)
+        """Replaces the fields of an object. A field that the request does not have is removed."""
+        fields = dict.fromkeys(KEPT) | ask.document()
+        stored = self.store.patch(bucket, name, fields, Wanted.read(ask.query), merge=False)
         return json_reply(200, self.document(stored))
 
     def delete(self, ask: Ask, bucket: str, name: str) -> Reply:
@@ -269,11 +270,11 @@ class Storage:
         return Reply(204)
 
     def batch(self, ask: Ask) -> Reply:
-        """Up to a hundred requests in one, each answered as if it had come alone."""
+        """Answers up to a hundred requests in one body, each as if it had come alone."""
         found = re.search(r'boundary="?([^";,]+)"?', ask.headers.get("content-type", ""))
         if not found:
             raise ApiError(400, "The batch has no boundary.", "badContent")
-        said = []
+        answers = []
         pieces = ask.read().split(b"--" + found[1].encode())[1:-1]
         if not 1 <= len(pieces) <= 100:
             raise ApiError(400, "A batch holds between 1 and 100 requests.", "badContent")
@@ -286,11 +287,11 @@ class Storage:
             body = inner[1].rstrip(b"\r\n")
             method, target = words[0].decode("latin-1"), words[1].decode("latin-1")
             single = Ask(method, target, inner[0], iter([body]), len(body), ask.client)
-            said.append((outer[0].get("content-id", ""), self.answer(single)))
-        return together(said)
+            answers.append((outer[0].get("content-id", ""), self.answer(single)))
+        return together(answers)
 
     def document(self, stored: Stored) -> Document:
-        """The object resource."""
+        """The object's resource as the API shows it."""
         at = f"/storage/v1/b/{quote(stored.bucket)}/o/{quote(stored.name, safe='')}"
         return {
             "kind": "storage#object",

@@ -1,4 +1,5 @@
-"""The cloud's memory on disk: documents by kind and key, in SQLite, so that a restarted daemon knows what it owes."""
+"""The cloud's state on disk: documents by kind and key in SQLite, so that a restarted daemon has its bill and its
+state."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from typing import Any
 
 from orchestrator.embedded.documents import private_file
 
-# An upsert keeps the row where it is, so that documents stay in the order of their making.
+# An upsert does not move the row, so that documents stay in the order of their creation.
 UPSERT = "INSERT INTO documents VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET body = excluded.body"
 
 DROP = "DELETE FROM documents WHERE kind=? AND key=?"
 
 
 class Store:
-    """Thread-safe; a document written is there after a crash of the process. Where the disk refuses, `put` and `drop`
-    raise; `owe` remembers the document and writes it once something can be written again: what has happened must
-    neither be undone nor stop what is to happen next."""
+    """The documents. Thread-safe. A written document survives a crash of the process. If the disk is full, `put` and
+    `drop` raise. `owe` remembers the document and writes it once the disk has room: it is for things that have
+    happened, which must neither be undone nor stop what follows."""
 
     def __init__(self, path: Path) -> None:
-        private_file(path)  # its journals take after it
+        private_file(path)  # SQLite's journals get the same permissions
         self.lock = threading.Lock()
         self.owed: dict[tuple[str, str], str | None] = {}
         self.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        # Safe against a killed process, which is what happens here; a power cut may lose the last seconds.
+        # This is safe if the process is killed, which is what happens here. A power cut may lose the last seconds.
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=OFF")
         self.connection.execute(
@@ -42,15 +43,15 @@ class Store:
             self.owed.pop((kind, key), None)
 
     def owe(self, kind: str, key: str, document: Any) -> None:
-        """None: the document is to be dropped. Raises nothing. `get` and `all` see none of it before it is on the
-        disk."""
+        """Writes a document, or drops it if `document` is None, now or once the disk has room. It raises nothing. `get`
+        and `all` do not see the change before it is on disk."""
         with self.lock:
             self.owed[kind, key] = None if document is None else json.dumps(document)
             with suppress(sqlite3.OperationalError):
                 self._settle()
 
     def _settle(self) -> None:
-        """Write what is owed, the oldest first."""
+        """Writes the remembered documents, oldest first."""
         while self.owed:
             (kind, key), body = next(iter(self.owed.items()))
             if body is None:
@@ -66,13 +67,13 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def drop(self, kind: str, key: str) -> None:
-        """Idempotent."""
+        """Deletes a document, if it exists."""
         with self.lock:
             self.connection.execute(DROP, (kind, key))
             self.owed.pop((kind, key), None)
 
     def all(self, kind: str) -> list[Any]:
-        """Every document of a kind, in the order in which they were first written."""
+        """All documents of a kind, in the order in which they were first written."""
         with self.lock:
             rows = self.connection.execute("SELECT body FROM documents WHERE kind=? ORDER BY rowid", (kind,)).fetchall()
         return [json.loads(row[0]) for row in rows]

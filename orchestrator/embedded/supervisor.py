@@ -1,10 +1,10 @@
-"""Runs one command and outlives it, so that nothing the command started can outlive us.
+"""Runs one command, and makes sure that no process that the command started remains after the supervisor.
 
 Run as a script: `supervisor.py [--stay] COMMAND...`. It adopts orphaned descendants (PR_SET_CHILD_SUBREAPER), so that a
-process that left its session is still found. Standard input is its life line: a line `term` sends SIGTERM to every
-descendant; end of file, which also comes when the parent is killed, sends SIGKILL until none is left, and ends the
-supervisor.
-Without `--stay` it ends with the command. Standard library only: it runs with `-I -S`.
+process that left its session is still found. It is controlled through standard input: a line `term` sends SIGTERM to
+all descendants. End of file, which also comes if the parent is killed, sends SIGKILL until no descendant is left, and
+ends the supervisor. Without `--stay` it ends with the command. It uses only the standard library, because it runs with
+`-I -S`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's own; elsewhere the life line alone must do."""
+    """Calls prctl(2), which only Linux has. On other systems only standard input ends the processes."""
     call = getattr(ctypes.CDLL(None), "prctl", None)
     if call is not None:
         call(option, value, 0, 0, 0)
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below `root`, from /proc; zombies are not alive."""
+    """The ids of all living descendants of `root`, from /proc. Zombies are left out."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs a third of this script's start
         if entry.isdigit():
@@ -36,7 +36,7 @@ def descendants(root: int) -> list[int]:
                 with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
                     state, parent = file.read().rpartition(b") ")[2].split()[:2]
             except OSError:
-                continue  # it ended while we looked
+                continue  # the process has ended
             if state not in (b"Z", b"X"):
                 children.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []
@@ -48,7 +48,7 @@ def descendants(root: int) -> list[int]:
 
 
 def send(number: int) -> int:
-    """Signal every descendant; how many there were."""
+    """Sends a signal to all descendants. Returns how many there were."""
     targets = descendants(os.getpid())
     for pid in targets:
         try:
@@ -59,7 +59,7 @@ def send(number: int) -> int:
 
 
 def reap(main: int) -> int | None:
-    """Bury the dead; the exit code of `main` when it is among them."""
+    """Reaps ended children. Returns the exit code of the process `main` if it is among them, else None."""
     code = None
     while True:
         try:
@@ -73,7 +73,7 @@ def reap(main: int) -> int | None:
 
 
 def kill_all(main: int) -> None:
-    """SIGKILL until nothing is left; a process in the kernel's hands gets ten seconds."""
+    """Sends SIGKILL until no descendant is left, for at most ten seconds: a process may be stuck in the kernel."""
     end = time.monotonic() + 10
     while send(signal.SIGKILL) and time.monotonic() < end:
         time.sleep(0.002)
@@ -82,7 +82,8 @@ def kill_all(main: int) -> None:
 
 
 def start(command: list[str]) -> int:
-    """The command in a session of its own, deaf on standard input, dying with us."""
+    """Starts the command in its own session, with no standard input. It is killed if the supervisor dies. Returns its
+    process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -103,23 +104,23 @@ def main(arguments: list[str]) -> int:
     stay = arguments[:1] == ["--stay"]
     command = arguments[1:] if stay else arguments
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    ears, mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked_to_end: list[int] = []
+    end_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: asked_to_end.append(number))
+        signal.signal(number, lambda number, _frame: end_signals.append(number))
     pid = start(command)
     code: int | None = None
     while True:
-        ready, _, _ = select.select([0, ears], [], [])
-        if ears in ready:
-            os.read(ears, 4096)
+        ready, _, _ = select.select([0, read_end], [], [])
+        if read_end in ready:
+            os.read(read_end, 4096)
             ended = reap(pid)
             code = ended if ended is not None else code
         words = os.read(0, 4096) if 0 in ready else b"-"
-        if not words or asked_to_end or (code is not None and not stay):
+        if not words or end_signals or (code is not None and not stay):
             kill_all(pid)
             return 0 if code is None else code & 0xFF
         if b"term" in words:

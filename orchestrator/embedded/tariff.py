@@ -1,4 +1,4 @@
-"""What a machine costs by the hour in the embedded cloud, from `tariff.yaml` and from nowhere else."""
+"""What a machine costs per hour in the embedded cloud. The only source is `tariff.yaml`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TARIFF = Path(__file__).with_name("tariff.yaml")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Dollars per hour of one machine while it runs; `disk`, local ones included, goes on while it is stopped."""
+    """The price of one running machine in dollars per hour, by part. `disk` includes local disks; it is also paid while
+    the machine is stopped."""
 
     gpu: Decimal
     machine: Decimal
@@ -23,7 +24,7 @@ class Rate:
 
     @property
     def usd_per_hour(self) -> Decimal:
-        """All of it, per hour."""
+        """The sum of all parts."""
         return self.gpu + self.machine + self.disk + self.external_ip
 
 
@@ -39,16 +40,16 @@ class Tariff:
 
     @classmethod
     def load(cls, path: Path = TARIFF) -> Tariff:
-        """Read a price list; the bundled one by default."""
+        """The price list in a file; by default the bundled one."""
         return cls(load_bundled(path))
 
     def sells(self, machine_type: str, region: str) -> bool:
-        """Whether there is a price."""
+        """Whether there is a price for a machine type in a region."""
         base, _ = self._base(machine_type)
         return region in self.document["machines"].get(base, {"regions": {}})["regions"]
 
     def _base(self, machine_type: str) -> tuple[str, int]:
-        """The machine type whose figures apply, and how many times its machine figure."""
+        """(machine type whose prices apply, factor for its machine price)."""
         scaled = self.document.get("scaled", {}).get(machine_type)
         return (scaled["of"], int(scaled["times"])) if scaled else (machine_type, 1)
 
@@ -63,10 +64,7 @@ class Tariff:
         external_ip: bool,
         gpu_count: int = 1,
     ) -> Rate:
-        """The hourly rate of one VM with that many GPUs.
-
-        Raises `UnknownSku` rather than charge nothing.
-        """
+        """The hourly rate of one VM with `gpu_count` GPUs. Raises `UnknownSku` if there is no price."""
         provisioning = "spot" if spot else "standard"
         if not self.sells(machine_type, region):
             raise UnknownSku(f"{machine_type} in {region}")

@@ -1,4 +1,4 @@
-"""Instance templates: what a VM shall be, wherever it is made; from them a batch service makes its VMs."""
+"""Instance templates: the properties of a VM for any zone. The batch service makes its VMs from them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/
 
 
 class Templates(Part):
-    """Answers requests; raises `ApiError`. Thread-safe, as the store and the operations are."""
+    """Answers requests; raises `ApiError`. Thread-safe, because the store and the operations are."""
 
     def __init__(self, commons: Commons) -> None:
         super().__init__(commons)
 
     def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
-        """Below the project that the pattern `at` matches."""
+        """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
         all_, one = at + "/global/instanceTemplates", at + r"/global/instanceTemplates/(?P<name>[^/]+)"
         return [
             ("GET", all_, self.list),
@@ -41,7 +41,7 @@ class Templates(Part):
         return f"projects/{self.project}/global/instanceTemplates/{name}"
 
     def find(self, name: str) -> Document:
-        """Raises the API's 404."""
+        """The template. Raises the API's 404 if there is none."""
         found: Document | None = self.store.get(KIND, name)
         if found is None:
             raise not_found(self._path(name))
@@ -100,7 +100,8 @@ class Templates(Part):
         return self.operations.listed[operation]
 
     def _check(self, properties: Document) -> None:
-        """What is wrong with a template is wrong in every zone; whether a zone has the machine shows only there."""
+        """Checks the properties in one zone that has the machine type. Raises `ApiError` for mistakes, which are the
+        same in every zone."""
         scheduling = properties.get("scheduling", {})
         if all(name in scheduling for name in TOGETHER):
             self.allow_both()
@@ -113,13 +114,14 @@ class Templates(Part):
         admit(body_in(properties, zones[0], "template", self.project), self.project, zones[0], self.inventory)
 
     def allow_both(self) -> None:
-        """Google's pages speak of one time limit or the other: the weather can refuse both at once."""
+        """Raises `ApiError` (400) if the weather refuses a template with both time limits: Google's documentation
+        describes only one or the other."""
         if self.weather.holds("insert", "one_time_limit"):
             why = "Only one of maxRunDuration and terminationTime can be specified."
             raise invalid("resource.properties.scheduling.terminationTime", "", why)
 
     def zones(self, properties: Document, among: tuple[str, ...]) -> tuple[str, ...]:
-        """Those where the machine type stands, with the GPU that is attached to it."""
+        """The zones of `among` that have the machine type and the GPU that is attached to it, sorted."""
         machine = self.inventory.machine_types.get(str(properties.get("machineType", "")))
         if machine is None:
             return ()
@@ -141,7 +143,7 @@ def template_name(url: str, project: str) -> str:
 
 
 def body_in(properties: Document, zone: str, name: str, project: str) -> Document:
-    """The body of an insert of one VM in a zone, as a template has it: what is a name there is a URL here."""
+    """The body of a request for one VM in a zone, made from a template. Names in the template become URLs."""
     body: Document = copy.deepcopy({key: value for key, value in properties.items() if key != "description"})
     body |= {"name": name, "machineType": f"zones/{zone}/machineTypes/{properties['machineType']}"}
     for disk in body.get("disks", []):

@@ -1,7 +1,7 @@
-"""Time as an interface, so that an hour of cloud takes an hour, or no time at all.
+"""Time as an interface, so that an hour in the cloud takes an hour, or no time in a test.
 
-Everything in the cloud that waits, lasts or costs asks a `Timeline`. `RealTimeline` follows the wall clock on one
-thread of its own; the tests' stands still until someone advances it, or waits on it.
+Everything in the cloud that waits, lasts or costs uses a `Timeline`. `RealTimeline` follows the wall clock on its own
+thread. The timeline of the tests stands still until a test advances it or waits on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Alarm:
-    """A callback that is due at one moment, until it fires or is cancelled."""
+    """A callback that is due at one time, in seconds on the timeline's clock, until it is called or cancelled."""
 
     __slots__ = ("callback", "cancelled", "due")
 
@@ -29,11 +29,11 @@ class Alarm:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Idempotent; cancelling what has fired does nothing."""
+        """Cancels the callback. It has no effect after the callback was called."""
         self.cancelled = True
 
     def fire(self) -> None:
-        """Run the callback unless cancelled; its errors are logged, because nobody is there to catch them."""
+        """Calls the callback unless it was cancelled. Its errors are logged, because no caller can catch them."""
         if self.cancelled:
             return
         try:
@@ -43,24 +43,24 @@ class Alarm:
 
 
 class Timeline(Protocol):
-    """What time it is, and what happens when."""
+    """A clock, and a schedule of callbacks."""
 
     simulated: bool
 
     def now(self) -> datetime:
-        """The present, aware, in UTC."""
+        """The present time in UTC, with its zone."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
-        """Arrange for `callback()` in `seconds`; callbacks run one at a time, in the order of their due times."""
+        """Schedules `callback()` in `seconds`. Callbacks run one at a time, in the order of their due times."""
 
     def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:
-        """Let time pass until `true()` or `timeout_s` is over; returns what `true()` says then."""
+        """Waits until `true()` or until `timeout_s` is over. Returns the value of `true()` then."""
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Waits for `seconds`."""
 
     def close(self) -> None:
-        """Forget what is due."""
+        """Drops all scheduled callbacks."""
 
 
 class RealTimeline:

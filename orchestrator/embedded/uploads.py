@@ -1,4 +1,4 @@
-"""The three ways into the object store: media, multipart and resumable uploads, as Cloud Storage has them."""
+"""Uploads into the object store: media, multipart and resumable, as in Cloud Storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name, no_bucket
 
 QUANTUM = 256 << 10
-"""What a resumable upload keeps is a multiple of this, until its end."""
+"""Until its end, a resumable upload keeps a multiple of this many bytes."""
 HEAD_BYTES = 1 << 16
 IN_MEMORY_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
@@ -25,7 +25,7 @@ HASHES = {"crc32c": "crc32c", "md5": "md5Hash"}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A resumable upload that goes on: bytes kept so far."""
+    """The state of a resumable upload that is not finished: the number of bytes kept so far."""
 
     kept: int
 
@@ -37,7 +37,7 @@ class Progress:
 def media(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
 ) -> Stored:
-    """The body is the object. Raises `ApiError`."""
+    """Stores an upload whose body is the object. Raises `ApiError`."""
     told: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
     if query.get("contentEncoding"):
         told["contentEncoding"] = query["contentEncoding"]
@@ -48,7 +48,7 @@ def media(
 def multipart(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
 ) -> Stored:
-    """Two parts: a description in JSON, and the object. Raises `ApiError`."""
+    """Stores an upload with two parts: a description in JSON, and the object. Raises `ApiError`."""
     found = re.search(r'boundary="?([^";,]+)"?', headers.get("content-type", ""))
     if not found:
         raise ApiError(400, "The multipart body has no boundary.", "badContent")
@@ -64,7 +64,8 @@ def multipart(
 
 
 def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
-    """The description, and where the object begins and ends. Raises `ApiError` (400)."""
+    """(description, position of the object's first byte, position after its last byte) of a multipart body. Raises
+    `ApiError` (400) if the body is malformed."""
     wrong = ApiError(400, "Malformed multipart body.", "badContent")
     size = spool.seek(0, 2)
     spool.seek(0)
@@ -91,7 +92,7 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
     if closing < 0:
         raise wrong
     end = tail_at + closing
-    # The line break before the boundary belongs to it.
+    # The line break before the boundary belongs to the boundary.
     spool.seek(max(start, end - 2))
     before = spool.read(end - max(start, end - 2))
     end -= 2 if before.endswith(b"\r\n") else 1 if before.endswith(b"\n") else 0
@@ -99,7 +100,7 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
 
 
 def split_part(part: bytes) -> tuple[dict[str, str], bytes] | None:
-    """The headers of a part, in lower case, and what follows them."""
+    """(headers with names in lower case, the rest) of a part; None if it is malformed."""
     found = re.match(rb"((?:[^\r\n]+\r?\n)*)\r?\n", part)
     if found is None:
         return None
@@ -116,7 +117,7 @@ def region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
 
 
 def received(store: Objects, body: Iterator[bytes]) -> Incoming:
-    """All of a body, in a file of the store. Raises what reading it does, with nothing left behind."""
+    """A body, written to a new file of the store. Raises the errors of reading it; then the file is deleted."""
     data = store.incoming()
     try:
         for piece in body:
@@ -128,7 +129,7 @@ def received(store: Objects, body: Iterator[bytes]) -> Incoming:
 
 
 def named(query: Mapping[str, str], told: Mapping[str, Any]) -> str:
-    """The object's name, from the query or the description. Raises `ApiError` (400)."""
+    """The object's name, from the query or the description. Raises `ApiError` (400) if it is missing or invalid."""
     name = query.get("name") or told.get("name")
     if not isinstance(name, str) or not name:
         raise ApiError(400, "Required parameter: name", "required")
@@ -137,14 +138,15 @@ def named(query: Mapping[str, str], told: Mapping[str, Any]) -> str:
 
 
 def promised(headers: Mapping[str, str]) -> Document:
-    """The checksums that `X-Goog-Hash` announces."""
+    """The checksums in the header `X-Goog-Hash`."""
     found = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
     return {HASHES[kind]: value for kind, value in found}
 
 
 @dataclass(slots=True)
 class Session:
-    """One resumable upload. `rest` is what came after the last whole quantum, which is not kept between requests."""
+    """One resumable upload. Only whole quanta of bytes are kept between requests. `told` is the object's description,
+    `wanted` its preconditions, and `announced` its size in bytes, if that was given."""
 
     bucket: str
     name: str
@@ -158,14 +160,14 @@ class Session:
 
 
 class Sessions:
-    """Resumable uploads under way. They end with the cloud; a client then begins anew."""
+    """The open resumable uploads. They are lost when the cloud ends; a client then begins again."""
 
     def __init__(self, store: Objects) -> None:
         self.store = store
         self.open: dict[str, Session] = {}
 
     def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], told: Document) -> str:
-        """The id of a new upload of an object that is described so. Raises `ApiError`."""
+        """Begins an upload of the object described by `told`, and returns the upload's id. Raises `ApiError`."""
         if not self.store.has_bucket(bucket):
             raise no_bucket()
         told.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
@@ -195,14 +197,15 @@ class Sessions:
     def put(
         self, number: str, headers: Mapping[str, str], length: int | None, body: Iterator[bytes]
     ) -> Stored | Progress:
-        """A piece, the last piece, all of it at once, or a question how far it has got. Raises `ApiError`."""
+        """Handles a request of an upload: a piece, the last piece, the whole object, or a question about its progress.
+        Returns the object if the upload is finished, else the progress. Raises `ApiError`."""
         session = self._session(number)
         with session.lock:
             if session.done is not None:
                 return session.done
             first, total = self._announced(session, headers, length)
             if first is None:
-                # A question alone ends nothing, unless it says that what is there is all.
+                # A question does not end the upload, unless it says that all bytes are there.
                 return self._end(session, headers) if total == session.data.size else Progress(session.data.size)
             kept = session.data.size
             if first > kept:
@@ -216,7 +219,8 @@ class Sessions:
     def _announced(
         self, session: Session, headers: Mapping[str, str], length: int | None
     ) -> tuple[int | None, int | None]:
-        """Where the piece begins (None: there is none), and how long the whole is, if that is known."""
+        """(position of the piece's first byte, total size in bytes). The first is None if there is no piece, and the
+        second is None if it is not known. Raises `ApiError` (400) for an invalid header."""
         text = headers.get("content-range", "")
         if not text:
             return 0, length if length is not None else session.announced
@@ -234,7 +238,8 @@ class Sessions:
         return first, total
 
     def _take(self, session: Session, body: Iterator[bytes], first: int, total: int | None, whole: bool) -> None:
-        """Keep what is new. Of a piece that is not the last only whole quanta are kept, of a torn one as well."""
+        """Keeps the new bytes of a piece. Of a piece that is not the last, or that breaks off, only whole quanta are
+        kept. Raises `ApiError` (400) if the size is not the announced one."""
         data = session.data
         skip, pending = data.size - first, b""
         try:

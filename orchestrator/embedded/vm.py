@@ -1,4 +1,4 @@
-"""One instance: what the cloud keeps of it while it exists, and how the API and the control API show it."""
+"""One instance: its state while it exists, and how the API and the control API show it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.embedded.weather import Fault
 
 @dataclass(slots=True, eq=False)
 class Vm:
-    """Changes only under the fleet's lock."""
+    """One instance. It is changed only under the fleet's lock."""
 
     id: str
     project: str
@@ -37,7 +37,7 @@ class Vm:
     deadline_at: datetime | None = None
     booted: bool = False
     ending: str | None = None
-    """Why it is on its way out, once it is."""
+    """Why it is ending; None while it is not."""
     alarms: list[Alarm] = field(default_factory=list)
     closing_operations: list[str] = field(default_factory=list)
     reserved: list[Fault] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Vm:
 
     @property
     def account(self) -> str:
-        """The meter's: one for each time it was started."""
+        """The id of its account at the meter. Each start of a stopped VM opens a new account."""
         return self.id if self.starts == 1 else f"{self.id}-{self.starts}"
 
     @property
@@ -74,7 +74,7 @@ class Vm:
         self.alarms.clear()
 
     def summary(self, now: datetime) -> dict[str, Any]:
-        """The row of `GET /control/status`."""
+        """The instance as `GET /control/status` shows it."""
         return {
             "name": self.name,
             "zone": self.zone,
@@ -90,7 +90,7 @@ class Vm:
         }
 
     def disk_document(self) -> dict[str, Any]:
-        """The boot disk as a resource of its own."""
+        """The boot disk as a resource of the API."""
         at = f"projects/{self.project}/zones/{self.zone}"
         return {
             "kind": "compute#disk",
@@ -110,7 +110,7 @@ class Vm:
         }
 
     def document(self) -> dict[str, Any]:
-        """The instance resource."""
+        """The instance as a resource of the API."""
         admitted = self.admitted
         at = f"projects/{self.project}/zones/{self.zone}"
         document: dict[str, Any] = {
@@ -148,7 +148,7 @@ class Vm:
             document["lastStartTimestamp"] = google_stamp(self.running_at)
         if self.stopped_at:
             document["lastStopTimestamp"] = google_stamp(self.stopped_at)
-        # Google clears it when the VM is stopped: a stopped VM has no deadline any more.
+        # Google removes it when the VM is stopped: a stopped VM has no deadline.
         if self.deadline_at and self.status != "TERMINATED":
             document["resourceStatus"] = {"scheduling": {"terminationTimestamp": google_stamp(self.deadline_at)}}
         return document
@@ -172,7 +172,7 @@ class Vm:
                 "networkTier": "PREMIUM",
             }
             if self.status != "TERMINATED":
-                # An address of the block that is set aside for documentation: it leads nowhere.
+                # An address of the block that is reserved for documentation, which no host has.
                 config["natIP"] = f"203.0.113.{number & 255}"
             interface["accessConfigs"] = [config]
         return interface

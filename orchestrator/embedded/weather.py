@@ -1,7 +1,7 @@
-"""Faults as data: what shall go wrong, to what, and when; each used up as often as it says, in order, and seen to be.
+"""Faults as data: what goes wrong, what it hits, and when. It is recorded how often each fault has happened.
 
 A weather document is `{"faults": [{"fault": <name>, ...}, ...]}`. Every fault happens `times` times (1 by default). A
-thing that can fail asks for the first fault that matches it, so two faults of one kind befall two things.
+part that can fail takes the first fault that matches it, so that two faults of one kind hit two things.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REQUEST_KEYS = frozenset({"service", "method", "path"})
 VM_KEYS = frozenset({"vm", "zone", "run_id"})
 BATCH_KEYS = frozenset({"job", "region"})
 
-# What each fault may carry, beside `fault`, `times` and a free-text `note`.
+# The keys that each fault may have, in addition to `fault`, `times` and a free-text `note`.
 KEYS: dict[str, frozenset[str]] = {
     "stockout": frozenset({"zone", "zones_available", "machine_type"}),
     "quota": frozenset({"metric", "region", "global", "zone", "limit"}),
@@ -56,21 +56,22 @@ WORDS = {
     "target": ("harness", "agent"),
     "cause": ("quota", "stockout"),
 }
-"""What some keys may say; the first where nothing is said."""
+"""The values that some keys may have. The first is the default."""
 
 
 MOST_VICTIMS = 100
-"""A condition meets every request, and its record must not grow with each."""
+"""The most victims that are recorded. A condition may hit every request, and its record must not grow with each."""
 EVERY_KEY = KEYS | climate.CONDITIONS
 
 
 class BadWeather(ValueError):
-    """A weather document that cannot be meant."""
+    """A weather document is not valid."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """One fault and how often it has happened. `reserved` counts those promised to a VM and not yet due."""
+    """One fault. `fired` is how often it has happened. `reserved` is how often it is reserved for a VM and not yet
+    due."""
 
     id: int
     kind: str
@@ -86,11 +87,11 @@ class Fault:
 
     @property
     def condition(self) -> bool:
-        """Whether it holds, and is not used up."""
+        """Whether it is a condition, which is not used up."""
         return self.kind in climate.CONDITIONS
 
     def document(self) -> dict[str, Any]:
-        """The fault as given, with its id, how often it fired and upon whom."""
+        """The fault as it was given, with its id, how often it happened, and what it hit."""
         return {
             "fault": self.kind,
             **self.params,
@@ -102,20 +103,21 @@ class Fault:
 
 
 class Weather:
-    """What is still to go wrong, and what has. Thread-safe; `changed` is called after every change."""
+    """The faults that will happen, and those that have. Thread-safe. `changed` is called after every change."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.Lock()
         self.listed: list[Fault] = []
         self.next_id = 1
         self.ahead: list[Fault] = []
-        """Those of `listed` that have not happened as often as they may: what is looked through at every request."""
+        """The faults of `listed` that may still happen. They are searched for every request."""
         self.kinds: frozenset[str] = frozenset()
-        """Of what is listed. Conditions are asked for at every request, and mostly there is none of a kind."""
+        """The kinds in `ahead`. Each request looks for several conditions, and usually there is none of their kinds."""
         self.changed = changed
 
     def replace(self, document: Any) -> None:
-        """Forget what is waiting and expect this instead; what has fired stays on record."""
+        """Replaces the faults that have not happened by those in `document`. Faults that have happened stay on record.
+        Raises `BadWeather`."""
         faults = parse(document)
         with self.lock:
             kept = [fault for fault in self.listed if fault.fired or fault.reserved]
@@ -126,7 +128,7 @@ class Weather:
         self.changed()
 
     def add(self, *faults: Mapping[str, Any]) -> None:
-        """Expect these too."""
+        """Adds faults. Raises `BadWeather`."""
         parsed = parse({"faults": list(faults)})
         with self.lock:
             self._append(parsed)
@@ -144,12 +146,12 @@ class Weather:
         self.kinds = frozenset(fault.kind for fault in self.ahead)
 
     def document(self) -> dict[str, Any]:
-        """Everything, fired or not."""
+        """All faults, whether they have happened or not."""
         with self.lock:
             return {"faults": [fault.document() for fault in self.listed]}
 
     def restore(self, document: Any) -> None:
-        """Take up a saved `document()`, with what has fired."""
+        """Restores the faults of a saved `document()`, with how often they have happened."""
         with self.lock:
             for entry in document["faults"]:
                 given = {key: value for key, value in entry.items() if key not in ("id", "fired", "victims")}
@@ -161,7 +163,7 @@ class Weather:
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """What has not happened as often as it should, and the conditions that nothing has met."""
+        """The faults that have not happened as often as they should, and the conditions that have hit nothing."""
         with self.lock:
             return tuple(fault for fault in self.listed if fault.fired < (1 if fault.condition else fault.times))
 
@@ -171,13 +173,13 @@ class Weather:
             return sum(fault.fired for fault in self.listed if fault.kind == kind)
 
     def holds(self, victim: str, kind: str, **thing: str) -> Fault | None:
-        """The condition of that kind that `victim` meets, on record as met; None when there is none."""
+        """The condition of this kind that hits `victim`, which is recorded; None if there is none."""
         if kind not in self.kinds:
             return None
         return self.take(victim, lambda fault: fault.kind == kind and climate.concerns(fault.params, **thing))
 
     def end(self, kind: str, **thing: str) -> None:
-        """Somebody has mended what this condition was about."""
+        """Ends the conditions of this kind that concern this thing: a request has repaired it."""
         with self.lock:
             for fault in self.listed:
                 if fault.kind == kind and climate.concerns(fault.params, **thing):
@@ -186,14 +188,14 @@ class Weather:
         self.changed()
 
     def take(self, victim: str, matches: Callable[[Fault], bool]) -> Fault | None:
-        """Use up the first waiting fault that matches; None when there is none."""
+        """Uses up the first waiting fault that matches and returns it; None if there is none."""
         fault = self.reserve(matches)
         if fault is not None:
             self.fire(fault, victim)
         return fault
 
     def reserve(self, matches: Callable[[Fault], bool]) -> Fault | None:
-        """Keep the first waiting fault that matches for one victim, until `fire` or `release`."""
+        """Reserves the first waiting fault that matches, until `fire` or `release`; None if there is none."""
         with self.lock:
             for fault in self.ahead:
                 if fault.waiting and matches(fault):
@@ -202,7 +204,7 @@ class Weather:
         return None
 
     def fire(self, fault: Fault, victim: str) -> None:
-        """A reserved fault happens."""
+        """Records that a reserved fault happens."""
         with self.lock:
             fault.reserved -= 1
             fault.fired += 1
@@ -213,13 +215,13 @@ class Weather:
         self.changed()
 
     def release(self, fault: Fault) -> None:
-        """A reserved fault will not happen to whom it was kept for."""
+        """Ends a reservation without the fault: it can hit another victim."""
         with self.lock:
             fault.reserved -= 1
 
 
 def parse(document: Any, *, replayed: bool = False) -> list[Fault]:
-    """The faults of a weather document. Raises `BadWeather` with the place and the remedy."""
+    """The faults in a weather document. Raises `BadWeather` that names the place and what is valid there."""
     if not isinstance(document, dict) or not isinstance(document.get("faults"), list):
         raise BadWeather('a weather document is {"faults": [...]}')
     return [_fault(index, entry, replayed) for index, entry in enumerate(document["faults"])]
@@ -271,7 +273,7 @@ def _check_values(place: str, params: Params, *, signed: bool) -> None:
 
 
 def hits_request(fault: Fault, service: str, method: str, path: str) -> bool:
-    """Whether an `http`, `reset` or `stall` fault is meant for this request. `path` is with its query."""
+    """Whether an `http`, `reset` or `stall` fault hits this request. `path` includes the query."""
     params = fault.params
     return (
         fault.kind in ("http", "reset", "stall")
@@ -282,7 +284,7 @@ def hits_request(fault: Fault, service: str, method: str, path: str) -> bool:
 
 
 def hits_vm(fault: Fault, *kinds: str, vm: str, zone: str, run_id: str | None) -> bool:
-    """Whether a fault of one of these kinds is meant for this VM."""
+    """Whether the fault is of one of these kinds and hits this VM."""
     params = fault.params
     return (
         fault.kind in kinds
@@ -293,13 +295,13 @@ def hits_vm(fault: Fault, *kinds: str, vm: str, zone: str, run_id: str | None) -
 
 
 def hits_job(fault: Fault, kind: str, *, job: str, region: str) -> bool:
-    """Whether a fault of this kind is meant for this job of the batch service."""
+    """Whether the fault is of this kind and hits this job of the batch service."""
     params = fault.params
     return fault.kind == kind and params.get("job", job) == job and params.get("region", region) == region
 
 
 def due_after(fault: Fault) -> float | None:
-    """Seconds after RUNNING at which a fault is due; None when it waits for a phase or a case."""
+    """How many seconds after RUNNING a fault is due; None if it waits for a phase or a case."""
     seconds = fault.params.get("at", {"seconds": 0}).get("seconds")
     return None if seconds is None else float(seconds)
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: the kernel is asked in two ways, and they agree."""
+"""Who is at the other end of a connection: the kernel is found in two ways, and they agree."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_a_connection_is_its_users(ends: Ends) -> None:
 
 def test_a_question_and_the_list_of_all_connections_agree(ends: Ends) -> None:
     client, peer, here = ends
-    asked = peers._asked(peer, here)
-    assert asked is None or asked.uid == peers._looked_up(peer, here) == os.getuid()
+    found = peers._from_sock_diag(peer, here)
+    assert found is None or found.uid == peers._from_proc(peer, here) == os.getuid()
     client.close()
-    asked = peers._asked(peer, here)
-    assert asked is None or asked.uid is None
-    assert peers._looked_up(peer, here) is None
+    found = peers._from_sock_diag(peer, here)
+    assert found is None or found.uid is None
+    assert peers._from_proc(peer, here) is None
 
 
 def test_a_connection_that_nobody_has_is_nobodys(ends: Ends) -> None:
