@@ -1,7 +1,8 @@
 """Reads a text file that the user named. It must be UTF-8 and of limited size.
 
 A user may name a data set, a device or an endless pipe by mistake. Every such file is read here, so that one rule
-limits how much is read."""
+limits how much is read.
+"""
 
 from __future__ import annotations
 

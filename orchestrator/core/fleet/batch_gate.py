@@ -2,7 +2,8 @@
 Pure.
 
 `bench fleet check-batch` observes four behaviours for a few cents and stores its verdict in the bucket, where no
-machine can write."""
+machine can write.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ hold.
 
 Before a client sends an alert, it notes this in the ledger with the time; after sending it, it notes that the alert was
 sent. If the client dies in between, the next client that changes the ledger sends the alert once the note is old. So
-each alert is sent at least once, and twice only if a client died right after sending it."""
+each alert is sent at least once, and twice only if a client died right after sending it.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ T are the hours that a run needs. t are the hours that are lost each time a mach
 build; measurements are kept). r is the probability that a machine is preempted before it is done, and `obtainable` is
 the probability that the zone has a machine. A refused request costs time but no dollars: a zone that has a machine half
 of the time counts as twice as expensive. If nothing is known, r = 0 and obtainable = 1, and the order is that of the
-prices."""
+prices.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ money or runs commands.
 
 Every machine of ours can write to the bucket. So a resumed run uses the configuration of the client that resumes it:
 its caps, prices, time limits, alert channels, service account, network and payload. The stored plan says which GPU and
-which cases. Its ceiling, time and number of machines can only lower what this client would allow."""
+which cases. Its ceiling, time and number of machines can only lower what this client would allow.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The rules, in order: a closed run needs nothing. A machine that may exist is followed until it is known to be gone. A
 run that never had a machine, or lost it through no fault of its own, gets the next offer as long as it may. Any other
-run is settled and closed. A machine that appears under a run that is over is deleted, and its cost is settled too."""
+run is settled and closed. A machine that appears under a run that is over is deleted, and its cost is settled too.
+"""
 
 from __future__ import annotations
 

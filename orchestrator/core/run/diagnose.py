@@ -207,7 +207,8 @@ def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> D
 
     The remedy comes from this client's table, because anybody may write to the bucket. For the cause, the machine's own
     diagnosis comes first, then the provider's refusal, then the log, then other facts, then how the machine ended. If
-    the cause is `unknown`, the diagnosis has the lines of the log that a person should read."""
+    the cause is `unknown`, the diagnosis has the lines of the log that a person should read.
+    """
     all_facts = tuple(facts)
     for fact in reversed(all_facts):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":

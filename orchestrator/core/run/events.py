@@ -1,7 +1,8 @@
 """The events of a run. Each kind of fact is one frozen class, named in the past tense.
 
 A run is the set of its events. Clients and machines add events; none is ever changed. `docs/contracts.md`, section 5,
-is the contract with the programs on the machine."""
+is the contract with the programs on the machine.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class RunResumed(Fact):
     """A run that was over goes on as a new generation with its own hold. What ended earlier generations does not end
     it.
 
-    The generation of a fact, and not its time, decides what it belongs to: the clocks of two clients may differ."""
+    The generation of a fact, and not its time, decides what it belongs to: the clocks of two clients may differ.
+    """
 
     kind = "run_resumed"
     generation: Count
