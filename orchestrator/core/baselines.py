@@ -66,19 +66,19 @@ def checked_name(name: str) -> str:
     return name
 
 
-def placed(there: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
+def placed(baselines: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
     """The baselines with `new` as its device's baseline. A run that is older than the present one is refused unless
     `back` is true, because two pushes may finish in the wrong order. Run ids sort by time."""
     key = device_key(new.device)
-    present = there.get(key)
+    present = baselines.get(key)
     if present is not None and present.run_id > new.run_id and not back:
         return Older(present)
-    return {**there, key: new}
+    return {**baselines, key: new}
 
 
-def without(there: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
+def without(baselines: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
     """The baselines without those of the devices in `keys`."""
-    return {key: one for key, one in there.items() if key not in keys}
+    return {key: one for key, one in baselines.items() if key not in keys}
 
 
 def dump(name: str, baselines: Baselines) -> bytes:

@@ -20,9 +20,9 @@ HEADER: Final = 4_000
 """The most characters of all column names together."""
 
 
-def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
+def fault(lines: Iterable[str], case_id: str, run_id: str, is_requested: Callable[[str], bool]) -> str:
     """What is wrong with the file of case `case_id` of run `run_id`, as text that names the line; empty if nothing is.
-    `ours` says whether the run requested a machine of a given name."""
+    `is_requested` says whether the run requested a machine of a given name."""
     reader = csv.reader(lines)
     try:
         header = next(reader, None)
@@ -39,7 +39,7 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
         if sum(map(len, header)) > HEADER:
             return f"the names of its columns are longer than {HEADER} characters"
         for cells in reader:
-            why = _row(cells, place, case_id, run_id, ours)
+            why = _row(cells, place, case_id, run_id, is_requested)
             if why:
                 return f"line {reader.line_num}: {why}"
     except csv.Error as exc:
@@ -49,7 +49,9 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, ours: Callable[[str],
     return ""
 
 
-def _row(cells: list[str], place: dict[str, int], case_id: str, run_id: str, ours: Callable[[str], bool]) -> str:
+def _row(
+    cells: list[str], place: dict[str, int], case_id: str, run_id: str, is_requested: Callable[[str], bool]
+) -> str:
     if len(cells) != len(place):
         return "torn: not as many cells as the header"
     if sum(map(len, cells)) > LONGEST:
@@ -57,7 +59,7 @@ def _row(cells: list[str], place: dict[str, int], case_id: str, run_id: str, our
     for name, wanted in (("case_id", case_id), ("run_id", run_id)):
         if cells[place[name]] != wanted:
             return f"it belongs to {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"
-    if not ours(cells[place["vm"]]):
+    if not is_requested(cells[place["vm"]]):
         return f"it belongs to machine {words(cells[place['vm']], 80)!r}, which the run never requested"
     latency = cells[place["latency_us"]]
     return f"latency_us is {words(latency, 40)!r}" if latency and not _latency(latency) else ""

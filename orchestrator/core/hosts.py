@@ -80,8 +80,8 @@ class Target:
 
 def parse_target(text: str, machine: str = "") -> Target:
     """The target in `text`; `local` alone means `machine`, if that is given. Raises `ConfigError`."""
-    if (there := _LOCAL.fullmatch(text.strip())) is not None and (there["machine"] or machine):
-        return Target("", LOCAL, None, there["machine"] or machine)
+    if (local := _LOCAL.fullmatch(text.strip())) is not None and (local["machine"] or machine):
+        return Target("", LOCAL, None, local["machine"] or machine)
     found = _TARGET.fullmatch(text.strip())
     if found is not None:
         user, name = found["user"] or "", found["six"] or found["name"]

@@ -62,8 +62,8 @@ def is_prepared(image: str) -> bool:
 def attempt_of(run: str, instance: str) -> int | None:
     """The attempt number of a machine of the run; None if `instance` is not a machine of this run."""
     head, _, tail = instance.rpartition("-")
-    ours = head == f"bench-{run}" and tail.isascii() and tail.isdigit() and len(tail) <= 6
-    return int(tail) if ours else None
+    is_of_run = head == f"bench-{run}" and tail.isascii() and tail.isdigit() and len(tail) <= 6
+    return int(tail) if is_of_run else None
 
 
 def label_value(text: str) -> str:

@@ -48,8 +48,8 @@ class Entry:
         """The error if the source `text` does not define this function; empty if it does."""
         if re.search(rf"__global__[^;{{]*\b{re.escape(self.name)}\s*\(", text):
             return ""
-        there = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", text)
-        return f"{self.file} has no __global__ function {self.name}; it has {', '.join(there) or 'none'}"
+        names = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", text)
+        return f"{self.file} has no __global__ function {self.name}; it has {', '.join(names) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)

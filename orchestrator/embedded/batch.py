@@ -94,8 +94,8 @@ class Batch(Part):
     def list(self, request: Request, region: str) -> Document:
         now = self.timeline.now()
         with self.runner.lock:
-            here = [job for job in self.jobs.values() if region in ("-", job.region)]
-            documents = [job.document(now) for job in here]
+            in_region = [job for job in self.jobs.values() if region in ("-", job.region)]
+            documents = [job.document(now) for job in in_region]
         documents.sort(key=lambda document: str(document["createTime"]), reverse=True)
         chosen, token = paged(documents, request)
         return self._shown(request, {"jobs": chosen, **token})

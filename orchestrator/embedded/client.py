@@ -234,7 +234,7 @@ def record(home: Path) -> CloudAddress:
         document = json.loads(_small(home / ADDRESS))
         if document.get("schema", 1) != 1:
             raise ValueError("a newer version of bench wrote it")
-        types = {each.name: {"int": int, "str": str}[str(each.type)] for each in fields(CloudAddress)}
+        types = {entry.name: {"int": int, "str": str}[str(entry.type)] for entry in fields(CloudAddress)}
         for key in types.keys() & document.keys():
             if type(document[key]) is not types[key]:
                 raise ValueError(f"{key} is {document[key]!r:.50}")

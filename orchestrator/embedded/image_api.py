@@ -47,8 +47,8 @@ class ImageApi:
 
     def list_images(self, request: Request, owner: str, images: str) -> Document:
         path = f"projects/{owner}/global/{images}"
-        own = self.images.documents() if owner == self.images.project else []
-        items = [*self.resources.images(owner, request.target), *own]
+        own_images = self.images.documents() if owner == self.images.project else []
+        items = [*self.resources.images(owner, request.target), *own_images]
         return listing("compute#imageList", path, items, request.query)
 
     def insert_image(self, request: Request) -> Document:

@@ -107,13 +107,13 @@ class Management(Part):
 
     def _service(self, api: str, victim: str) -> Document:
         off = self.weather.holds(victim, "api_disabled", api=api) is not None
-        known = api in APIS.values() or self.store.get("api", api) is not None
+        is_known = api in APIS.values() or self.store.get("api", api) is not None
         name = f"projects/{self.number}/services/{api}"
         return {
             "name": name,
             "parent": f"projects/{self.number}",
             "config": {"name": api, "title": next((TITLES[key] for key, value in APIS.items() if value == api), api)},
-            "state": "ENABLED" if known and not off else "DISABLED",
+            "state": "ENABLED" if is_known and not off else "DISABLED",
         }
 
     def get_services(self, request: Request) -> Document:

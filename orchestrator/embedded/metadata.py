@@ -51,9 +51,9 @@ class MetadataServer:
 
     def _wait(self, request: Request) -> None:
         end = time.monotonic() + float(request.query.get("timeout_sec") or 300)
-        known = request.query.get("last_etag") or self._value(request).headers.get("ETag")
+        known_etag = request.query.get("last_etag") or self._value(request).headers.get("ETag")
         with self.guest.changed:
-            while not self.closed and self._value(request).headers.get("ETag") == known:
+            while not self.closed and self._value(request).headers.get("ETag") == known_etag:
                 left = end - time.monotonic()
                 if left <= 0:
                     return

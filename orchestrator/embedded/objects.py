@@ -177,13 +177,13 @@ class Objects:
 
     def _sweep(self) -> None:
         """Deletes files of uploads that an earlier process did not finish, and finds the largest generation number."""
-        known = set()
+        used_blobs = set()
         for (body,) in self.index.execute("SELECT body FROM objects"):
             stored = json.loads(body)
-            known.add(stored["blob"])
+            used_blobs.add(stored["blob"])
             self.latest = max(self.latest, stored["generation"])
         for path in self.blobs.iterdir():
-            if path.name not in known:
+            if path.name not in used_blobs:
                 path.unlink()
 
     def close(self) -> None:
@@ -249,13 +249,13 @@ class Objects:
         return Incoming(self.blobs)
 
     def commit(
-        self, bucket: str, name: str, told: Mapping[str, Any], data: Incoming, wanted: Wanted, *, parts: int = 0
+        self, bucket: str, name: str, description: Mapping[str, Any], data: Incoming, wanted: Wanted, *, parts: int = 0
     ) -> Stored:
-        """Stores the bytes as an object, in place of an object of the same name. `told` is the description in the
+        """Stores the bytes as an object, in place of an object of the same name. `description` is that in the
         request. Raises `ApiError`, and then nothing has changed."""
         try:
             check_name(name)
-            data.check({"crc32c": told.get("crc32c", ""), "md5": told.get("md5Hash", "")})
+            data.check({"crc32c": description.get("crc32c", ""), "md5": description.get("md5Hash", "")})
             data.file.close()
             with self.lock:
                 before = self.find(bucket, name)
@@ -269,12 +269,12 @@ class Objects:
                     size=data.size,
                     crc32c=data.crc32c,
                     md5="" if parts else data.md5_hash,
-                    content_type=str(told.get("contentType") or "application/octet-stream"),
+                    content_type=str(description.get("contentType") or "application/octet-stream"),
                     created=moment,
                     updated=moment,
                     blob=data.path.name,
                     parts=parts,
-                    fields=fields_of(told),
+                    fields=fields_of(description),
                 )
                 self._put(stored)
         except BaseException:

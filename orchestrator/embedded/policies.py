@@ -58,8 +58,10 @@ class Policies:
             if not str(member).startswith(KINDS):
                 raise ApiError(400, f"The member {member} is of an unknown type.")
             name = str(member).partition(":")[2]
-            ours = member.startswith("serviceAccount:") and name.endswith(f"@{self.project}.iam.gserviceaccount.com")
-            if ours and self.store.get("service_account", name) is None:
+            is_own_account = member.startswith("serviceAccount:") and name.endswith(
+                f"@{self.project}.iam.gserviceaccount.com"
+            )
+            if is_own_account and self.store.get("service_account", name) is None:
                 raise ApiError(400, f"Service account {name} does not exist.")
         kept = {"role": role, "members": sorted(map(str, members))}
         return kept | ({"condition": binding["condition"]} if "condition" in binding else {})

@@ -85,13 +85,13 @@ class Storage:
         try:
             if self.buckets.serves(ask.method, ask.target):
                 return self.buckets.answer(ask.method, ask.target, ask.read())
-            known = False
+            path_exists = False
             for method, pattern, answer in self.routes:
                 found = pattern.fullmatch(ask.path)
                 if found and method == ask.method:
                     return answer(ask, **{key: decoded(value) for key, value in found.groupdict().items()})
-                known = known or found is not None
-            raise ApiError(501 if known else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
+                path_exists = path_exists or found is not None
+            raise ApiError(501 if path_exists else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
         except ApiError as error:
             return Reply(304) if error.status == 304 else json_reply(error.status, error.document())
         except (OSError, sqlite3.Error) as error:
@@ -139,8 +139,8 @@ class Storage:
         try:
             with self.store.open(stored) as file:
                 event = json.load(file)
-            known = isinstance(event, dict) and {"run_id", "writer", "kind"} <= set(event)
-            return event if known else None
+            is_event = isinstance(event, dict) and {"run_id", "writer", "kind"} <= set(event)
+            return event if is_event else None
         except (OSError, ValueError, RecursionError):
             return None
 

@@ -38,11 +38,11 @@ def media(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
 ) -> Stored:
     """Stores an upload whose body is the object. Raises `ApiError`."""
-    told: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
+    description: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
     if query.get("contentEncoding"):
-        told["contentEncoding"] = query["contentEncoding"]
-    told |= promised(headers)
-    return store.commit(bucket, named(query, told), told, received(store, body), Wanted.read(query))
+        description["contentEncoding"] = query["contentEncoding"]
+    description |= promised(headers)
+    return store.commit(bucket, named(query, description), description, received(store, body), Wanted.read(query))
 
 
 def multipart(
@@ -56,10 +56,14 @@ def multipart(
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(store.blobs)) as spool:
         for piece in body:
             spool.write(piece)
-        told, start, end = parts_of(spool, boundary)
-        told = promised(headers) | told
+        description, start, end = parts_of(spool, boundary)
+        description = promised(headers) | description
         return store.commit(
-            bucket, named(query, told), told, received(store, region(spool, start, end)), Wanted.read(query)
+            bucket,
+            named(query, description),
+            description,
+            received(store, region(spool, start, end)),
+            Wanted.read(query),
         )
 
 
@@ -78,12 +82,12 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
     if description is None or data_head is None:
         raise wrong
     try:
-        told = json.loads(description[1] or b"{}")
+        fields = json.loads(description[1] or b"{}")
     except ValueError as exc:
         raise wrong from exc
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise wrong
-    told.setdefault("contentType", data_head[0].get("content-type", "application/octet-stream"))
+    fields.setdefault("contentType", data_head[0].get("content-type", "application/octet-stream"))
     start = len(head) - len(data_head[1])
     tail_at = max(start, size - len(mark) - 64)
     spool.seek(tail_at)
@@ -96,7 +100,7 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
     spool.seek(max(start, end - 2))
     before = spool.read(end - max(start, end - 2))
     end -= 2 if before.endswith(b"\r\n") else 1 if before.endswith(b"\n") else 0
-    return told, start, max(start, end)
+    return fields, start, max(start, end)
 
 
 def split_part(part: bytes) -> tuple[dict[str, str], bytes] | None:
@@ -128,9 +132,9 @@ def received(store: Objects, body: Iterator[bytes]) -> Incoming:
     return data
 
 
-def named(query: Mapping[str, str], told: Mapping[str, Any]) -> str:
+def named(query: Mapping[str, str], description: Mapping[str, Any]) -> str:
     """The object's name, from the query or the description. Raises `ApiError` (400) if it is missing or invalid."""
-    name = query.get("name") or told.get("name")
+    name = query.get("name") or description.get("name")
     if not isinstance(name, str) or not name:
         raise ApiError(400, "Required parameter: name", "required")
     check_name(name)
@@ -145,12 +149,12 @@ def promised(headers: Mapping[str, str]) -> Document:
 
 @dataclass(slots=True)
 class Session:
-    """One resumable upload. Only whole quanta of bytes are kept between requests. `told` is the object's description,
+    """One resumable upload. Only whole quanta of bytes are kept between requests. `description` is that of the object,
     `wanted` its preconditions, and `announced` its size in bytes, if that was given."""
 
     bucket: str
     name: str
-    told: Document
+    description: Document
     wanted: Wanted
     data: Incoming
     announced: int | None
@@ -166,19 +170,19 @@ class Sessions:
         self.store = store
         self.open: dict[str, Session] = {}
 
-    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], told: Document) -> str:
-        """Begins an upload of the object described by `told`, and returns the upload's id. Raises `ApiError`."""
+    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], description: Document) -> str:
+        """Begins an upload of the object with this description, and returns the upload's id. Raises `ApiError`."""
         if not self.store.has_bucket(bucket):
             raise no_bucket()
-        told.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
-        told = promised(headers) | told
+        description.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
+        description = promised(headers) | description
         length = headers.get("x-upload-content-length", "")
         wanted = Wanted.read(query)
-        name = named(query, told)
+        name = named(query, description)
         wanted.check(self.store.find(bucket, name))
         number = secrets.token_urlsafe(32)
         self.open[number] = Session(
-            bucket, name, told, wanted, self.store.incoming(), int(length) if length.isdigit() else None
+            bucket, name, description, wanted, self.store.incoming(), int(length) if length.isdigit() else None
         )
         return number
 
@@ -210,9 +214,9 @@ class Sessions:
             kept = session.data.size
             if first > kept:
                 raise ApiError(400, f"Invalid request. The bytes from {kept} on are missing.", "badRequest")
-            whole = "content-range" not in headers
-            self._take(session, body, first, total, whole)
-            if whole or session.data.size == total:
+            is_whole = "content-range" not in headers
+            self._take(session, body, first, total, is_whole)
+            if is_whole or session.data.size == total:
                 return self._end(session, headers)
             return Progress(session.data.size)
 
@@ -237,7 +241,7 @@ class Sessions:
             raise ApiError(400, f"Invalid request. {text} does not fit {length} bytes.", "badRequest")
         return first, total
 
-    def _take(self, session: Session, body: Iterator[bytes], first: int, total: int | None, whole: bool) -> None:
+    def _take(self, session: Session, body: Iterator[bytes], first: int, total: int | None, is_whole: bool) -> None:
         """Keeps the new bytes of a piece. Of a piece that is not the last, or that breaks off, only whole quanta are
         kept. Raises `ApiError` (400) if the size is not the announced one."""
         data = session.data
@@ -254,16 +258,16 @@ class Sessions:
             pending = b""
             raise
         finally:
-            if whole or data.size + len(pending) == total:
+            if is_whole or data.size + len(pending) == total:
                 data.write(pending)
             data.file.flush()
-        if total is not None and (data.size > total or (whole and data.size < total)):
+        if total is not None and (data.size > total or (is_whole and data.size < total)):
             raise ApiError(400, f"Invalid request. {data.size} bytes came, {total} were announced.", "badRequest")
 
     def _end(self, session: Session, headers: Mapping[str, str]) -> Stored:
-        told = session.told | promised(headers)
+        description = session.description | promised(headers)
         try:
-            session.done = self.store.commit(session.bucket, session.name, told, session.data, session.wanted)
+            session.done = self.store.commit(session.bucket, session.name, description, session.data, session.wanted)
         except ApiError:
             session.cancelled = True
             raise

@@ -48,8 +48,8 @@ def _values(workload: Workload, axis: str) -> list[str]:
     return list(dict.fromkeys(text(case[axis]) for case in workload.grid if axis in case))
 
 
-def _wrong(where: str, what: str, there: Iterable[str], word: str = "") -> ConfigError:
-    choices = tuple(there)
+def _wrong(where: str, what: str, valid: Iterable[str], word: str = "") -> ConfigError:
+    choices = tuple(valid)
     more = f" and {len(choices) - LISTED} more" if len(choices) > LISTED else ""
     suggestion = f"; {suggest(word, choices, islice(choices, LISTED))}{more}" if choices else ""
     return ConfigError(f"workload.axes{where}: {what}{suggestion}", hint=HINT)

@@ -26,17 +26,17 @@ def bucket(api: Api, subject: Subject) -> Verdict:
     if not answer.good:
         return refused(answer, subject.project, STORAGE, _grant(subject, BUCKET_READER))
     location = str(answer.document.get("location", ""))
-    here = near(location, subject.every_zone)
-    if not here:
+    near_regions = near(location, subject.every_zone)
+    if not near_regions:
         far = f"gs://{name} is in {location}, but machines are requested in other regions"
         if continent(location) not in {continent(region) for region in subject.regions}:
             far += " on another continent"
         other = f"{name}-{subject.regions[0]}"
         command = f"bench init --project {subject.project} --bucket {other} --location {subject.regions[0]}"
         return doubt(f"{far}; Google charges for the traffic of every case that is uploaded", command)
-    mend = bucket_steps(subject.project, name, location.lower(), answer.document)
-    if mend:
-        return doubt(f"gs://{name} in {location} needs other settings: {describe(mend[0])}", "", *mend)
+    steps = bucket_steps(subject.project, name, location.lower(), answer.document)
+    if steps:
+        return doubt(f"gs://{name} in {location} needs other settings: {describe(steps[0])}", "", *steps)
     return fine(f"gs://{name} in {location}, with uniform access, no public access, and old payloads deleted")
 
 

@@ -53,8 +53,8 @@ def account(api: Api, subject: Subject) -> Verdict:
     project = _project_of(email, subject.project)
     answer = api.ask(account_of(project, email))
     if answer.status == 404:
-        ours = email == f"{ACCOUNT_ID}@{subject.project}.iam.gserviceaccount.com"
-        steps = (MakeAccount(subject.project, ACCOUNT_ID, "machines of bench"),) if ours else ()
+        made_by_init = email == f"{ACCOUNT_ID}@{subject.project}.iam.gserviceaccount.com"
+        steps = (MakeAccount(subject.project, ACCOUNT_ID, "machines of bench"),) if made_by_init else ()
         return bad(f"there is no service account {email}", "" if steps else subject.set_up, *steps)
     if not answer.good:
         return refused(answer, subject.project, "iam.googleapis.com", subject.set_up)
@@ -196,9 +196,9 @@ def _without_address(
     if cut_off:
         subnet = subnets[cut_off[0]].get("name", "default")
         where = f"--region={cut_off[0]} --project={owner}"
-        mend = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
+        command = f"gcloud compute networks subnets update {subnet} {where} --enable-private-ip-google-access"
         why = f"without an external address, a machine in {_list(cut_off)} cannot reach Cloud Storage or Compute Engine"
-        return bad(why, mend)
+        return bad(why, command)
     without_nat = [region for region in subnets if region not in translated]
     if without_nat and subject.allow_install:
         where = f"--region={without_nat[0]} --project={owner}"

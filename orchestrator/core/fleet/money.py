@@ -75,5 +75,5 @@ def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, floa
 def machines_within(dollars: Decimal, jobs: Sequence[JobCost]) -> int:
     """How many of the machines that `jobs` ask for fit into `dollars`, if each job gets the same fraction of its
     machines."""
-    asked, worst = sum(job.machines for job in jobs), hold(jobs)
-    return asked if worst <= dollars else math.floor(asked * Fraction(dollars) / Fraction(worst))
+    machines, worst = sum(job.machines for job in jobs), hold(jobs)
+    return machines if worst <= dollars else math.floor(machines * Fraction(dollars) / Fraction(worst))

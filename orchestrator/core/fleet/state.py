@@ -160,6 +160,6 @@ def fold(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:
     merged: dict[int, ChildLine] = {}
     for line in lines:
         if line.child < len(children):
-            there = merged.get(line.child)
-            merged[line.child] = line if there is None else merge(there, line)
+            earlier = merged.get(line.child)
+            merged[line.child] = line if earlier is None else merge(earlier, line)
     return FleetState(tuple(children), merged)

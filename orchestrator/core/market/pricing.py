@@ -222,10 +222,10 @@ class PriceSheet(_Document):
         gpu_usd = Decimal(0)
         if machine.accelerator:
             gpu = self.accelerators.get(machine.accelerator, {}).get(region)
-            each = gpu.under(provisioning) if gpu else None
-            if gpu is None or each is None:
+            usd_each = gpu.under(provisioning) if gpu else None
+            if gpu is None or usd_each is None:
                 return None
-            gpu_usd = each * machine.accelerator_count
+            gpu_usd = usd_each * machine.accelerator_count
             sources.insert(0, gpu.source)
         return Quote(
             machine=host_usd * multiple.times,

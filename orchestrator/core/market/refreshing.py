@@ -168,8 +168,8 @@ def _regions(search: _Search, old: Mapping[str, Price], gpu: Gpu, costs: Costs) 
 
 def _disk(search: _Search, kind: str, regions: Iterable[str]) -> Decimal | None:
     figures = [search.figure(skus.of_disk(kind), region, wanted=True) for region in regions]
-    known = [usd for usd in figures if usd is not None]
-    return max(known) if known and len(known) == len(figures) else None
+    prices = [usd for usd in figures if usd is not None]
+    return max(prices) if prices and len(prices) == len(figures) else None
 
 
 def _changes(old: PriceSheet, new: PriceSheet) -> Iterator[tuple[str, tuple[Decimal, Decimal]]]:

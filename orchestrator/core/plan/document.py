@@ -86,10 +86,10 @@ def _usd(text: Any) -> Decimal:
 
 def _read_offer(offer: Mapping[str, Any]) -> Offer:
     expected = offer["expected_usd"]
-    known = {key: value for key, value in offer.items() if key in Offer.__dataclass_fields__}
+    fields = {key: value for key, value in offer.items() if key in Offer.__dataclass_fields__}
     return Offer(
         **{
-            **known,
+            **fields,
             "usd_per_hour": _usd(offer["usd_per_hour"]),
             "expected_usd": None if expected is None else _usd(expected),
         }

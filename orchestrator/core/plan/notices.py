@@ -18,12 +18,14 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
     embedded cloud runs; empty: none is used."""
     notices = []
     if config.workload is not None:
-        workload, known = config.workload, len(config.workload.cases)
-        cases = count(known, "case") if known else "as many cases as it defines when it runs"
+        workload, cases_known = config.workload, len(config.workload.cases)
+        cases = count(cases_known, "case") if cases_known else "as many cases as it defines when it runs"
         if workload.axes:
             only = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in workload.axes.items())
             cases = (
-                f"{known} of {count(len(workload.grid), 'case')}, {only}" if workload.grid else f"its cases of {only}"
+                f"{cases_known} of {count(len(workload.grid), 'case')}, {only}"
+                if workload.grid
+                else f"its cases of {only}"
             )
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = f" on this machine's own {here or 'processor'}" if mode.simulated else ""

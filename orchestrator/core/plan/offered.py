@@ -39,10 +39,12 @@ def allowed_offers(
             f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
             "choose other zones, or add their prices to configs/prices.yaml",
         )
-    offers, said = _cheap_enough(config, offers)
-    notices += said
+    offers, too_dear = _cheap_enough(config, offers)
+    notices += too_dear
     if not offers:
-        return PlanRefused("offers", said[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions")
+        return PlanRefused(
+            "offers", too_dear[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions"
+        )
     if quotas is not None:
         offers, short = quota_rules.allowed(config.gpu_spec, offers, quotas)
         if not offers:
@@ -98,9 +100,9 @@ def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offe
 
 def _models(config: Config) -> tuple[str, ...]:
     """The provisioning models to offer: the one asked for, and on demand too if that is allowed and sold."""
-    asked = config.machine.provisioning
+    model = config.machine.provisioning
     wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
-    return ("spot", "standard") if asked == "spot" and wider else (asked,)
+    return ("spot", "standard") if model == "spot" and wider else (model,)
 
 
 def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:

@@ -42,10 +42,10 @@ def plan_on_hosts(
     timed = fit_budget(config, Mode.HOST, offers, ledger, caps, now)
     if isinstance(timed, PlanRefused):
         return timed
-    offers, ttl_s, attempts, said = timed
+    offers, ttl_s, attempts, budget_notices = timed
     grids = effective_grids(config, Mode.HOST)
     if grids.left_out:
-        said.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
+        budget_notices.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
     worst = ceiling(config.host.hourly_usd, ttl_s, attempts)
     fits = authorize(ledger, caps, worst, now)
     assert not isinstance(fits, Refused), "a deadline that fits the budget is one whose ceiling does"
@@ -62,6 +62,6 @@ def plan_on_hosts(
         cases=cases,
         measurements_per_implementation=len(cases) * measurements(config, Mode.HOST),
         harness=harness(config, grids, Mode.HOST),
-        notices=(*notices, *said),
+        notices=(*notices, *budget_notices),
         headroom=fits.headroom,
     )

@@ -51,7 +51,7 @@ def _blocks(fact: ZoneExhausted, offer: Offer) -> bool:
 def _same_gpu(run: Run, offer: Offer, offers: Sequence[Offer]) -> bool:
     if run.measurement is None or run.vm is None:
         return True
-    gpus = {known.gpu for known in offers if known.machine_type == run.vm.machine_type}
+    gpus = {one.gpu for one in offers if one.machine_type == run.vm.machine_type}
     return offer.gpu in gpus or not gpus
 
 

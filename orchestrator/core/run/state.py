@@ -236,7 +236,7 @@ class Run:
 
     def said(self, attempt: int) -> Told:
         """What the machine of `attempt` reported; an empty report if it has written nothing."""
-        return next((told for told in self.told if told.attempt == attempt), Told(attempt))
+        return next((report for report in self.told if report.attempt == attempt), Told(attempt))
 
     @property
     def current(self) -> Told:
@@ -273,7 +273,7 @@ class Run:
     @property
     def measurement(self) -> ev.MeasurementPlanned | None:
         """What the last machine that reached the phase `measure` was about to measure."""
-        return next((told.measurement for told in reversed(self.told) if told.measurement is not None), None)
+        return next((report.measurement for report in reversed(self.told) if report.measurement is not None), None)
 
     # --- attempts ---
 

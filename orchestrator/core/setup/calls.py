@@ -135,9 +135,9 @@ def _mend_bucket(api: Api, step: MendBucket) -> Answer:
     access = dict(found.document.get("iamConfiguration", {}))
     access |= {"uniformBucketLevelAccess": {"enabled": True}} if step.uniform else {}
     access |= {"publicAccessPrevention": "enforced"} if step.private else {}
-    ours = LIFECYCLE["rule"]
-    others = [rule for rule in found.document.get("lifecycle", {}).get("rule", ()) if rule not in ours]
-    kept = {"lifecycle": {"rule": [*others, *ours]}} if step.lifecycle else {}
+    our_rules = LIFECYCLE["rule"]
+    others = [rule for rule in found.document.get("lifecycle", {}).get("rule", ()) if rule not in our_rules]
+    kept = {"lifecycle": {"rule": [*others, *our_rules]}} if step.lifecycle else {}
     return api.ask(Request("storage", "PATCH", path, {"projection": "noAcl"}, {"iamConfiguration": access, **kept}))
 
 
@@ -150,11 +150,11 @@ def _make_account(api: Api, step: MakeAccount) -> Answer:
 def _make_role(api: Api, step: MakeRole) -> Answer:
     role = {"title": step.title, "includedPermissions": list(step.permissions), "stage": "GA"}
     if not step.exists:
-        made = api.ask(
+        answer = api.ask(
             Request("iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role})
         )
-        if made.status != 409:
-            return made
+        if answer.status != 409:
+            return answer
     path = f"/v1/{custom_role(step.role_id, step.project)}"
     return api.ask(Request("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
 
@@ -205,8 +205,8 @@ def with_grant(policy: Mapping[str, Any], role: str, member: str, condition: Con
     wanted = {"title": condition.title, "expression": condition.expression} if condition else None
     bindings = [dict(binding) for binding in policy.get("bindings", ())]
     for binding in bindings:
-        here = binding.get("condition") or {}
-        same = here.get("expression") == wanted["expression"] if wanted else not here
+        present = binding.get("condition") or {}
+        same = present.get("expression") == wanted["expression"] if wanted else not present
         if binding.get("role") == role and same:
             if member in binding.get("members", ()):
                 return None

@@ -39,11 +39,11 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
         case EnableApis():
             return f"gcloud services enable {' '.join(step.apis)} --project={step.project}"
         case MakeBucket():
-            made = (
+            create = (
                 f"gcloud storage buckets create gs://{step.bucket} --project={step.project} --location={step.location}"
                 " --uniform-bucket-level-access --public-access-prevention"
             )
-            return f"{made}\n{_lifecycle(step.bucket)}"
+            return f"{create}\n{_lifecycle(step.bucket)}"
         case MendBucket():
             flags = [
                 flag
@@ -78,8 +78,8 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
             caps = " ".join(f"--{window} {usd}" for window, usd in step.caps)
             return f"bench --project {step.project} --bucket {step.bucket} budget set {caps}"
         case _:
-            said = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
-            return f"# by hand: these lines, in {settings}{said}"
+            lines_of_file = "".join(f"\n#   {key}: {json.dumps(value)}" for key, value in step.values)
+            return f"# by hand: these lines, in {settings}{lines_of_file}"
 
 
 def pasted(step: Step) -> str:
