@@ -231,7 +231,7 @@ class Follower:
             )
         )
         for attempt in range(1, one.attempt + 1):
-            vm, said = instance_name(run_id, attempt), run.said(attempt) if run is not None else None
+            vm, said = instance_name(run_id, attempt), run.report_of(attempt) if run is not None else None
             began = (said.booted_at if said is not None else None) or self.record.created_at
             log.append(
                 ev.InstanceRequested(

@@ -105,7 +105,7 @@ def _too_dear(answer: Refused) -> BudgetExceeded:
 
 def worked_s(run: Run | None, attempt: int) -> int:
     """How many seconds the machine of an attempt was at it, by its own words."""
-    said = run.said(attempt) if run is not None else None
+    said = run.report_of(attempt) if run is not None else None
     if said is None or said.booted_at is None or said.last_word_at is None:
         return 0
     return max(0, round((said.last_word_at - said.booted_at).total_seconds()))

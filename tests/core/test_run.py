@@ -189,7 +189,7 @@ def test_what_two_machines_said_that_were_at_one_run_is_all_kept(writers: tuple[
     run = replay([event for log in logs for event in log.events])
     assert run is not None
     assert {fact.case_id for fact in run.measured} == {"a", "b"}
-    assert run.said(1).measured == {"a", "b"}
+    assert run.report_of(1).measured == {"a", "b"}
 
 
 def test_how_many_cases_there_are_is_what_the_machine_says_once_it_has_said_so() -> None:

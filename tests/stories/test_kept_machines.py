@@ -62,7 +62,7 @@ def test_a_kept_machine_serves_the_next_launch_and_is_paid_for_once(home: Path) 
         assert second.taken is not None
         assert second.taken.vm == first.vm.name  # type: ignore[union-attr]
         assert second.vms == ()
-        warm = second.said(1).first_case_at - asked  # type: ignore[operator]
+        warm = second.report_of(1).first_case_at - asked  # type: ignore[operator]
         assert warm < timedelta(seconds=15) < timedelta(seconds=status_line(first, asked).cold_start_s)
         assert len(stage.bill()) == 1
         done = stage.look_after()

@@ -316,7 +316,7 @@ def as_guest(
         deadline_at=taken.deadline_at,
         generation=taken.generation,
     )
-    report = run.said(taken.attempt)
+    report = run.report_of(taken.attempt)
     machine_alone = not is_client(run.taken_by)
     if report.finished is None and observation.instance is not None and not (machine_alone and now > deadline):
         if machine_alone:
@@ -339,7 +339,7 @@ def as_guest(
 
 def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     """(outcome, reason in one line) of a run whose machine is gone."""
-    diagnosis = run.said(vm.attempt).diagnosis
+    diagnosis = run.report_of(vm.attempt).diagnosis
     reason = f"{diagnosis.cause}: {diagnosis.detail}" if diagnosis else ""
     finished = run.current.verdict
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):

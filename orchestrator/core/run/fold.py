@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 
 from orchestrator.core.naming import attempt_of, is_client, machine_of
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.state import OUTCOMES, VM_PHASES, Phase, PhaseSpan, Run, Told, Vm
+from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phase, PhaseSpan, Run, Vm
 
-__all__ = ["OUTCOMES", "VM_PHASES", "Phase", "PhaseSpan", "Run", "Told", "Vm", "evolve", "replay", "started"]
+__all__ = ["OUTCOMES", "VM_PHASES", "MachineReport", "Phase", "PhaseSpan", "Run", "Vm", "evolve", "replay", "started"]
 
 
 def started(ordered: Sequence[ev.Event]) -> Run:
@@ -70,7 +70,7 @@ def evolve(run: Run, event: ev.Event) -> Run:
     if is_client(event.writer):
         run = replace(run, updated_at=max(run.updated_at, event.time))
     if attempt := _attempt(event):
-        run = _tell(run, attempt, last_word_at=max(run.said(attempt).last_word_at or event.time, event.time))
+        run = _report(run, attempt, last_word_at=max(run.report_of(attempt).last_word_at or event.time, event.time))
     match event.fact:
         case ev.RunPlanned() as fact:
             return replace(run, plan=run.plan or fact)
@@ -147,13 +147,13 @@ def _due(run: Run, event: ev.Event) -> bool:
 def _evolve_machine(run: Run, event: ev.Event) -> Run:
     """The state after a fact of a machine."""
     attempt = _attempt(event)
-    report = run.said(attempt)
+    report = run.report_of(attempt)
     match event.fact:
         case ev.VmBooted():
-            return _tell(run, attempt, booted_at=report.booted_at or event.time)
+            return _report(run, attempt, booted_at=report.booted_at or event.time)
         case ev.PhaseStarted(phase=phase, limit_s=limit):
             run = replace(run, spans=(*run.spans, PhaseSpan(attempt, phase, event.time, limit)))
-            return _tell(run, attempt, case=None)
+            return _report(run, attempt, case=None)
         case ev.PhaseFinished() as fact:
             return replace(run, spans=_phase_finished(run.spans, attempt, fact))
         case ev.Healed() as fact:
@@ -172,31 +172,31 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
         case ev.CorrectnessFinished() as fact:
             return replace(run, correctness=fact)
         case ev.MeasurementPlanned() as fact:
-            return _tell(run, attempt, measurement=fact)
+            return _report(run, attempt, measurement=fact)
         case ev.CaseStarted() as fact:
-            return _tell(run, attempt, case=fact, first_case_at=report.first_case_at or event.time)
+            return _report(run, attempt, case=fact, first_case_at=report.first_case_at or event.time)
         case ev.CaseMeasured(case_id=case_id) as fact:
-            run = _tell(run, attempt, measured=report.measured | {case_id}, case=None)
+            run = _report(run, attempt, measured=report.measured | {case_id}, case=None)
             is_known = any(done.case_id == case_id for done in run.measured)
             return run if is_known else replace(run, measured=(*run.measured, fact))
         case ev.ImagePrepared() as fact:
             return replace(run, prepared=fact)
         case ev.Preempted():
-            return _tell(run, attempt, preempted=True)
+            return _report(run, attempt, preempted=True)
         case ev.Diagnosed() as fact:
-            return _tell(replace(run, diagnoses=(*run.diagnoses, fact)), attempt, diagnosis=fact)
+            return _report(replace(run, diagnoses=(*run.diagnoses, fact)), attempt, diagnosis=fact)
         case ev.Finished() as fact:
-            return _tell(run, attempt, finished=fact, finished_at=event.time)
+            return _report(run, attempt, finished=fact, finished_at=event.time)
         case ev.Kept() as fact:
             since = report.work_done_at or event.time
-            return _tell(run, attempt, kept=report.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
+            return _report(run, attempt, kept=report.kept or fact, kept_at=event.time, work_done_at=since, lent_to="")
         case ev.Lent(to=run_id):
-            return _tell(run, attempt, lent_to=run_id)
+            return _report(run, attempt, lent_to=run_id)
         case ev.VmExiting(outcome=outcome, exit_code=code):
             if report.finished is not None:
                 return run
             finished = ev.Finished(outcome=outcome, exit_code=code)
-            return _tell(run, attempt, finished=finished, finished_at=event.time)
+            return _report(run, attempt, finished=finished, finished_at=event.time)
         case _:
             raise AssertionError(f"a kind of fact that the fold forgot: {event.fact.kind}")
 
@@ -206,10 +206,10 @@ def _attempt(event: ev.Event) -> int:
     return machine_of(event.writer)
 
 
-def _tell(run: Run, attempt: int, **changes: Any) -> Run:
-    others = [report for report in run.told if report.attempt != attempt]
-    reports = sorted([*others, replace(run.said(attempt), **changes)], key=lambda report: report.attempt)
-    return replace(run, told=tuple(reports))
+def _report(run: Run, attempt: int, **changes: Any) -> Run:
+    others = [report for report in run.reports if report.attempt != attempt]
+    reports = sorted([*others, replace(run.report_of(attempt), **changes)], key=lambda report: report.attempt)
+    return replace(run, reports=tuple(reports))
 
 
 Ending = TypeVar("Ending", ev.RunClosed, ev.Settled, ev.StopRequested, ev.InstanceRejected)

@@ -93,7 +93,7 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
     latest = vm is run.vm
     if not latest:
         return Orphan("its run has moved to another machine")
-    report = run.said(vm.attempt)
+    report = run.report_of(vm.attempt)
     if report.finished_at is not None and now > report.finished_at + timedelta(seconds=policy.exit_grace_s):
         return Orphan("it finished but did not delete itself")
     if report.idle_until is not None and now > report.idle_until + timedelta(seconds=policy.exit_grace_s):
@@ -119,7 +119,7 @@ def flags(instance: Instance, run: Run | None, now: datetime) -> tuple[str, ...]
     `STALE_AFTER`."""
     since = instance.started_at or instance.created_at
     vm = owner(instance, run)
-    last_event = run.said(vm.attempt).last_word_at if run is not None and vm is not None else None
+    last_event = run.report_of(vm.attempt).last_word_at if run is not None and vm is not None else None
     last_sign = max(last_event, since) if last_event is not None else since
     conditions = (("idle", now - last_sign > IDLE_AFTER), ("stale", now - since > STALE_AFTER))
     return tuple(name for name, true in conditions if true)

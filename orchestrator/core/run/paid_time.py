@@ -8,7 +8,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any, Final
 
-from orchestrator.core.run.state import VM_PHASES, Run, Told
+from orchestrator.core.run.state import VM_PHASES, MachineReport, Run
 
 WAITED: Final = "request"
 """The part of a cold start that is not paid for: from the request until the machine starts."""
@@ -41,7 +41,7 @@ class FirstMachine:
 
 def first_machine(run: Run) -> FirstMachine | None:
     """The machine that began the run's first case; None if no case was begun on a machine that the run requested."""
-    report = next((report for report in run.told if report.first_case_at is not None), None)
+    report = next((report for report in run.reports if report.first_case_at is not None), None)
     vm = next((vm for vm in run.vms if report is not None and vm.attempt == report.attempt and vm.instance_id), None)
     if report is None or report.first_case_at is None or vm is None or vm.started_at is None:
         return None
@@ -75,14 +75,14 @@ def paid_time(run: Run, now: datetime) -> PaidTime:
     for vm in run.vms:
         if vm.started_at is None:
             continue
-        report = run.said(vm.attempt)
+        report = run.report_of(vm.attempt)
         end = max(vm.started_at, min(report.work_done_at or now, vm.gone_at or now))
         paid += (end - vm.started_at).total_seconds()
         measuring += _measuring(run, report, end)
     return PaidTime(paid, min(measuring, paid))
 
 
-def _measuring(run: Run, report: Told, end: datetime) -> float:
+def _measuring(run: Run, report: MachineReport, end: datetime) -> float:
     """The seconds from a machine's first case to the end of its measurements."""
     if report.first_case_at is None:
         return 0.0

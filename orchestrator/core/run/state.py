@@ -1,8 +1,7 @@
 """The state of a run: its machines, what they reported, what it has cost, and what is shown to the user.
 
-What a machine reports is stored by its attempt (`Told`), so that a machine that replaces a preempted one does not
-inherit its reports. What ends a run is stored by its generation, so that a resumed run goes on.
-"""
+What a machine reports is stored by its attempt (`MachineReport`), so that a machine that replaces a preempted one does
+not inherit its reports. What ends a run is stored by its generation, so that a resumed run goes on."""
 
 from __future__ import annotations
 
@@ -113,7 +112,7 @@ class PhaseSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MachineReport:
     """What the machine of one attempt has reported."""
 
     attempt: int
@@ -168,7 +167,7 @@ class Run:
     taken_at: datetime | None = None
     taken_by: str = ""
     """The writer of `taken`: the client that claimed the machine, or only the machine if the client died first."""
-    told: tuple[Told, ...] = ()
+    reports: tuple[MachineReport, ...] = ()
     """The reports of each attempt that has written any event, by ascending attempt."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()
     rejected: ev.InstanceRejected | None = None
@@ -234,16 +233,16 @@ class Run:
         """Whether it is closed and none of its machines can be running."""
         return self.closed is not None and not any(vm.open for vm in self.vms)
 
-    def said(self, attempt: int) -> Told:
+    def report_of(self, attempt: int) -> MachineReport:
         """What the machine of `attempt` reported; an empty report if it has written nothing."""
-        return next((report for report in self.told if report.attempt == attempt), Told(attempt))
+        return next((report for report in self.reports if report.attempt == attempt), MachineReport(attempt))
 
     @property
-    def current(self) -> Told:
+    def current(self) -> MachineReport:
         """What the run's machine reported: that of the present attempt, or of the last one."""
         if self.vm is not None:
-            return self.said(self.vm.attempt)
-        return self.told[-1] if self.told else Told(0)
+            return self.report_of(self.vm.attempt)
+        return self.reports[-1] if self.reports else MachineReport(0)
 
     @property
     def booted_at(self) -> datetime | None:
@@ -273,7 +272,7 @@ class Run:
     @property
     def measurement(self) -> ev.MeasurementPlanned | None:
         """What the last machine that reached the phase `measure` was about to measure."""
-        return next((report.measurement for report in reversed(self.told) if report.measurement is not None), None)
+        return next((report.measurement for report in reversed(self.reports) if report.measurement is not None), None)
 
     # --- attempts ---
 
@@ -327,7 +326,7 @@ class Run:
             return Phase(self.closed.outcome) if self.closed.outcome in OUTCOMES else Phase.FAILED
         vm = self.vm
         if self.guest_of is not None:
-            report = self.said(self.guest_of.attempt)
+            report = self.report_of(self.guest_of.attempt)
             at_work = Phase.RUNNING if report.booted_at is not None else Phase.BOOTING
             return Phase.FINISHING if report.finished is not None else at_work
         if self.kept is not None:
@@ -364,7 +363,7 @@ class Run:
         run counts the files.
         """
         done = len(self.measured)
-        for report in self.told:
+        for report in self.reports:
             if report.measurement is not None:
                 before = report.measurement.total - report.measurement.cases
                 done = max(done, before + len(report.measured))
