@@ -47,6 +47,8 @@ COMPUTING: Final = (
     "tests/report/test_published.py",
     "tests/kernels/cuda/test_backward_ampere_simt.py",
     "tests/cli/test_bad_documents.py",
+    "tests/startup/test_agent_stops.py",
+    "tests/startup/test_agent_failing_steps.py",
     "tests/report/test_browser.py",
     "tests/kernels/test_sanitized.py",
     "tests/kernels/cuda/test_backward_turing_simt.py",
