@@ -38,13 +38,18 @@ def resumed(control: Control) -> Control:
 
 
 def held_anew(control: Control, generation: int, held_at: datetime, ends_at: datetime) -> Control:
-    """It goes on under the hold of `generation`, taken at `held_at`. As it was where that hold has been given back or
+    """It goes on under the hold of `generation`, which is taken next. As it was where that hold has been given back or
     overtaken."""
     if control.generation >= generation:
         return control
     number = following(control)
     fresh = {"generation": generation, "held_at": held_at, "ends_at": ends_at, "first_job": number, "cancelled": number}
     return resumed(control).model_copy(update=fresh)
+
+
+def unheld(control: Control, generation: int, why: str) -> Control:
+    """The hold of `generation` could not be taken. As it was where others have decided something about it since."""
+    return ended(control, paused=control.paused or why) if control.generation == generation else control
 
 
 def following(control: Control) -> int:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from orchestrator.core.config.model import Config
+from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.claims import ATTEMPTS
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, cut
@@ -33,7 +34,7 @@ from orchestrator.core.naming import (
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.wording import count
-from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, with_jobs
+from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, unheld, with_jobs
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders
 from orchestrator.fleets.purse import Purse, worked_s
@@ -119,11 +120,12 @@ class Follower:
         state = self._tell(
             state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
         )
-        late = self.world.clock.now() >= self._ends_at(control)
-        why = verdict.pause or (f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over" if late else "")
+        awaited = self.purse.awaited(control)
+        late = not awaited and self.world.clock.now() >= self._ends_at(control)
+        why = verdict.pause or (self._over(control) if late else "")
         if why and not control.paused and not control.stopped and not state.over:
             control = self._pause(why, names)
-        if start and not control.paused and not control.stopped:
+        if start and not awaited and not control.paused and not control.stopped:
             control = self._start(state, control, found, set(verdict.again))
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
         after = Seen(state, control, self._counts(names, over=state.over))
@@ -147,26 +149,29 @@ class Follower:
         if not settled and now < self._ends_at(control):
             return self.store.decide(resumed)
         lasts = wall or self.record.ends_at - self.record.created_at
-        generation, ends_at = control.generation + 1, now + lasts
-        counted = Counter(child.cell.gpu for child in state.open)
-        seconds = int(lasts.total_seconds())
-        self.purse.take(
-            hold(
-                [
-                    JobCost(
-                        gpu,
-                        min(count, self.record.machines.get(gpu, 1)),
-                        self._price(gpu),
-                        seconds,
-                        margin=self.record.price_margin,
-                    )
-                    for gpu, count in counted.items()
-                ]
-            ),
-            generation,
-            lasts,
+        counted, seconds = Counter(child.cell.gpu for child in state.open), int(lasts.total_seconds())
+        most, margin = self.record.machines, self.record.price_margin
+        usd = hold(
+            [
+                JobCost(gpu, min(count, most.get(gpu, 1)), self._price(gpu), seconds, margin=margin)
+                for gpu, count in counted.items()
+            ]
         )
-        return self.store.decide(lambda one: held_anew(one, generation, now, ends_at))
+        return self._held_anew(usd, control.generation + 1, now, lasts)
+
+    def _held_anew(self, usd: Decimal, generation: int, now: datetime, lasts: timedelta) -> Control:
+        """Says that the fleet goes on before money is held for it, so that whoever looks when this client is gone sees
+        a fleet that `stop` ends and `resume` continues, whether or not its hold was taken. What is refused is refused
+        before anything is said."""
+        self.purse.check(usd, generation)
+        control = self.store.decide(lambda one: held_anew(one, generation, now, now + lasts))
+        try:
+            self.purse.take(usd, generation, lasts)
+        except BenchError as exc:
+            why = f"no money could be held for it: {exc}"
+            self.store.decide(lambda one: unheld(one, generation, why[:300]))
+            raise
+        return control
 
     # --- what children did ---
 
@@ -264,6 +269,12 @@ class Follower:
         self.scheduler.cancel(names)
         return self.store.decide(lambda one: ended(one, paused=one.paused or why))
 
+    def _over(self, control: Control) -> str:
+        """Why nothing more is asked for under the present hold."""
+        if self.purse.holds(control.generation):
+            return f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over"
+        return f"no money is held for it: `bench fleet resume {self.record.fleet}` holds it and continues"
+
     def _start(self, state: FleetState, control: Control, found: Sequence[ChildSeen], again: set[int]) -> Control:
         """Submits jobs for the children that no job has: at first all of them; later those that failed, were lost, or
         were forgotten by the scheduler for longer than it may take to remember."""
@@ -285,9 +296,7 @@ class Follower:
         parallel = {**self.record.machines, **{job.gpu: job.parallel for job in control.jobs}}
         if not self.purse.holds(control.generation):
             names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-            return self._pause(
-                f"no money is held for it: `bench fleet resume {self.record.fleet}` holds it and continues", names
-            )
+            return self._pause(self._over(control), names)
         number = following(control)
         fresh = [
             JobRecord(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Final
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold, settle
@@ -13,7 +14,10 @@ from orchestrator.core.naming import hold_key
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import reconcile
-from orchestrator.store.fleets import FleetRecord
+from orchestrator.store.fleets import Control, FleetRecord
+
+HELD_WITHIN: Final = timedelta(minutes=3)
+"""Between the decision that a fleet goes on and the hold for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,14 @@ class Purse:
         answer = self.world.accounts.change(change)
         return answer if isinstance(answer, Refused) else None
 
-    def check(self, usd: Decimal) -> None:
+    def check(self, usd: Decimal, generation: int = 0) -> None:
         """Raises `BudgetExceeded` if `usd` could not be held now. It holds nothing."""
-        self._with_open_holds_settled(lambda: self._check(usd))
+        self._with_open_holds_settled(lambda: self._check(usd, generation))
 
-    def _check(self, usd: Decimal) -> Refused | None:
+    def _check(self, usd: Decimal, generation: int) -> Refused | None:
         ledger, now, pretend = self.world.ledger.read(), self.world.clock.now(), self.record.mode.simulated
-        verdict = authorize(ledger, self.world.caps, usd, now, run_id=self.record.fleet, pretend=pretend)
+        key = hold_key(self.record.fleet, generation)
+        verdict = authorize(ledger, self.world.caps, usd, now, run_id=key, pretend=pretend)
         return verdict if isinstance(verdict, Refused) else None
 
     def _with_open_holds_settled(self, ask: Callable[[], Refused | None]) -> None:
@@ -68,6 +73,12 @@ class Purse:
         """Whether machines may be requested: the hold exists and is not settled, or the fleet costs nothing."""
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
         return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
+
+    def awaited(self, control: Control) -> bool:
+        """Whether a client that resumed the fleet may still be about to take its hold: it says so first."""
+        if control.held_at is None or abs(self.world.clock.now() - control.held_at) > HELD_WITHIN:
+            return False
+        return hold_key(self.record.fleet, control.generation) not in self.world.ledger.read().runs
 
     def until(self, generation: int = 0) -> datetime:
         """When the time is over that was paid for; as the record says where nothing is held."""

@@ -88,7 +88,7 @@ class Control(_Stored):
     ends_at: datetime | None = None
     """Of the latest generation, where that is another."""
     held_at: datetime | None = None
-    """When the hold of the latest generation was taken, where that is another."""
+    """When the latest generation was decided on, where that is another; its hold is taken next."""
     first_job: Count = 0
     """Jobs below this number were asked for under the holds of earlier generations."""
     void: tuple[Count, ...] = ()

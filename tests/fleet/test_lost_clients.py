@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import Caps, Entry
+from orchestrator.core.ledger.budget import Caps, Entry, add_cost
 from orchestrator.core.naming import LEDGER
 from orchestrator.fleets.follow import Follower
 from orchestrator.runs.accounts import Accounts
@@ -49,6 +50,21 @@ class Deadly(MemoryBucket):
 
     def lives(self) -> None:
         self.dies_at = 0
+
+
+class Contested(MemoryBucket):
+    """Another run takes the rest of the day's money once a resumption is recorded."""
+
+    contested = False
+
+    def replace(self, name: str, *arguments: Any, **more: Any) -> int | None:
+        stored = super().replace(name, *arguments, **more)
+        if self.contested and name.endswith("/control.json"):
+            self.contested = False
+            ledger, now = LedgerStore(self, SimulatedClock()), SimulatedClock().now()
+            add = add_cost(ledger.read(), "other", Decimal(59), "another's", now, "another-s")
+            super().replace(LEDGER, add.dump(), generation=None)
+        return stored
 
 
 @dataclass
@@ -169,6 +185,96 @@ def test_wherever_a_resumption_dies_no_hold_is_left_under_which_nothing_runs(tmp
     unsettled = [key for key, entry in site.holds().items() if entry.settled_usd is None]
     assert unsettled == ([f"{site.stage.fleet}+1"] if begun else [])
     assert begun or len(site.scheduler.submitted) == before
+
+
+@pytest.mark.parametrize("dies_at", range(1, 6))
+@pytest.mark.parametrize("late", [False, True])
+def test_wherever_a_resumption_dies_whoever_stops_the_fleet_gives_its_hold_back_at_once(
+    tmp_path: Path, dies_at: int, late: bool
+) -> None:
+    bucket = Deadly()
+    site = Site.of(tmp_path, bucket)
+    launched(site)
+    if late:
+        site.clock.sleep(DAY_S)
+    else:
+        site.client().stop("ada")
+    bucket.writes, bucket.dies_at = 0, dies_at
+    with suppress(Died):
+        client = site.client()
+        client.resume()
+        client.step()
+    bucket.lives()
+    site.client().stop("eve")
+    assert [key for key, entry in site.holds().items() if entry.settled_usd is None] == []
+
+
+def test_a_fleet_that_a_dead_client_resumed_goes_on_under_the_hold_that_it_left(tmp_path: Path) -> None:
+    site = Site.of(tmp_path, MemoryBucket())
+    launched(site)
+    site.client().stop("ada")
+    site.client().resume()  # and its client dies
+    assert [entry.settled_usd for _, entry in sorted(site.holds().items())] == [0, None]
+    site.client().resume()
+    site.client().step()
+    assert len(site.holds()) == 2
+    assert len(site.scheduler.submitted) == 4
+
+
+def test_who_watches_a_fleet_waits_for_the_hold_of_its_resumption_and_no_longer_than_a_client_takes_for_it(
+    tmp_path: Path,
+) -> None:
+    bucket = Deadly()
+    site = Site.of(tmp_path, bucket)
+    launched(site)
+    site.clock.sleep(DAY_S)
+    site.client().stop("ada")
+    before = len(site.scheduler.submitted)
+    bucket.writes, bucket.dies_at = 0, 2
+    with pytest.raises(Died):
+        site.client().resume()
+    bucket.lives()
+    assert site.client().store.control().generation == 1
+    assert len(site.holds()) == 1, "it died before it held anything"
+    assert site.client().step().control.paused == "", "its client may be about to hold it"
+    site.clock.sleep(200)
+    assert f"`bench fleet resume {site.stage.fleet}` holds it" in site.client().step().control.paused
+    assert len(site.scheduler.submitted) == before
+
+
+def test_no_word_in_the_bucket_makes_a_fleet_without_a_hold_wait_for_it_for_ever(tmp_path: Path) -> None:
+    site = Site.of(tmp_path, MemoryBucket())
+    launched(site)
+    site.client().stop("ada")
+    far = site.clock.now() + timedelta(days=300)
+    store = site.client().store
+    store.decide(lambda one: one.model_copy(update={"stopped": "", "generation": 1, "held_at": far}))
+    assert "no money is held" in site.client().step().control.paused
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_resumption_that_is_refused_leaves_the_fleet_as_it_was(tmp_path: Path, late: bool) -> None:
+    site = Site.of(tmp_path, MemoryBucket())
+    launched(site)
+    site.client().stop("ada")
+    if late:
+        site.clock.sleep(DAY_S)
+    before, site.stage.caps = site.client().store.control(), Caps(day=Decimal("0.01"))
+    with pytest.raises(BudgetExceeded):
+        site.client().resume()
+    assert site.client().store.control() == before
+
+
+def test_a_resumption_whose_money_others_took_meanwhile_leaves_a_fleet_that_is_paused(tmp_path: Path) -> None:
+    site = Site.of(tmp_path, Contested())
+    launched(site)
+    site.client().stop("ada")
+    site.stage.bucket.contested = True  # type: ignore[attr-defined]
+    site.stage.caps = Caps(day=Decimal(60))
+    with pytest.raises(BudgetExceeded):
+        site.client().resume()
+    assert "no money could be held for it" in site.client().store.control().paused
+    assert all(entry.settled_usd is not None for entry in site.holds().values())
 
 
 def test_a_fleet_that_is_resumed_after_its_time_settles_the_hold_that_its_dead_client_left(tmp_path: Path) -> None:
