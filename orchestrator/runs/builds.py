@@ -31,6 +31,7 @@ ASKS_WITHIN: Final = timedelta(minutes=3)
 """Between `seal_requested` and the image in the cloud."""
 RECORDS_WITHIN: Final = timedelta(minutes=30)
 """Between `seal_requested` and the record of the image: the cloud is given 25 minutes to make it."""
+LEFT: Final = "what is left of it is deleted by `bench reap --yes`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +109,23 @@ def _one(world: World, shelf: Shelf, build: Build, record: ImageRecord | None, s
     if record is not None:
         made(world, record)
         return Build(name, record.run, True, "it is made")
+    there = shelf.cloud().image(name) is not None
     if not run_id:
         if world.clock.now() - since < BEGINS_WITHIN:
             return Build(name, "", False, "its client may be about to begin")
+        if there:
+            return Build(name, "", False, LEFT)
         give_back(world, name)
         return Build(name, "", True, "its client was interrupted before it began")
     engine = Engine(world, run_id)
     run = engine.catch_up()
-    there = shelf.cloud().image(name) is not None
     if run.closed is None and _is_left(run, world.clock.now(), there=there):
         engine.request_stop("bench", "no client recorded its image")
         run = engine.catch_up()
     if not run.over:
         return Build(name, run_id, False, run.phase.value)
     if there:
-        return Build(name, run_id, False, "what is left of it is deleted by `bench reap --yes`")
+        return Build(name, run_id, False, LEFT)
     give_back(world, name)
     return Build(name, run_id, True, "no image came of it")
 

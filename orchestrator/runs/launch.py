@@ -86,6 +86,7 @@ def begin(
             image=plan.image,
             offers=len(plan.offers),
             on_demand_after=plan.config.placement.on_demand_after,
+            seals=bool(plan.prepare),
         )
     )
     engine = engine_for(world, order, log)

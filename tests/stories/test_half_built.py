@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan
 from orchestrator.runs.builds import look_after_builds, outstanding
@@ -224,6 +225,73 @@ def test_the_client_that_builds_is_not_taken_for_gone_by_its_own_late_look(home:
         record = built(stage, world=world)
         assert storage(stage)[0] == record.usd
         remove(stage.world(), record.name, ())
+        nothing_left(stage)
+
+
+class OldLog:
+    """A run's log as a client writes it that knows of no `seal_requested`."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def append(self, fact: ev.Fact, *more: Any, **named: Any) -> Any:
+        if isinstance(fact, ev.SealRequested):
+            return None
+        if isinstance(fact, ev.RunPlanned):
+            fact = fact.model_copy(update={"seals": False})
+        return self.real.append(fact, *more, **named)
+
+
+def test_a_build_of_an_older_client_which_does_not_say_that_it_copies_the_disk_is_left_to_it(home: Path) -> None:
+    with staged(home, machines()) as stage:
+
+        def others_look() -> None:
+            stage.timeline.advance(150)
+            (finding,) = found = survey(stage.world())
+            assert not isinstance(finding.verdict, Orphan)
+            assert reap(stage.world(), found).gone == ()
+            reconcile(stage.world())
+            assert Engine(stage.world(), BUILD).catch_up().closed is None
+            assert [vm["status"] for vm in stage.cloud.instances()] == ["RUNNING"]
+
+        world = at_seal(after=False)(stage, others_look)
+        record = built(stage, world=replace(world, log=lambda run_id: OldLog(stage.world().log(run_id))))
+        assert Engine(stage.world(), BUILD).look().phase is Phase.SUCCEEDED
+        assert storage(stage)[0] == record.usd
+        remove(stage.world(), record.name, ())
+        nothing_left(stage)
+
+
+def test_an_amount_under_a_name_that_tells_no_run_is_kept_while_an_image_of_that_name_is_there(home: Path) -> None:
+    """Older clients gave images names of their own."""
+    with staged(home, machines()) as stage:
+        with pytest.raises(Killed):
+            built(stage, world=at_seal(after=True)(stage, dies(Killed)))
+        name, world = "bench-image-l4-20261121-040000-0002", stage.world()
+        stage.timeline.advance(timedelta(minutes=20).total_seconds())
+        stage.delete_objects(f"runs/{BUILD}")
+        (build,) = look_after_builds(world)
+        assert (build.run_id, build.over) == ("", False)
+        assert list(outstanding(stage.ledger())) == [name]
+        assert world.shelf is not None
+        world.shelf.cloud().delete(name)
+        assert [one.over for one in look_after_builds(stage.world())] == [True]
+        assert outstanding(stage.ledger()) == {}
+
+
+def test_the_machine_of_an_older_client_that_died_ends_by_itself(home: Path) -> None:
+    with staged(home, machines()) as stage:
+        made = at_event("InstanceCreated")(stage, dies(Killed))
+        with pytest.raises(Killed):
+            built(stage, world=replace(made, log=lambda run_id: OldLog(made.log(run_id))))
+        stage.timeline.advance(READY_S + 1200)
+        for _ in range(2):
+            reconcile(stage.world())
+        assert outstanding(stage.ledger()) == {}
+        assert all(entry.settled_usd is not None for entry in stage.ledger().runs.values())
         nothing_left(stage)
 
 

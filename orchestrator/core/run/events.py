@@ -45,6 +45,8 @@ class RunPlanned(Fact):
     offers: Count = 0
     on_demand_after: Count | None = None
     """After how many preempted spot machines an on-demand machine is requested; None: never."""
+    seals: bool = False
+    """It makes an image, and its client appends `seal_requested` before it copies the disk. Older clients did not."""
 
 
 class BudgetHeld(Fact):
