@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from decimal import Decimal
 
 import pytest
@@ -51,6 +54,26 @@ def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_
     second = bench("launch", "--gpu", "l4", "--json", *SMALL, *paced(), *tight).document
     assert second["state"] == "succeeded"
     assert bench.control("/control/status")["instances"] == []
+
+
+def test_of_two_commands_that_want_one_kept_machine_at_once_one_gets_it_and_the_other_says_why_not(
+    bench: Bench, paced: Paced
+) -> None:
+    tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")
+    first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced(), *tight).document
+    assert first["state"] == "kept"
+    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", "--json", *SMALL, *paced(), *tight]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [one.communicate() for one in both]
+    assert sorted(one.returncode for one in both) == [0, 3], told
+    winner, loser = sorted(zip(both, told, strict=True), key=lambda pair: pair[0].returncode)
+    assert json.loads(winner[1][0])["state"] == "succeeded"
+    assert "Traceback" not in loser[1][1]
+    assert "is left today (cap $0.05, $0 spent," in " ".join(loser[1][1].split())
+    assert bench.control("/control/status")["instances"] == []
+    assert len(bench.control("/control/bill")["rows"]) == 1
+    entries = {entry["run_id"]: entry for entry in bench("costs", "--json").document["runs"]}
+    assert [Decimal(entry["settled_usd"]) for run_id, entry in entries.items() if run_id != first["run_id"]] == [0]
 
 
 def test_stopping_a_kept_run_lets_its_machine_go_and_keeps_its_outcome(bench: Bench, paced: Paced) -> None:
