@@ -338,11 +338,11 @@ def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
     counts = dict(group.counts) if group is not None else {}
     newest_first = reversed(job.status.status_events)
     cause = rules.cause_of((event.description, event.event_time or None) for event in newest_first)
-    waiting = counts.get("PENDING", 0) + counts.get("ASSIGNED", 0)
+    waiting, state = counts.get("PENDING", 0) + counts.get("ASSIGNED", 0) if counts else children, state_of(job)
     return JobStatus(
         name=name,
-        state=state_of(job),
-        pending=waiting if counts else children,
+        state=state,
+        pending=0 if state in OVER else waiting,  # what is over begins no more of them
         running=counts.get("RUNNING", 0),
         succeeded=counts.get("SUCCEEDED", 0),
         failed=counts.get("FAILED", 0) + counts.get("UNEXECUTED", 0),

@@ -65,8 +65,7 @@ class Seen:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do or to wait for."""
-        idle = not any(job.running or job.pending for job in self.jobs)
-        return self.state.over or (bool(self.control.stopped or self.control.paused) and idle)
+        return self.state.over or (bool(self.control.stopped or self.control.paused) and self.idle)
 
     @property
     def idle(self) -> bool:
@@ -128,7 +127,8 @@ class Follower:
         if start and not awaited and not control.paused and not control.stopped:
             control = self._start(state, control, found, set(verdict.again))
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-        after = Seen(state, control, self._counts(names, over=state.over))
+        ended = state.over or bool(control.stopped or control.paused)
+        after = Seen(state, control, self._counts(names, over=ended))
         if after.over and (after.idle or self.machine_seconds is None):
             self.purse.settle(max(state.usd, self._machines_usd(names)), control.generation)
         self.store.list_as(summary(self.record, after.state, after.control))

@@ -1,0 +1,68 @@
+"""`kill -9` of the client of a fleet on Batch at any call: the next `status` or `reap` ends what is left, and what the
+ledger says was spent is no less than what was metered."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.killed_batch import MARGIN_S, Fate, Killed, Killing
+
+SEEDS = range(1, 13)
+
+
+def life(killing: Killing, fate: Fate, chance: random.Random) -> bool:
+    """The first client, from its launch on; whether it lived to see the end."""
+    try:
+        killing.begin(fate)
+        return killing.follows(killing.client(fate), 60, chance)
+    except Killed:
+        return False
+
+
+@pytest.mark.parametrize("next_is", ["reap", "stop", "status", "nobody"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wherever_the_client_is_killed_the_next_command_ends_what_is_left_and_the_books_balance(
+    tmp_path: Path, seed: int, next_is: str
+) -> None:
+    chance = random.Random(f"{seed}/{next_is}")
+    killing = Killing.at(tmp_path / "cloud", seed, calm=bool(seed % 2), elsewhere=chance.random() < 0.5)
+    with closing(killing.story):
+        fate = Fate(at=chance.choice((chance.randint(1, 12), chance.randint(1, 90))), after=chance.random() < 0.5)
+        lived = life(killing, fate, chance)
+        assert lived != fate.dead
+        killing.story.timeline.sleep(chance.choice((1, 60, 600, 2000)))
+        if not killing.holds():
+            return  # it died before it held anything
+        if next_is == "reap":
+            killing.reaped()
+        elif next_is == "stop":
+            killing.client().stop("eve")
+            killing.story.timeline.sleep(120)
+            assert killing.broken() == [], (fate, killing.said)
+        elif next_is == "status":
+            with suppress(Killed):
+                killing.follows(killing.client(Fate(at=chance.randint(1, 60))), 60, chance)
+        killing.settled_after(killing.story.wall_s + MARGIN_S)
+        assert killing.broken() == [], (fate, killing.said)
+
+
+def silent(killing: Killing) -> None:
+    """No machine is found for the fleet's job."""
+    killing.story.cloud.weather.add({"fault": "batch_silent", "cause": "quota"})
+
+
+def test_a_job_that_waited_for_its_first_machine_and_was_stopped_holds_no_money(tmp_path: Path) -> None:
+    killing = Killing.at(tmp_path / "cloud", 1, calm=True)
+    with closing(killing.story):
+        silent(killing)
+        killing.begin(Fate())
+        killing.client().step()
+        killing.story.timeline.sleep(60)
+        killing.client().stop("eve")
+        assert [fault["fired"] for fault in killing.story.cloud.weather.document()["faults"]] == [1]
+        assert killing.broken() == []
+        assert [entry.settled_usd for entry in killing.holds().values()] != [None]
