@@ -279,19 +279,23 @@ class GoogleBatch:
         """What the job's clock demands: a job that waits in silence goes to the next region, one whose time is over is
         ended, and one that is over leaves nothing behind."""
         now = self.clock.now()
+        in_time = now < record.ends_at - timedelta(seconds=rules.SHORTEST_S)
         if record.stage == "waiting":
-            if now < record.ends_at - timedelta(seconds=rules.SHORTEST_S) and not self._before(record):
+            if in_time and not self._before(record):
                 self._place(record)
             return status
         if record.stage == "leaving":
             job = self._job(record)
-            if job is None or state_of(job) in OVER:
+            if job is not None and state_of(job) not in OVER:
+                return status
+            if in_time:
                 self.records.moved(record, "placed", now)
-                fresh = self.records.read(record.fleet, record.name) or record
-                if fresh.stage == "placed":
-                    self._create(fresh)
-                return self._status(record.name, fresh)
-            return status
+            else:
+                self.records.change(record, lambda present: _over(present, "no time is left for another region"))
+            fresh = self.records.read(record.fleet, record.name) or record
+            if fresh.stage == "placed":
+                self._create(fresh)
+            return self._status(record.name, fresh)
         barren = status.state == "failed" and not (status.succeeded or status.failed)
         silent = rules.is_silent(status, record.since or now, now)
         if record.stage == "placed" and (silent or barren) and now < record.ends_at:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.fleet.names import job_name
+from orchestrator.runs.reconcile import reconcile
+from tests.fleet.batch_story import FLEET
 from tests.fleet.killed_batch import MARGIN_S, Fate, Killed, Killing
 
 SEEDS = range(1, 13)
@@ -66,3 +69,38 @@ def test_a_job_that_waited_for_its_first_machine_and_was_stopped_holds_no_money(
         assert [fault["fired"] for fault in killing.story.cloud.weather.document()["faults"]] == [1]
         assert killing.broken() == []
         assert [entry.settled_usd for entry in killing.holds().values()] != [None]
+
+
+@pytest.mark.parametrize("next_is", ["stop", "reap"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_client_that_is_killed_between_two_regions_leaves_no_job_and_no_hold(
+    tmp_path: Path, elsewhere: bool, next_is: str
+) -> None:
+    """Its job is cancelled in the one, and not yet asked for in the other."""
+    killing, chance = Killing.at(tmp_path / "cloud", 1, calm=True, elsewhere=elsewhere), random.Random(1)
+    with closing(killing.story):
+        silent(killing)
+        killing.begin(Fate())
+        killing.client().step()
+        killing.story.timeline.sleep(660)
+        doomed = killing.client()
+        doomed.scheduler.client.fate = Fate(at=2, after=True)  # type: ignore[attr-defined]
+        if elsewhere:
+            killing.story.known = set()
+        with pytest.raises(Killed):
+            doomed.step()
+        record = killing.story.fresh().records.read(FLEET, job_name(FLEET, 0))
+        assert record is not None
+        assert record.stage == "leaving"
+        if next_is == "stop":
+            killing.client().stop("eve")
+            assert killing.broken() == [], killing.said
+        elif next_is == "status":
+            killing.follows(killing.client(), 60, chance)
+        else:
+            killing.story.timeline.sleep(killing.story.wall_s + MARGIN_S)
+            (found,) = reconcile(killing.world(Fate()))
+            assert found.settled, found
+            assert len(killing.story.cloud.batch.jobs) == 1, "nothing is asked for after its end"
+        killing.settled_after(killing.story.wall_s + MARGIN_S)
+        assert killing.broken() == [], killing.said
