@@ -7,6 +7,7 @@ fleet is asked for at a time, so that a fleet never has more machines than it ho
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
+from orchestrator.core.fleet.lives import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.ports import Bucket, Clock
@@ -38,6 +40,8 @@ STATES: Final[Mapping[str, JobState]] = {
     "CANCELLATION_IN_PROGRESS": "running", "DELETION_IN_PROGRESS": "running", "CANCELLED": "cancelled",
 }  # fmt: skip
 OVER: Final = ("absent", "succeeded", "failed", "cancelled")
+QUEUE_LEFT: Final = re.compile(r"\bfrom QUEUED to (SCHEDULED|RUNNING)\b")
+"""What Batch says of a job for which machines are about to be made."""
 FRESH: Final = timedelta(seconds=1)
 """So long an answer about a job is good: one look asks once for what its children did and for its counts."""
 
@@ -152,24 +156,31 @@ class GoogleBatch:
             self._cancel(record)
 
     def machine_seconds(self, names: Sequence[str]) -> Mapping[str, float]:
-        """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life.
-        What each machine really had is on Google's bill alone."""
-        found: dict[str, float] = {}
+        """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life,
+        in each region that it was in. What each machine really had is on Google's bill alone."""
+        found: dict[str, list[Life]] = {}
         for name in names:
             record = self.records.read(fleet_of(name), name)
-            if record is None or record.stage == "waiting":
-                continue
-            job = self._job(record)
-            parallel = int(record.body["taskGroups"][0]["parallelism"])
-            ends = record.ends_at
-            if job is None:
-                began, over = record.since or ends, ends
-            else:
-                began = job.create_time or record.since or ends
-                over = (job.update_time if state_of(job) in OVER else None) or self.clock.now()
-            life = max(min(over, ends) - began, timedelta(0)) + timedelta(seconds=DEADLINE_SLACK_S)
-            found[record.gpu] = found.get(record.gpu, 0.0) + parallel * life.total_seconds()
-        return found
+            if record is not None and record.stage != "waiting":
+                found.setdefault(record.gpu, []).extend(self._lives(record))
+        slack = timedelta(seconds=DEADLINE_SLACK_S)
+        return {gpu: machine_seconds(lives, slack) for gpu, lives in found.items()}
+
+    def _lives(self, record: BatchRecord) -> Sequence[Life]:
+        parallel, ends = int(record.body["taskGroups"][0]["parallelism"]), record.ends_at
+        lives = []
+        for at in range(record.at):  # given up for want of a first task; its machines may have been booting
+            job = self._job(record.model_copy(update={"at": at}))
+            if job is not None and (began := scheduled_at(job)) is not None:
+                lives.append(Life(began, min(self._over_at(job), ends), parallel))
+        job = self._job(record)
+        if job is None:
+            return [*lives, Life(record.since or ends, ends, parallel, seen=False)]
+        began = job.create_time or record.since or ends
+        return [*lives, Life(began, min(self._over_at(job), ends), parallel)]
+
+    def _over_at(self, job: batch_v1.Job) -> datetime:
+        return (job.update_time if state_of(job) in OVER else None) or self.clock.now()
 
     def check(self, site: Site, pace: Pace, say: Callable[[str], None]) -> Verdict:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
@@ -334,6 +345,12 @@ def task_script() -> str:
 def state_of(job: batch_v1.Job) -> JobState:
     """Its state; one that we have no word for is taken to cost money."""
     return STATES.get(getattr(job.status.state, "name", ""), "running")
+
+
+def scheduled_at(job: batch_v1.Job) -> datetime | None:
+    """When it left its queue, from when on machines may have been made for it; None where it never did."""
+    told = [event for event in job.status.status_events if QUEUE_LEFT.search(event.description)]
+    return min((event.event_time or job.create_time for event in told), default=None)
 
 
 def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:

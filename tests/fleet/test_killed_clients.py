@@ -71,7 +71,7 @@ def test_a_job_that_waited_for_its_first_machine_and_was_stopped_holds_no_money(
         assert [entry.settled_usd for entry in killing.holds().values()] != [None]
 
 
-@pytest.mark.parametrize("next_is", ["stop", "reap"])
+@pytest.mark.parametrize("next_is", ["stop", "reap", "status"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_client_that_is_killed_between_two_regions_leaves_no_job_and_no_hold(
     tmp_path: Path, elsewhere: bool, next_is: str
@@ -103,4 +103,18 @@ def test_a_client_that_is_killed_between_two_regions_leaves_no_job_and_no_hold(
             assert found.settled, found
             assert len(killing.story.cloud.batch.jobs) == 1, "nothing is asked for after its end"
         killing.settled_after(killing.story.wall_s + MARGIN_S)
+        assert killing.broken() == [], killing.said
+
+
+def test_machines_that_booted_too_slowly_in_a_region_that_was_left_are_paid_for(tmp_path: Path) -> None:
+    killing, chance = Killing.at(tmp_path / "cloud", 1, calm=True, children=3), random.Random(1)
+    with closing(killing.story):
+        slow = {"fault": "slow_boot", "seconds": 900}
+        killing.story.cloud.weather.add(slow, slow, slow)
+        killing.begin(Fate())
+        killing.follows(killing.client(), 60, chance)
+        killing.settled_after(killing.story.wall_s + MARGIN_S)
+        record = killing.story.fresh().records.read(FLEET, job_name(FLEET, 0))
+        assert record is not None
+        assert record.at == 1, "it was given up in the first region"
         assert killing.broken() == [], killing.said
