@@ -62,7 +62,8 @@ def keep(fresh: Path, file: Path, seal: Path) -> None:
 
 def _closed(path: Path) -> bool:
     try:
-        found = path.stat()
+        found, named = path.stat(), path.lstat()
     except OSError:
         return False
-    return found.st_uid in trusted() and not found.st_mode & OTHERS_MAY_WRITE
+    theirs = {found.st_uid, named.st_uid}.difference(trusted())  # of a link, who made it may turn it elsewhere
+    return not theirs and not found.st_mode & OTHERS_MAY_WRITE

@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
     if spec.threads:
         torch.set_num_threads(spec.threads)
     device = environment.device()
-    with torch.inference_mode():
-        call = caller(spec, asked.case, asked.implementation, device)
+    with torch.inference_mode(), tempfile.TemporaryDirectory(prefix="bench-profile-") as logs:
+        call = caller(spec, asked.case, asked.implementation, Site(device, spec.threads, Path(logs), default_cache()))
         for _ in range(WARM_CALLS):
             call()
         settle(device)
@@ -60,15 +60,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def caller(spec: Spec, case_id: str, name: str, device: torch.device) -> Callable[[], Any]:
+def caller(spec: Spec, case_id: str, name: str, site: Site) -> Callable[[], Any]:
     """One call of an implementation on a case's inputs."""
+    device = site.device
     case: Any = next(one for one in spec.measure if one.id == case_id)
     if isinstance(spec.workload, OwnWorkload):
         definition = load(spec.workload.form, Path(spec.workload.path))
         bench = Bench(definition, original(name), device)
         bench.bind(dict(case.values), axes.case_seed(case, spec.seed, "inputs"))
         return lambda: bench.call(0)
-    site = Site(device, spec.threads, Path(tempfile.gettempdir()), default_cache())
     crew = {original(name): build(spec.workload, original(name), site)}
     inputs = spec.workload.problem().inputs(case, axes.generator(case, device, spec.seed))
     bound = bind(name, crew, case, inputs)

@@ -85,7 +85,7 @@ def known(reference: str) -> str:
 
 def store() -> Path:
     """The file with the references that were pulled, one on each line."""
-    return Path(os.environ.get("HOME", "/tmp")) / ".docker-stand-in"
+    return Path.home() / ".docker-stand-in"
 
 
 def pull(words: Sequence[str]) -> int:

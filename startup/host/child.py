@@ -115,11 +115,11 @@ def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
 
 def scratch_folder() -> Path:
     """Local to the node, the same for every child of this user, so that what one built the next one finds; a new one
-    where another user has put something of that name there first."""
+    where another user has put something of that name there first: a folder, a link or a file."""
     folder = usual_scratch()
     try:
         own(folder)
-    except (Trouble, FileExistsError, PermissionError):
+    except (Trouble, FileExistsError, NotADirectoryError, PermissionError):
         folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     return folder
 

@@ -60,6 +60,23 @@ def test_code_of_another_user_is_not_loaded(
     assert not is_taken()
 
 
+@KEPT
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_code_behind_a_link_of_another_user_is_not_loaded(
+    keep: Callable[[Path], Callable[[], bool]], tmp_path: Path
+) -> None:
+    """Whoever made it may turn it elsewhere between the look and the load."""
+    folder, link = tmp_path / "kept", tmp_path / "link"
+    folder.mkdir(mode=0o700)
+    keep(folder)
+    link.symlink_to(folder)
+    is_taken = keep(link)
+    assert is_taken()
+    os.lchown(link, 65534, 65534)
+    assert not is_taken()
+    assert not owned.ready(link)
+
+
 def test_a_folder_of_ours_that_others_may_write_is_closed_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,27 @@ def test_without_a_gpu_a_profile_is_pytorchs_and_says_so_and_its_trace_opens(tmp
     assert not (tmp_path / "out" / "cases").exists(), "a profiled call is no row"
 
 
+def test_a_profile_writes_nothing_of_a_name_that_others_can_foresee(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link of that name in the folder that all users share would be followed."""
+    shared, theirs = tmp_path / "tmp", tmp_path / "theirs"
+    shared.mkdir()
+    theirs.write_text("as it was")
+    (shared / "build-cpu.log").symlink_to(theirs)
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'c++ 13' && exit 0\nexit 1\n")
+    compiler.chmod(0o755)
+    (tmp_path / "spec.json").write_text(json.dumps(spec(**SMALL | {"implementations": ["bench"]})))
+    environment = os.environ | {"TMPDIR": str(shared), "CXX": str(compiler), "BENCH_KERNEL_CACHE": str(tmp_path / "k")}
+    command = [sys.executable, "-m", "kernels.harness.profiled", "--spec", str(tmp_path / "spec.json")]
+    command += ["--case", CASE, "--implementation", "bench", "--out", str(tmp_path / "stem")]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "c++ 13 exited with 1" in ran.stderr, ran.stderr
+    assert theirs.read_text() == "as it was"
+    assert [path.name for path in shared.iterdir()] == ["build-cpu.log"]
+
+
 def test_a_case_that_the_run_does_not_have_is_a_line_with_its_reason(tmp_path: Path) -> None:
     (one,) = profiled(tmp_path, cases=[MISSING], implementations=["sdpa:math"])["profiles"]
     assert (one["reason"], one["files"]) == ("there is no such case in this run", [])

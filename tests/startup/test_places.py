@@ -78,6 +78,25 @@ def test_a_child_of_a_fleet_takes_a_new_scratch_folder_where_another_user_has_ta
     assert mode_of(fresh) == 0o700
 
 
+@pytest.mark.parametrize("planted", ["file", "dangling link", "loop", "link to a file"])
+def test_a_child_of_a_fleet_takes_a_new_scratch_folder_where_its_name_is_no_folders(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    usual, target = child.usual_scratch(), tmp_path / "target"
+    if planted == "file":
+        usual.write_text("theirs")
+    else:
+        usual.symlink_to(usual if planted == "loop" else target)
+    if planted == "link to a file":
+        target.write_text("theirs")
+    before = sorted(tmp_path.iterdir())
+    fresh = child.scratch_folder()
+    assert fresh.is_dir()
+    assert not fresh.is_symlink()
+    assert sorted(tmp_path.iterdir()) == sorted([*before, fresh]), "nothing was made where a link points"
+
+
 def whoever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives a folder to another user; who cannot is another user from now on."""
     if os.geteuid() == 0:
