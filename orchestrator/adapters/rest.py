@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Lost, NotSigned, Signer, Web
+from orchestrator.adapters.web import Lost, NotSigned, Reply, Signer, Web
 from orchestrator.core.rest import Answer, Request
+from orchestrator.core.rest_form import misshapen
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -117,8 +118,18 @@ class Rest:
             return Answer(0 if exc.passing else 401, trouble=str(exc))
         except Lost as exc:
             return Answer(0, trouble=str(exc))
+        if reply.status == 200 and (odd := _odd(reply)):
+            return Answer(0, trouble=f"{request.service} {odd}")
         skew = _skew(reply.headers.get("date", ""), begun, datetime.now(UTC))
         return Answer(reply.status, reply.document, skew_s=skew, billed_to=self._web.signer.billed_to)
+
+
+def _odd(reply: Reply) -> str:
+    """What is wrong with an answer that is said to be good; empty where nothing is."""
+    if not reply.is_document:
+        return "did not answer with a JSON object: is there a proxy in between?"
+    key = misshapen(reply.document)
+    return f"answered in a form that is not Google's ({key}): is there a proxy in between?" if key else ""
 
 
 def _skew(date: str, begun: datetime, ended: datetime) -> float | None:

@@ -36,7 +36,8 @@ class Policies:
             raise ApiError(400, "Policies with conditions must have version 3.")
         with self.lock:
             before = self.get(resource)
-            if policy.get("etag", before["etag"]) != before["etag"]:
+            known = policy.get("etag") or before["etag"]  # a policy without one takes the place of any
+            if known != before["etag"]:
                 raise ApiError(
                     409,
                     "There were concurrent policy changes. Please retry the whole read-modify-write with exponential"

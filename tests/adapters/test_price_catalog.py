@@ -68,7 +68,7 @@ def asked(*answers: Answer, credentials: Any = None) -> Any:
         (google_error(503, "later"), Unavailable, "later", "bench prices --refresh"),
         (google_error(429, "slow down"), Unavailable, "slow down", "bench prices --refresh"),
         (Drop(), Unavailable, "does not answer", "bench prices --refresh"),
-        (Reply(200, data=b"<html>hello"), Unavailable, "no list of SKUs", "bench prices --refresh"),
+        (Reply(200, data=b"<html>hello"), Unavailable, "is there a proxy", "bench prices --refresh"),
     ],
 )
 def test_an_answer_that_is_no_catalogue_is_an_error_of_its_kind(

@@ -47,8 +47,10 @@ def test_a_good_answer_is_its_document_and_lists_in_queries_are_repeated() -> No
         ((google_error(503, "later"),), 503, 2),
         ((Drop(), Reply(200, {})), 200, 2),
         ((Drop(),), 0, 2),
-        ((Reply(200, data=b"<html>"),), 200, 1),
-        ((Reply(200, [1]),), 200, 1),
+        ((Reply(200, data=b"<html>"),), 0, 2),
+        ((Reply(200, [1]),), 0, 2),
+        ((Reply(200, {"items": 5}),), 0, 2),
+        ((Reply(200, data=b"<html>"), Reply(200, {"items": []})), 200, 2),
     ],
 )
 def test_a_lost_answer_to_a_question_is_asked_for_once_more(

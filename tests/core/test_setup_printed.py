@@ -153,7 +153,7 @@ def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(st
     assert off.api_off
     for times in (1, 5):
         answers = iter([off] * times)
-        talk = lead(take, step, reply=lambda _, answers=answers: next(answers, good(bindings=[])))  # type: ignore[misc]
+        talk = lead(take, step, reply=lambda _, answers=answers: next(answers, good(etag="e", bindings=[])))  # type: ignore[misc]
         assert talk.result.good
         assert talk.paused_s == list(TOO_YOUNG_S[:times])
     talk = lead(take, step, reply=lambda _: off)

@@ -87,11 +87,14 @@ def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanw
     assert talk.result.good
     assert talk.lines == [read, write] * 3
     assert talk.paused_s == list(PAUSES_S[:2])
-    held = {read: good(bindings=[{"role": "r", "members": [ADA]}])}
+    held = {read: good(etag="e", bindings=[{"role": "r", "members": [ADA]}])}
     assert lead(take, step, reply=held).lines == [read]
     assert lead(take, step, reply={read: refusal(403)}).result.status == 403
-    assert lead(take, step, reply={read: good(), write: refusal(403)}).result.status == 403
-    assert lead(take, step, reply={read: good(), write: refusal(409)}).result.status == 409
+    assert lead(take, step, reply={read: good(etag="e"), write: refusal(403)}).result.status == 403
+    assert lead(take, step, reply={read: good(etag="e"), write: refusal(409)}).result.status == 409
+    for nothing in (good(), good(etag=""), good(bindings=[{"role": "r", "members": []}])):
+        talk = lead(take, step, reply={read: nothing, write: good()})  # written, it would take the place of all others'
+        assert (talk.lines, talk.result.good, "none is written" in talk.result.message) == ([read], False, True)
 
 
 def test_a_grant_leaves_every_other_binding_as_it_was() -> None:

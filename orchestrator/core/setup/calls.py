@@ -42,7 +42,7 @@ def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
     project = wanted.project
     services = api.ask(enabled(project, APIS))
     apis = frozenset(
-        str(entry["name"]).rpartition("/")[2]
+        str(entry.get("name", "")).rpartition("/")[2]
         for entry in services.document.get("services", ())
         if services.good and entry.get("state") == "ENABLED"
     )
@@ -116,7 +116,7 @@ def _enable(api: Api, step: EnableApis) -> Answer:
         if not answer.good or answer.document.get("done"):
             break
         api.pause(pause)
-        answer = api.ask(Request("serviceusage", "GET", f"/v1/{answer.document['name']}"))
+        answer = api.ask(Request("serviceusage", "GET", f"/v1/{answer.document.get('name', '')}"))
     error = answer.document.get("error")
     return Answer(400, {"error": error}) if answer.good and error else answer
 
@@ -132,6 +132,8 @@ def _mend_bucket(api: Api, step: MendBucket) -> Answer:
     found = api.ask(Request("storage", "GET", path, {"projection": "noAcl"}))
     if not found.good:
         return found
+    if found.document.get("name") != step.bucket:
+        return Answer(0, trouble=f"what was answered about gs://{step.bucket} is not about it, so it is not changed")
     access = dict(found.document.get("iamConfiguration", {}))
     access |= {"uniformBucketLevelAccess": {"enabled": True}} if step.uniform else {}
     access |= {"publicAccessPrevention": "enforced"} if step.private else {}
@@ -189,6 +191,8 @@ def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, 
         found = api.ask(read_policy(kind, owner, email))
         if not found.good:
             return found
+        if not found.document.get("etag"):  # written without one, it would take the place of whatever is there
+            return Answer(0, trouble=f"no policy of {owner} was answered with, so none is written")
         policy = with_grant(found.document, role, member, condition)
         if policy is None:
             return found
