@@ -1,0 +1,43 @@
+"""`bench doctor` and `bench image` where something else answers in Google's place: a verdict or an error of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Bench
+from tests.support.mangled import WHOLE, Mangler
+from tests.support.scripted_server import scripted_server
+
+pytestmark = pytest.mark.usefixtures("cloud")
+MARKS = ("Traceback", "Error:", "object is not", "has no attribute")
+"""What Python says of its own."""
+
+
+@pytest.fixture
+def mangler(bench: Bench) -> Iterator[Mangler]:
+    """Stands between the commands and the cloud."""
+    file = bench.home / "cloud" / "cloud.json"
+    address = json.loads(file.read_text())
+    made = Mangler(address["compute"], address["storage"])
+    with scripted_server(made) as server:
+        file.write_text(json.dumps({**address, "compute": server.url, "storage": server.url}))
+        yield made
+        file.write_text(json.dumps(address))
+
+
+@pytest.mark.parametrize("command", [("doctor", "--gpu", "l4"), ("image", "list"), ("reap",)], ids=" ".join)
+def test_no_answer_is_too_strange_for_a_command(bench: Bench, mangler: Mangler, command: tuple[str, ...]) -> None:
+    usual = bench(*command, code=None).code
+    requests, names = mangler.seen, sorted(WHOLE)
+    assert requests > 0
+    for at in range(1, requests + 1):
+        for how in (names[at % len(names)], at):
+            mangler.again(at, how)
+            ran = bench(*command, code=None)
+            assert ran.code in (usual, 1, 2, 3, 4, 5, 6, 7, 10), mangler.done
+            said = " ".join((ran.out + ran.err).split())
+            ours = "not one that the service gives" in said
+            assert ours or not any(mark in said for mark in MARKS), f"{mangler.done}\n{said}"
