@@ -6,7 +6,6 @@
 dir=${BENCH_VM_DIR:-/var/lib/bench}
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
 run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=() me=$(printf %04x%04x $RANDOM $RANDOM)
-
 say() { printf '%s boot: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
 http() { curl --silent --show-error --noproxy '*' --connect-timeout 10 --max-time "${BENCH_REQUEST_TIMEOUT_S:-30}" "$@"; }
 retry() { # retry TRIES COMMAND...
@@ -36,6 +35,7 @@ event() { # event KIND DATA
     "$run_id" "$1" "$now" "$attempt" "$me" "$seq" "$2"
   retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$me-$(printf %06d "$seq")-$1.json" application/json
 }
+roomy() { mkdir -p "$dir/room" && touch "$dir"/room/{1..9} && head -c 1000000 /dev/zero >"$dir/room/1"; local code=$?; rm -rf "$dir/room"; return "$code"; } 2>/dev/null
 leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
 
 # In a process group of its own, where a signal does not reach this script; elsewhere job control would make `wait`
@@ -66,9 +66,11 @@ last_word() { # what the agent would have said, had it lived
     mv "$file" "$dir/events/"
     [[ $file == *-finished.json ]] && touch "$dir/last-word"
   done
-  retry 3 upload "@$dir/log.txt" artifacts/log.txt text/plain || return
+  [[ ! -e $dir/log.txt ]] || retry 3 upload "@$dir/log.txt" artifacts/log.txt text/plain || return
   [[ -e $dir/last-word ]] && return
-  if [[ -z $cause && -e $dir/deadline ]]; then
+  if [[ -z $signalled && $cause != disk_full ]] && ! roomy; then
+    cause=disk_full detail="no room is left in $dir${detail:+: $detail}"
+  elif [[ -z $cause && -e $dir/deadline ]]; then
     outcome=timed_out cause=deadline detail="stopped ahead of the deadline of $deadline s"
   elif [[ -z $cause && $(retry 2 meta instance/preempted) == TRUE ]]; then
     outcome=preempted cause=preempted detail='preempted before the agent could say so'
@@ -113,13 +115,12 @@ storage=$(field "$endpoints" storage) compute=$(field "$endpoints" compute)
 storage=${storage:-https://storage.googleapis.com} compute=${compute:-https://compute.googleapis.com}
 say "$name in ${zone##*/}"
 [[ -e $dir/last-word ]] && exit 0 # rebooted after the end: all that is left to do is to go
-
 spec=$(retry 10 meta instance/attributes/bench-run) payload=$(retry 10 meta instance/attributes/bench-payload)
 bucket=$(field "$payload" bucket) object=$(field "$payload" object) sha256=$(field "$payload" sha256)
 run_id=$(field "$spec" run_id) attempt=$(field "$spec" attempt) deadline=$(field "$spec" deadline_s) deadline=${deadline%%.*}
 [[ -n $run_id && -n $bucket && -n $object && -n $sha256 && $attempt =~ ^[0-9]+$ && $deadline =~ ^[0-9]+$ ]] ||
   leave unknown 'bench-run or bench-payload is missing from the metadata or lacks a key'
-
+roomy || leave disk_full "no room is left in $dir"
 # The server counts from the first boot; on a real VM that is as long ago as the kernel has been up.
 up=$([[ -n ${BENCH_VM_DIR:-} ]] || cut -d. -f1 /proc/uptime)
 [[ -s $dir/first-boot ]] || echo "$(($(date +%s) - ${up:-0}))" >"$dir/first-boot"
@@ -127,7 +128,6 @@ margin=$((deadline < 120 ? deadline * 500 : 60000)) after=$(((deadline - $(date 
 seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
 grace=$(seconds $((margin * 2 / 3)))
 helper watchdog "$(seconds $((after > 0 ? after : 0)))"
-
 able() { command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'; }
 apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=120 "$@"; }
 install_python() { apt update; apt install python3 python3-venv python3-pip; }

@@ -322,6 +322,8 @@ def unexplained(step: str, outcome: HarnessExit) -> Diagnosis:
         return Diagnosis("build_failed", f"the kernel was not built:\n{outcome.log_tail}")
     if outcome.code == GATE_FAILED:
         return Diagnosis("gate_failed", f"a gate failed in step {step}:\n{outcome.log_tail}")
+    full = "No space left on device" in outcome.log_tail and "/dev/shm" not in outcome.log_tail  # which is memory
     return Diagnosis(
-        "harness_crashed", f"step {step} ended with {outcome.how}; the last lines of its log:\n{outcome.log_tail}"
+        "disk_full" if full else "harness_crashed",
+        f"step {step} ended with {outcome.how}; the last lines of its log:\n{outcome.log_tail}",
     )

@@ -80,6 +80,8 @@ def test_a_wrong_kernel_makes_the_run_incorrect_and_is_diagnosed_once(tmp_path: 
         ([{"exit": 22}], "spec_refused"),
         ([{"exit": 20}], "build_failed"),
         ([{"log": "Segmentation fault"}, {"exit": 1}], "harness_crashed"),
+        ([{"log": "OSError: [Errno 28] No space left on device: 'out/rows.csv'"}, {"exit": 1}], "disk_full"),
+        ([{"log": "OSError: [Errno 28] No space left on device: '/dev/shm/x'"}, {"exit": 1}], "harness_crashed"),
     ],
 )
 def test_a_step_that_fails_ends_the_run_with_the_most_exact_cause(

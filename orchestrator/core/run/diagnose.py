@@ -117,7 +117,7 @@ REMEDIES: Final = {
     "unavailable": "the cloud did not answer; after a few minutes, `bench launch --resume RUN` tries again",
     "no_boot": (
         "the startup script printed nothing: `bench diagnose RUN` shows the lines of the serial console; check that "
-        "the image has bash and curl and that the network reaches storage.googleapis.com"
+        "the image has bash, curl and room on its disk, and that the network reaches storage.googleapis.com"
     ),
     "never_made": "the request was lost before a machine existed; `bench launch --resume RUN` requests one again",
     "lost": (
