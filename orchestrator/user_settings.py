@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,6 +22,7 @@ from orchestrator.core.errors import ConfigError
 
 PREFIX: Final = "BENCH_"
 PATHS: Final = ("home", "weather")
+OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 MEND: Final = "correct the file, or move it away: `bench init` writes a new one"
 Cap = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]
 CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
@@ -25,6 +30,21 @@ CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 
 def default_home() -> Path:
     return user_data_path("spotbench")
+
+
+def others_may_write(found: os.stat_result) -> bool:
+    """Whether another user may write a file: not where it is open to a group of which nobody else is a member."""
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_private(found.st_gid)
+
+
+def _is_private(group: int) -> bool:
+    try:
+        who, whose = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == 0 or (who.pw_gid == group and whose.gr_name == who.pw_name and set(whose.gr_mem) <= {who.pw_name})
 
 
 class Settings(BaseModel):
@@ -76,10 +96,46 @@ def load_settings(*, project: str = "", bucket: str = "") -> Settings:
     said = {**_from_environment(), **flags}
     try:
         first = Settings.model_validate(said)
+        check_home(first.home)
         return Settings.model_validate({**_from_file(first.home / "settings.yaml", first), **said})
     except ValidationError as exc:
         problems = "; ".join(f"BENCH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors())
         raise ConfigError(f"bad settings: {problems}") from exc
+
+
+def check_home(home: Path) -> None:
+    """Refuses a BENCH_HOME in which somebody else may have put something: what is there says which commands run, which
+    hosts are trusted and what things cost. From one that is ours others lose the right to write. Raises `ConfigError`.
+    """
+    try:
+        found, named = home.stat(), home.lstat()
+    except OSError:
+        return  # none yet, or one that whoever needs it says more about
+    if not {found.st_uid, named.st_uid} <= _trusted():
+        raise _not_ours(home, "belongs to another user", "BENCH_HOME=DIR names a folder of your own")
+    if found.st_mode & stat.S_IWOTH and (found.st_mode & stat.S_ISVTX or found.st_uid != os.geteuid()):
+        raise _not_ours(home, "can be written by everybody", "BENCH_HOME=DIR names a folder of your own")
+    if found.st_mode & OTHERS_MAY_WRITE and found.st_uid == os.geteuid():
+        with suppress(OSError):
+            home.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)
+    try:
+        entries = sorted(home.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        with suppress(FileNotFoundError):
+            if entry.lstat().st_uid not in _trusted():
+                raise _not_ours(entry, "belongs to another user", f"look at it, then delete it or `chown` it: {entry}")
+
+
+def _trusted() -> set[int]:
+    """Whose files are obeyed: one's own, root's, and under `sudo` those of whoever called it."""
+    caller = os.environ.get("SUDO_UID", "")
+    return {0, os.geteuid(), *([int(caller)] if os.geteuid() == 0 and caller.isdecimal() else [])}
+
+
+def _not_ours(path: Path, why: str, hint: str) -> ConfigError:
+    return ConfigError(f"{path} {why}, so nothing in it is used", hint=hint)
 
 
 def _from_environment() -> dict[str, str]:
@@ -95,6 +151,8 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
     """What the file says, except where the environment says otherwise."""
     try:
         with path.open("rb") as file:
+            if others_may_write(os.fstat(file.fileno())):
+                raise _not_ours(path, "can be written by other users", f"look at it, then: chmod go-w {path}")
             text = handwritten.text(file)
     except FileNotFoundError:
         return {}
