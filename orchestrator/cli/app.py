@@ -14,7 +14,7 @@ from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import UNSET, LazyGroup
 from orchestrator.cli.locales import in_any_locale
-from orchestrator.cli.streams import READER_LEFT, endure, lost
+from orchestrator.cli.streams import READER_LEFT, endure, hanging, lost
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
 from orchestrator.core.foreign import log_text
 
@@ -108,7 +108,8 @@ UNHEARD: Final = (
 def complain(exc: BenchError) -> None:
     """Prints the error and its hint to standard error, in colour if that is a terminal that shows colours."""
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}: {log_text(str(exc))}", err=True)
+    said = hanging(f"error: {log_text(str(exc))}", err=True, indent=7).removeprefix("error")
+    typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}{said}", err=True)
     if exc.hint:
         typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {log_text(exc.hint)}", err=True)
 

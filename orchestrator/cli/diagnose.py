@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.finding import RunName, find_run
 from orchestrator.cli.options import Json, answer, options
+from orchestrator.cli.streams import hanging
 from orchestrator.core.foreign import sentence
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import Diagnosis
@@ -47,7 +48,13 @@ def diagnose(
         "remedy": found.remedy,
         "lines": list(found.lines),
     }
-    answer(told, *lines_of(run_id, state.phase.value.replace("_", " "), found), json=json)
+    lines = lines_of(run_id, state.phase.value.replace("_", " "), found)
+    answer(told, *(_folded(line) for line in lines), json=json)
+
+
+def _folded(line: str) -> str:
+    """What the machine or the cloud says goes on below itself; a remedy is ours, and its commands stay whole."""
+    return line if line.startswith("  remedy:") else hanging(line, indent=10)
 
 
 def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:

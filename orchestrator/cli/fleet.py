@@ -34,7 +34,7 @@ from orchestrator.cli.fleet_view import (
 from orchestrator.cli.grouped import grouped
 from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.streams import Unheard, unheard
+from orchestrator.cli.streams import Unheard, hanging, unheard
 from orchestrator.core import handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
@@ -308,7 +308,7 @@ def _desk(ctx: typer.Context, fleet: str, *, json: bool, accept: str = "") -> De
 
 
 def _voice(*, json: bool) -> Callable[[str], None]:
-    return lambda text: typer.echo(text, err=json)
+    return lambda text: typer.echo(hanging(text, err=json), err=json)
 
 
 def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
@@ -371,7 +371,7 @@ def _show(desk: Desk, seen: Seen, *, json: bool) -> None:
         return
     console = screen()
     for line in seen_lines(desk.record, seen):
-        typer.echo(line)
+        typer.echo(hanging(line))
     console.print(gpus_table(seen.state))
     if (odd := odd_table(seen.state)) is not None:
         console.print(odd)

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli.alive_view import document, line, price_of
 from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.streams import hanging
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
@@ -77,7 +78,7 @@ def reap(
 
 def _list(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> None:
     for finding in findings:
-        typer.echo(line(finding))
+        typer.echo(hanging(line(finding)))
     for image in images:
         typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
 

@@ -13,6 +13,10 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from orchestrator.core.folding import folded
+
+HANG = 8
+"""How far a line is indented that goes on."""
 ENDLESS = 10_000
 """The width of a pipe, which has no limit."""
 
@@ -29,6 +33,12 @@ def screen(file: IO[str] | None = None) -> Console:
     if not console.is_terminal:
         console.width, console.soft_wrap = ENDLESS, True
     return console
+
+
+def hung(console: Console, text: str) -> str:
+    """Text in lines as wide as the terminal is, those indented in which one goes on: nothing that a machine says begins
+    a line of the screen."""
+    return folded(text, console.width if console.is_terminal else None, HANG)
 
 
 class Columns(Table):

@@ -14,7 +14,7 @@ from orchestrator.cli.finding import find_run
 from orchestrator.cli.options import Json, emit_json, options
 from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
-from orchestrator.cli.screen import screen
+from orchestrator.cli.screen import hung, screen
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
@@ -82,7 +82,7 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
         console.print(advice.text, markup=False, soft_wrap=True)
     if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):
         ended = f"{state.phase.value.replace('_', ' ')}: {sentence(state.closed.detail)}"
-        console.print(ended, markup=False)
+        console.print(hung(console, ended), markup=False)
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
@@ -130,12 +130,13 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for finding in findings:
-        console.print(line(finding), markup=False, soft_wrap=True)
+        console.print(hung(console, line(finding)), markup=False, soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
     if unasked:
-        console.print(f"the cloud did not answer ({unasked}); as far as the runs know:", style="yellow", markup=False)
+        said = f"the cloud did not answer ({unasked}); as far as the runs know:"
+        console.print(hung(console, said), style="yellow", markup=False)
         console.print(alive_line(lines))
     else:
         console.print(summary(findings), markup=False)

@@ -12,8 +12,26 @@ import threading
 from contextlib import suppress
 from typing import Any, Final
 
+from orchestrator.core.folding import folded
+
 READER_LEFT: Final = 141
 """The exit code of a program that a shell sees ended by SIGPIPE."""
+
+
+def columns(stream: Any) -> int | None:
+    """The width of the terminal that a stream leads to; None where it leads elsewhere, and lines have no limit."""
+    try:
+        if stream is None or not stream.isatty():
+            return None
+        said = os.environ.get("COLUMNS", "")
+        return int(said) if said.isdecimal() and int(said) else os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def hanging(text: str, *, err: bool = False, indent: int = 8) -> str:
+    """Text for standard output, or error: in a terminal, the lines indented in which it goes on."""
+    return folded(text, columns(sys.stderr if err else sys.stdout), indent)
 
 
 class Enduring(io.FileIO):

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import typer
 
+from orchestrator.cli.streams import hanging
 from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.foreign import log_text
 from orchestrator.core.wording import count
 
 
 def note(text: str) -> None:
-    typer.echo(f"note: {log_text(text)}", err=True)
+    typer.echo(hanging(f"note: {log_text(text)}", err=True, indent=6), err=True)
 
 
 def raise_unread(left_out: Mapping[str, str], first: BenchError | None = None) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.cli.keys import silent_keys
 from orchestrator.cli.plan_view import planned
 from orchestrator.cli.render import beside_the_end, duration, live, usd
-from orchestrator.cli.screen import screen
+from orchestrator.cli.screen import hung, screen
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.foreign import log_text
 from orchestrator.core.plan.plan import LaunchPlan
@@ -59,7 +59,7 @@ class PlainWatch(Watch):
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        self.console.print(Text(log_text(text)), soft_wrap=True)
+        self.console.print(Text(hung(self.console, log_text(text))), soft_wrap=True)
 
     def step(self, text: str) -> None:
         self.say(text)
@@ -108,7 +108,7 @@ class LiveWatch(Watch):
         self._now = now
 
     def say(self, text: str) -> None:
-        self.console.print(Text(log_text(text), "yellow"))
+        self.console.print(Text(hung(self.console, log_text(text)), "yellow"))
 
     def step(self, text: str) -> None:
         self.view.update(Text(f"{text} …", "dim"))
