@@ -43,8 +43,18 @@ def _items(value: object) -> bool:
 
 
 def _retirement(value: object) -> bool:
-    """Of an image, and within that when it is."""
-    return _object(value) or _text(value)
+    """Of an image, and within that when it is; of some resources whether."""
+    return _object(value) or _text(value) or _yes_or_no(value)
+
+
+def _resources(value: object) -> bool:
+    """A list of resources; within another resource, of their addresses."""
+    return _objects(value) or _texts(value)
+
+
+def _quotas(value: object) -> bool:
+    numbers = (one[key] for one in value for key in ("limit", "usage") if key in one) if _objects(value) else ()  # type: ignore[attr-defined]
+    return _objects(value) and all(map(_number, numbers))
 
 
 KINDS: Final[Mapping[str, Callable[[object], bool]]] = {
@@ -54,10 +64,11 @@ KINDS: Final[Mapping[str, Callable[[object], bool]]] = {
         _text,
     ),
     **dict.fromkeys(("includedPermissions", "members", "permissions"), _texts),
-    **dict.fromkeys(("bindings", "nats", "quotas", "routers", "rule", "services", "subnetworks"), _objects),
+    **dict.fromkeys(("bindings", "nats", "rule", "services"), _objects),
+    **dict.fromkeys(("routers", "subnetworks"), _resources),
     **dict.fromkeys(("condition", "iamConfiguration", "lifecycle", "uniformBucketLevelAccess"), _object),
     **dict.fromkeys(("billingEnabled", "disabled", "done", "enabled", "privateIpGoogleAccess"), _yes_or_no),
-    **dict.fromkeys(("limit", "usage"), _number),
+    "quotas": _quotas,
     "deprecated": _retirement,
     "items": _items,
 }  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import googleapiclient
 import pytest
 
 from orchestrator.adapters.google_auth import Bearer
@@ -13,7 +16,7 @@ from orchestrator.adapters.rest import Rest, endpoints
 from orchestrator.adapters.setup import Setup
 from orchestrator.core.errors import BenchError
 from orchestrator.core.rest import Request
-from orchestrator.core.rest_form import misshapen
+from orchestrator.core.rest_form import KINDS, misshapen
 from orchestrator.core.setup.calls import read_policy
 from orchestrator.core.setup.plan import LAUNCHER_ROLE, Wanted, custom_role, grants, setup
 from orchestrator.embedded.server import EmbeddedCloud
@@ -112,13 +115,61 @@ def test_no_answer_is_too_strange_for_a_set_up_and_none_takes_from_others_what_t
         ({"items": [], "name": "x", "quotas": [{"metric": "A", "limit": 5.0, "usage": 0}]}, ""),
         ({"items": {"zones/a": {"instances": [{"name": "x"}]}}}, ""),
         ({"deprecated": {"state": "OBSOLETE", "deprecated": "2026-01-01"}}, ""),
+        (
+            {
+                "name": "default",
+                "subnetworks": ["https://www.googleapis.com/compute/v1/projects/p/regions/r/subnetworks/s"],
+            },
+            "",
+        ),
+        ({"services": [{"name": "x", "state": "ENABLED", "config": {"usage": {"requirements": []}, "quota": {}}}]}, ""),
+        ({"items": {"regions/r": {"subnetworks": [{"name": "s", "network": "n"}]}}}, ""),
+        ({"items": {"regions/r": {"subnetworks": [5]}}}, "subnetworks"),
         ({"items": 5}, "items"),
         ({"items": [None]}, "items"),
-        ({"quotas": [{"limit": float("inf")}]}, "limit"),
-        ({"quotas": [{"limit": True}]}, "limit"),
+        ({"quotas": [{"limit": float("inf")}]}, "quotas"),
+        ({"quotas": [{"limit": True}]}, "quotas"),
         ({"a": [{"b": {"members": ["x", 5]}}]}, "members"),
         ({"bindings": None}, "bindings"),
     ],
 )
 def test_what_has_not_the_form_of_an_answer_is_told_by_its_key(document: dict[str, Any], odd: str) -> None:
     assert misshapen(document) == odd
+
+
+SERVICES = ("compute.v1", "storage.v1", "iam.v1", "cloudresourcemanager.v3", "serviceusage.v1", "cloudbilling.v1")
+NEVER_ASKED_FOR = {
+    "NetworkProfile.location", "PacketMirroring.network", "Tags.items", "VpnGatewayStatusVpnConnection.state",
+    "CreateRoleRequest.role", "QueryTestablePermissionsResponse.permissions", "EnableRule.services",
+    "GoogleApiServiceusageV2alphaEnableRule.services", "GoogleApiServiceusageV2betaEnableRule.services",
+}  # fmt: skip
+"""Resources in which a key of ours is of another kind; no command reads them."""
+
+
+def test_googles_own_documents_know_each_key_of_that_kind() -> None:
+    documents = Path(googleapiclient.__file__).parent / "discovery_cache" / "documents"
+    schemas = [json.loads((documents / f"{name}.json").read_text())["schemas"] for name in SERVICES]
+    odd, seen = set(), set()
+    for name, schema in ((name, schema) for group in schemas for name, schema in group.items()):
+        for key, kind in properties(schema):
+            if key in KINDS:
+                seen.add(key)
+                odd |= set() if KINDS[key](of_kind(kind)) else {f"{name}.{key}"}
+    assert odd == NEVER_ASKED_FOR
+    assert seen == set(KINDS)
+
+
+def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those of a resource and of what is described within it."""
+    for key, kind in schema.get("properties", {}).items():
+        yield key, kind
+        yield from properties(kind)
+        yield from properties(kind.get("items", {}))
+
+
+def of_kind(kind: dict[str, Any]) -> Any:
+    """A value of the kind that a document of Google's gives a property."""
+    if "$ref" in kind:
+        return {}
+    plain = {"boolean": True, "number": 1.0, "integer": 1, "object": {}}
+    return [of_kind(kind["items"])] if kind["type"] == "array" else plain.get(kind["type"], "x")

@@ -221,7 +221,7 @@ def _scoped(answer: Answer, kind: str, network: str) -> list[tuple[str, Mapping[
         (scope.rpartition("/")[2], found)
         for scope, listed in (items.items() if isinstance(items, Mapping) else ())
         for found in listed.get(kind, ())
-        if str(found.get("network", "")).rpartition("/")[2] == network
+        if isinstance(found, Mapping) and str(found.get("network", "")).rpartition("/")[2] == network
     ]
 
 
