@@ -57,10 +57,7 @@ class BudgetHeld(Fact):
 
 class RunResumed(Fact):
     """A run that was over goes on as a new generation with its own hold. What ended earlier generations does not end
-    it.
-
-    The generation of a fact, and not its time, decides what it belongs to: the clocks of two clients may differ.
-    """
+    it. The generation of a fact, not its time, decides what it belongs to: the clocks of two clients may differ."""
 
     kind = "run_resumed"
     generation: Count
