@@ -261,7 +261,7 @@ def _not_before(at: datetime, started: datetime | None) -> datetime:
 
 
 def is_left_unsealed(run: Run, now: datetime, policy: Policy) -> bool:
-    """Whether a machine has waited too long for a client that copies its disk, so that it is no longer useful. False for
+    """Whether a machine has waited too long for a client that copies its disk, so it is no longer useful. False for
     the machine of an older client, which did not record that it came to copy."""
     records = run.plan is not None and run.plan.seals
     ready = run.last_word_at if records and run.prepared is not None and run.sealing is None else None
