@@ -1,4 +1,4 @@
-"""A run against a run: what became faster or slower, and what only the machine did."""
+"""Compares two runs: what became faster or slower, and which differences come from the machine alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from orchestrator.core.results import is_control
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One implementation on one case in one setting in two runs. A ratio over 1: faster in the second run."""
+    """One implementation on one case in one setting in two runs. A ratio over 1 means faster in the second run."""
 
     case_id: str
     setting: Setting
     implementation: str
     before: Interval
     after: Interval
-    """Microseconds; or, where `relative_to` is set, how many times faster than that in the same run."""
+    """`before` and `after` are in microseconds; where `relative_to` is set, they are speed-ups over it in the same
+    run."""
     relative_to: str
     ratio: Interval
     p: float
@@ -34,7 +35,7 @@ class Change:
     """How much two runs of the same code differ here: the standard deviation of the logarithm of their ratio."""
     verdict: Verdict
     doubt: str = ""
-    """Why it is not decided, whatever the numbers say."""
+    """Why there is no verdict, whatever the numbers say; empty where nothing prevents one."""
 
     @property
     def said(self) -> str:
@@ -43,14 +44,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What the environments of two runs say of a comparison."""
+    """What the environments of two runs say about comparing them."""
 
     steady: bool = True
-    """The libraries are the same."""
+    """Both runs had the same libraries."""
     doubt: str = ""
-    """Why a machine's times are not good enough."""
+    """Why a machine's times cannot be compared; empty where they can."""
     same_code: bool = False
-    """Nothing is faster or slower."""
+    """Both runs had the same code, so no change is called faster or slower."""
 
 
 def changes(
@@ -63,34 +64,34 @@ def changes(
     footing: Footing = Footing(),
 ) -> tuple[Change, ...]:
     """What changed, for every case, setting and implementation that both runs timed. A change within `tolerance`
-    (0.02: two per cent) is no verdict of faster or slower.
+    (0.02 is two per cent) is called neither faster nor slower.
 
-    Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008),
-    with what differs between runs of the same code besides (`orchestrator.analysis.between`).
+    Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008).
+    They are then widened by what runs of the same code differ by (`orchestrator.analysis.between`).
     """
     pairs = tuple(matched(before, after))
     spread = spreads(observed(pairs, relative_to, implementations or (KERNEL,), steady=footing.steady))
-    found = []
-    for case, other in pairs:
+    uncorrected = []
+    for case, later in pairs:
         for timing in case.timings:
             name = timing.implementation
-            wanted = name in implementations if implementations else not is_control(name)
-            if wanted and name != relative_to:
-                why = footing.doubt or held_back(case, other, (name, relative_to))
-                change = _change(case, other, name, relative_to, spread[case.setting, case.case_id], why)
+            is_compared = name in implementations if implementations else not is_control(name)
+            if is_compared and name != relative_to:
+                why = footing.doubt or held_back(case, later, (name, relative_to))
+                change = _change(case, later, name, relative_to, spread[case.setting, case.case_id], why)
                 if change is not None:
-                    found.append(change)
-    corrected = holm([one.p for one in found])
-    return tuple(_decided(one, p, tolerance, footing.same_code) for one, p in zip(found, corrected, strict=True))
+                    uncorrected.append(change)
+    corrected = holm([one.p for one in uncorrected])
+    return tuple(_decided(one, p, tolerance, footing.same_code) for one, p in zip(uncorrected, corrected, strict=True))
 
 
 def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
-    """Cases of the two runs that were timed in the same way. Where one run does not say whether its caches were warm
-    and the other has both, nothing tells which of them it is, and the case is left out."""
-    own, others = by_id(before), by_id(after)
+    """Pairs of cases that both runs timed in the same way. If one run does not say whether its caches were warm and the
+    other run has warm and cold, the case is left out: nothing tells which of the two to compare it with."""
+    cases_before, cases_after = by_id(before), by_id(after)
     for case in before.cases:
-        fitting = [one for one in others.get(case.case_id, ()) if one.setting.matches(case.setting)]
-        rivals = [one for one in own[case.case_id] if fitting and one.setting.matches(fitting[0].setting)]
+        fitting = [one for one in cases_after.get(case.case_id, ()) if one.setting.matches(case.setting)]
+        rivals = [one for one in cases_before[case.case_id] if fitting and one.setting.matches(fitting[0].setting)]
         exact = [one for one in fitting if one.setting == case.setting]
         if exact:
             yield case, exact[0]
@@ -100,17 +101,17 @@ def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
 
 def by_id(study: Study) -> dict[str, list[Case]]:
     """The cases of a study by their ids, each in all its settings."""
-    found: dict[str, list[Case]] = {}
+    cases: dict[str, list[Case]] = {}
     for case in study.cases:
-        found.setdefault(case.case_id, []).append(case)
-    return found
+        cases.setdefault(case.case_id, []).append(case)
+    return cases
 
 
 def _change(before: Case, after: Case, name: str, relative_to: str, spread: Spread, doubt: str) -> Change | None:
     first, second = estimate(before, name, relative_to), estimate(after, name, relative_to)
     if first is None or second is None:
         return None
-    # Of times, less is better; of speed-ups, more is.
+    # A smaller time is better, but a larger speed-up is.
     ratio = quotient(second, first) if relative_to else quotient(first, second)
     noise = widest(floor_of(before, name), floor_of(after, name))
     return Change(
@@ -126,7 +127,7 @@ def _decided(change: Change, p: float, tolerance: float, same_code: bool) -> Cha
 
 
 def judged(ratio: Interval, p: float, noise: Noise | None, tolerance: float) -> Verdict:
-    """The word for a ratio of two runs: one within `tolerance` of 1 is neither faster nor slower."""
+    """The verdict on a ratio of two runs. A ratio within `tolerance` of 1 is neither faster nor slower."""
     if noise is not None and tolerance > noise.floor:
         noise = replace(noise, floor=tolerance)
     return decide(ratio, p, noise, max(MARGIN, tolerance))
@@ -138,7 +139,8 @@ def widest(*noises: Noise | None) -> Noise | None:
 
 
 def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
-    """The median latency, or the median ratio to `relative_to` in the same blocks; None where it was not timed."""
+    """The median latency in microseconds, or the median speed-up over `relative_to` in the same blocks. None where it
+    was not timed."""
     if relative_to:
         contrast = next((one for one in case.contrasts if one.subject == name and one.baseline == relative_to), None)
         return contrast.paired.ratio if contrast is not None else None
@@ -147,11 +149,12 @@ def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
 
 
 def floor_of(case: Case, name: str) -> Noise | None:
-    """The noise of a case: its controls', or else the implementation's own halves'."""
+    """The noise floor of a case: the largest of its controls, or without controls that of the implementation's
+    halves."""
     floors = [noise for one in case.controls if (noise := control_noise(one.paired)) is not None]
     timing = case.timing(name)
-    if not floors and timing is not None and (own := halves_noise(timing.group.latency_us)) is not None:
-        floors = [own]
+    if not floors and timing is not None and (halves := halves_noise(timing.group.latency_us)) is not None:
+        floors = [halves]
     return max(floors, key=lambda noise: noise.floor, default=None)
 
 

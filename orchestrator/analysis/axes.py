@@ -1,4 +1,5 @@
-"""How times change along an axis of a sweep: a line for each device and implementation, all else held fixed."""
+"""How times change along one axis of a sweep while the other axes stay fixed: a line for each device and
+implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Measured:
 class Point:
     value: str
     time_us: Interval
-    """The geometric mean of its cases' medians; their intervals combined as independent ones."""
+    """The geometric mean of the medians of its cases, in microseconds; the intervals are combined as independent
+    ones."""
     cases: int
 
 
@@ -38,50 +40,50 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """One axis, with what is the same all along it. `alike`: every point is of the same cases."""
+    """One axis, with what stays the same along it. `alike` says whether all points are means over the same cases."""
 
     axis: str
     values: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...]
     timed: str
-    """How: a regime and caches, or the regime alone where the axis changes the caches."""
+    """How it was timed: a regime and caches, or the regime alone where the axis changes the caches."""
     alike: bool
     lines: tuple[Line, ...]
 
     @property
     def numbers(self) -> tuple[float, ...] | None:
-        """The values as numbers, where all of them are."""
-        found = [number(value) for value in self.values]
-        return None if None in found else tuple(one for one in found if one is not None)
+        """The values as numbers; None where one of them is no number."""
+        numbers = [number(value) for value in self.values]
+        return None if None in numbers else tuple(one for one in numbers if one is not None)
 
 
 def along(axes: Mapping[str, Sequence[str]], measured: Sequence[Measured]) -> tuple[Along, ...]:
     """A view for every axis of at least two values, every choice of the other axes' values, and every way of timing
     that all its points share."""
-    found: list[Along] = []
+    views: list[Along] = []
     for axis, values in axes.items():
         if len(values) < 2:
             continue
         others = [name for name in axes if name != axis]
         groups: dict[tuple[tuple[str, str], ...], list[Measured]] = {}
-        for one in measured:
-            groups.setdefault(tuple((name, one.at[name]) for name in others if name in one.at), []).append(one)
+        for point in measured:
+            groups.setdefault(tuple((name, point.at[name]) for name in others if name in point.at), []).append(point)
         for fixed, group in groups.items():
-            found += _views(axis, _in_order(values), fixed, group)
-    return tuple(found)
+            views += _views(axis, _in_order(values), fixed, group)
+    return tuple(views)
 
 
 def number(value: object) -> float | None:
-    """A finite number of a document; None for anything else."""
+    """The finite number that `value` is or spells; None for anything else."""
     try:
-        found = float(str(value))
+        parsed = float(str(value))
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def _in_order(values: Sequence[str]) -> tuple[str, ...]:
-    """Numbers by size; anything else as the sweep has it."""
+    """Numbers sorted by size; other values in the order of the sweep."""
     if all(number(value) is not None for value in values):
         return tuple(sorted(values, key=float))
     return tuple(values)
@@ -111,29 +113,30 @@ def _view(
     whole: bool,
 ) -> Iterable[Along]:
     timed: dict[tuple[str, str], dict[str, dict[str, Interval]]] = {}
-    for one in group:
-        for time in one.times:
+    for measured in group:
+        for time in measured.times:
             if time.setting == setting if whole else time.setting.regime == setting.regime:
-                cases = timed.setdefault((one.device, time.implementation), {}).setdefault(one.at[axis], {})
+                cases = timed.setdefault((measured.device, time.implementation), {}).setdefault(measured.at[axis], {})
                 cases[time.case_id] = time.median_us
     points = [cases for by_value in timed.values() for cases in by_value.values()]
     common = set.intersection(*(set(cases) for cases in points)) if points else set()
     lines = []
     for (device, implementation), by_value in timed.items():
-        found = tuple(_point(value, by_value[value], common) for value in values if value in by_value)
-        if len(found) > 1:
-            lines.append(Line(device, implementation, found))
+        line_points = tuple(_point(value, by_value[value], common) for value in values if value in by_value)
+        if len(line_points) > 1:
+            lines.append(Line(device, implementation, line_points))
     if lines:
         yield Along(axis, tuple(values), fixed, setting.name, bool(common), tuple(lines))
 
 
 def _point(value: str, cases: Mapping[str, Interval], common: set[str]) -> Point:
-    own = [found for case_id, found in cases.items() if not common or case_id in common]
-    return Point(value, geometric_mean(own), len(own))
+    times = [time_us for case_id, time_us in cases.items() if not common or case_id in common]
+    return Point(value, geometric_mean(times), len(times))
 
 
 def geometric_mean(times: Sequence[Interval]) -> Interval:
-    """Of independent positive estimates, at least one. Its limits are NaN where one of theirs is not known."""
+    """The geometric mean of independent positive estimates (at least one). Its limits are NaN where a limit of one of
+    them is not known."""
     mid = sum(math.log(one.mid) for one in times) / len(times)
     if not all(one.known for one in times):
         return Interval(math.nan, math.exp(mid), math.nan)

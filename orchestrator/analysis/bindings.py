@@ -1,8 +1,8 @@
-"""What two bindings of one implementation differ by within a run, beyond what their blocks show.
+"""How much two bindings of one implementation differ within a run, beyond what their blocks show.
 
-An implementation is bound to a case once: its graph is captured once, its workspace and its outputs lie where they lie.
-What that does to its time is the same in every block, so that no interval over blocks has it. Each control is a second
-binding of its implementation; the controls of a run together tell how far bindings are apart.
+An implementation is bound to a case once: its graph is captured once, and its workspace and outputs stay at one
+address. The effect on its time is the same in every block, so an interval over blocks does not contain it. Each control
+is a second binding of its implementation; all controls of a run together show how much bindings differ.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.spread import LIMIT, NONE, Spread
 
 LEAST: Final = 4
-"""Fewer controls do not tell how far bindings are apart by themselves."""
+"""With fewer controls than this the spread of bindings is not estimated from them alone."""
 USUAL: Final = 0.003
 USUAL_US: Final = 0.15
-"""What two graphs of the same calls differ by where nothing is known, as a share and in microseconds a call: standard
-deviations, from the controls of an H200 and an H100 (docs/statistics.md). Other regimes hardly differ."""
+"""What two graphs of the same calls are assumed to differ by where too little is known, as a share and in microseconds
+a call. Both are standard deviations, from the controls of an H200 and an H100 (docs/statistics.md). In other regimes
+bindings hardly differ."""
 WEIGHT: Final = 4.0
-"""How many observations that counts for."""
+"""How many observations `USUAL` and `USUAL_US` count for."""
 NEAR: Final = 4.0
-"""How many times longer or shorter a call may take for its control to tell something of another: what a binding
-adds is a part of a microsecond."""
+"""A control is used for another call only if its call takes at most this many times longer or shorter, because a
+binding adds a part of a microsecond."""
 BEYOND: Final = 1.28
-"""Bindings are apart where their controls are so many standard errors beyond what blocks alone would show."""
+"""Bindings differ if their controls are this many standard errors beyond what blocks alone would show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +50,22 @@ class Bindings:
     twins: Mapping[Setting, Sequence[Twin]]
 
     def of_control(self, case: Case, control: Control) -> Spread:
-        """What two bindings differ by, as the other cases' controls show."""
+        """How much two bindings differ, from the controls of the other cases."""
         return self._pair(case, control.implementation, besides=case.case_id)
 
     def of_contrast(self, case: Case, contrast: Contrast) -> Spread:
-        """What a binding of the subject and one of the baseline add to the logarithm of their ratio: each half the
-        variance of a pair of its own, with the degrees of freedom of their sum (Satterthwaite 1946)."""
-        both = [self._pair(case, name) for name in (contrast.subject, contrast.baseline)]
-        parts = [(one.size**2 / 2, one.free) for one in both]
+        """What a binding of the subject and one of the baseline add to the logarithm of their ratio. Each adds half of
+        the variance of a pair of its own bindings; the degrees of freedom are those of a sum (Satterthwaite 1946)."""
+        spreads = [self._pair(case, name) for name in (contrast.subject, contrast.baseline)]
+        parts = [(spread.size**2 / 2, spread.free) for spread in spreads]
         variance = sum(size for size, _ in parts)
         if not variance:
             return NONE
         return Spread(math.sqrt(variance), variance**2 / sum(size**2 / free for size, free in parts))
 
     def _pair(self, case: Case, implementation: str, besides: str = "") -> Spread:
-        """The spread between two bindings of `implementation`, from its own controls in cases about as long, or from
-        everybody's where it has too few."""
+        """The spread between two bindings of `implementation`: from its own controls in cases that take about as long,
+        or from those of all implementations where it has too few."""
         timing = case.timing(implementation)
         if timing is None or not timing.timed:
             return NONE
@@ -81,30 +82,30 @@ class Bindings:
 
 
 def excess(twins: Sequence[Twin]) -> Spread:
-    """The standard deviation that is left when the intervals' own part is taken off; none where the intervals alone
-    would come by as much once in ten runs."""
+    """The standard deviation between bindings, without the part that the intervals explain. There is none where the
+    intervals alone would show as much in one of ten runs."""
     count = len(twins)
     if count < LEAST or sum((one.log_ratio / one.error) ** 2 for one in twins) <= by_chance(count):
         return NONE
-    left = sum(one.log_ratio**2 - one.error**2 for one in twins) / count
-    return Spread(math.sqrt(left), count) if left > 0 else NONE
+    variance = sum(one.log_ratio**2 - one.error**2 for one in twins) / count
+    return Spread(math.sqrt(variance), count) if variance > 0 else NONE
 
 
 def usual(twins: Sequence[Twin], median_us: float) -> Spread:
-    """What is usual for calls of so many microseconds, leaning on the few controls that there are."""
-    seen = sum(max(0.0, one.log_ratio**2 - one.error**2) for one in twins)
+    """The usual spread for calls of `median_us` microseconds, adjusted by the few controls that there are."""
+    observed = sum(max(0.0, one.log_ratio**2 - one.error**2) for one in twins)
     free = WEIGHT + len(twins)
-    return Spread(math.sqrt((WEIGHT * math.hypot(USUAL, USUAL_US / median_us) ** 2 + seen) / free), free)
+    return Spread(math.sqrt((WEIGHT * math.hypot(USUAL, USUAL_US / median_us) ** 2 + observed) / free), free)
 
 
 def by_chance(count: int) -> float:
-    """What the squares of so many standard normal values sum up to at most, nine times in ten: the quantile of the
-    chi-squared distribution (Wilson and Hilferty 1931)."""
+    """The value that the sum of the squares of `count` standard normal values exceeds once in ten: the 0.9 quantile of
+    the chi-squared distribution (Wilson and Hilferty 1931)."""
     return float(count * (1 - 2 / (9 * count) + BEYOND * math.sqrt(2 / (9 * count))) ** 3)
 
 
 def bindings_of(cases: Iterable[Case]) -> Bindings:
-    """Every control that has an interval."""
+    """The controls of all cases that have an interval."""
     found: dict[Setting, list[Twin]] = {}
     for case in cases:
         for one in case.controls:

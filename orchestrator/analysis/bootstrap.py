@@ -1,9 +1,9 @@
 """Intervals for medians by bootstrap over interleaving blocks.
 
-A block holds one measurement of every implementation, so whatever drifts between blocks falls on all alike and blocks
-are what is resampled. No chance is in it: the limit of infinitely many resamples is taken. Where the values of
-neighbouring blocks are alike, what is resampled is a first-order sieve (Bühlmann 1997) fitted to their normal scores,
-and the limits move out by as much as its median varies more than that of independent values.
+A block holds one measurement of every implementation, so a drift between blocks affects all of them alike. That is why
+blocks are resampled. The result is not random: it is the limit of infinitely many resamples. Where the values of
+neighbouring blocks are alike, a first-order sieve (Bühlmann 1997) is fitted to their normal scores, and the limits move
+out by as much as its median varies more than that of independent values.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ Vector = NDArray[np.float64]
 
 LEVEL = 0.95
 NORMAL_BEYOND = 2000
-"""From so many values on, the binomial is taken for normal: the limits move by less than a tenth of a rank."""
+"""From this many values on, a normal distribution replaces the binomial. That moves the limits by less than a tenth of
+a rank."""
 ALIKE_BEYOND = 1.28
-"""Neighbours are alike where their correlation is so many standard errors above 0: chance alone does it once in ten."""
+"""Neighbours are alike if their correlation is this many standard errors above 0. By chance alone that happens once in
+ten."""
 MOST_ALIKE = 0.97
 LEAST_BLOCKS = 6
-"""With fewer, no interval of level 0.95 exists for a median: 2 * 0.5**5 is more than 0.05."""
+"""With fewer blocks no interval of level 0.95 exists for a median: 2 * 0.5**5 is more than 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its limits, in the unit of the values. `low` and `high` are NaN where there are too few."""
+    """An estimate with its limits, in the unit of the values. `low` and `high` are NaN where there are too few
+    values."""
 
     low: float
     mid: float
@@ -71,8 +74,8 @@ def median(values: Vector) -> float:
 
 
 def likeness(values: Vector) -> float:
-    """How alike neighbouring blocks are: the lag-1 autocorrelation of the normal scores of `values` [blocks], which
-    outliers cannot sway, corrected for its bias (Kendall 1954); 0 unless it is beyond chance."""
+    """How alike neighbouring blocks are: the lag-1 autocorrelation of the normal scores of `values` [blocks], corrected
+    for its bias (Kendall 1954). Outliers hardly change it. It is 0 unless it is beyond chance."""
     count = values.size
     scores = normal_scores(values)
     power = float(scores @ scores)
@@ -84,7 +87,7 @@ def likeness(values: Vector) -> float:
 
 
 def normal_scores(values: Vector) -> Vector:
-    """For each value the normal quantile of its rank; tied values share the mean of theirs."""
+    """The normal quantile of the rank of each value; tied values get the mean of their quantiles."""
     summed = summed_quantiles(values.size)
     order = distinct(values)
     if order is not None:
@@ -111,12 +114,13 @@ def normal_quantiles(count: int) -> Vector:
 
 
 def widening(alike: float, count: int, level: float = LEVEL) -> float:
-    """How many times farther from the middle the limits of the median of `count` values are than those of independent
-    ones, where neighbours correlate by `alike` and others by its powers.
+    """The factor by which the limits of the median of `count` values are farther from the middle than those of
+    independent values, if values correlate at lag k by alike**k.
 
-    The median is where half of the values lie below. Whether one lies below correlates at lag k by 2/pi asin(alike**k)
-    (Sheppard 1899), which sums to what the variance is multiplied by. As that is estimated, the normal quantile is
-    replaced by Student's, with as many degrees of freedom as there are independent values' worth.
+    Half of the values lie below the median. Whether a value lies below it correlates at lag k by 2/pi asin(alike**k)
+    (Sheppard 1899); the sum of these correlations gives the factor of the variance. The factor is an estimate, so
+    Student's quantile replaces the normal one. Its degrees of freedom follow from the number of independent values that
+    would have the same variance.
     """
     if alike <= 0:
         return 1.0
@@ -128,7 +132,8 @@ def widening(alike: float, count: int, level: float = LEVEL) -> float:
 
 
 def students(z: float, free: float) -> float:
-    """The quantile of Student's distribution where the normal one's is `z` (Abramowitz and Stegun 1964, 26.7.5)."""
+    """The quantile of Student's distribution with `free` degrees of freedom at the level at which the normal quantile
+    is `z` (Abramowitz and Stegun 1964, 26.7.5)."""
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -137,12 +142,12 @@ def students(z: float, free: float) -> float:
 
 
 def ideal_limits(values: Vector, level: float = LEVEL, wider: float = 1.0) -> tuple[float, float]:
-    """Percentile limits for the median in the limit of infinitely many resamples, `wider` times as far from the middle
-    as those of independent values, at most the least and the greatest.
+    """Percentile limits for the median in the limit of infinitely many resamples. They are `wider` times as far from
+    the middle as those of independent values, but never beyond the least and the greatest value.
 
-    A resample's h-th smallest is at most x_(k) with probability P(Binomial(n, k/n) >= h) (Efron 1979), so the limits
-    are order statistics, interpolated between the two nearest. For even n they are the means of those of the two
-    middle values.
+    The h-th smallest value of a resample is at most x_(k) with probability P(Binomial(n, k/n) >= h) (Efron 1979). So
+    the limits are order statistics, interpolated between the two nearest. For even n each limit is the mean of the
+    limits for the two middle values.
     """
     positions = np.arange(values.size, dtype=np.float64)
     middle = (values.size - 1) / 2
@@ -166,7 +171,7 @@ def ideal_ranks(count: int, level: float) -> tuple[tuple[float, ...], tuple[floa
     lower, upper = [], []
     for rank in middle:
         reached = np.array([at_least(rank, count, k / count) for k in candidates])
-        # Midpoints of the steps, so that the interpolation is fair to both neighbours of a step.
+        # The midpoints of the steps, so that the interpolation treats both neighbours of a step alike.
         halfway = reached - np.diff(reached, prepend=0.0) / 2
         lower.append(float(np.interp(tail, halfway, candidates - 1)))
         upper.append(float(np.interp(1 - tail, halfway, candidates - 1)))

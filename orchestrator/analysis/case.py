@@ -16,8 +16,8 @@ from orchestrator.analysis.verdicts import Noise, Paired, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """The subject against one baseline on one case in one setting. A ratio over 1: the subject is faster by that
-    factor."""
+    """The subject against one baseline on one case in one setting. A ratio over 1 means that the subject is faster by
+    that factor."""
 
     case_id: str
     setting: Setting
@@ -25,17 +25,19 @@ class Contrast:
     baseline: str
     paired: Paired
     p: float
-    """Corrected by Holm's method for every contrast of the run."""
+    """The p-value, corrected by Holm's method for all contrasts of the run."""
     noise: Noise | None
     order_shift: float
-    """The ratio where the subject ran before the baseline, over that where it ran after: 1 is no effect of order."""
+    """The ratio in blocks where the subject ran before the baseline, divided by that in blocks where it ran after: 1
+    means that the order has no effect."""
     verdict: Verdict
     doubt: str = ""
-    """Why nothing is decided here whatever the numbers say (`orchestrator.analysis.doubts`)."""
+    """Why there is no verdict, whatever the numbers say (`orchestrator.analysis.doubts`); empty where nothing prevents
+    one."""
     bindings: Spread = NONE
     """What the two bindings that were timed add to the ratio (`orchestrator.analysis.bindings`)."""
     elsewhere: float = math.nan
-    """The ratio in the other of burst and graph, where the two intervals do not meet."""
+    """For burst the ratio in graph, for graph that in burst, where the two intervals do not overlap; NaN otherwise."""
 
     @property
     def ratio(self) -> Interval:
@@ -50,7 +52,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An implementation against itself. A verdict other than same or inconclusive is a false one."""
+    """An implementation against itself. Any verdict but same or inconclusive is false."""
 
     case_id: str
     setting: Setting
@@ -58,7 +60,7 @@ class Control:
     paired: Paired
     verdict: Verdict
     bindings: Spread = NONE
-    """What two of its bindings differ by in the other cases."""
+    """What two bindings of the implementation differ by in the other cases."""
 
     @property
     def ratio(self) -> Interval:

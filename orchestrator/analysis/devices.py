@@ -1,6 +1,6 @@
-"""Devices beside each other: on which of them a case is fastest, and on which a dollar buys most calls.
+"""Compares devices: on which a case is fastest, and on which a dollar buys the most calls.
 
-Times of two devices come from two runs, so nothing is interleaved: intervals are combined as independent ones and
+Times of two devices come from two runs and are not interleaved. So their intervals are combined as independent ones and
 widened by what two runs of the same code usually differ by (`orchestrator.analysis.between`).
 """
 
@@ -32,14 +32,14 @@ class Time:
     noise: Noise | None = None
     tflops: float = math.nan
     joules: float = math.nan
-    """Of a call; NaN where the device does not give them."""
+    """Energy of a call; NaN where the device does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One device: what was measured on it, and what that cost. `cost_usd` is of everything that was spent on it,
-    `usd_per_hour` is the price of the machine that the times come from; None where nobody paid, or nobody knows.
-    `simulated`: its dollars are pretended. `doubt` is why its machine was in no state to be compared."""
+    """One device: what was measured on it, and what that cost. `cost_usd` is everything that was spent on it.
+    `usd_per_hour` is the price of the machine that the times come from. Both are None where nobody paid or the amount
+    is not known. `simulated` means that nobody pays its dollars. `doubt` says why its times cannot be compared."""
 
     name: str
     times: Sequence[Time]
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A device against the best one of the row. A ratio under 1: it is worse by that factor."""
+    """A device against the best one of the row. A ratio under 1 means that it is worse by that factor."""
 
     ratio: Interval
     verdict: Verdict
@@ -72,8 +72,8 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one device has in one row. `speed` and `value` (calls a dollar) are None for the best of the row itself, and
-    where there is nothing to compare with."""
+    """What one device has in one row. `speed` and `value` (calls a dollar) are None for the best device of the row, and
+    where there is no other device to compare with."""
 
     time: Time
     calls_per_usd: float
@@ -83,8 +83,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One implementation on one case in one setting; a cell for each column, None where it was not timed. `fastest` and
-    `cheapest` are columns that all others are shown to be behind, None where that is not shown."""
+    """One implementation on one case in one setting, with a cell for each column, None where it was not timed.
+    `fastest` and `cheapest` are the columns that are better than all others beyond doubt; None where no column is."""
 
     case_id: str
     setting: Setting
@@ -104,8 +104,8 @@ class Devices:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A question before it is known how many were asked."""
+class _Comparison:
+    """A comparison before its p-value is corrected for the number of comparisons."""
 
     row: int
     column: int
@@ -120,29 +120,29 @@ class _Asked:
 class _Sheet:
     columns: Sequence[Column]
     rows: list[Row] = field(default_factory=list)
-    asked: list[_Asked] = field(default_factory=list)
+    comparisons: list[_Comparison] = field(default_factory=list)
 
 
 def side_by_side(columns: Sequence[Column], *, tolerance: float = 0.02) -> Devices:
-    """Every row that one column has at least, in the order in which the columns have them. Each device is held against
-    the best of its row, by time and by calls a dollar; p-values are corrected by Holm's method for all of them. A
-    difference within `tolerance` is none."""
+    """Every row that at least one column has, in the order in which the columns have them. Each device is compared with
+    the best of its row, by time and by calls a dollar; the p-values of all comparisons are corrected by Holm's method.
+    A difference within `tolerance` (0.02 is two per cent) gives no verdict of better or worse."""
     sheet = _Sheet(columns)
-    found = [{(one.case_id, one.setting, one.implementation): one for one in column.times} for column in columns]
-    for key in dict.fromkeys(key for own in found for key in own):
-        times = [own.get(key) for own in found]
+    by_column = [{(one.case_id, one.setting, one.implementation): one for one in column.times} for column in columns]
+    for key in dict.fromkeys(key for times_of in by_column for key in times_of):
+        times = [times_of.get(key) for times_of in by_column]
         cells = tuple(
             None if one is None else Cell(one, column.calls_per_usd(one))
             for column, one in zip(columns, times, strict=True)
         )
         sheet.rows.append(Row(*key, cells))
-        _ask(sheet, of_value=False)
-        _ask(sheet, of_value=True)
-    return Devices(tuple(columns), _answered(sheet, tolerance))
+        _compare(sheet, of_value=False)
+        _compare(sheet, of_value=True)
+    return Devices(tuple(columns), _decided(sheet, tolerance))
 
 
-def _ask(sheet: _Sheet, *, of_value: bool) -> None:
-    """Holds every cell of the last row against the best of it."""
+def _compare(sheet: _Sheet, *, of_value: bool) -> None:
+    """Compares every cell of the last row with the best cell of that row."""
     row, spread = sheet.rows[-1], spread_of(())
     scores = {
         place: cell.calls_per_usd if of_value else 1 / cell.time.median_us.mid
@@ -161,34 +161,36 @@ def _ask(sheet: _Sheet, *, of_value: bool) -> None:
         prices = scores[place] / scores[best] / times.mid
         ratio = Interval(times.low * prices, times.mid * prices, times.high * prices)
         doubts = dict.fromkeys(sheet.columns[at].doubt for at in (place, best) if sheet.columns[at].doubt)
-        sheet.asked.append(
-            _Asked(
+        sheet.comparisons.append(
+            _Comparison(
                 len(sheet.rows) - 1, place, of_value, spread.widened(ratio), spread.chance(ratio),
                 widest(cell.time.noise, first.time.noise), "; ".join(doubts),
             )
         )  # fmt: skip
 
 
-def _answered(sheet: _Sheet, tolerance: float) -> tuple[Row, ...]:
+def _decided(sheet: _Sheet, tolerance: float) -> tuple[Row, ...]:
     rows = list(sheet.rows)
-    for one, p in zip(sheet.asked, holm([each.p for each in sheet.asked]), strict=True):
-        verdict = Verdict.INCONCLUSIVE if one.doubt else judged(one.ratio, p, one.noise, tolerance)
-        against, row = Against(one.ratio, verdict, one.doubt), rows[one.row]
+    for comparison, p in zip(sheet.comparisons, holm([each.p for each in sheet.comparisons]), strict=True):
+        verdict = Verdict.INCONCLUSIVE if comparison.doubt else judged(comparison.ratio, p, comparison.noise, tolerance)
+        against, row = Against(comparison.ratio, verdict, comparison.doubt), rows[comparison.row]
         cells = list(row.cells)
-        cell = cells[one.column]
+        cell = cells[comparison.column]
         if cell is not None:
-            cells[one.column] = replace(cell, value=against) if one.of_value else replace(cell, speed=against)
-        rows[one.row] = replace(row, cells=tuple(cells))
+            cells[comparison.column] = (
+                replace(cell, value=against) if comparison.of_value else replace(cell, speed=against)
+            )
+        rows[comparison.row] = replace(row, cells=tuple(cells))
     return tuple(replace(row, fastest=_won(row, "speed"), cheapest=_won(row, "value")) for row in rows)
 
 
-def _won(row: Row, what: str) -> int | None:
-    """The column that every other of the row is shown to be behind."""
-    there = [
-        (place, getattr(cell, what))
+def _won(row: Row, measure: str) -> int | None:
+    """The column that all other columns of the row are shown to be behind in `measure`; None where there is none."""
+    timed = [
+        (place, getattr(cell, measure))
         for place, cell in enumerate(row.cells)
-        if cell is not None and (what == "speed" or not math.isnan(cell.calls_per_usd))
+        if cell is not None and (measure == "speed" or not math.isnan(cell.calls_per_usd))
     ]
-    best = [place for place, against in there if against is None]
-    behind = [against.verdict is Verdict.SLOWER for _, against in there if against is not None]
+    best = [place for place, against in timed if against is None]
+    behind = [against.verdict is Verdict.SLOWER for _, against in timed if against is not None]
     return best[0] if len(best) == 1 and behind and all(behind) else None

@@ -1,4 +1,4 @@
-"""Why a comparison is not decided, whatever its numbers say: the measurement itself is in doubt."""
+"""Why a comparison gets no verdict, whatever its numbers say: the measurement itself is in doubt."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ EXPOSED: Final = "launch not hidden"
 DISAGREE: Final = "regimes disagree"
 TIMER: Final = "below the timer's resolution"
 MOST_APART: Final = 1.3
-"""How far the burst median and the graph median of one implementation may differ: both time the device alone."""
+"""How many times longer one regime may take than the other, burst or graph, for one implementation. Both time the
+device alone."""
 MOST_OF_IT: Final = 0.5
-"""The timer's part of a median from which on the median says nothing."""
+"""If the timer's share of a median is larger than this, the median says nothing."""
 LONG_ENOUGH_US: Final = 20.0
-"""Shorter times may differ by what a single launch costs the device."""
+"""Microseconds; shorter times may differ by what a single launch costs the device."""
 BOTH: Final = ("burst", "graph")
 
 
 def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
-    """The cases and the implementations (or their controls) that take more than `MOST_APART` times as long in one
-    regime as in the other, with a sentence on each, the worst first. Caches must be the same, as far as is known."""
+    """The cases and implementations (or controls) that take more than `MOST_APART` times as long in one regime as in
+    the other, each with a sentence, the worst first. Only settings are compared whose caches do not differ as far as is
+    known."""
     graphs: dict[str, list[Case]] = {}
     for case in cases:
         if case.setting.regime == "graph":
@@ -43,8 +45,9 @@ def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
 
 
 def _apart(burst: Timing, graph: Timing) -> tuple[float, str] | None:
-    """How many times as long one regime takes as the other, where that is too much, with a sentence. What the timer
-    is known to take is no reason to doubt: it is in every burst sample whole, in a graph's next to nothing."""
+    """How many times as long one regime takes as the other, with a sentence; None where that is within limits. The time
+    that the timer is known to take is taken off first: a burst sample contains all of it, a graph sample almost
+    nothing."""
     if not burst.timed or not graph.timed:
         return None
     one, two = _net(burst), _net(graph)
@@ -56,12 +59,13 @@ def _apart(burst: Timing, graph: Timing) -> tuple[float, str] | None:
 
 
 def _net(timing: Timing) -> float:
-    """A median without the timer's own part, of which at most half is taken off: beyond, it is in doubt anyway."""
+    """A median in microseconds without the timer's part. At most half of it is taken off: a median with a larger
+    timer's part is in doubt anyway."""
     return timing.median_us.mid * (1 - min(share(timing), MOST_OF_IT))
 
 
 def doubt(case: Case, one: Timing, other: Timing, disagreeing: Container[tuple[str, str]]) -> str:
-    """Why nothing is decided between two implementations of a case; empty where nothing speaks against it."""
+    """Why there is no verdict between two implementations of a case; empty where nothing prevents one."""
     if one.group.exposed or other.group.exposed:
         return EXPOSED
     pair = ((case.case_id, timing.implementation) for timing in (one, other))

@@ -1,4 +1,5 @@
-"""What calls take in energy: an implementation's over the cases that all have, and two runs' beside each other."""
+"""The energy of calls: the mean of each implementation over the cases that all have, and the change between two
+runs."""
 
 from __future__ import annotations
 
@@ -33,28 +34,28 @@ class Shift:
 
     @property
     def ratio(self) -> float:
-        """Under 1: a call takes less than before."""
+        """The later energy over the earlier: under 1 a call takes less than before."""
         return self.after / self.before
 
 
 def energies(study: Study) -> tuple[Energy, ...]:
-    """Of every setting in which some implementation's energy is known."""
+    """The energies of each setting in which the energy of some implementation is known."""
     found = []
     for part in study.parts():
-        known = [
+        by_case = [
             {t.implementation: t.joules for t in case.timings if t.joules > 0 and not is_control(t.implementation)}
             for case in part.cases
         ]
-        names = dict.fromkeys(name for one in known for name in one)
-        whole = [one for one in known if len(one) == len(names)]
-        if names and whole:
-            means = {name: math.exp(sum(math.log(one[name]) for one in whole) / len(whole)) for name in names}
-            found.append(Energy(part.settings[0], means, len(whole)))
+        names = dict.fromkeys(name for one in by_case for name in one)
+        complete = [one for one in by_case if len(one) == len(names)]
+        if names and complete:
+            means = {name: math.exp(sum(math.log(one[name]) for one in complete) / len(complete)) for name in names}
+            found.append(Energy(part.settings[0], means, len(complete)))
     return tuple(found)
 
 
 def shifts(before: Study, after: Study) -> Iterator[Shift]:
-    """Every case, setting and implementation whose energy both runs have."""
+    """A shift for each case, setting and implementation whose energy both runs have; controls are left out."""
     for case, other in matched(before, after):
         for timing in case.timings:
             later = other.timing(timing.implementation)

@@ -1,5 +1,5 @@
-"""KernelBench's measure: of all problems, the share that a kernel solves rightly and more than p times as fast as
-PyTorch in eager mode."""
+"""KernelBench's measure fast_p: the share of all problems that a kernel solves correctly and more than p times as fast
+as PyTorch in eager mode."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ THRESHOLDS: Final = (0.0, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class FastP:
-    """One kernel in one setting, over `problems`: for each of `THRESHOLDS`, how many it solves so fast. At 0 it is how
-    many are right."""
+    """One kernel in one setting over `problems` problems: for each of `THRESHOLDS`, how many it solves more than that
+    many times as fast. At threshold 0 that is how many it solves correctly."""
 
     implementation: str
     setting: Setting
@@ -25,14 +25,14 @@ class FastP:
     solved: tuple[int, ...]
 
     def share(self, at: int) -> float:
-        """The measure at the threshold of that place."""
+        """The share of problems, 0 to 1, at the threshold with index `at`."""
         return self.solved[at] / self.problems if self.problems else 0.0
 
 
 def fast_p(study: Study) -> tuple[FastP, ...]:
-    """The measure of each kernel of a run in KernelBench's form, whose first baseline is `eager`; nothing of others.
-    Where there is no kernel, it is that of `compiled`: problems alone compare PyTorch's two ways. A problem that a
-    kernel was wrong on, or not timed on, is one that it did not solve."""
+    """The measure of each kernel of a run in KernelBench's form, in which the baseline is `eager`; empty for other
+    runs. Without a kernel it is the measure of `compiled`, as such a run compares PyTorch's two modes. A problem on
+    which a kernel was wrong or was not timed counts as not solved."""
     found = []
     for part in study.parts():
         timings = [timing for case in part.cases for timing in case.timings]

@@ -1,4 +1,4 @@
-"""Whether two runs can be set side by side: by what their environments say of themselves."""
+"""Whether two runs can be compared, judged by what is recorded of their environments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MATTERS: Final = (
     "machine_type",
 )  # fmt: skip
 SOFTWARE: Final = ("driver", "cuda", "torch", "cudnn", "nvrtc", "compiler")
-"""What else of a run's code there is, beside its payload."""
+"""The parts of a run's code beside its payload."""
 CHIP: Final = "device_uuid_sha256"
 NAMES: Final = {
     CHIP: "chip",
@@ -48,8 +48,8 @@ NAMES: Final = {
 
 
 def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bool = False) -> Comparability:
-    """How far times of the two may be compared. With `across_devices` a difference of devices is what is asked about,
-    and becomes a caveat."""
+    """How far the times of two runs may be compared. With `across_devices` a difference of devices is a caveat and no
+    longer a reason to refuse, because devices are what is compared."""
     decisive = DECISIVE + (DECISIVE_ON_A_CPU if first.get("device_kind") == "cpu" else ())
     refused: list[str] = []
     caveats: list[str] = []
@@ -62,15 +62,17 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
     (refused if regimes.startswith("no regime") else caveats).extend([regimes] if regimes else [])
     for key in MATTERS:
         one, other = first.get(key), second.get(key)
-        told = key == CHIP and first.get("device") != second.get("device")  # another kind is another chip
-        if key not in decisive and one != other and not told:
+        implied = key == CHIP and first.get("device") != second.get(
+            "device"
+        )  # a device of another kind is always another chip
+        if key not in decisive and one != other and not implied:
             caveats.append(_differ(key, one, other))
-    payloads, commits = ([own.get(key) for own in (first, second)] for key in ("payload_sha256", "git_commit"))
+    payloads, commits = ([run.get(key) for run in (first, second)] for key in ("payload_sha256", "git_commit"))
     if all(payloads) and payloads[0] != payloads[1] and commits[0] == commits[1]:
         caveats.append("the kernels or the harness differ although the commit is the same")
-    for which, own in (("first", first), ("second", second)):
-        if own.get("git_dirty"):
-            caveats.append(f"the {which} run's kernels have uncommitted changes")
+    for ordinal, run in (("first", first), ("second", second)):
+        if run.get("git_dirty"):
+            caveats.append(f"the {ordinal} run's kernels have uncommitted changes")
     if refused:
         return Comparability(Level.REFUSED, (*refused, *caveats))
     return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
@@ -83,13 +85,13 @@ def steady(first: Fingerprint, second: Fingerprint) -> bool:
 
 def same_code(first: Fingerprint, second: Fingerprint) -> bool:
     """Whether two runs are known to have run the same payload on the same libraries."""
-    payloads = [own.get("payload_sha256") for own in (first, second)]
+    payloads = [run.get("payload_sha256") for run in (first, second)]
     return bool(payloads[0]) and payloads[0] == payloads[1] and steady(first, second)
 
 
 def _regimes(first: Fingerprint, second: Fingerprint) -> str:
-    """What to say of the regimes of the two; nothing where they are the same."""
-    one, other = (tuple(own.get("regimes") or ()) for own in (first, second))
+    """A sentence on how the regimes of the two runs differ; empty where they are the same."""
+    one, other = (tuple(run.get("regimes") or ()) for run in (first, second))
     if set(one) == set(other):
         return ""
     both = [name for name in one if name in other]

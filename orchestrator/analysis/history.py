@@ -15,16 +15,16 @@ from orchestrator.analysis.fingerprint import SOFTWARE
 from orchestrator.analysis.verdicts import Noise, Verdict
 
 CODE: Final = ("payload_sha256", "git_commit", "backend")
-"""What says which code ran; `git_commit` counts only where a payload is not known."""
+"""The facts that tell which code ran; `git_commit` counts only where a payload is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run's value: a median in microseconds, or a speed-up. `doubt` is why its machine cannot be compared."""
+    """One run's value: a median in microseconds, or a speed-up. `doubt` says why its times cannot be compared."""
 
     run_id: str
     fingerprint: Mapping[str, Any]
-    """Its environment, with `backend`: the kernel that ran."""
+    """The run's environment, and `backend`, the kernel that ran."""
     value: Interval
     noise: Noise | None
     doubt: str = ""
@@ -39,16 +39,16 @@ class Point:
     change: Verdict | None
     doubt: str
     split: tuple[str, ...]
-    """What of the code or its libraries is another than in the run before, in words."""
+    """Which parts of the code or its libraries differ from the run before, in words."""
 
 
 def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0.0) -> tuple[Point, ...]:
-    """The runs in the order given. Each is compared with the run that began the present level; what is faster or slower
-    begins a new one. A change of code splits the history, and is named.
+    """The runs in the order given. Each is compared with the run that began the present level; a run that is faster or
+    slower begins a new level. A change of code splits the history, and is named.
 
-    `relative` values are speed-ups, others microseconds. How much runs of the same code differ is taken from those in
-    this history. Code that the level has seen already is not called faster or slower than it, and no busy machine is
-    material for a verdict.
+    Values are speed-ups with `relative`, and microseconds otherwise. How much runs of the same code differ is estimated
+    from this history. A run is not called faster or slower than a level that already has a run of the same code, and a
+    run on a busy machine gets no verdict.
     """
     fit = [one for one in readings if not one.doubt]
     alike = [
@@ -78,12 +78,12 @@ def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0
 
 
 def known(one: Reading) -> bool:
-    """Whether it says which payload ran."""
+    """Whether the fingerprint says which payload ran."""
     return bool(one.fingerprint.get("payload_sha256"))
 
 
 def split(before: Reading, after: Reading) -> tuple[str, ...]:
-    """What of the code or its libraries differs between two runs, in words."""
+    """Which parts of the code or its libraries differ between two runs, in words."""
     first, second = before.fingerprint, after.fingerprint
     code = [key for key in CODE if key != "git_commit" or not (known(before) and known(after))]
     said = []
@@ -98,6 +98,6 @@ NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": 
 
 
 def brief(value: object) -> str:
-    """A digest by its beginning, anything else whole."""
+    """The beginning of a digest; any other value in full."""
     text = str(value)
     return text[:12] if len(text) >= 40 and " " not in text else text

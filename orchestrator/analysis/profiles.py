@@ -1,7 +1,8 @@
-"""What Nsight Compute says of a kernel: the figures that answer why it takes its time, read from ncu's own CSV pages.
+"""What Nsight Compute reports about a kernel: the figures that explain its time, read from ncu's own CSV pages.
 
-`ncu --page raw --csv --print-units base` prints a header, a line of units, and a line for each kernel; `--page details
---csv` a line for each metric or rule. Names of metrics differ from chip to chip: of several, the first that is there.
+`ncu --page raw --csv --print-units base` prints a header, a line of units, and a line for each kernel. `--page details
+--csv` prints a line for each metric or rule. Names of metrics differ from chip to chip: where several are possible, the
+first that is there is used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ L2: Final = (
 )  # fmt: skip
 MOVED: Final = (("dram__bytes.sum",), ("dram__bytes_read.sum", "dram__bytes_write.sum"))
 MOVED_EACH_SECOND: Final = "dram__bytes.sum.per_second"
-"""What a GPU says that has none of `MOVED`; bytes are this times the kernel's own time."""
+"""The metric of GPUs that have none of `MOVED`; the bytes are its value times the kernel's time."""
 REGISTERS: Final = ("launch__registers_per_thread",)
 SHARED: Final = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 ACTIVE: Final = ("sm__warps_active.avg.pct_of_peak_sustained_active",)
@@ -55,7 +56,7 @@ STALLS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A rule's finding, in ncu's words; `speedup` is what it estimates in per cent, NaN where it does not."""
+    """A rule's finding, in ncu's words; `speedup` is its estimate in per cent, NaN where it gives none."""
 
     rule: str
     text: str
@@ -64,7 +65,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class KernelProfile:
-    """One kernel of a call. Percentages are of the chip's peaks; NaN is what ncu did not say."""
+    """One kernel of a call. Percentages are of the chip's peaks; NaN where ncu reported nothing."""
 
     name: str
     time_us: float
@@ -75,19 +76,19 @@ class KernelProfile:
     registers: float
     shared_bytes: float
     occupancy: float
-    """Warps that were active, of those that an SM can hold."""
+    """The share of the warps that an SM can hold that were active, in per cent."""
     possible: float
-    """The most that the launch allowed."""
+    """The largest occupancy that the launch allowed, in per cent."""
     limiter: str
-    """What allowed no more: registers, shared memory, warps, blocks or barriers."""
+    """What limited the occupancy: registers, shared memory, warps, blocks or barriers."""
     stalls: tuple[tuple[str, float], ...]
-    """What warps waited for most, with its share of all that they waited, in per cent."""
+    """What warps waited for most, each with its share of all their waiting time, in per cent."""
     hints: tuple[Hint, ...] = ()
 
 
 def kernels_of(metrics: str, rules: str = "") -> tuple[KernelProfile, ...]:
-    """The kernels in ncu's raw page, with the hints of its details page. Lines before the header (ncu's own words) and
-    whatever cannot be read are left out."""
+    """The kernels in ncu's raw page, with the hints of its details page. Lines before the header (messages of ncu) and
+    lines that cannot be read are left out."""
     table = _table(metrics, "Kernel Name")
     if len(table) < 2:
         return ()
@@ -99,7 +100,7 @@ def kernels_of(metrics: str, rules: str = "") -> tuple[KernelProfile, ...]:
 
 
 def whole_call_us(kernels: Sequence[KernelProfile]) -> float:
-    """Of all profiled kernels of a call together."""
+    """The time of all profiled kernels of a call together, in microseconds."""
     return sum(one.time_us for one in kernels if not math.isnan(one.time_us))
 
 
@@ -154,7 +155,7 @@ def _stalls(row: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
 
 
 def _hints(rules: str) -> dict[str, tuple[Hint, ...]]:
-    """By the kernel's id, those rules that found something, the largest estimate first."""
+    """By the id of a kernel: the rules that found something, the largest estimate first."""
     found: dict[str, list[Hint]] = {}
     for row in _table(rules, "Rule Name"):
         text = words(row.get("Rule Description", "").strip(), 600)
@@ -169,7 +170,7 @@ def _first(hint: Hint) -> float:
 
 
 def _table(text: str, column: str) -> list[dict[str, str]]:
-    """The rows of a CSV whose header has `column`, from wherever the header stands."""
+    """The rows of a CSV after the header, which is the first line that has `column`."""
     try:
         records = [record for record in csv.reader(io.StringIO(text)) if record]
     except csv.Error:
@@ -182,7 +183,7 @@ def _table(text: str, column: str) -> list[dict[str, str]]:
 
 
 def _number(text: str) -> float:
-    """A number as ncu prints it, thousands apart or not; NaN for what is none."""
+    """A number as ncu prints it, with or without separators of thousands; NaN for any other text."""
     try:
         value = float(text.replace(",", "").split()[0])
     except (ValueError, IndexError, AttributeError):

@@ -1,4 +1,4 @@
-"""Tests that assume no distribution: Wilcoxon's signed ranks, and Holm's correction for asking more than once."""
+"""Wilcoxon's signed-rank test, which assumes no distribution, and Holm's correction for several tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXACT_UP_TO = 100
 
 @dataclass(frozen=True, slots=True)
 class SignedRanks:
-    """`p` is two-sided. `effect` is the matched-pairs rank-biserial correlation, -1 to 1 (Kerby 2014): the share of
-    rank that lies above zero less the share that lies below."""
+    """The result of a test. `p` is two-sided. `effect` is the matched-pairs rank-biserial correlation, -1 to 1 (Kerby
+    2014): the share of the rank sum above zero minus the share below."""
 
     p: float
     effect: float
@@ -26,7 +26,8 @@ class SignedRanks:
 def signed_ranks(differences: Vector) -> SignedRanks:
     """Wilcoxon's signed-rank test that `differences` are symmetric about 0. Zeros are left out (Wilcoxon 1945).
 
-    Exact up to 100 differences without ties; the normal approximation, corrected for ties and continuity, beyond.
+    It is exact for up to 100 differences without ties. Otherwise it uses the normal approximation, corrected for ties
+    and continuity.
     """
     kept = differences[differences != 0]
     count = kept.size
@@ -45,7 +46,7 @@ def signed_ranks(differences: Vector) -> SignedRanks:
 
 
 def mid_ranks(values: Vector) -> tuple[Vector, float]:
-    """Ranks from 1, tied values sharing their mean; and the sum of t**3 - t over groups of t tied values."""
+    """The ranks from 1, where tied values get their mean rank, and the sum of t**3 - t over groups of t tied values."""
     order = distinct(values)
     if order is not None:
         ranks = np.empty(values.size)
@@ -67,7 +68,7 @@ def distinct(values: Vector) -> NDArray[np.intp] | None:
 
 @lru_cache(maxsize=128)
 def cumulative(count: int) -> Vector:
-    """P(W <= w) for w = 0, 1, ...: the sum of the ranks 1..count, each with probability one half."""
+    """P(W <= w) for w = 0, 1, ..., where W is the sum of the ranks 1..count, each taken with probability one half."""
     ways = np.zeros(count * (count + 1) // 2 + 1)
     ways[0] = 1.0
     for rank in range(1, count + 1):

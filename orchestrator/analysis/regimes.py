@@ -25,7 +25,7 @@ CACHES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`cache` is a key of `CACHES`; both are empty where a file does not say."""
+    """A regime and the state of the caches. `cache` is a key of `CACHES`; both are empty where a file does not say."""
 
     regime: str
     cache: str = ""
@@ -37,23 +37,24 @@ class Setting:
 
     @property
     def slug(self) -> str:
-        """For the name of a file."""
+        """The setting as a part of a file name."""
         return "-".join(part for part in (self.regime, self.cache) if part)
 
     @property
     def meaning(self) -> str:
-        """One sentence."""
+        """What the setting means, in one sentence."""
         regime = MEANINGS.get(self.regime, "a way of timing that this version does not know" if self.regime else "")
         words = "; ".join(part for part in (regime, CACHES.get(self.cache, self.cache)) if part)
         return f"{begun(words)}." if words else ""
 
     @property
     def order(self) -> tuple[int, int, str, str]:
-        """A key to sort by: known ones first, as in `MEANINGS`."""
+        """A key to sort by: known regimes come first, in the order of `MEANINGS`."""
         return place(self.regime, tuple(MEANINGS)), place(self.cache, tuple(CACHES)), self.regime, self.cache
 
     def matches(self, other: Setting) -> bool:
-        """Whether times of the two may be compared: the same regime, and no different caches as far as is known."""
+        """Whether times of the two settings may be compared: they have the same regime, and their caches do not differ
+        as far as is known."""
         return self.regime == other.regime and (self.cache == other.cache or not self.cache or not other.cache)
 
 

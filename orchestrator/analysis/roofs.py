@@ -12,10 +12,10 @@ from orchestrator.core.bundled import work
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What a data sheet promises: dense tensor-core TFLOP/s at `clock_mhz`, and GB/s of memory."""
+    """The peaks in a data sheet: dense tensor-core TFLOP/s at `clock_mhz`, and GB/s of memory."""
 
     names: tuple[str, ...]
-    """The device is the first whose every word occurs in the name that it gives itself."""
+    """The roof applies to a device whose name contains each of these words; the first roof that applies is used."""
     dtypes: tuple[str, ...]
     tflops: float
     clock_mhz: float
@@ -24,7 +24,7 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOP a byte from which arithmetic and not memory is the limit."""
+        """The arithmetic intensity, in FLOP per byte, above which arithmetic is the limit and not memory."""
         return self.tflops * 1e3 / self.gb_per_s
 
 
@@ -38,11 +38,12 @@ ROOFS: Final = (
     Roof(("H200",), HALF, 989.0, 1830.0, 4800.0, f"NVIDIA H200 data sheet: {SPARSE}, 4.8 TB/s"),
     Roof(("H100", "HBM3"), HALF, 989.0, 1830.0, 3350.0, f"NVIDIA H100 data sheet: {SPARSE}, 3.35 TB/s (SXM)"),
 )
-"""Clocks are those at which the promised rate is reached: SMs × FLOP per SM and cycle × clock = TFLOP/s."""
+"""`clock_mhz` is the clock at which the rate is reached: SMs × FLOP per SM and cycle × clock = TFLOP/s."""
 
 
 def roof_of(device: str, dtype: str) -> Roof | None:
-    """The roof of a device by the name that it gives itself, for one dtype; None where no data sheet is known."""
+    """The roof of a device for one dtype. `device` is the name that the device reports; None where no data sheet is
+    known."""
     words = device.replace("-", " ").split()
     for roof in ROOFS:
         if all(name in words for name in roof.names):
@@ -52,14 +53,14 @@ def roof_of(device: str, dtype: str) -> Roof | None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call's arithmetic and the least that it must move."""
+    """The operations of one call, and the least number of bytes that it must move."""
 
     flop: float
     bytes: float
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP per byte."""
         return self.flop / self.bytes
 
     def tflops(self, latency_us: float) -> float:
@@ -67,7 +68,7 @@ class Work:
 
 
 def work_of(axes: Mapping[str, str]) -> Work | None:
-    """The work of a case from its axes, the pass of it included; None where they do not tell."""
+    """The work of a case, from its axes (its pass is one of them); None where they do not give it."""
     told = work.of_case(axes)
     return None if told is None else Work(*told)
 

@@ -1,7 +1,7 @@
-"""Reads measurements by the line into one group a run, case, setting and implementation, whatever state they are in.
+"""Reads measurements line by line into one group for each run, case, setting and implementation.
 
-What cannot be used is counted and told, with the first line on which it was met; the rest is kept. Memory grows by
-about a hundred bytes a measurement.
+Lines that cannot be used are counted and reported with the first line where each fault occurred; the others are kept.
+Memory grows by about a hundred bytes a measurement.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SENSORS: Final = (
     "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "position", "calls", "energy_j",
     "cpu_mhz", "load_1m", "steal_percent", "timer_overhead_us", "host_us", "joules_per_call", PEAK,
 )  # fmt: skip
-"""Columns of numbers that a file may or may not have, in any row; unknown is NaN."""
+"""Optional columns of numbers. Any row may lack a value, which is then NaN."""
 
 
 WORDS: Final = ("stopped", "warmed")
-"""Columns of words that all rows of a group share: why the last block was the last, and how the warm-up ended."""
+"""Columns of text that is the same in all rows of a group: why the measurement stopped, and how the warm-up ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,17 @@ class Group:
     block: NDArray[np.int64]
     latency_us: Vector
     at: Vector
-    """Seconds since 1970; NaN where the file does not say."""
+    """When each measurement was taken, in seconds since 1970; NaN where the file does not say."""
     sensors: Mapping[str, Vector]
     throttled: NDArray[np.bool_]
     max_abs_error: float
     skipped: str
     """Why there are no measurements; empty where there are some."""
     words: Mapping[str, str]
-    """Those of `WORDS` that are known."""
+    """The known values of the columns `WORDS`."""
     exposed: bool = False
-    """Whether no measurement proved that its launch was hidden, though the file says which did. Where some did, those
-    that did not are left out."""
+    """Whether the file records if launches were hidden and no measurement of the group had a hidden launch. If some had
+    one, the measurements without one are left out and this is False."""
 
     @property
     def count(self) -> int:
@@ -97,7 +97,7 @@ class _Growing:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """In which cell of a row what stands; `nowhere` is one after the last."""
+    """The index of each column in a row of a file; `nowhere` is the index after the last cell."""
 
     run_id: int
     case_id: int
@@ -116,7 +116,7 @@ class _Places:
     sensors: tuple[int, ...]
     words: tuple[tuple[str, int], ...]
     first: tuple[tuple[str, int], ...]
-    """Axes and device: taken from the first row of a group."""
+    """The columns of axes and device, which are taken from the first row of a group."""
 
     @classmethod
     def of(cls, header: Sequence[str]) -> _Places:
@@ -138,25 +138,25 @@ ALONE: Final = (
     ("rows were", "row was"),
     ("lines are", "line is"),
 )  # fmt: skip
-"""What many do, and one does."""
+"""Pairs of words for a sentence about several things and about one thing."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """Takes files one after another; `groups` gives what they held."""
+    """Reads files one after another; `groups` returns the measurements of all of them."""
 
     growing: dict[Key, _Growing] = field(default_factory=dict)
     known: dict[tuple[str, ...], _Growing] = field(default_factory=dict)
-    """The same by the words of a row."""
+    """The groups again, by the cells of a row that name a group."""
     faults: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """What is wrong: how often, and where first."""
+    """By fault: how often it occurred, and the place of the first."""
     rows: int = 0
     settings: dict[tuple[str, str], Setting] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
-    """Those of the file that is being read."""
+    """The axes of the file that is being read."""
 
     def read(self, lines: Iterable[str], source: str) -> None:
-        """Takes one CSV. Raises `ResultsUnreadable` where the header is not that of a result file."""
+        """Reads one CSV. Raises `ResultsUnreadable` where the header is not that of a result file."""
         reader = csv.reader(lines)
         try:
             header = next(reader, None)
@@ -186,7 +186,7 @@ class Reader:
         if len(cells) != at.nowhere:
             self._fault("rows are incomplete: more or fewer cells than the header", source, line)
             return
-        cells.append("")  # nowhere: what a file has no column for
+        cells.append("")  # the cell at `nowhere`, for columns that the file lacks
         group = self._group(cells, at)
         if group is None:
             self._fault("rows name no case or no implementation", source, line)
@@ -216,7 +216,7 @@ class Reader:
             values.append(number(text) if (text := cells[place]) else math.nan)
 
     def _group(self, cells: Sequence[str], at: _Places) -> _Growing | None:
-        """Where a row belongs; None where it names no case or no implementation."""
+        """The group that a row belongs to; None where the row names no case or no implementation."""
         told = (cells[at.run_id], cells[at.case_id], cells[at.regime], cells[at.cache], cells[at.implementation])
         if (found := self.known.get(told)) is not None:
             return found
@@ -230,7 +230,7 @@ class Reader:
         return made
 
     def _setting(self, regime: str, cache: str) -> Setting:
-        """One object for each pair: a million rows have a handful."""
+        """The setting for a pair. Equal pairs share one object, as a million rows have only a few pairs."""
         found = self.settings.get((regime, cache))
         if found is None:
             found = self.settings[regime, cache] = Setting(regime, cache)
@@ -241,8 +241,8 @@ class Reader:
         self.faults[what] = (count + times, where)
 
     def groups(self) -> tuple[Group, ...]:
-        """What was read, in the order in which it first came. Rows of one block that repeat are told and left out.
-        The reader is empty afterwards, so that nothing is held twice."""
+        """The groups that were read, in the order of their first rows. Rows that repeat a block are left out and
+        reported. The reader is empty afterwards, so that memory does not hold everything twice."""
         found = []
         self.known.clear()
         while self.growing:
@@ -280,7 +280,8 @@ class Reader:
         return tuple(found)
 
     def told(self) -> tuple[str, ...]:
-        """What was left out, a sentence each. Complete after `groups`."""
+        """A sentence for each fault: what was left out and where it occurred first. Complete once `groups` was
+        called."""
         return tuple(f"{_counted(count, what)} (first at {where})" for what, (count, where) in self.faults.items())
 
 
@@ -291,8 +292,8 @@ def _named(key: Key) -> str:
 
 def _counted(count: int, what: str) -> str:
     if count == 1:
-        for many, one in ALONE:
-            what = what.replace(many, one)
+        for plural, singular in ALONE:
+            what = what.replace(plural, singular)
     return f"{count} {what}"
 
 

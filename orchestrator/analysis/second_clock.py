@@ -1,5 +1,5 @@
-"""How far our medians are from what CUPTI says of the same cases, in files from before it watched the very launches
-that are timed (`watched_launches.py`): a number, not a promise."""
+"""How far our medians are from CUPTI's times of the same cases, in old files. In newer files CUPTI watches the launches
+that are timed (`watched_launches.py`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from orchestrator.analysis.study import Study
 
 CLOSE, NEAR = 0.02, 0.05
 SHORT_US: Final = 10.0
-"""Below this a share says little: what a replay takes between two calls is half a microsecond and more."""
+"""Shorter times are compared in microseconds and not by ratio, as a replay takes half a microsecond or more between two
+calls."""
 LONG_US: Final = 200.0
-"""From here on what a call takes beyond its kernels is lost in how much the chip's clock moves."""
+"""Longer times are compared by ratio: what a call takes beyond its kernels is less than the chip's clock varies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """CUPTI's microseconds of a call, from the first kernel's start to the last one's end: after a rest, and, where the
-    call is long, on a device that has none (NaN where that is not known)."""
+    """CUPTI's time of a call in microseconds, from the start of the first kernel to the end of the last. `cupti_us` is
+    measured after a rest, and `busy_us`, for long calls only, on a device without rests (NaN where not known)."""
 
     case_id: str
     implementation: str
@@ -32,15 +33,14 @@ class Told:
 
     @property
     def unrested_us(self) -> float:
-        """What to compare with regimes in which the device has no rest."""
+        """CUPTI's time in microseconds for regimes in which the device has no rest."""
         return self.cupti_us if math.isnan(self.busy_us) else self.busy_us
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`ratios` are our medians in graph over CUPTI's, `short_us` what they have beyond it below `SHORT_US`;
-    `added_us` is what our medians in burst have beyond CUPTI's up to `LONG_US`, and `long_ratios` are theirs over
-    CUPTI's from there on."""
+    """How our medians differ from CUPTI's times. In graph: `ratios` to them, and for calls below `SHORT_US` the
+    differences `short_us`. In burst: the differences `added_us`, and from `LONG_US` on the ratios `long_ratios`."""
 
     ratios: tuple[float, ...] = ()
     short_us: tuple[float, ...] = ()
@@ -48,17 +48,17 @@ class Agreement:
     long_ratios: tuple[float, ...] = ()
 
     def within(self, share: float) -> int:
-        """In how many cells the graph's median is no farther from CUPTI's than this."""
+        """The number of cells in which the median in graph is within `share` of CUPTI's time."""
         return sum(1 for one in self.ratios if abs(one - 1) <= share)
 
     @property
     def worst(self) -> float:
-        """How far the farthest is; NaN for none."""
+        """The largest distance of a ratio from 1; NaN without ratios."""
         return max((abs(one - 1) for one in self.ratios), default=math.nan)
 
 
 def read(lines: Iterable[str]) -> tuple[Told, ...]:
-    """What an old file says; rows that make no sense are left out, as it may be anybody's."""
+    """The times in an old file. Rows that make no sense are left out, as anybody may have written the file."""
     found = []
     try:
         for row in csv.DictReader(lines):
@@ -72,8 +72,8 @@ def read(lines: Iterable[str]) -> tuple[Told, ...]:
 
 
 def agreement(study: Study, told: Sequence[Told]) -> Agreement | None:
-    """Ours against theirs, cell by cell; None where nothing is in both. Warm caches are not compared: CUPTI is asked
-    about cold ones."""
+    """Our medians compared with CUPTI's times, cell by cell; None where they have no cell in common. Warm caches are
+    not compared, as CUPTI's times are with cold ones."""
     known = {(one.case_id, one.implementation): one for one in told}
     ratios, short, added, long_ratios = [], [], [], []
     for case in study.cases:
@@ -96,7 +96,7 @@ def agreement(study: Study, told: Sequence[Told]) -> Agreement | None:
 
 
 def sentence(found: Agreement) -> str:
-    """The agreement in words."""
+    """The agreement in one sentence."""
     parts = []
     if found.ratios:
         cells = len(found.ratios)
@@ -119,6 +119,6 @@ def sentence(found: Agreement) -> str:
 
 
 def more(added_us: Sequence[float]) -> str:
-    """What is added to a time, in words."""
+    """The median, least and greatest of what is added to a time, in words."""
     middle, least, most = statistics.median(added_us), min(added_us), max(added_us)
     return f"{middle:.1f} µs more ({least:.1f} to {most:.1f} in {len(added_us)} cells)"

@@ -1,4 +1,4 @@
-"""A ratio that varies by more than its own interval shows: limits and p-values that hold for both."""
+"""Limits and p-values for a ratio that varies by more than its own interval shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Spread:
         deviation = math.hypot(own, self.size)
         if deviation == 0:
             return 0.0 if ratio.mid != 1 else 1.0
-        # Welch and Satterthwaite: what is known well adds to the degrees of freedom of what is not.
+        # Welch and Satterthwaite: the better known variance adds to the degrees of freedom of the other.
         free = self.free * (deviation / self.size) ** 4 if self.size else math.inf
         return math.erfc(normal(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
 
@@ -46,8 +46,8 @@ NONE: Final = Spread(0.0, math.inf)
 
 
 def normal(t: float, free: float) -> float:
-    """The normal quantile whose tail is that of Student's `t`: what `students` undoes. Newton's steps from above, where
-    it rises ever faster, so that none steps over what is looked for."""
+    """The normal quantile with the same tail probability as Student's `t` with `free` degrees of freedom: the inverse
+    of `students`. Newton's method starts above the root, where the function is convex, so no step passes the root."""
     found = t
     for _ in range(STEPS if math.isfinite(free) else 0):
         step = (students(found, free) - t) / slope(found, free)

@@ -1,6 +1,6 @@
-"""All that one run says: times, what the kernel is against each baseline, and how far that can be trusted.
+"""The results of one run: times, comparisons of the kernel with each baseline, and how far they can be trusted.
 
-Everything is said of one case in one setting (regime, and caches where known); no number ever spans two settings.
+Each result is for one case in one setting (regime, and caches where known). No number combines two settings.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from orchestrator.core.wording import count
 
 OWN_KERNEL = "kernel_"
 ORDER = IMPLEMENTATIONS
-"""How implementations stand beside each other; the rows of a file come in random order."""
+"""The order in which implementations are shown; the rows of a file come in random order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One run, read. `cases` has an entry for each case in each setting, setting by setting. `faults` are what was
-    wrong with the files, `notes` what a reader should know of the data."""
+    """The results of one run. `cases` has an entry for each case in each setting, setting by setting. `faults` says
+    what was wrong with the files, and `notes` what a reader should know about the data."""
 
     run_id: str
     device: str
@@ -68,7 +68,7 @@ class Study:
         return " and ".join(dict.fromkeys(one.regime for one in self.settings if one.regime))
 
     def parts(self) -> tuple[Study, ...]:
-        """A study of each setting alone; its verdicts stay those of the whole run."""
+        """A study for each setting alone; the verdicts stay those of the whole run."""
         if len(self.settings) < 2:
             return (self,)
         return tuple(self.only(one) for one in self.settings)
@@ -80,7 +80,7 @@ class Study:
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """Each case once, whatever settings it was timed in."""
+        """Each case id once, whatever settings it was timed in."""
         return tuple(sorted(dict.fromkeys(case.case_id for case in self.cases), key=case_order))
 
     @property
@@ -93,7 +93,7 @@ class Study:
 
     @property
     def answers(self) -> int:
-        """Contrasts that came to a conclusion."""
+        """The number of contrasts with a conclusion."""
         return sum(1 for one in self.contrasts if one.verdict is not Verdict.INCONCLUSIVE)
 
     def against(self, baseline: str) -> tuple[Contrast, ...]:
@@ -106,7 +106,8 @@ class Study:
 
 
 def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
-    """What `groups` say. Of several runs only the one with the most measurements is studied, and that is noted."""
+    """The results that `groups` hold. Of several runs only the one with the most measurements is studied, and a note
+    says so."""
     sizes: dict[str, int] = {}
     for group in groups:
         sizes[group.key.run_id] = sizes.get(group.key.run_id, 0) + group.count
@@ -116,19 +117,21 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         notes.append(
             f"The file holds {count(len(sizes), 'run')}; this is {run_id}, and {', '.join(others)} are left out."
         )
-    own = everywhere([group for group in groups if group.key.run_id == run_id])
-    names = list(dict.fromkeys(group.key.implementation for group in own if not is_control(group.key.implementation)))
+    of_run = everywhere([group for group in groups if group.key.run_id == run_id])
+    names = list(
+        dict.fromkeys(group.key.implementation for group in of_run if not is_control(group.key.implementation))
+    )
     names.sort(key=standing)
-    subject = next((name for name in (KERNEL, DEFAULT) if name in names), "") or own_kernel(own, names)
+    subject = next((name for name in (KERNEL, DEFAULT) if name in names), "") or own_kernel(of_run, names)
     by_case: dict[tuple[Setting, str], list[Group]] = {}
-    for group in own:
+    for group in of_run:
         by_case.setdefault((group.key.setting, group.key.case_id), []).append(group)
     keys = sorted(by_case, key=lambda key: (key[0].order, case_order(key[1])))
     cases = _judged([_case(case_id, setting, by_case[setting, case_id], subject) for setting, case_id in keys])
     baselines = tuple(name for name in names if name != subject)
     return Study(
         run_id=run_id,
-        device=", ".join(dict.fromkeys(group.device for group in own if group.device)),
+        device=", ".join(dict.fromkeys(group.device for group in of_run if group.device)),
         settings=tuple(dict.fromkeys(setting for setting, _ in keys)),
         subject=subject,
         baselines=baselines,
@@ -140,21 +143,21 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
 
 
 def own_kernel(groups: Sequence[Group], names: Sequence[str]) -> str:
-    """The subject of a run over a workload of the user's own: the first of its kernels, which say so in their backend;
-    where there is none, the first implementation."""
+    """The subject of a run over a workload of the user's own: the first of the user's kernels, which are known by their
+    backend. Without one it is the first implementation."""
     kernels = [one.key.implementation for one in groups if one.backend.startswith(OWN_KERNEL)]
     return next((name for name in kernels if not is_control(name)), names[0] if names else "")
 
 
 def standing(implementation: str) -> tuple[int, str, bool]:
-    """A key to sort by: as in `ORDER`, others by name, and each control right after its implementation."""
+    """A key to sort by: the order of `ORDER`, then others by name, and each control right after its implementation."""
     name = implementation.removesuffix(CONTROL)
     return ORDER.index(name) if name in ORDER else len(ORDER), name, is_control(implementation)
 
 
 def everywhere(groups: Sequence[Group]) -> list[Group]:
-    """Skips that name no regime, or no caches, hold in every setting of the case that fits them: an implementation that
-    was wrong is timed in none. Other groups are as they were."""
+    """The groups, where a skip that names no regime or no caches is repeated for every setting of the case that matches
+    it: an implementation that was wrong is timed in none of them. Other groups are unchanged."""
     timed: dict[str, dict[Setting, None]] = {}
     for group in groups:
         if group.count:
@@ -162,11 +165,11 @@ def everywhere(groups: Sequence[Group]) -> list[Group]:
     kept: list[Group] = []
     skips: dict[Key, Group] = {}
     for group in groups:
-        own = group.key.setting
+        skipped_in = group.key.setting
         fitting = [
             one
             for one in timed.get(group.key.case_id, {})
-            if own.regime in ("", one.regime) and own.cache in ("", one.cache) and one != own
+            if skipped_in.regime in ("", one.regime) and skipped_in.cache in ("", one.cache) and one != skipped_in
         ]
         if group.skipped and fitting:
             for setting in fitting:
@@ -203,50 +206,54 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str)
 
 
 def _judged(cases: Sequence[Case]) -> list[Case]:
-    """The cases decided: only the whole run knows how far apart bindings are, and how many questions were asked."""
+    """The cases with their verdicts. They need the whole run: how much bindings differ, and how many tests were
+    made."""
     bindings = bindings_of(cases)
-    known = [
+    widened = [
         replace(case, contrasts=tuple(_widened(one, bindings.of_contrast(case, one)) for one in case.contrasts))
         for case in cases
     ]
-    corrected = iter(holm([one.p for case in known for one in case.contrasts]))
-    disagreeing, others = disagreements(known), other_ratios(known)
+    corrected = iter(holm([one.p for case in widened for one in case.contrasts]))
+    disagreeing, other_regime = disagreements(widened), other_ratios(widened)
     judged = []
-    for case in known:
+    for case in widened:
         decided = []
         timings = {one.implementation: one for one in case.timings}
         for one in case.contrasts:
             p = next(corrected)
             why = doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
             verdict = Verdict.INCONCLUSIVE if why else decide(one.ratio, p, one.noise)
-            other = others.get((case.setting, case.case_id, one.baseline), math.nan)
+            other = other_regime.get((case.setting, case.case_id, one.baseline), math.nan)
             decided.append(replace(one, p=p, verdict=verdict, doubt=why, elsewhere=other))
         controls = tuple(
-            _told(one, timings[one.implementation], bindings.of_control(case, one)) for one in case.controls
+            _control_with_verdict(one, timings[one.implementation], bindings.of_control(case, one))
+            for one in case.controls
         )
         judged.append(replace(case, contrasts=tuple(decided), controls=controls))
     return judged
 
 
 def _widened(one: Contrast, bindings: Spread) -> Contrast:
-    """With what differs between bindings; the p-value is not corrected yet."""
+    """The contrast with limits and p-value for the spread of bindings; the p-value is not corrected yet."""
     return replace(one, bindings=bindings, p=_p(one.paired, bindings))
 
 
-def _told(control: Control, timing: Timing, bindings: Spread) -> Control:
-    """A control with the word that a baseline would have been given, had the other cases' controls been the run's."""
+def _control_with_verdict(control: Control, timing: Timing, bindings: Spread) -> Control:
+    """The control with the verdict that a baseline with its times would get in a run with only the other cases'
+    controls."""
     wide = replace(control, bindings=bindings)
     noise = halves_noise(timing.group.latency_us)
     return replace(wide, verdict=decide(wide.ratio, _p(control.paired, bindings), noise))
 
 
 def _p(once: Paired, bindings: Spread) -> float:
-    """The p-value of the blocks, or of what differs between bindings where that leaves more to chance."""
+    """The larger p-value of two: that of the blocks, and that of the spread of bindings."""
     return max(once.test.p, bindings.chance(once.ratio)) if bindings.size else once.test.p
 
 
 def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | None:
-    """The largest floor of the controls of this case; without a control, of the two implementations' own halves."""
+    """The largest floor of the controls of this case; without a control, the larger floor of the two implementations'
+    halves."""
     floors = [noise for one in controls if (noise := control_noise(one.paired)) is not None]
     if not floors:
         floors = [noise for group in measured if (noise := halves_noise(group.latency_us)) is not None]
@@ -254,13 +261,13 @@ def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | No
 
 
 def _paired(subject: Group, baseline: Group) -> Paired | None:
-    """The two by their common blocks; None where they share none."""
+    """The two groups compared in their common blocks; None where they share none."""
     left, right = subject.shared(baseline)
     return paired(subject.latency_us[left], baseline.latency_us[right]) if left.size else None
 
 
 def order_shift(subject: Group, baseline: Group) -> float:
-    """See `Contrast.order_shift`. NaN where the order is not known or did not vary enough."""
+    """The value of `Contrast.order_shift`; NaN where the order is not known or did not vary enough."""
     left, right = subject.shared(baseline)
     ahead = baseline.sensors["position"][right] - subject.sensors["position"][left]
     if np.isnan(ahead).all():

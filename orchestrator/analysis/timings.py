@@ -14,7 +14,7 @@ from orchestrator.analysis.samples import PEAK, Group, Vector
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One implementation on one case. Latencies in microseconds a call; what is not known is NaN."""
+    """One implementation on one case in one setting. Latencies are in microseconds a call; unknown values are NaN."""
 
     implementation: str
     backend: str
@@ -25,20 +25,20 @@ class Timing:
     min_us: float
     tflops: float
     roof_percent: float
-    """Of the data sheet's rate."""
+    """The rate in per cent of the data sheet's rate."""
     held_percent: float
-    """Of what the data sheet's rate would be at the clock that was held."""
+    """The rate in per cent of the data sheet's rate at the clock that the device held."""
     clock_mhz: float
     throttled: float
-    """The share of measurements taken while the device was held back, 0 to 1."""
+    """The share of measurements taken while the device throttled, 0 to 1."""
     joules: float
-    """A call's energy, of the whole device."""
+    """The energy of a call, of the whole device."""
     peak_bytes: float
     """The most device memory that a call held beyond its inputs."""
     timer_share: float
-    """The timer's own part of the median, which still has it."""
+    """The timer's share of the median, 0 to 1; it is not taken off the median."""
     host_us: float
-    """What the host takes to enqueue a call."""
+    """The time in which the host enqueues a call, in microseconds."""
     max_abs_error: float
     skipped: str
     group: Group
@@ -49,7 +49,7 @@ class Timing:
 
 
 def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
-    """One group in numbers."""
+    """The timing of a group; rates need `work`, and shares of peaks need `roof` too."""
     nothing = math.nan
     times = group.latency_us
     middle = median_interval(times) if group.count else Interval(nothing, nothing, nothing)
@@ -87,8 +87,9 @@ def _middle(values: Vector) -> float:
 
 
 def _joules(group: Group) -> float:
-    """As the harness found it in a stretch of its own. Older files have what the counter said around each sample, which
-    is summed before it is divided: the counter moves in steps longer than a sample."""
+    """The energy of a call in joules, as the harness measured it in a stretch of its own. Older files have the
+    counter's difference around each sample. These are summed before they are divided, as the counter moves in steps
+    longer than a sample."""
     followed = _middle(group.sensors["joules_per_call"])
     if not math.isnan(followed):
         return followed

@@ -1,8 +1,8 @@
-"""faster, slower, same, or inconclusive: when a difference is worth a word.
+"""The verdict on a ratio: faster, slower, same, or inconclusive.
 
-A win needs three things at once: the interval of the ratio excludes 1, the signed-rank test agrees after correction
-for every question asked of the run, and the ratio is farther from 1 than what the run shows for one implementation
-against itself.
+Faster or slower needs three things at once: the interval of the ratio excludes 1, the signed-rank test agrees after
+correction for all comparisons of the run, and the ratio is farther from 1 than what the run shows for one
+implementation against itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Vector = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 MARGIN = 0.01
-"""Ratios within 1 % of 1 are of no practical consequence; wider where the noise floor is."""
+"""Ratios within 1 % of 1 do not matter in practice. Where the noise floor is wider, it replaces this margin."""
 WIDEST_SAME = 0.03
-"""What may differ by more than 3 % for all that is known is not the same, however noisy the machine was."""
+"""However noisy the machine was, the verdict is not `same` where the two may differ by more than 3 %."""
 
 
 class Verdict(StrEnum):
@@ -38,7 +38,7 @@ class NoiseSource(StrEnum):
     CONTROL = "control"
     """The same implementation was measured under a second name in the same blocks."""
     HALVES = "halves"
-    """There was no control: odd blocks of each implementation against even ones."""
+    """There was no control: odd blocks of each implementation are compared with even ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two implementations on one case, block by block. A ratio over 1 means that the subject is faster."""
+    """Two implementations on one case, compared block by block. A ratio over 1 means that the subject is faster."""
 
     blocks: int
     ratio: Interval
@@ -59,8 +59,8 @@ class Paired:
 
 
 def paired(subject_us: Vector, baseline_us: Vector) -> Paired:
-    """`baseline_us` [blocks] over `subject_us` [blocks], latencies of the same blocks in order, all positive.
-    Raises `ValueError` for no blocks."""
+    """Compares `baseline_us` [blocks] with `subject_us` [blocks]: positive latencies of the same blocks, in order. The
+    ratio is baseline over subject. Raises `ValueError` for no blocks."""
     logs = np.log(baseline_us) - np.log(subject_us)
     middle = median_interval(logs)
     ratio = Interval(math.exp(middle.low), math.exp(middle.mid), math.exp(middle.high))
@@ -68,12 +68,14 @@ def paired(subject_us: Vector, baseline_us: Vector) -> Paired:
 
 
 def control_noise(once: Paired) -> Noise | None:
-    """The floor that an A/A comparison sets: the far end of its interval. None when that is not known."""
+    """The noise floor that a comparison of an implementation with itself shows: the limit of its interval that is
+    farther from 1. None when that is not known."""
     return Noise(distance(once.ratio), NoiseSource.CONTROL) if once.ratio.known else None
 
 
 def halves_noise(latency_us: Vector) -> Noise | None:
-    """The floor that neighbouring blocks [blocks] of one implementation set; None when there are too few."""
+    """The noise floor from the latencies [blocks] of one implementation, odd blocks against even ones; None when there
+    are too few."""
     count = latency_us.size // 2 * 2
     if count < 2:
         return None
@@ -82,14 +84,14 @@ def halves_noise(latency_us: Vector) -> Noise | None:
 
 
 def distance(ratio: Interval) -> float:
-    """How far the far end of an interval of ratios is from 1; a half and a double are equally far."""
+    """The distance from 1 of the farther limit of an interval of ratios; one half is as far from 1 as 2."""
     return math.exp(max(abs(math.log(ratio.low)), abs(math.log(ratio.high)))) - 1
 
 
 def decide(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGIN) -> Verdict:
-    """The word for a ratio with its interval, its p-value (corrected), and the noise that it must exceed. Within
-    `margin` of 1 (or the noise, up to `WIDEST_SAME`) it is the same. Without a noise floor or an interval nothing is
-    decided."""
+    """The verdict on a ratio with its interval, its corrected p-value, and the noise floor that it must exceed. A ratio
+    within `margin` of 1 (or within the noise floor, up to `WIDEST_SAME`) is the same. Without a noise floor or an
+    interval the verdict is inconclusive."""
     if noise is None or not ratio.known:
         return Verdict.INCONCLUSIVE
     beyond = abs(math.log(ratio.mid)) > math.log1p(noise.floor)
@@ -112,8 +114,9 @@ class Mean:
 def mean_of(ratios: Sequence[tuple[Interval, Noise | None, Verdict]]) -> Mean | None:
     """The mean of several cases, which are independent, with its interval; None where one of them has no interval.
 
-    Each limit is as far from the mean as the cases' own limits are together (the root of the sum of squares, over the
-    number of cases: Zou and Donner 2008) and their mean noise, which cases may have in common, besides.
+    The distance of each limit from the mean has two parts. One combines the cases' own limits: the root of the sum of
+    squares, divided by the number of cases (Zou and Donner 2008). The other is the mean noise, which the cases may have
+    in common.
     """
     if not ratios or not all(one.known and noise is not None for one, noise, _ in ratios):
         return None

@@ -14,15 +14,17 @@ from orchestrator.core.wording import count
 
 WITHIN: Final = (0.01, 0.02, 0.05)
 SLACK_US: Final = 0.5
-"""A twentieth of a call of few microseconds is less than what a clock's own steps and an event come to."""
+"""A difference up to this is never an error of the timer: a twentieth of a call of a few microseconds is less than the
+steps of a clock and an event come to."""
 REGIMES: Final = ("burst", "graph", "sustained")
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One implementation on one case in one regime, in microseconds a call, medians over samples: ours while CUPTI
-    looked on, ours of the ordinary measurement (NaN where not known), CUPTI's from the first kernel's start to the last
-    one's end, and in burst from the end of what covered the launch (NaN otherwise). `skipped`: why nothing is known."""
+    """One implementation on one case in one regime: medians over samples, in microseconds a call. They are our time
+    while CUPTI watched, our time in the ordinary measurement (NaN where not known), CUPTI's time from the start of the
+    first kernel to the end of the last, and in burst CUPTI's time from the end of the work that covered the launch (NaN
+    in other regimes). `skipped` says why nothing is known."""
 
     case_id: str
     implementation: str
@@ -35,22 +37,24 @@ class Watched:
 
     @property
     def theirs_us(self) -> float:
-        """What our timer should say: in burst the first event and the way to the first kernel are in both."""
+        """The time in microseconds that our timer should show. In burst it includes the first event and the way to the
+        first kernel, as ours does."""
         return self.cupti_us if math.isnan(self.covered_us) else self.covered_us
 
     @property
     def ratio(self) -> float:
-        """Ours over theirs."""
+        """Our time over CUPTI's."""
         return self.watched_us / self.theirs_us
 
     @property
     def convicts(self) -> bool:
-        """Whether ours is farther from theirs than a right timer's can be."""
+        """Whether our time is farther from CUPTI's than that of a correct timer can be."""
         return abs(self.watched_us - self.theirs_us) > max(SLACK_US, WITHIN[-1] * self.theirs_us)
 
 
 def read(lines: Iterable[str]) -> tuple[Watched, ...]:
-    """What a file says; rows that make no sense are left out, as it may be anybody's, and so are those of old files."""
+    """The rows of a file. Rows of old files and rows that make no sense are left out, as anybody may have written the
+    file."""
     found = []
     try:
         for row in csv.DictReader(lines):
@@ -70,25 +74,25 @@ def read(lines: Iterable[str]) -> tuple[Watched, ...]:
 
 
 def positive(text: str | None) -> float:
-    """A time; NaN for what is none."""
+    """A positive time; NaN for any other text."""
     found = number(text or "")
     return found if 0 < found < math.inf else math.nan
 
 
 def by_regime(told: Sequence[Watched]) -> Mapping[str, list[Watched]]:
-    """What could be compared, by regime in their usual order."""
+    """The rows that could be compared, by regime in the usual order."""
     known = [one for one in told if not one.skipped]
     found = {regime: [one for one in known if one.regime == regime] for regime in REGIMES}
     return {regime: own for regime, own in found.items() if own}
 
 
 def within(told: Sequence[Watched], share: float) -> int:
-    """In how many our median is no farther from CUPTI's than this."""
+    """The number of rows in which our median is within `share` of CUPTI's."""
     return sum(1 for one in told if abs(one.ratio - 1) <= share)
 
 
 def sentence(told: Sequence[Watched]) -> str:
-    """The agreement in words; empty where nobody was asked."""
+    """The agreement in one sentence; empty where CUPTI watched nothing."""
     parts = [regime_words(regime, own) for regime, own in by_regime(told).items()]
     if added := [one.watched_us - one.cupti_us for one in told if one.regime == "burst" and not one.skipped]:
         middle, least, most = statistics.median(added), min(added), max(added)
@@ -108,7 +112,7 @@ def sentence(told: Sequence[Watched]) -> str:
 
 
 def regime_words(regime: str, own: Sequence[Watched]) -> str:
-    """One regime's agreement."""
+    """The agreement in one regime, in words."""
     near, close, _ = WITHIN
     worst = max(abs(one.ratio - 1) for one in own)
     return (
