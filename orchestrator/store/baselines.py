@@ -24,30 +24,31 @@ def baseline_document(name: str) -> Document[dict[str, Baseline]]:
 
 
 class BaselineStore:
-    """Two pushes that finish at once, of a T4 and of an H100, both keep their baseline."""
+    """The named baselines of a bucket. If two clients set baselines of one name at the same time, for example of a T4
+    and of an H100, both are kept."""
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
         self._bucket = bucket
         self._clock = clock
 
     def names(self) -> tuple[str, ...]:
-        """Every name that was ever set, in order; one that was removed has no baselines. An object whose name is none
-        for a baseline is not ours, and left out."""
-        found = (entry.name.removeprefix(BASELINES_PREFIX) for entry in self._bucket.list(BASELINES_PREFIX))
-        names = (one.removesuffix(".json") for one in found if one.endswith(".json"))
+        """Every name that was ever set, in order; a removed name is still listed, without baselines. Objects whose
+        names are not names of baselines are left out."""
+        objects = (entry.name.removeprefix(BASELINES_PREFIX) for entry in self._bucket.list(BASELINES_PREFIX))
+        names = (object_name.removesuffix(".json") for object_name in objects if object_name.endswith(".json"))
         return tuple(name for name in names if NAME.fullmatch(name))
 
     def read(self, name: str) -> Mapping[str, Baseline]:
-        """The baselines of a name by device; none where there is no such name. Raises `BaselinesUnreadable`."""
+        """The baselines of a name by device; empty where there is no such name. Raises `BaselinesUnreadable`."""
         blob = self._bucket.read(baseline_object(checked_name(name)))
         return {} if blob is None else parse(name, blob.data)
 
     def update(self, name: str, change: Callable[[Baselines], dict[str, Baseline] | Refused]) -> Baselines | Refused:
-        """Stores what `change` makes of the baselines, again on the newer ones when somebody was first. What it returns
-        that is no dictionary is a refusal: nothing is stored, and that is returned. Raises `BaselinesUnreadable`, and
-        `Unavailable` when others were first every time."""
+        """Stores `change(baselines)` and returns it. When another client was faster, `change` is applied to the newer
+        baselines. If it returns anything but a dictionary, that is a refusal: it is returned and nothing is stored.
+        Raises `BaselinesUnreadable`, and `Unavailable` when others were faster every time."""
         return swap(self._bucket, self._clock, baseline_document(name), change)
 
     def clear(self, name: str) -> None:
-        """Puts an empty one in the place of whatever is there, readable or not."""
+        """Replaces the object of the name with an empty one, whether it is readable or not."""
         self._bucket.replace(baseline_object(checked_name(name)), dump(name, {}), generation=None)

@@ -1,5 +1,5 @@
-"""What a client keeps of a job on Batch: what it was submitted as, and in which region it is. A document in the bucket,
-changed by compare-and-swap, so that every client sees the same job."""
+"""The records of jobs on Batch: how a job was submitted, and in which region it is. Each is a document in the bucket
+that changes by compare-and-swap, so that every client sees the same job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 
 Stage = Literal["waiting", "placed", "leaving", "over"]
-"""`waiting`: for another job of its GPU to end; `placed`: asked for in its region; `leaving`: cancelled there, to be
-asked for in the next one; `over`: nothing more is asked for."""
+"""`waiting`: another job of its GPU must end first. `placed`: it is requested in its region. `leaving`: it is cancelled
+there, to be requested in the next region. `over`: nothing more is requested for it."""
 AtLeastOne = Field(min_length=1)
 
 
 class BatchRecord(BaseModel):
-    """One job."""
+    """The record of one job."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -39,11 +39,11 @@ class BatchRecord(BaseModel):
     ends_at: Moment
     stage: Stage = "waiting"
     at: Count = 0
-    """Which region it is in."""
+    """The index of the region it is in."""
     since: Moment | None = None
-    """When it was asked for there."""
+    """When it was requested there."""
     left: tuple[str, ...] = ()
-    """Why it was given up where it was before."""
+    """Why it left each of its earlier regions."""
 
     @property
     def region(self) -> str:
@@ -55,18 +55,20 @@ class BatchRecord(BaseModel):
 
     @property
     def asked(self) -> str:
-        """What is asked for by it, which never changes, in a digest."""
-        never = [self.children, self.regions, self.template, self.jobs, self.ends_at.isoformat()]
-        return f"job {self.name} {hashlib.sha256(json.dumps(never, sort_keys=True).encode()).hexdigest()}"
+        """The name of the job with a digest of all that it requests, which never changes."""
+        fixed = [self.children, self.regions, self.template, self.jobs, self.ends_at.isoformat()]
+        return f"job {self.name} {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()}"
 
     def dump(self) -> bytes:
         return self.model_dump_json(by_alias=True).encode()
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> BatchRecord:
-        """Raises `DocumentUnreadable`."""
+        """The record in `data`, which was read from the object `name`. Raises `DocumentUnreadable`."""
         try:
-            record = cls.model_validate_json(data)  # to the letter: it is asked for as it was written
+            record = cls.model_validate_json(
+                data
+            )  # nothing is converted or added: the job is requested exactly as it was written
             if len(record.regions) != len(record.jobs):
                 raise ValueError("it does not have a body for each region")
         except ValueError as exc:
@@ -78,34 +80,35 @@ class BatchRecord(BaseModel):
 
 
 class Known(Protocol):
-    """What was asked for from here: kept where nothing from a bucket is written."""
+    """What this client has requested. It is kept outside the bucket, where other clients cannot write."""
 
     def __contains__(self, what: str, /) -> bool: ...
     def add(self, what: str, /) -> None: ...
 
 
 class Records:
-    """Those of a bucket."""
+    """The records of all jobs in a bucket."""
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
         self.bucket = bucket
         self.clock = clock
 
     def create(self, record: BatchRecord) -> BatchRecord:
-        """The record as it stands: this one, or the one that was there before."""
+        """Stores the record if there is none yet. Returns the stored one: this record, or the one that was there
+        before."""
         if self.bucket.create(record_object(record.fleet, record.name), record.dump()):
             return record
         return self.read(record.fleet, record.name) or record
 
     def read(self, fleet: str, job: str) -> BatchRecord | None:
-        """Raises `DocumentUnreadable`."""
+        """The record of a job; None where there is none. Raises `DocumentUnreadable`."""
         name = record_object(fleet, job)
         blob = self.bucket.read(name)
         return None if blob is None else BatchRecord.parse(name, blob.data)
 
     def change(self, record: BatchRecord, change: Callable[[BatchRecord], BatchRecord]) -> BatchRecord:
-        """The record after `change`, which is applied to what is there now. Raises `DocumentUnreadable`, and
-        `Unavailable` when others keep changing it."""
+        """Applies `change` to the stored record and returns the result. Raises `DocumentUnreadable`, and `Unavailable`
+        when others keep changing the record."""
         name = record_object(record.fleet, record.name)
 
         def parse(data: bytes | None) -> BatchRecord:
@@ -114,11 +117,12 @@ class Records:
         return swap(self.bucket, self.clock, Document(name, BatchRecord, parse, BatchRecord.dump), change)
 
     def moved(self, record: BatchRecord, stage: Stage, now: datetime, *, why: str = "") -> BatchRecord:
-        """The record in another stage. One that leaves a region goes to the next; past the last it is over."""
+        """Puts the record into another stage and returns it. A job that leaves a region goes to the next one; after the
+        last region it is over."""
 
         def change(present: BatchRecord) -> BatchRecord:
             if (present.stage, present.at) != (record.stage, record.at):
-                return present  # another client was faster, and what it decided stands
+                return present  # another client was faster: its decision stays
             if record.stage == "leaving" and stage == "placed":
                 last = present.at + 1 >= len(present.regions)
                 place = {"at": present.at + (0 if last else 1), "stage": "over" if last else "placed", "since": now}

@@ -1,4 +1,4 @@
-"""A run's event log in the bucket: appended to by many, edited by nobody."""
+"""A run's event log in the bucket. Many processes append to it; nobody changes an event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.run.events import Event, Fact, decode, encode
 from orchestrator.ports import Bucket, Clock
 
 EVENT_BYTES: Final = 256 * 1024
-"""The most bytes of an event: larger objects are not fetched."""
+"""The largest size of an event in bytes; larger objects are not fetched."""
 
 
 class EventLog:
@@ -30,26 +30,27 @@ class EventLog:
 
     @property
     def undecodable(self) -> frozenset[str]:
-        """Names of objects under the events prefix that are no events."""
+        """The names of objects under the events prefix that are no events."""
         return frozenset(self._strange)
 
     def append(self, fact: Fact) -> Event:
-        """Stores one event, its text made harmless, and returns it.
+        """Stores one event, with its text made harmless, and returns the event.
 
-        A lost answer does not make two events: the stored object is compared with ours, and after an `Unavailable` the
-        same fact, appended again, is sent under the same name.
+        A lost answer does not lead to two events: the stored object is compared with ours, and if the same fact is
+        appended again after an `Unavailable`, it is sent under the same name. Raises `Unavailable`, and `ProviderError`
+        when another process writes under the same writer name.
         """
         event = self._next(fact.harmless)
         name, data = event.object_name, encode(event)
         self._unsure = event
         if not self._bucket.create(name, data):
-            there = self._bucket.read(name)
-            if there is None:
+            stored = self._bucket.read(name)
+            if stored is None:
                 raise Unavailable(
                     f"the event {name} was refused as a duplicate and then not found",
                     hint="run the same command again; if it fails again, somebody deletes objects from the bucket",
                 )
-            if there.data != data:
+            if stored.data != data:
                 self._unsure = None
                 raise ProviderError(
                     f"another process writes to the log of {self.run_id} as {self.writer!r}",
@@ -60,9 +61,9 @@ class EventLog:
         return event
 
     def read(self) -> tuple[Event, ...]:
-        """Every event, in order. Only objects that were not seen before are fetched.
+        """All events of the run, in order. Only objects that were not seen before are fetched.
 
-        The whole prefix is listed each time: a machine whose clock is behind appends names before ours.
+        The whole prefix is listed each time, because the names of a machine whose clock is behind sort before ours.
         """
         listed = self._bucket.list(events_prefix(self.run_id))
         self._strange |= {entry.name for entry in listed if entry.size > EVENT_BYTES}
@@ -82,15 +83,15 @@ class EventLog:
             return self._unsure
         now = self._clock.now()
         if self._last is not None and now < self._last:
-            now = self._last  # a clock that is set back must not put an effect before its cause
+            now = self._last  # if the clock was set back, an effect must not come before its cause
         self._last = now
         self._seq += 1
         return Event(run_id=self.run_id, time=now, writer=self.writer, seq=self._seq, fact=fact)
 
 
 def _under_its_own_name(name: str, event: Event) -> bool:
-    """Whether an object's name and what is in it name the same writer: who may write what is decided by the name."""
-    named, own = parse_event_object(name), parse_event_object(event.object_name)
-    if named is None or own is None:
+    """Whether the name of an object matches the event in it: permission to write is given by name."""
+    named, expected = parse_event_object(name), parse_event_object(event.object_name)
+    if named is None or expected is None:
         return False
-    return (named.writer, named.seq, named.kind) == (own.writer, own.seq, own.kind)
+    return (named.writer, named.seq, named.kind) == (expected.writer, expected.seq, expected.kind)

@@ -1,4 +1,4 @@
-"""A fleet in the bucket: its record, the list of children, one line for each child, and what was decided since.
+"""A fleet in the bucket: its record, the list of children, one line for each child, and later decisions about it.
 
 The lines are the metadata of small objects under sixteen prefixes, so that sixteen listings show ten thousand children.
 """
@@ -43,22 +43,22 @@ class FleetRecord(_Stored):
     fleet: str
     engine: EngineName
     mode: Mode
-    """`gce`, `embedded` or `host`: what its machines are."""
+    """Where its machines come from: `gce`, `embedded` or `host`."""
     user: str
     sweep: Sweep
     created_at: datetime
     ends_at: datetime
-    """No machine of the fleet lives past it."""
+    """All machines of the fleet are gone by then."""
     hold_usd: Usd
-    """Its worst case; 0 where every child holds its own."""
+    """The most that the fleet may cost; 0 where every child has a hold of its own."""
     usd_per_hour: dict[str, Usd] = Field(default_factory=dict)
-    """By GPU."""
+    """The price of a machine, by GPU."""
     price_margin: Usd = Decimal(0)
-    """The share of the prices that is held on top of them."""
+    """The share of the prices that is held in addition to them."""
     machines: dict[str, Count] = Field(default_factory=dict)
-    """By GPU: how many at the same time."""
+    """How many machines run at the same time, by GPU."""
     payloads: dict[str, str] = Field(default_factory=dict)
-    """The sha256 of what machines run, by workload."""
+    """The sha256 of the payload that machines run, by workload."""
 
 
 class JobRecord(_Stored):
@@ -78,21 +78,22 @@ class Control(_Stored):
     paused: str = ""
     """Why no more children are started; empty if the fleet is not paused."""
     persisted: bool = False
-    """A person has resumed it after a pause: its first failures do not stop it again."""
+    """Whether a person has resumed it after a pause: then its first failures do not stop it again."""
     stopped: str = ""
-    """Who stopped it; empty: nobody."""
+    """Who stopped it; empty if nobody did."""
     cancelled: Count = 0
-    """Jobs below this number were ended: their children are started by others."""
+    """Jobs below this number were ended: other jobs start their children."""
     generation: Count = 0
     """How often it was resumed after its hold was settled."""
     ends_at: datetime | None = None
-    """Of the latest generation, where that is another."""
+    """The end of the latest generation, where it differs from that of the record."""
     held_at: datetime | None = None
-    """When the latest generation was decided on, where that is another; its hold is taken next."""
+    """When it was decided that the latest generation goes on, where that is not the first; its hold is taken next."""
     first_job: Count = 0
-    """Jobs below this number were asked for under the holds of earlier generations."""
+    """Jobs below this number were requested under the holds of earlier generations."""
     void: tuple[Count, ...] = ()
-    """Generations whose hold was released because nothing was requested under it. Nothing may be requested under it."""
+    """Generations whose hold was released because nothing was requested under it. Nothing may be requested under it
+    now."""
 
 
 class FleetStore:
@@ -109,12 +110,13 @@ class FleetStore:
 
     @property
     def digest(self) -> str:
-        """Of what the fleet was launched as: of its record and its list of children, as they were read or stored."""
-        both = (names.spec_object(self.fleet), names.plan_object(self.fleet))
-        return hashlib.sha256(" ".join(self._documents.get(name, "") for name in both).encode()).hexdigest()
+        """A digest of the fleet as it was launched: of its record and its list of children, as they were read or
+        stored."""
+        objects = (names.spec_object(self.fleet), names.plan_object(self.fleet))
+        return hashlib.sha256(" ".join(self._documents.get(name, "") for name in objects).encode()).hexdigest()
 
     def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
-        """Stores what was asked for, before anything is started."""
+        """Stores the record and the list of children, before anything is started."""
         plan = json.dumps(lists.document(children), separators=(",", ":")).encode()
         for name, data in (
             (names.plan_object(self.fleet), plan),
@@ -124,44 +126,45 @@ class FleetStore:
             self._documents[name] = hashlib.sha256(data).hexdigest()
 
     def record(self) -> FleetRecord:
-        """Raises `NotFound`, `DocumentUnreadable`."""
+        """The record of the fleet. Raises `NotFound`, `DocumentUnreadable`."""
         name = names.spec_object(self.fleet)
         blob = self.bucket.read(name)
         if blob is None:
             raise NotFound(f"there is no fleet {self.fleet}", hint="`bench fleet ls` lists the fleets in this bucket")
         try:
-            found = FleetRecord.model_validate(document(blob.data))
+            record = FleetRecord.model_validate(document(blob.data))
         except ValueError as exc:
             raise self._unreadable(name) from exc
-        if found.fleet != self.fleet:  # its name becomes a folder's
+        if record.fleet != self.fleet:  # the name is used for a folder
             raise self._unreadable(name)
         self._documents[name] = hashlib.sha256(blob.data).hexdigest()
-        return found
+        return record
 
     def children(self) -> tuple[Child, ...]:
-        """Raises `NotFound`, `DocumentUnreadable`."""
+        """The children of the fleet, in order. Raises `NotFound`, `DocumentUnreadable`."""
         name = names.plan_object(self.fleet)
         blob = self.bucket.read(name)
         if blob is None:
             raise NotFound(f"{self.fleet} has no plan", hint=NEVER_BEGUN)
         try:
-            found = lists.read(json.loads(blob.data))
+            children = lists.read(json.loads(blob.data))
         except (ValueError, RecursionError) as exc:
             raise self._unreadable(name) from exc
         self._documents[name] = hashlib.sha256(blob.data).hexdigest()
-        return found
+        return children
 
     def control(self) -> Control:
-        """Raises `DocumentUnreadable`."""
+        """The decisions so far; the defaults where nothing was decided. Raises `DocumentUnreadable`."""
         blob = self.bucket.read(names.control_object(self.fleet))
         return self._control.parse(None if blob is None else blob.data)
 
     def decide(self, change: Callable[[Control], Control]) -> Control:
-        """Changes what is decided, by compare-and-swap. Raises `Unavailable` when others were faster every time."""
+        """Changes the decisions by compare-and-swap and returns them. Raises `DocumentUnreadable`, and `Unavailable`
+        when others were faster every time."""
         return swap(self.bucket, self.clock, self._control, change)
 
     def state(self, children: Sequence[Child]) -> FleetState:
-        """Every child's line, by sixteen listings side by side."""
+        """The state of the fleet, from the lines of all children. Sixteen listings run in parallel."""
 
         def lines(digit: str) -> list[ChildLine]:
             found = self.bucket.list(names.lines_prefix(self.fleet, digit))
@@ -173,29 +176,29 @@ class FleetStore:
         return fold(children, found)
 
     def write(self, lines: Iterable[ChildLine]) -> None:
-        """Stores lines that say something new, merged with what was there."""
-        fresh = []
+        """Merges each line with the line that is stored, and stores those that changed."""
+        changed = []
         for line in lines:
-            there = self._written.get(line.child)
-            merged = line if there is None else merge(there, line)
-            if merged != there:
+            stored = self._written.get(line.child)
+            merged = line if stored is None else merge(stored, line)
+            if merged != stored:
                 self._written[line.child] = merged
-                fresh.append(merged)
+                changed.append(merged)
         with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(self._write, fresh))
+            list(pool.map(self._write, changed))
 
     def write_over(self, lines: Iterable[ChildLine]) -> None:
-        """Stores lines as they are: what was known before of these children is taken back."""
+        """Stores the lines as they are: they replace what is stored for these children."""
         for line in lines:
             self._written[line.child] = line
             self._write(line)
 
     def known(self, lines: Iterable[ChildLine]) -> Mapping[int, ChildLine]:
-        """These children's lines as they are stored."""
+        """The stored lines of these children, by the number of the child."""
         return {line.child: self._written[line.child] for line in lines}
 
     def list_as(self, metadata: Mapping[str, str]) -> None:
-        """The line that `bench fleet ls` shows; stored when it is another."""
+        """Stores the line that `bench fleet ls` shows, if it changed."""
         if dict(metadata) != self._listed:
             self._listed = dict(metadata)
             self.bucket.replace(names.listing_object(self.fleet), b"{}", generation=None, metadata=metadata)
@@ -205,7 +208,7 @@ class FleetStore:
         self.bucket.replace(name, b"{}", generation=None, metadata=encode(line))
 
     def _line(self, name: str, metadata: Mapping[str, str]) -> ChildLine | None:
-        """A line counts only under the name that is its own."""
+        """The line of a child; None where it cannot be read, or is stored under the name of another child."""
         line = decode(metadata)
         return line if line is not None and name == names.line_object(self.fleet, line.child) else None
 
@@ -214,7 +217,8 @@ class FleetStore:
 
 
 def control_document(fleet: str, bucket: str) -> Document[Control]:
-    """What has been decided about a fleet, as a document that changes by compare-and-swap."""
+    """The decisions about a fleet, as a document that changes by compare-and-swap. Reading it raises
+    `DocumentUnreadable`."""
     name = names.control_object(fleet)
 
     def parse(data: bytes | None) -> Control:
@@ -237,9 +241,9 @@ def _unreadable(bucket: str, name: str) -> DocumentUnreadable:
 
 def listed(bucket: Bucket) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """Every fleet in the bucket and its line, oldest first."""
-    found = []
+    fleets = []
     for entry in bucket.list(LISTED_PREFIX):
         fleet = entry.name.removeprefix(LISTED_PREFIX).removesuffix(".json")
         if names.is_fleet_id(fleet):
-            found.append((fleet, entry.metadata))
-    return tuple(found)
+            fleets.append((fleet, entry.metadata))
+    return tuple(fleets)

@@ -20,5 +20,6 @@ def host_document(target: Target) -> Document[HostRecord]:
 
 
 def update_host(bucket: Bucket, clock: Clock, target: Target, change: Callable[[HostRecord], HostRecord]) -> HostRecord:
-    """The record after `change`. Raises `Unavailable` when others were faster every time."""
+    """Applies `change` to the host's record and returns the result. Raises `Unavailable` when others were faster every
+    time."""
     return swap(bucket, clock, host_document(target), change)

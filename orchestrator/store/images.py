@@ -19,23 +19,25 @@ class ImageStore:
         self._clock = clock
 
     def every(self) -> tuple[tuple[ImageRecord, ...], Mapping[str, str]]:
-        """All that can be read, by name, and by object why others cannot."""
+        """The records that can be read, in the order of their names; and for each other object why it cannot be
+        read."""
         names = [entry.name for entry in self._bucket.list(PREFIX) if entry.name.endswith(".json")]
-        found: list[ImageRecord] = []
-        odd: dict[str, str] = {}
+        records: list[ImageRecord] = []
+        unreadable: dict[str, str] = {}
         for name, blob in sorted(self._bucket.read_many(names).items()):
             try:
-                found.append(ImageRecord.parse(name.removeprefix(PREFIX).removesuffix(".json"), blob.data))
+                records.append(ImageRecord.parse(name.removeprefix(PREFIX).removesuffix(".json"), blob.data))
             except DocumentUnreadable as exc:
-                odd[name] = str(exc)
-        return tuple(found), odd
+                unreadable[name] = str(exc)
+        return tuple(records), unreadable
 
     def create(self, record: ImageRecord) -> None:
-        """Idempotent."""
+        """Stores the record; one that is already there stays as it is."""
         self._bucket.create(record_object(record.name), record.dump())
 
     def update(self, name: str, change: Callable[[ImageRecord], ImageRecord]) -> ImageRecord:
-        """The record after `change`. Raises `NotFound`, `DocumentUnreadable`, `Unavailable`."""
+        """Applies `change` to the record and returns the result. Raises `NotFound`, `DocumentUnreadable`,
+        `Unavailable`."""
 
         def parse(data: bytes | None) -> ImageRecord:
             if data is None:
@@ -48,8 +50,8 @@ class ImageStore:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Prepared images: their records in the bucket, and the cloud that has them (a function, as its client is slow to
-    load)."""
+    """Prepared images: their records in the bucket, and the cloud that has them. The cloud is a function, as its client
+    is slow to load."""
 
     records: ImageStore
     cloud: Callable[[], Images]

@@ -1,4 +1,5 @@
-"""The index of runs: one small object each, its custom metadata a status line, so that one listing shows them all."""
+"""The index of runs: one small object for each run, whose custom metadata is its status line. So one listing shows all
+runs."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from orchestrator.core.naming import INDEX_PREFIX, index_object, is_run_id
 from orchestrator.ports import Bucket
 
 METADATA_BYTES: Final = 8192
-"""What Cloud Storage allows for all custom metadata of an object, keys and values together."""
+"""The most bytes that Cloud Storage allows for all custom metadata of an object, keys and values together."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexLine:
-    """One run in the index. The cache may lag behind the run's events; the events are right."""
+    """One run in the index. The index is a cache that may lag behind the run's events; the events are authoritative."""
 
     run_id: str
     status: Mapping[str, str]
@@ -30,7 +31,8 @@ class RunIndex:
         self._bucket = bucket
 
     def write(self, run_id: str, status: Mapping[str, str], body: bytes = b"{}") -> None:
-        """Replaces the run's entry, whoever wrote it: every writer folds the same events."""
+        """Replaces the run's entry, whoever wrote it, as every writer computes it from the same events. Raises
+        `ConfigError` when the status line is too long."""
         size = sum(len(key.encode()) + len(value.encode()) for key, value in status.items())
         if size > METADATA_BYTES:
             raise ConfigError(
@@ -40,7 +42,7 @@ class RunIndex:
         self._bucket.replace(index_object(run_id), body, generation=None, metadata=status)
 
     def read(self, run_id: str) -> bytes | None:
-        """The body behind a run's status line, or None."""
+        """The body of a run's entry; None where there is no entry."""
         blob = self._bucket.read(index_object(run_id))
         return None if blob is None else blob.data
 

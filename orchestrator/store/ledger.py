@@ -1,4 +1,4 @@
-"""The ledger in the bucket: it is read, changed, and stored only if no other client changed it meanwhile."""
+"""The ledger in the bucket. It is read, changed, and stored only if no other client has changed it meanwhile."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DOCUMENT = Document(LEDGER, Ledger, _parse, Ledger.dump)
 
 
 MONEY_EVENTS: Final = frozenset({"budget_held"})
-"""The event before which something was in the ledger, and from which it can be made again."""
+"""If a run has one of these events, the ledger had an entry before it. The ledger can be rebuilt from such events."""
 
 
 class LedgerStore:
-    """All clients of a bucket share one ledger, so two laptops cannot both spend the last dollar. One that is missing
-    or empty beside runs that have held money is no ledger: it is refused, not taken for nothing spent."""
+    """The ledger that all clients of a bucket share, so that two clients cannot both spend the last dollar. If it is
+    missing or empty although runs have held money, it is refused: it must not look as if nothing was spent."""
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
         self._bucket = bucket
@@ -38,7 +38,8 @@ class LedgerStore:
         return self.read_with_generation()[0]
 
     def read_with_generation(self) -> tuple[Ledger, int]:
-        """The ledger and its generation; an empty one and 0 when nothing was ever held."""
+        """The ledger and its generation; an empty ledger and 0 when nothing was ever held. Raises `LedgerUnreadable`,
+        `LedgerMissing`."""
         blob = self._bucket.read(LEDGER)
         return (self._checked(None), 0) if blob is None else (self._checked(blob.data), blob.generation)
 
@@ -53,11 +54,11 @@ class LedgerStore:
             return ledger
         held = next((entry.name for entry in self._bucket.list("runs/") if _of_money(entry.name)), "")
         if held:
-            again = self._bucket.read(LEDGER)  # a first hold may have come in between
-            ledger = _parse(None if again is None else again.data)
+            blob = self._bucket.read(LEDGER)  # the first hold may have been taken since the ledger was read
+            ledger = _parse(None if blob is None else blob.data)
             if ledger.empty:
                 raise LedgerMissing(
-                    f"gs://{self._bucket.name}/{LEDGER} is {'empty' if again else 'gone'}, and runs of this bucket "
+                    f"gs://{self._bucket.name}/{LEDGER} is {'empty' if blob else 'gone'}, and runs of this bucket "
                     f"have held money ({held.split('/')[1]}): what was spent is not known",
                     hint="`bench budget rebuild` makes it from the events of the runs",
                 )
@@ -65,6 +66,7 @@ class LedgerStore:
 
 
 def _of_money(name: str) -> bool:
-    """Whether a client says in this event that it held money; a machine's word on that is none."""
+    """Whether this is the name of an event in which a client records that it held money. Events of machines do not
+    count."""
     event = parse_event_object(name) if "/events/" in name else None
     return event is not None and event.kind in MONEY_EVENTS and is_client(event.writer)

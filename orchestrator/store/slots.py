@@ -1,4 +1,5 @@
-"""The slots of kept machines: claimed by compare-and-swap, so that of two launches one gets the machine."""
+"""The slots of kept machines. They are claimed by compare-and-swap, so that only one of two launches gets the
+machine."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from orchestrator.store.swap import Document, swap
 
 
 class SlotUnreadable(BenchError):
-    """What is in the slot's place is none that this version can read."""
+    """The object of a slot is missing, or this version cannot read it."""
 
 
 class Taken:
-    """The machine is somebody else's, or waits no longer."""
+    """The machine is claimed by another run, or no longer waits."""
 
 
 TAKEN: Final = Taken()
@@ -37,8 +38,9 @@ def slot_document(name: str) -> Document[Slot]:
 def claim_slot(
     bucket: Bucket, clock: Clock, name: str, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]
 ) -> Slot | Taken:
-    """The slot with the run's claim in it, whether this call put it there or an earlier one whose answer was lost, and
-    whatever the machine has made of it since; or that it is taken. Raises `SlotUnreadable`, `Unavailable`."""
+    """Claims the slot for a run. Returns the slot with the run's claim, which this call or an earlier call whose answer
+    was lost has put there, and which the machine may have changed since; `TAKEN` where the machine cannot be claimed.
+    Raises `SlotUnreadable`, `Unavailable`."""
 
     def change(slot: Slot) -> Slot | Taken:
         if slot.claim is not None and (slot.claim.run_id, slot.claim.by) == (run_id, by):
@@ -49,7 +51,7 @@ def claim_slot(
 
 
 def release_slot(bucket: Bucket, clock: Clock, name: str, run_id: str) -> bool:
-    """Takes the run's claim back. False where the machine is at work for that run already. Raises `SlotUnreadable`,
+    """Takes the run's claim back. Returns False where the machine already works for that run. Raises `SlotUnreadable`,
     `Unavailable`."""
     slot = swap(bucket, clock, slot_document(name), lambda slot: release(slot, run_id))
     return not is_claimed_by(slot, run_id)

@@ -24,15 +24,16 @@ Pool = tuple[str, str, str]
 
 
 class StockOuts:
-    """What clients of this bucket have met when they asked for machines: one read for a plan, one compare-and-swap for
-    a stock-out. A hint, never a fact that anything depends on: losing it costs a detour."""
+    """The stock-outs that clients of this bucket have met. A plan costs one read, a stock-out one compare-and-swap.
+    They are only hints: if one is lost, a launch may try a zone that has no machine."""
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
         self._bucket = bucket
         self._clock = clock
 
     def stock_outs(self, machine_type: str) -> Mapping[Pool, datetime]:
-        """The last stock-out of each pool (zone, machine type, provisioning) that is not too old to matter."""
+        """The time of the last stock-out of each pool (zone, machine type, provisioning), as far as it is stored. Empty
+        where the bucket cannot be read."""
         try:
             blob = self._bucket.read(_object(machine_type))
         except BenchError:
@@ -40,7 +41,7 @@ class StockOuts:
         return _parse(machine_type, blob.data) if blob is not None else {}
 
     def remember(self, pool: Pool, at: datetime) -> None:
-        """Notes a stock-out. Never raises what the bucket raises."""
+        """Stores a stock-out. Errors of the bucket are ignored."""
 
         def change(known: dict[Pool, datetime]) -> dict[Pool, datetime]:
             newest = {**known, pool: max(at, known.get(pool, at))}
@@ -54,7 +55,7 @@ class StockOuts:
 
 def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
     def read(data: bytes | None) -> dict[Pool, datetime]:
-        if data is not None and is_newer(data):  # it is left as it is
+        if data is not None and is_newer(data):  # an object of a newer version is not changed
             raise DocumentUnreadable(
                 f"{_object(machine_type)} was written by a newer version of bench", hint="use that version"
             )
@@ -75,7 +76,7 @@ def _dump(known: Mapping[Pool, datetime]) -> bytes:
 
 
 def _parse(machine_type: str, data: bytes) -> dict[Pool, datetime]:
-    """What can be read of it; a hint that cannot is none."""
+    """The stock-outs in an object; empty where it cannot be read, as they are only hints."""
     try:
         zones: dict[str, Any] = document(data)["stock_outs"]
         return {

@@ -11,7 +11,7 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Bucket, Clock
 
 ATTEMPTS: Final = 12
-"""How often a change is tried again when other clients were faster: about 20 s in all."""
+"""How often a change is tried when other clients are faster: about 20 s in all."""
 LONGEST_PAUSE_S: Final = 3.2
 
 D = TypeVar("D")
@@ -20,8 +20,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Document(Generic[D]):
-    """One object of the bucket that many change: its name, the type it is read as, and both directions. `parse` gets
-    None where there is no object yet; `dump` gives the same bytes for the same value."""
+    """One object of the bucket that many clients change: its name, the type of its value, and how to read and write it.
+    `parse` gets None where there is no object yet. `dump` must return the same bytes for the same value."""
 
     name: str
     kind: type[D]
@@ -30,19 +30,20 @@ class Document(Generic[D]):
 
 
 def swap(bucket: Bucket, clock: Clock, document: Document[D], change: Callable[[D], D | R]) -> D | R:
-    """Stores what `change` makes of the document, and returns it; again on the newer one when somebody was first.
-    Anything that is not of the document's kind is a refusal: it is returned and nothing is stored. What is equal to
-    what is there is not stored either, except where there is no object yet.
+    """Stores `change(value)` and returns it. When another client was faster, `change` is applied to the newer value. If
+    `change` returns anything that is not of the document's kind, that is a refusal: it is returned and nothing is
+    stored. A value that did not change is not stored either, unless there is no object yet.
 
-    An answer that was lost is not taken for somebody else's write: the bytes that are there are compared with ours. If
-    another write followed ours by then, `change` is called on the result, so it must leave alone what it finds done.
-    Raises `Unavailable` when others were faster every time, and what `parse` raises.
+    If the answer to our own write was lost, the bytes in the bucket are compared with ours, so that it is not taken for
+    a write of another client. If yet another write has followed ours, `change` is applied to the result of both, so it
+    must do nothing where its work is already done. Raises `Unavailable` when others were faster every time, and what
+    `parse` raises.
     """
     for attempt in range(ATTEMPTS):
         blob = bucket.read(document.name)
-        there = document.parse(blob.data if blob is not None else None)
-        wanted = change(there)
-        if not isinstance(wanted, document.kind) or (blob is not None and wanted == there):
+        present = document.parse(blob.data if blob is not None else None)
+        wanted = change(present)
+        if not isinstance(wanted, document.kind) or (blob is not None and wanted == present):
             return wanted
         data = document.dump(wanted)
         if bucket.replace(document.name, data, generation=blob.generation if blob is not None else 0) is not None:
