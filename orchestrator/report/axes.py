@@ -17,23 +17,23 @@ from orchestrator.report.text import backend, digits, shortened, tick, within
 LEFT: Final = 86.0
 BOTTOM: Final = 330.0
 MOST_LINES: Final = 6
-"""More than a reader follows: then each implementation has a figure of its own."""
+"""With more lines than this each implementation has a figure of its own."""
 MOST_FIGURES: Final = 24
-"""More than a person looks at; the JSON has all."""
+"""Only so many figures are drawn; the JSON has the data of all."""
 LOG_FROM: Final = 8.0
-"""An axis of numbers is logarithmic where the largest is so many times the smallest."""
+"""An axis of numbers is logarithmic if the largest is at least this many times the smallest."""
 
 
 def sections(views: Sequence[Along]) -> list[Section]:
-    """A section for each axis, its figures below each other."""
+    """A section for each axis, with its figures one below the other."""
     by_axis: dict[str, list[Part]] = {}
     drawn = 0
     for view in views:
         for lines in pictures(view):
             drawn += 1
             if drawn <= MOST_FIGURES:
-                one = Figure(board(view, lines), caption(view, lines), board(view, lines, SLIM))
-                by_axis.setdefault(view.axis, []).append(one)
+                figure = Figure(board(view, lines), caption(view, lines), board(view, lines, SLIM))
+                by_axis.setdefault(view.axis, []).append(figure)
     made = [Section(f"Along {axis}", parts) for axis, parts in by_axis.items()]
     if drawn > MOST_FIGURES:
         rest = Text(f"{MOST_FIGURES} of {drawn} figures; report.json has all of them as data.", "soft")
@@ -53,54 +53,54 @@ def caption(view: Along, lines: Sequence[Line]) -> str:
     cases = {point.cases for line in lines for point in line.points}
     several = max(cases) > 1
     what = f"geometric means of {count(max(cases), 'case')}" if several else "medians of one case"
-    own = "" if view.alike else ", different ones at each value"
+    differing = "" if view.alike else ", different ones at each value"
     where = " ".join(f"{name}={value}" for name, value in view.fixed)
-    return f"{where + ': ' if where else ''}{what}{own}, with 95 % intervals; lower is faster."
+    return f"{where + ': ' if where else ''}{what}{differing}, with 95 % intervals; lower is faster."
 
 
 def board(view: Along, lines: Sequence[Line], width: float = WIDTH) -> Board:
-    """Time, on a logarithmic scale, against the axis. A figure of `SLIM` is read on a phone as it is."""
+    """A figure of time, on a logarithmic scale, against the axis. With width `SLIM` it fits a phone."""
     named = _names(lines)
     look = _looks(lines, named)
     what = f" ({view.timed})" if view.timed else ""
     left, right = (66.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
     names = [(shortened(named[line], 30), look[line]) for line in lines]
-    made = Board(width, 0, f"Time along {view.axis}{what}")
-    top = legend(made, left, 18, names, right) + 8
+    figure = Board(width, 0, f"Time along {view.axis}{what}")
+    top = legend(figure, left, 18, names, right) + 8
     foot = max(BOTTOM, top + 250)
-    made.height = foot + 56
+    figure.height = foot + 56
     ends = [
         value
         for line in lines
         for point in line.points
         for value in (point.time_us.low, point.time_us.mid, point.time_us.high)
-        if value > 0  # NaN is not
+        if value > 0  # this also leaves NaN out
     ]
     y = Scale(*span(ends, log=True, pad=0.08), foot, top, log=True)
     for value in y.ticks():
-        made.line(left, y(value), right, y(value), "grid")
-        made.text(left - 8, y(value) + 4.5, tick(value), "end soft")
-    places = _places(view, made, Area(left, top, right - left), foot)
-    made.text(12 if width < WIDTH else 18, (top + foot) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
+        figure.line(left, y(value), right, y(value), "grid")
+        figure.text(left - 8, y(value) + 4.5, tick(value), "end soft")
+    places = _places(view, figure, Area(left, top, right - left), foot)
+    figure.text(12 if width < WIDTH else 18, (top + foot) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
     for number, line in enumerate(lines):
         aside = 0.0 if view.numbers is not None else (number - (len(lines) - 1) / 2) * (7.0 if width == WIDTH else 3.5)
-        _draw(made, line, named[line], look[line], {value: x + aside for value, x in places.items()}, y)
-    return made
+        _draw(figure, line, named[line], look[line], {value: x + aside for value, x in places.items()}, y)
+    return figure
 
 
 def _draw(board: Board, line: Line, name: str, look: Look, places: Mapping[str, float], y: Scale) -> None:
     style = f"l{look.colour[1:]}"
     board.path([(places[point.value], y(point.time_us.mid)) for point in line.points], style)
     for point in line.points:
-        x, found = places[point.value], point.time_us
-        if found.known:
-            board.line(x, y(found.low), x, y(found.high), style)
-        told = f"{digits(found.mid, 4)} µs {within(found)}".strip()
-        board.mark(x, y(found.mid), look, note=f"{name}, {point.value}: {told}")
+        x, time_us = places[point.value], point.time_us
+        if time_us.known:
+            board.line(x, y(time_us.low), x, y(time_us.high), style)
+        words = f"{digits(time_us.mid, 4)} µs {within(time_us)}".strip()
+        board.mark(x, y(time_us.mid), look, note=f"{name}, {point.value}: {words}")
 
 
 def _places(view: Along, board: Board, area: Area, foot: float) -> dict[str, float]:
-    """Where each value is, with the axis drawn at `foot`."""
+    """Draws the axis at `foot` and returns the x of each value."""
     left, right = area.x, area.x + area.width
     numbers = view.numbers
     if numbers is None:
@@ -126,7 +126,7 @@ def _places(view: Along, board: Board, area: Area, foot: float) -> dict[str, flo
 
 
 def _names(lines: Sequence[Line]) -> dict[Line, str]:
-    """Each line by what sets it apart from the others of its figure."""
+    """A name for each line: the parts that differ from the other lines of its figure."""
     devices = len({line.device for line in lines}) > 1
     several = len({line.implementation for line in lines}) > 1
     return {
@@ -138,7 +138,8 @@ def _names(lines: Sequence[Line]) -> dict[Line, str]:
 
 
 def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]:
-    """An implementation's own look where lines are implementations; else one look after the other."""
+    """The look of each line: that of its implementation if all lines are of one device, else one look after the
+    other."""
     if len({line.device for line in lines}) == 1:
         own = looks([line.implementation for line in lines])
         return {line: own[line.implementation] for line in lines}
@@ -147,7 +148,7 @@ def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]
 
 
 def document(views: Sequence[Along]) -> list[dict[str, Any]]:
-    """The same as data, of every view."""
+    """The data of the figures of all views, as JSON."""
     return [
         {
             "axis": view.axis,

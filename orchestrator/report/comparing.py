@@ -1,4 +1,4 @@
-"""Comparisons as a person reads them: one HTML file, and Markdown that is the same for the same runs."""
+"""Shows comparisons of runs: as one HTML file, and as Markdown that is the same for the same runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOKS: Mapping[Verdict, Look] = {
     Verdict.SAME: Look("c0", "circle"),
     Verdict.INCONCLUSIVE: Look("c5", "ring"),
 }
-"""A verdict is told by its shape as well as by its colour."""
+"""Each verdict has a shape as well as a colour, so that it can be told without colours."""
 
 
 def page(comparisons: Sequence[Comparison]) -> str:
@@ -128,7 +128,8 @@ def _energy(one: Comparison, names: Mapping[str, str]) -> Table:
 
 
 def _environments(one: Comparison) -> Iterable[list[Cell]]:
-    """What of the two environments matters and is known of either; what differs stands out."""
+    """Rows for the facts of the two environments that matter, if one of the runs has them. Differences are
+    highlighted."""
     before, after = fingerprint(one.before), fingerprint(one.after)
     for key in dict.fromkeys(("device", *MATTERS, "git_commit", "payload_sha256")):
         values = [before.get(key), after.get(key)]
@@ -144,8 +145,8 @@ def _brief(key: str, value: object) -> str:
 
 
 def ratios(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> Board | None:
-    """Ratios with their intervals, case by case, the settings side by side on one scale, or in a figure of `SLIM` one
-    below the other."""
+    """A figure of the ratios with their intervals, case by case. The settings are side by side on one scale; with width
+    `SLIM` they are one below the other."""
     keys = shown(list(dict.fromkeys((change.case_id, change.implementation) for change in one.changes)))
     marked = [change for change in one.changes if (change.case_id, change.implementation) in keys]
     if not marked:
@@ -178,7 +179,7 @@ def _rows(
     names: Mapping[str, str],
     tolerance: float,
 ) -> None:
-    """A row for each case and implementation of `rows`, from the foot of the board on."""
+    """Draws a row for each case and implementation of `rows`, below what is on the board so far."""
     above = NAMED if board.width < WIDTH else 0.0
     height, all_scales = 28.0 + above, tuple(scales.values())
     tops = {key: y for key, (y, _) in zip(rows, stacked(board.height, len(rows), height), strict=True)}
@@ -204,7 +205,7 @@ def _mark(board: Board, change: Change, tolerance: float, scale: Scale, y: float
 
 
 def markdown(comparisons: Sequence[Comparison], *, title: str = "") -> str:
-    """For a comment on a pull request: the same text for the same runs, whatever machine writes it."""
+    """Markdown for a comment on a pull request. It is the same for the same runs, on whatever machine it is written."""
     lines = [f"### {cell(title)}", ""] if title else []
     for one in comparisons:
         lines += [*_told(one), ""]

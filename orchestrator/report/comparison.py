@@ -1,4 +1,4 @@
-"""Runs held against one: what changed, whether they may be compared at all, and what that comes to."""
+"""Compares two runs: whether they may be compared, what changed, and a summary in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.report.text import ratio
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What was timed before and is not any more, with the reason that the later run gives."""
+    """A timing that the earlier run has and the later one does not, with the reason that the later run gives."""
 
     case_id: str
     setting: Setting
@@ -34,19 +34,19 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`after` held against `before`; a ratio over 1 is faster in `after`."""
+    """The comparison of `after` with `before`; a ratio over 1 means faster in `after`."""
 
     before: Report
     after: Report
     comparable: Comparability
     relative_to: str
-    """Speed-ups over this one are compared; times where it is empty."""
+    """The implementation whose speed-ups are compared; empty where times are compared."""
     tolerance: float
-    """A change within it (0.02: two per cent) is no verdict of faster or slower."""
+    """A change within it (0.02 is two per cent) is called neither faster nor slower."""
     changes: tuple[Change, ...]
     lost: tuple[Lost, ...]
     energy: tuple[Shift, ...] = ()
-    """What the calls that are compared took in either run, where both have it."""
+    """The energy of the compared calls in the two runs, where both have it."""
 
     @property
     def refused(self) -> bool:
@@ -61,20 +61,20 @@ class Comparison:
         return tuple(dict.fromkeys(one.implementation for one in self.changes))
 
     def of(self, verdict: Verdict) -> tuple[Change, ...]:
-        """The changes with this verdict, those that are farthest from 1 first."""
-        found = [one for one in self.changes if one.verdict is verdict]
-        return tuple(sorted(found, key=lambda one: -max(one.ratio.mid, 1 / one.ratio.mid)))
+        """The changes with this verdict; those whose ratio is farthest from 1 come first."""
+        changes = [one for one in self.changes if one.verdict is verdict]
+        return tuple(sorted(changes, key=lambda one: -max(one.ratio.mid, 1 / one.ratio.mid)))
 
     def headline(self) -> str:
-        """What it comes to, in one sentence."""
+        """The result, in one sentence."""
         if self.refused:
             return f"Not comparable: {self.comparable.reasons[0]}."
         if not self.changes and not self.lost:
             return "The runs have no case, regime and implementation in common."
         words = Counter(one.verdict for one in self.changes)
-        said = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
-        gone = f" {count(len(self.lost), 'timing')} lost: {self._gone()}." if self.lost else ""
-        return f"{count(len(self.changes), 'comparison')}{f': {said}' if said else ''}.{gone}"
+        verdicts = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
+        lost = f" {count(len(self.lost), 'timing')} lost: {self._gone()}." if self.lost else ""
+        return f"{count(len(self.changes), 'comparison')}{f': {verdicts}' if verdicts else ''}.{lost}"
 
     def _gone(self) -> str:
         reasons = Counter((one.implementation, one.reason) for one in self.lost)
@@ -82,11 +82,11 @@ class Comparison:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """What of the code differs, named: the payload, and the kernels that ran."""
-        prints = fingerprint(self.before), fingerprint(self.after)
-        key = "payload_sha256" if all(one.get("payload_sha256") for one in prints) else "git_commit"
-        one, other = (brief(found.get(key) or "unknown") for found in prints)
-        said = [f"{NAMES[key]} {one} → {other}"] if one != other else []
+        """The parts of the code that differ, in words: the payload, and the kernels that ran."""
+        fingerprints = fingerprint(self.before), fingerprint(self.after)
+        key = "payload_sha256" if all(one.get("payload_sha256") for one in fingerprints) else "git_commit"
+        one, other = (brief(found.get(key) or "unknown") for found in fingerprints)
+        versions = [f"{NAMES[key]} {one} → {other}"] if one != other else []
         kernels: Counter[tuple[str, str]] = Counter()
         for case, later in matched(self.before.study, self.after.study):
             for name in self.implementations:
@@ -94,11 +94,11 @@ class Comparison:
                 if first is not None and second is not None and first.backend != second.backend:
                     kernels[first.backend, second.backend] += 1
         some = [f"kernel {first} → {second} ({count(n, 'timing')})" for (first, second), n in kernels.most_common(4)]
-        return (*said, *some)
+        return (*versions, *some)
 
     def joules(self) -> str:
-        """What became of the energy of a call, in a sentence; or that it is not given where not both runs have it. It
-        is no verdict: a run has one figure for it."""
+        """How the energy of a call changed, in a sentence; where not both runs have it, that it is not given. There is
+        no verdict on it, as a run has only one value."""
         if not self.energy:
             return "Energy: not given by both runs."
         middle = math.exp(sum(math.log(one.ratio) for one in self.energy) / len(self.energy))
@@ -106,7 +106,7 @@ class Comparison:
         return f"Energy of a call: {ratio(middle)} of before (geometric mean of {where}; under 1 is less)."
 
     def unit(self) -> str:
-        """What stands under `before` and `after`."""
+        """The unit of `before` and `after`."""
         return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
 
 
@@ -120,46 +120,48 @@ def compared(
     tolerance: float = 0.02,
     across_devices: bool = False,
 ) -> Comparison:
-    """`after` held against `before`. Speed-ups over PyTorch's default are compared where both runs have it, unless
-    `absolute`; the kernel's where both have that, or else every implementation's."""
+    """Compares `after` with `before`. Speed-ups over PyTorch's default are compared where both runs have it, or times
+    with `absolute`. Without `implementations` only the kernel is compared; where one run lacks it, all
+    implementations."""
 
     def both(name: str) -> bool:
         return all(name in (report.study.subject, *report.study.baselines) for report in (before, after))
 
-    for which, report in (("first", before), ("second", after)):
+    for ordinal, report in (("first", before), ("second", after)):
         if not report.study.cases:
-            nothing = Comparability(Level.REFUSED, (f"the {which} run measured nothing",))
+            nothing = Comparability(Level.REFUSED, (f"the {ordinal} run measured nothing",))
             return Comparison(before, after, nothing, relative_to, tolerance, (), ())
-    found = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
-    found = with_caveats(found, before, after)
-    wanted = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
-    common = [name for name in before.study.baselines if both(name) and name not in wanted]
+    comparable = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
+    comparable = with_caveats(comparable, before, after)
+    names = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
+    common = [name for name in before.study.baselines if both(name) and name not in names]
     base = relative_to or next((name for name in (DEFAULT, *common) if name in common and not absolute), "")
-    made: tuple[Change, ...] = ()
-    gone: tuple[Lost, ...] = ()
+    changed: tuple[Change, ...] = ()
+    lost_timings: tuple[Lost, ...] = ()
     energy: tuple[Shift, ...] = ()
-    if found.level is not Level.REFUSED:
-        prints = fingerprint(before), fingerprint(after)
-        busy = [which for which, one in (("first", before), ("second", after)) if one.busy()]
-        made = changes(
+    if comparable.level is not Level.REFUSED:
+        fingerprints = fingerprint(before), fingerprint(after)
+        busy = [ordinal for ordinal, one in (("first", before), ("second", after)) if one.busy()]
+        changed = changes(
             before.study,
             after.study,
             relative_to=base,
-            implementations=wanted,
+            implementations=names,
             tolerance=tolerance,
             footing=Footing(
-                steady=steady(*prints),
+                steady=steady(*fingerprints),
                 doubt=f"the host of the {' and the '.join(busy)} run was busy" if busy else "",
-                same_code=same_code(*prints),
+                same_code=same_code(*fingerprints),
             ),
         )
-        gone = lost(before.study, after.study, wanted)
-        energy = tuple(one for one in shifts(before.study, after.study) if not wanted or one.implementation in wanted)
-    return Comparison(before, after, found, base, tolerance, made, gone, energy)
+        lost_timings = lost(before.study, after.study, names)
+        energy = tuple(one for one in shifts(before.study, after.study) if not names or one.implementation in names)
+    return Comparison(before, after, comparable, base, tolerance, changed, lost_timings, energy)
 
 
 def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[Lost, ...]:
-    """Timings that the later run has given up, a wrong answer first among the reasons. Controls are no results."""
+    """The timings that the earlier run has and the later run gave up, for example after a wrong answer. Controls are
+    left out."""
     return tuple(
         Lost(case.case_id, case.setting, timing.implementation, now.skipped)
         for case, other in matched(before, after)
@@ -173,38 +175,41 @@ def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tu
 
 
 def apart(before: Study, after: Study) -> tuple[str, ...]:
-    """What of the earlier run has no counterpart in the later one, in words."""
-    said = []
+    """Which cases of the earlier run have no counterpart in the later one, in sentences."""
+    sentences = []
     missing = set(before.case_ids) - set(after.case_ids)
     if missing:
-        said.append(f"{len(missing)} of {count(len(before.case_ids), 'case')} of the first run are not in the second")
-    met = {case.case_id for case, _ in matched(before, after)}
-    otherwise = [name for name in before.case_ids if name in after.case_ids and name not in met]
+        sentences.append(
+            f"{len(missing)} of {count(len(before.case_ids), 'case')} of the first run are not in the second"
+        )
+    matched_ids = {case.case_id for case, _ in matched(before, after)}
+    otherwise = [name for name in before.case_ids if name in after.case_ids and name not in matched_ids]
     if otherwise:
-        said.append(f"{count(len(otherwise), 'case')} timed in other regimes or caches, not compared")
-    return tuple(said)
+        sentences.append(f"{count(len(otherwise), 'case')} timed in other regimes or caches, not compared")
+    return tuple(sentences)
 
 
-def with_caveats(found: Comparability, before: Report, after: Report) -> Comparability:
-    """The same with what the two runs themselves warn of: a busy host, implementations that differ from themselves."""
-    said = [
+def with_caveats(comparable: Comparability, before: Report, after: Report) -> Comparability:
+    """`comparable` with the warnings of the two runs added: a busy host, implementations that differ from
+    themselves."""
+    warnings = [
         f"{which} run: {words[:1].lower()}{words[1:].rstrip('.')}"
         for which, report in (("first", before), ("second", after))
         for words in (*report.busy(), *report.unsteady())
     ]
-    said = [*apart(before.study, after.study), *said]
-    if not said:
-        return found
-    level = Level.CAVEAT if found.level is Level.COMPARABLE else found.level
-    return Comparability(level, (*found.reasons, *said))
+    warnings = [*apart(before.study, after.study), *warnings]
+    if not warnings:
+        return comparable
+    level = Level.CAVEAT if comparable.level is Level.COMPARABLE else comparable.level
+    return Comparability(level, (*comparable.reasons, *warnings))
 
 
 def fingerprint(report: Report) -> dict[str, Any]:
-    """All that is known of how a run was measured (`orchestrator.analysis.fingerprint`)."""
+    """Everything known about how a run was measured (`orchestrator.analysis.fingerprint`)."""
     vms = report.manifest.get("vms")
     last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
     known: dict[str, Any] = dict(report.environment)
-    # What ran is what the rows name, whatever file of another machine lies beside them.
+    # The rows name the device that ran. A file beside them may come from another machine.
     known["device"] = report.study.device or known.get("device")
     known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
     elsewhere = {

@@ -1,4 +1,4 @@
-"""Devices beside each other as a person reads them, GPUs as columns: page, Markdown and data."""
+"""Shows a comparison of devices, with a column for each GPU: as a page, as Markdown and as data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIMULATED: Final = "Prices of the embedded cloud are simulated: no dollar was sp
 
 
 def times_of(study: Study) -> tuple[Time, ...]:
-    """Every median of a run, controls left out."""
+    """The medians of a run, without controls."""
     return tuple(
         Time(
             case.case_id,
@@ -45,7 +45,7 @@ def times_of(study: Study) -> tuple[Time, ...]:
 
 
 def column_of(report: Report, *, name: str = "", usd_per_hour: float | None = None) -> Column:
-    """One run as a column; `usd_per_hour` is what its machine costs."""
+    """One run as a column; `usd_per_hour` is the price of its machine."""
     study = report.study
     doubt = "; ".join(words.rstrip(".") for words in report.busy())
     return Column(
@@ -55,7 +55,7 @@ def column_of(report: Report, *, name: str = "", usd_per_hour: float | None = No
 
 
 def sections(found: Devices) -> list[Section]:
-    """What each device cost, and for each setting who is fastest and who gives most for a dollar."""
+    """The sections: what each device cost, and for each setting which is fastest and which gives most for a dollar."""
     if not found.columns:
         return []
     made = [Section("Devices", [*_summary(found)])]
@@ -80,7 +80,7 @@ def _summary(found: Devices) -> Iterable[Part]:
 
 
 def summary(found: Devices) -> Table:
-    """A line a device: what was spent on it, and what an answer cost."""
+    """A row for each device: what was spent on it, and what an answer cost."""
     rows: list[list[Cell]] = []
     for place, column in enumerate(found.columns):
         rows.append(
@@ -103,7 +103,8 @@ def money(usd: float | None, places: int) -> str:
 
 
 def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Table:
-    """Cases as lines, devices as columns: medians, or calls a dollar, with the ratio to the best of the line."""
+    """A row for each case, a column for each device: medians, or calls a dollar, with the ratio to the best of the
+    row."""
     names = labels(list(dict.fromkeys(row.case_id for row in rows)))
     several = len({row.implementation for row in rows}) > 1
     heads = ["case", *(["implementation"] if several else []), *(column.name for column in found.columns)]
@@ -116,7 +117,7 @@ def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Tab
 
 
 def _energy(found: Devices) -> Table:
-    """Joules a call where a device gives them; a dash where it does not."""
+    """Joules a call where a device reports them, otherwise a dash."""
     rows = [row for row in found.rows if any(cell is not None and cell.time.joules > 0 for cell in row.cells)]
     names = labels(list(dict.fromkeys(row.case_id for row in rows)))
     lines: list[list[Cell]] = [
@@ -141,7 +142,7 @@ def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
 
 
 def _said(against: Against | None) -> str:
-    """The ratio and the verdict; why a machine was in no state to be compared stands once, beside its costs."""
+    """The ratio and the verdict. The reason why a device cannot be compared is shown only once, beside its costs."""
     if against is None:
         return ""
     return f"{ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}"
@@ -151,7 +152,7 @@ WORDS: Final = {"slower": "behind", "faster": "ahead"}
 
 
 def markdown(found: Devices) -> str:
-    """The same tables for a README or a pull request."""
+    """The tables as Markdown, for a README or a pull request."""
     lines: list[str] = []
     for section in sections(found):
         lines += [f"**{cell(section.title)}**", ""]
@@ -180,7 +181,7 @@ def _markdown_cell(one: Cell) -> str:
 
 
 def document(found: Devices) -> dict[str, Any]:
-    """The same as data. What is not known is null."""
+    """The comparison as JSON. Unknown values are null."""
     return {
         "schema": 1,
         "devices": [_column(one) for one in found.columns],

@@ -1,4 +1,4 @@
-"""The figures that show every measurement: latencies case by case, and everything over time."""
+"""The figures that show single measurements: latencies case by case, and latencies and sensors over time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, labels, shortened, tick
 
 MOST_DOTS = 200
-"""Dots of one implementation on one case."""
+"""The most dots for one implementation on one case."""
 MOST_IN_ALL = 6000
-"""Dots of one figure, so that a large run makes no large file."""
+"""The most dots in one figure, so that a large run makes no large file."""
 MOST_OVER_TIME = 600
-"""Latencies of one implementation over the run."""
+"""The most dots for the latencies of one implementation over the run."""
 MOST_READINGS = 150
-"""The same of a sensor, which says the same of all implementations."""
+"""The most dots for a sensor, which does not depend on the implementation."""
 
 
 def latencies(study: Study) -> Board | None:
-    """Every latency of every case: a dot each, a box over the middle half, a bar at the median."""
+    """A figure of the latencies of each case: dots, a box over the middle half, and a bar at the median. None without
+    latencies."""
     cases = [case for case in shown(study.cases) if any(t.timed for t in case.timings)]
     names = drawn(study)
     if not cases or not names:
@@ -46,7 +47,7 @@ def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], area:
     if not timed:
         board.text(x, y + 16, f"{shortened(title)}: not timed", "soft")
         return
-    # The slowest hundredth is drawn at the edge: it would leave no room for the rest.
+    # The slowest hundredth is drawn at the edge, because it would leave too little room for the others.
     ends = [float(end) for times in timed.values() for end in (times.min(), np.quantile(times, 0.99))]
     scale = Scale(*span(ends, log=True, pad=0.04), x + 14, x + width - 24, log=True)
     bottom = y + 28 + 20 * len(look)
@@ -63,7 +64,7 @@ def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], area:
 def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float, most: int) -> None:
     number = look.colour[1:]
     chosen = times[:: max(1, -(-times.size // most))]
-    # A fixed pattern of heights, so that dots do not hide each other and a report is the same twice.
+    # The heights follow a fixed pattern: dots do not hide each other, and a report is the same each time.
     heights = (np.arange(chosen.size) * 0.618034 % 1 - 0.5) * 11
     dots = "".join(f"M{x:.1f} {y + h:.1f}h0" for x, h in zip(scale.each(chosen), heights.tolist(), strict=True))
     board.parts.append(f'<path d="{dots}" class="dot l{number}"/>')
@@ -73,7 +74,7 @@ def _strip(board: Board, times: Vector, look: Look, scale: Scale, y: float, most
 
 
 Reading = tuple[str, str, Callable[[Group], Vector], bool]
-"""Title, unit, what to read, and whether its axis is logarithmic."""
+"""Title, unit, what to read from a group, and whether the axis is logarithmic."""
 
 
 def sensor(name: str) -> Callable[[Group], Vector]:
@@ -81,7 +82,7 @@ def sensor(name: str) -> Callable[[Group], Vector]:
 
 
 def relative(group: Group) -> Vector:
-    """Latencies over their median, so that all cases share one scale."""
+    """Latencies divided by their median, so that all cases share one scale."""
     value: Vector = group.latency_us / np.median(group.latency_us)
     return value
 
@@ -98,7 +99,7 @@ READINGS: Sequence[Reading] = (
 
 
 def over_time(study: Study) -> Board | None:
-    """What was read beside the latencies, over the run, one panel for each sensor that there was."""
+    """A figure of latencies and sensors over the run, with a panel for each sensor that has values."""
     names = drawn(study)
     look = looks((study.subject, *study.baselines))
     groups = [t.group for case in study.cases for t in case.timings if t.timed and t.implementation in names]

@@ -1,4 +1,5 @@
-"""The report as data: one JSON document, and a CSV with a row a comparison. What is not known is null, or empty."""
+"""The report as data: one JSON document, and a CSV with a row for each comparison. Unknown values are null in JSON and
+empty in CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from orchestrator.report.report import Report
 
 
 def known(value: float | None) -> float | None:
-    """A number that JSON can hold."""
+    """`value` if JSON can hold it, otherwise None (for NaN and infinity)."""
     return None if value is None or not math.isfinite(value) else value
 
 
@@ -32,7 +33,8 @@ def limits(interval: Interval) -> dict[str, float | None]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The whole report; `schema` is 2: a case has an entry for each setting (regime and cache) that it was timed in."""
+    """The whole report. Its `schema` is 2: a case has an entry for each setting (regime and cache) in which it was
+    timed."""
     study = report.study
     return {
         "schema": 2,
@@ -141,7 +143,7 @@ COLUMNS = (
 
 
 def verdicts_csv(report: Report) -> str:
-    """One row a comparison."""
+    """A CSV with a row for each comparison."""
     rows = []
     for case in report.study.cases:
         medians = {timing.implementation: timing.median_us.mid for timing in case.timings}
@@ -161,8 +163,8 @@ def verdicts_csv(report: Report) -> str:
 
 
 def summary_csv(report: Report) -> str:
-    """One row a case, setting and implementation; the subject's have its ratio to each baseline, with its interval and
-    verdict, as everything else of a report has them."""
+    """A CSV with a row for each case, setting and implementation. The subject's rows have its ratio to each baseline,
+    with interval and verdict, as everywhere else in a report."""
     study = report.study
     axes = list(dict.fromkeys(name for case in study.cases for name in case.axes))
     against = [(name, f"speedup_vs_{name.replace(':', '_')}") for name in study.baselines]
@@ -197,7 +199,7 @@ def summary_csv(report: Report) -> str:
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells that a spreadsheet would take for formulas are told as text."""
+    """Rows as CSV. Cells that a spreadsheet would take for formulas are marked as text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (columns, *rows))
     return text.getvalue()
@@ -208,7 +210,7 @@ def _cell(value: float) -> str:
 
 
 def changes_document(comparison: Comparison) -> dict[str, Any]:
-    """Two runs side by side; `ratio` over 1 is faster in the second."""
+    """The comparison of two runs as JSON; a `ratio` over 1 means faster in the second."""
     before, after = comparison.before, comparison.after
     return {
         "before": before.study.run_id,
@@ -264,7 +266,7 @@ def _change(one: Change) -> dict[str, Any]:
 def history_document(
     case_id: str, setting: Setting | None, implementation: str, relative_to: str, points: Sequence[Point]
 ) -> dict[str, Any]:
-    """One case over runs; `change` is the verdict against the run that began the level before."""
+    """The history of one case as JSON; `change` is the verdict against the run that began the previous level."""
     return {
         "schema": 2,
         "case_id": case_id,

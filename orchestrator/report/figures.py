@@ -19,22 +19,22 @@ from orchestrator.report.text import backend, digits, labels, ratio, shortened, 
 WIDTH = 860.0
 RIGHT = WIDTH - 40
 SLIM = 360.0
-"""The width of a phone's screen, less its margins, in CSS pixels: a figure so wide is read there without scrolling."""
+"""The width of a phone's screen without its margins, in CSS pixels. A figure of this width needs no scrolling there."""
 MOST_CASES = 60
-"""More rows than a person compares by eye; the tables and files have all."""
+"""The most rows of a figure; the tables and files have all cases."""
 
 
 Item = TypeVar("Item")
 
 
 def shown(items: Sequence[Item]) -> tuple[Item, ...]:
-    """At most `MOST_CASES`, spread evenly over all."""
+    """At most `MOST_CASES` of the items, at even distances."""
     step = max(1, math.ceil(len(items) / MOST_CASES))
     return tuple(items[::step])
 
 
 def drawn(study: Study) -> tuple[str, ...]:
-    """The implementations that have a time anywhere, the subject first, without controls."""
+    """The implementations that have a time in some case, without controls; the subject is first."""
     names = (study.subject, *study.baselines)
     return tuple(
         name for name in names if any((found := case.timing(name)) is not None and found.timed for case in study.cases)
@@ -42,31 +42,33 @@ def drawn(study: Study) -> tuple[str, ...]:
 
 
 def fitting(names: Sequence[str]) -> tuple[float, list[str]]:
-    """How far from the left the rows begin so that none of their names is cut, and the names, the longest shortened."""
+    """The x at which rows begin so that all their names fit, and the names; the longest are shortened."""
     short = [shortened(name) for name in names]
     return max(110.0, 30 + 7.4 * max(map(len, short), default=0)), short
 
 
 def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
-    """The baselines that a speed-up figure has no room for: PyTorch's plain one, where there is any other."""
+    """The baselines that are not in a speed-up figure: PyTorch's plain one, if there is another and not
+    `everything`."""
     others = [name for name in study.baselines if name not in SLOWEST and study.against(name)]
     slow = [name for name in study.baselines if name in SLOWEST and study.against(name)]
     return () if everything or not others else tuple(slow)
 
 
 def stacked(top: float, rows: int, height: float) -> list[tuple[float, float]]:
-    """The top and the height of each row, with room for the scale between them so often that it is always in view."""
+    """The top and the height of each row. Every `IN_VIEW` pixels there is room for the scale between two rows, so that
+    a scale is always in view."""
     every = max(1, int(IN_VIEW // height))
     return [(top + place * height + place // every * AXIS, height) for place in range(rows)]
 
 
 IN_VIEW = 420.0
-"""Pixels after which a scale is drawn again: less than a window has."""
+"""After this many pixels a scale is drawn again; a window is higher."""
 AXIS = 24.0
 
 
 NAMED = 18.0
-"""What a row is higher by in a figure of `SLIM`, where its name stands above what is drawn."""
+"""The extra height of a row in a figure of width `SLIM`, where its name is above what is drawn."""
 
 
 def rows_frame(
@@ -77,8 +79,8 @@ def rows_frame(
     unit: str,
     left: float,
 ) -> None:
-    """Row bands with their names, and for each scale an axis above and below, and wherever rows leave room. `tops` are
-    (top, height) of each row."""
+    """Draws the bands of the rows with their names. For each scale it draws an axis above, below, and wherever rows
+    leave room. `tops` has (top, height) of each row."""
     slim = board.width < WIDTH
     first, last = tops[0][0], tops[-1][0] + tops[-1][1]
     between = [below for (top, height), (below, _) in itertools.pairwise(tops) if below > top + height]
@@ -97,7 +99,7 @@ def rows_frame(
             if last - first > 300:
                 board.text(x, last + 18, tick(value), "middle soft")
     for (top, _), name in zip(tops, names, strict=True):
-        if slim:  # above the lines of the grid
+        if slim:  # drawn last, so that the grid is behind it
             board.text(8, top + 14, name)
     board.text((left + scales[-1].end) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
@@ -105,7 +107,7 @@ def rows_frame(
 def beside(
     board: Board, titles: Sequence[str], area: Area, ends: tuple[float, float], *, named: bool
 ) -> tuple[list[Scale], float]:
-    """One scale for each setting, side by side in an area, with its name above it; and where their rows begin."""
+    """A scale for each setting, side by side in an area with the titles above them; and the y at which rows begin."""
     gap = 22.0
     width = (area.width - gap * (len(titles) - 1)) / len(titles)
     lefts = [area.x + place * (width + gap) for place in range(len(titles))]
@@ -116,16 +118,16 @@ def beside(
 
 
 def noise_band(board: Board, scale: Scale, y: float, height: float, noise: float) -> None:
-    """What a ratio may be by chance, on a row."""
+    """Draws the range in which a ratio may lie by chance, on one row."""
     if noise:
         left, right = scale(1 / (1 + noise)), scale(1 + noise)
         board.box(left, y + 2, right - left, height - 4, "noise")
 
 
 def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> Board | None:
-    """The subject against each baseline, case by case, with intervals, the settings side by side on one scale (in a
-    figure of `SLIM` one below the other); the grey band is the case's noise floor in that setting. Without
-    `everything`, without what is left out."""
+    """A figure of the subject against each baseline, case by case, with intervals. The settings are side by side on one
+    scale; with width `SLIM` they are one below the other. The grey band is the case's noise floor in that setting.
+    Unless `everything`, the baselines of `left_out` are missing. None where there is nothing to compare."""
     parts = [part for part in study.parts() if part.contrasts]
     if not parts:
         return None
@@ -134,20 +136,20 @@ def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> 
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     absent, slim = left_out(study, everything=everything), width < WIDTH
     baselines = [name for name in drawn(study) if name != study.subject and name not in absent]
-    told = {case_id: names[case_id] for case_id in ids}
-    start, right = (12.0, width - 12) if slim else (fitting(list(told.values()))[0], RIGHT)
+    row_names = {case_id: names[case_id] for case_id in ids}
+    start, right = (12.0, width - 12) if slim else (fitting(list(row_names.values()))[0], RIGHT)
     ends = [1.0]
     for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
         if contrast.baseline in absent:
             continue
-        found = contrast.ratio
-        ends += [found.low, found.mid, found.high] if found.known else [found.mid]
+        interval = contrast.ratio
+        ends += [interval.low, interval.mid, interval.high] if interval.known else [interval.mid]
     board = Board(width, 0, f"Speed-up of {study.subject} over each baseline, by case")
     top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], right) + 24
-    own = {name: look[name] for name in baselines}
+    baseline_looks = {name: look[name] for name in baselines}
     for beside in [[part] for part in parts] if slim else [parts]:
         area = Area(start, top, right - start)
-        _panels(board, beside, area, span(ends, log=True), told, own)
+        _panels(board, beside, area, span(ends, log=True), row_names, baseline_looks)
         top = board.height + 28
     return board
 
@@ -160,7 +162,8 @@ def _panels(
     names: Mapping[str, str],
     look: Mapping[str, Look],
 ) -> None:
-    """Settings side by side in an area, on one scale: a row for each case of `names`, the board as high as it takes."""
+    """Draws settings side by side in an area, on one scale, with a row for each case of `names`. Sets the height of the
+    board."""
     named = NAMED if board.width < WIDTH else 0.0
     height = 12.0 + 13 * len(look) + named
     titles = [part.settings[0].name for part in parts]
@@ -171,10 +174,10 @@ def _panels(
     rows_frame(board, scales, tops, fitting(list(names.values()))[1], unit, area.x)
     board.height = tops[-1][0] + height + 52
     for scale, part in zip(scales, parts, strict=True):
-        own = {case.case_id: case for case in part.cases}
+        by_id = {case.case_id: case for case in part.cases}
         for (y, _), case_id in zip(tops, names, strict=True):
-            if case_id in own:
-                _ratios(board, scale, y + named, height - named, own[case_id], names[case_id], look)
+            if case_id in by_id:
+                _ratios(board, scale, y + named, height - named, by_id[case_id], names[case_id], look)
         for y, _ in tops:
             board.line(scale(1), y + named, scale(1), y + height, "axis")
 
@@ -182,21 +185,22 @@ def _panels(
 def _ratios(
     board: Board, scale: Scale, y: float, height: float, case: Case, name: str, look: Mapping[str, Look]
 ) -> None:
-    """One case: its speed-up over each of the baselines of `look`, in their order."""
+    """Draws one case: its speed-up over each of the baselines of `look`, in their order."""
     noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=0.0)
     noise_band(board, scale, y, height, noise)
     for contrast in (one for one in case.contrasts if one.baseline in look):
         at = y + 12.5 + 13 * list(look).index(contrast.baseline)
-        found, own = contrast.ratio, look[contrast.baseline]
-        if found.known:
-            board.line(scale(found.low), at, scale(found.high), at, f"l{own.colour[1:]}")
-        told = f"{ratio(found.mid)} {within(found)} over {contrast.baseline}"
-        note = f"{name}: {told}, {contrast.verdict}"
-        board.mark(scale(found.mid), at, own, note=note)
+        interval, baseline_look = contrast.ratio, look[contrast.baseline]
+        if interval.known:
+            board.line(scale(interval.low), at, scale(interval.high), at, f"l{baseline_look.colour[1:]}")
+        words = f"{ratio(interval.mid)} {within(interval)} over {contrast.baseline}"
+        note = f"{name}: {words}, {contrast.verdict}"
+        board.mark(scale(interval.mid), at, baseline_look, note=note)
 
 
 def roofline(study: Study, width: float = WIDTH) -> Board | None:
-    """Rates by arithmetic intensity, under the roof of the device's data sheet where there is one."""
+    """A figure of rates by arithmetic intensity, under the roof of the device's data sheet where there is one. None
+    without rates."""
     look, case_names = looks((study.subject, *study.baselines)), labels(study.case_ids)
     points, roofs = [], []
     for case in shown(study.cases):
@@ -214,7 +218,7 @@ def roofline(study: Study, width: float = WIDTH) -> Board | None:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A mark under a roof: FLOP per byte and TFLOP/s, and what is told of it when it is pointed at."""
+    """A mark under a roof: FLOP per byte, TFLOP/s, and the note that shows when it is pointed at."""
 
     intensity: float
     tflops: float
@@ -231,8 +235,8 @@ def under_roof(
     roofs: Sequence[Roof],
     width: float,
 ) -> Board | None:
-    """`points` under `roofs`, both axes logarithmic; `along` says what is counted along the lower one. None without
-    points. A figure of `SLIM` is read on a phone as it is."""
+    """A figure of `points` under `roofs`, with logarithmic axes; `along` is the title of the x axis. None without
+    points. With width `SLIM` it fits a phone."""
     if not points:
         return None
     slim = width < WIDTH
@@ -260,7 +264,7 @@ def under_roof(
 
 
 def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
-    """Memory bandwidth up to the ridge, the arithmetic rate from there."""
+    """Draws a roof: memory bandwidth up to the ridge, the arithmetic rate beyond it."""
     begin = max(x.low, y.low * 1e3 / roof.gb_per_s)
     corner = min(max(roof.ridge, x.low), x.high)
     slope = [(x(begin), y(begin * roof.gb_per_s / 1e3)), (x(corner), y(corner * roof.gb_per_s / 1e3))]
@@ -269,8 +273,8 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
 
 
 def errors(study: Study, width: float = WIDTH) -> Board | None:
-    """Largest difference from the exact answer, case by case, the subject beside PyTorch's own backends. The inputs are
-    the same in every regime, so a case has one row."""
+    """A figure of the largest difference from the exact answer, case by case, of the subject and PyTorch's backends. A
+    case has one row, as the inputs are the same in every regime. None where no error is known."""
     slim = width < WIDTH
     worst: dict[str, dict[str, float]] = {case_id: {} for case_id in shown(study.case_ids)}
     for case in study.cases:
@@ -278,8 +282,8 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
             if case.case_id in worst and 0 < t.max_abs_error < math.inf:
                 before = worst[case.case_id].get(t.implementation, 0.0)
                 worst[case.case_id][t.implementation] = max(before, t.max_abs_error)
-    rows = [(case_id, found) for case_id, found in worst.items() if found]
-    values = [value for _, found in rows for name, value in found.items() if not is_control(name)]
+    rows = [(case_id, by_name) for case_id, by_name in worst.items() if by_name]
+    values = [value for _, by_name in rows for name, value in by_name.items() if not is_control(name)]
     if not values:
         return None
     look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
@@ -287,7 +291,7 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
     start, right, named = (12.0, width - 12, NAMED) if slim else (start, RIGHT, 0.0)
     scale = Scale(*span(values, log=True), start, right, log=True)
     board = Board(width, 100, "Largest absolute error, by case")
-    present = [name for name in (study.subject, *study.baselines) if any(name in found for _, found in rows)]
+    present = [name for name in (study.subject, *study.baselines) if any(name in by_name for _, by_name in rows)]
     top = legend(board, start, 18, [(backend(name), look[name]) for name in present], right) + 24
     height = 26.0 + named
     tops = stacked(top, len(rows), height)
@@ -295,10 +299,10 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
     unit = "largest absolute error" + (" (left is better)" if slim else against)
     rows_frame(board, [scale], tops, titles, unit, start)
     board.height = tops[-1][0] + height + 52
-    for (y, _), (case_id, found) in zip(tops, rows, strict=True):
-        drawn_names = [name for name in present if name in found]
+    for (y, _), (case_id, by_name) in zip(tops, rows, strict=True):
+        drawn_names = [name for name in present if name in by_name]
         for place, name in enumerate(reversed(drawn_names)):
             shift = (place - (len(drawn_names) - 1) / 2) * 3.0
-            note = f"{names[case_id]}, {name}: {digits(found[name])}"
-            board.mark(scale(found[name]), y + (height + named) / 2 + shift, look[name], 4.0, note)
+            note = f"{names[case_id]}, {name}: {digits(by_name[name])}"
+            board.mark(scale(by_name[name]), y + (height + named) / 2 + shift, look[name], 4.0, note)
     return board

@@ -1,4 +1,4 @@
-"""The figures as files that stand alone, black on white, for a paper or a README: SVG, PNG and PDF."""
+"""The figures as separate files, black on white, for a paper or a README: SVG, PNG and PDF."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from orchestrator.report.svg import Board
 
 
 def boards(study: Study, *, everything: bool = False) -> dict[str, Board]:
-    """Each figure that the data allow, by the name of its file; of several settings each has its own."""
+    """Each figure that the data allow, by the name of its file. Where there are several settings, each has its own
+    files."""
     drawn = {"speedup": figures.speedup(study, everything=everything)}
     for part in study.parts():
         own = f"-{part.settings[0].slug}" if len(study.settings) > 1 else ""

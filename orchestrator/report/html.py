@@ -1,4 +1,4 @@
-"""The report as one HTML file: nothing is fetched, nothing is run, and it prints."""
+"""The report as one HTML file. It fetches nothing, runs no script, and can be printed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def page(
     state: Sequence[Part] = (),
     more: Sequence[Section] = (),
 ) -> str:
-    """The whole file. `everything`: the speed-up figure has the slowest baseline too. On a site, `nav` leads to its
-    other pages, `state` says how the run stands, and `more` is what else is known of it."""
+    """The whole file. With `everything` the speed-up figure has the slowest baseline too. On a site, `nav` links to the
+    other pages, `state` says how the run went, and `more` has further sections about it."""
     study = report.study
     names = labels(study.case_ids)
     sections = [
@@ -52,7 +52,7 @@ def page(
 
 
 def _head(report: Report) -> Iterable[Part]:
-    """What ran where, how to run it again, and what to know before any number."""
+    """What ran where, the command that runs it again, and the warnings."""
     yield Text(" · ".join(report.device_facts()))
     study = report.study
     facts = [*report.run_facts(), study.regime, count(study.measurements, "measurement"), report.cases]
@@ -65,7 +65,7 @@ def _head(report: Report) -> Iterable[Part]:
 
 
 def _summary(report: Report) -> Iterable[Part]:
-    """What each regime means, and the result in words."""
+    """What each regime means, and the results in words."""
     for part in report.study.parts():
         setting = part.settings[0] if part.settings else Setting("")
         told = [Text(setting.meaning, "soft")] if setting.meaning else []
@@ -112,7 +112,7 @@ def _errors(study: Study) -> list[Part]:
 
 
 def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:
-    """The figures and tables of one setting."""
+    """The figures and tables of one setting, each with its title."""
     title = part.settings[0].name.capitalize() if several else "Measurements"
     parts: list[Part] = [Text(part.settings[0].meaning, "soft")] if several and part.settings[0].meaning else []
     board, caption = rates.by_size(part)
@@ -165,7 +165,7 @@ METHOD = (
 
 
 def _method(study: Study) -> str:
-    """How it was measured; how operations are counted, where they are."""
+    """A paragraph on how the run was measured and, where operations are counted, on how they are counted."""
     rated = any(not math.isnan(timing.tflops) for case in study.cases for timing in case.timings)
     return f"{METHOD} TFLOP/s by {convention(case.axes for case in study.cases)}." if rated else METHOD
 

@@ -34,20 +34,20 @@ MARK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def marks(name: str = "") -> tuple[str, str]:
-    """The two marks; a document with several pairs tells them apart by a name that both carry. Raises `ValueError` for
-    a name that is none."""
+    """The begin mark and the end mark. If a document has several pairs, each pair has a name. Raises `ValueError` for a
+    name that cannot be used."""
     if name and MARK.fullmatch(name) is None:
         raise ValueError(f"{name!r} is no name for a mark: letters, digits, dots, hyphens and underscores")
     return (f"<!-- bench:begin {name} -->", f"<!-- bench:end {name} -->") if name else (BEGIN, END)
 
 
 class NoMarks(Exception):
-    """A document has not exactly one pair of marks, in order."""
+    """The document does not have exactly one pair of the marks, in order."""
 
 
 def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
-    """A heading-less fragment: warnings, the result of every setting in words, and a table of each of `settings`, which
-    are by default the first that the run has."""
+    """A fragment without headings: warnings, the result of every setting in words, and a table for each of `settings`.
+    The default is the first setting of the run."""
     study = report.study
     chosen = settings or study.settings[:1]
     facts = (
@@ -72,7 +72,7 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
 
 
 def skips(study: Study) -> list[str]:
-    """Each reason why something was not timed, once, with where that was."""
+    """A sentence for each reason why something was not timed, with the places."""
     where: dict[tuple[str, str], dict[str, int]] = {}
     for case in study.cases:
         for one in case.timings:
@@ -131,22 +131,24 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
 
 
 MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
-"""What would be a tag, a mention of a person or a link, as text. Other marks take a backslash."""
+"""Replacements for what Markdown would take for a tag, a mention of a person or a link. Other special characters get a
+backslash."""
 MARKUP = re.compile(r"://|www\.|[&<@\\|`*~]|\](?=[(\[:])|\b_|_\b")
 
 
 def cell(words: str) -> str:
-    """Words of a machine that mean nothing in Markdown: no tag, link, mention or emphasis, no end of a cell."""
+    """Text of a machine, escaped so that it has no meaning in Markdown: no tag, link, mention, emphasis or end of a
+    cell."""
     return MARKUP.sub(lambda found: MEANS.get(found[0], f"\\{found[0]}"), " ".join(words.split()))
 
 
 def line(cells: Iterable[str]) -> str:
-    """A line of a table, of cells that are Markdown."""
+    """A row of a table. The cells are Markdown already."""
     return f"| {' | '.join(cells)} |"
 
 
 def between_marks(document: str, fragment: str, name: str = "") -> str:
-    """`document` with what stands between its two marks of that name replaced. Raises `NoMarks`."""
+    """`document` with the text between its two marks of that name replaced by `fragment`. Raises `NoMarks`."""
     begin, end = marks(name)
     if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
         raise NoMarks(f"expected one {begin} and, after it, one {end}")
@@ -156,8 +158,8 @@ def between_marks(document: str, fragment: str, name: str = "") -> str:
 
 
 def by_baseline(report: Report, settings: Sequence[Setting] = ()) -> str:
-    """A table with a row a baseline: how many times faster the subject is in each of the settings, all unless given,
-    over all its cases."""
+    """A table with a row for each baseline: how many times faster the subject is over all cases, in each of `settings`.
+    The default is all settings."""
     study = report.study
     parts = [part for part in study.parts() if part.contrasts and (not settings or part.settings[0] in settings)]
     if not parts:
@@ -189,7 +191,7 @@ def _control(part: Study, name: str) -> str:
 
 
 def _over_cases(part: Study, baseline: str, total: int) -> str:
-    """The mean with its interval, where every case has one; how the cases spread; how they were decided."""
+    """The mean with its interval, if every case has one; the range of the cases; and the numbers of their verdicts."""
     found = part.against(baseline)
     if not found:
         return " not timed | |"

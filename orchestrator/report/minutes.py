@@ -1,4 +1,4 @@
-"""Where the minutes of a run's machines went, as its manifest has it."""
+"""How the time of a run's machines was spent, as its manifest records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Minutes:
 
     @classmethod
     def read(cls, found: Any) -> Minutes | None:
-        """From a manifest; None for what is not there or cannot be."""
+        """The minutes in a manifest; None where they are missing or impossible."""
         if not isinstance(found, Mapping):
             return None
         paid, measuring = _seconds(found.get("paid_s")), _seconds(found.get("measuring_s"))
@@ -31,7 +31,7 @@ class Minutes:
 
     @property
     def share(self) -> float:
-        """Of the machines' time, that of measuring."""
+        """The share of the machines' time that was spent on measuring, 0 to 1."""
         return self.measuring_s / self.paid_s
 
     @property
@@ -52,6 +52,6 @@ class Minutes:
 
 
 def _seconds(value: Any) -> float:
-    """A number of seconds; 0 for what is none."""
+    """`value` as a number of seconds; 0 if it is none."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     return float(value) if number else 0.0

@@ -1,4 +1,4 @@
-"""What every page of ours is made of: data, which one template writes as HTML. It alone escapes text."""
+"""The parts that every page is made of, as data. One template writes them as HTML; only the template escapes text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from orchestrator.report.svg import Board
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A cell with a style of its own, and what is said beside it in small print."""
+    """A cell with a style of its own, and a text in small print beside it."""
 
     text: str
     style: str = ""
     more: str = ""
     href: str = ""
-    """Where it leads: a page or an anchor of this site."""
+    """The target of its link: a page or an anchor of this site."""
     key: str = ""
-    """What a column that can be sorted takes in the place of the text: a number, or text."""
+    """What the column is sorted by instead of the text: a number, or text."""
 
 
 Cell = str | Word
 MOST_PRINTED: Final = 24
-"""Rows of a table on paper, where a file has them all: six such tables and their figures are twelve pages."""
+"""The most rows of a printed table if a file has them all. Six such tables and their figures fill twelve pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`slim` is the same drawn for a narrow screen, and shown there in its place."""
+    """A figure. `slim` is the same figure for narrow screens, where it is shown instead."""
 
     kind: ClassVar[str] = "figure"
     board: Board
@@ -59,9 +59,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns in `left` are words, the first always is; those in `wrap` several, and those in `long` may break
-    anywhere. `groups` stand above the heads: what they say, and over how many columns. On a narrow screen the rows of a
-    `stack` are set one below the other."""
+    """A table. Columns in `left` hold words, as the first column always does. Columns in `wrap` hold several words, and
+    those in `long` may break anywhere. `groups` are headings above the heads, each with its number of columns. On a
+    narrow screen the cells of a row of a `stack` are placed one below the other."""
 
     kind: ClassVar[str] = "table"
     label: str
@@ -73,9 +73,9 @@ class Table:
     groups: Sequence[tuple[str, int]] = ()
     stack: bool = False
     sortable: bool = False
-    """Whether a click on a head puts the rows in order; then no two heads are alike."""
+    """Whether a click on a head sorts the rows; then no two heads may be the same."""
     file: str = ""
-    """The file of the report that has the same rows: paper names it in the place of a long table."""
+    """The file of the report that has the same rows. A printed page names it instead of a long table."""
 
     @property
     def screen_only(self) -> bool:
@@ -86,7 +86,7 @@ class Table:
         return next((name for name, columns in kinds if column in columns), "")
 
     def told(self, column: int) -> str:
-        """The head of a column, with its group's, for a cell that stands alone."""
+        """The head of a column together with that of its group, as a label for a single cell."""
         before = 0
         for name, span in self.groups:
             if before <= column < before + span and name:
@@ -97,7 +97,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What belongs together, under a small heading."""
+    """Parts that belong together, under a small heading."""
 
     kind: ClassVar[str] = "box"
     title: str
@@ -106,7 +106,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What is there on demand; paper has none."""
+    """Parts that a reader can unfold; they are not printed."""
 
     kind: ClassVar[str] = "fold"
     title: str
@@ -119,7 +119,7 @@ class Link:
     text: str
     href: str
     here: bool = False
-    """Whether it leads to the page that it is on."""
+    """Whether it links to the page that it is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +131,20 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """What narrows the table that follows it: by words, and by what stands in some of its columns. Without a script it
-    is not shown, and the table has every row."""
+    """Filters for the table that follows it: by words, and by the values of some columns. Without a script the filters
+    are not shown, and the table has every row."""
 
     kind: ClassVar[str] = "finder"
     what: str
-    """What the rows are, in the plural: `runs`."""
+    """What the rows are, in the plural, for example `runs`."""
     choices: Sequence[Choice] = ()
     orders: Sequence[tuple[str, int]] = ()
-    """The columns that rows can be sorted by where a narrow screen has no heads: name and place."""
+    """The columns (name and index) by which rows can be sorted on a narrow screen, which shows no heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the values of a column; `name` is what the address calls it."""
+    """A choice among the values of a column; `name` is its name in the page's address."""
 
     name: str
     label: str
@@ -153,7 +153,7 @@ class Choice:
 
 
 def is_long(part: Part) -> bool:
-    """Whether it is a table of more rows than are printed where a file has them."""
+    """Whether the part is a table that is too long to be printed and whose rows are in a file."""
     return isinstance(part, Table) and len(part.rows) > MOST_PRINTED
 
 
@@ -167,8 +167,8 @@ class Section:
 
     @property
     def begun(self) -> Sequence[Part]:
-        """The parts that stay with the heading on one page of paper: the words, and the first part that is not text. A
-        table with a finder is not kept, as both would be; nor is a long table, which would begin on a new page."""
+        """The parts that are kept on one printed page with the heading: the text, and the first part that is no text. A
+        table with a finder is not kept there, nor is a long table, which would have to begin on a new page."""
         first = next((place for place, part in enumerate(self.parts) if not isinstance(part, Text)), len(self.parts))
         apart = first < len(self.parts) and (isinstance(self.parts[first], Finder) or is_long(self.parts[first]))
         return self.parts[:first] if apart else self.parts[: first + 1]
@@ -184,7 +184,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`nav` leads to the other pages of a site; a page that stands alone has none, and no script either."""
+    """A page. `nav` links to the other pages of a site; a page that stands alone has no such links and no script."""
 
     title: str
     heading: str
@@ -194,15 +194,15 @@ class Page:
 
 
 def written(page: Page) -> str:
-    """The whole file."""
+    """The page as an HTML file."""
     script = site_script() if page.nav else ""
     css = CSS + SITE_CSS if page.nav else CSS
     return template().render(page=page, css=css, script=script, policy=policy(script)) + "\n"
 
 
 def policy(script: str) -> str:
-    """What a browser may do on a page, whatever text found its way into it: nothing is fetched but from where the page
-    itself came, and no script runs but ours, which is known by its hash."""
+    """The content security policy of a page. Whatever text a page contains, a browser fetches nothing but from the
+    origin of the page, and runs no script but ours, which it knows by its hash."""
     rules = [
         "default-src 'none'",
         "img-src data:",
@@ -218,7 +218,7 @@ def policy(script: str) -> str:
 
 @cache
 def site_script() -> str:
-    """The one script of a site: it filters and sorts tables, and reloads what is served while it changes."""
+    """The only script of a site. It filters and sorts tables, and reloads a page that changes while it is served."""
     loader = PackageLoader("orchestrator.report", "templates")
     return loader.get_source(Environment(autoescape=True), "site.js")[0].strip()
 
@@ -230,10 +230,10 @@ def template() -> Template:
 
 
 def drawn(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
-    """A figure; nothing where there is none."""
+    """A figure with its caption; an empty list where there is none."""
     return [] if board is None else [Figure(board, caption, slim)]
 
 
 def verdict(word: str, doubt: str = "") -> Word:
-    """A verdict in its colour, and why it is none."""
+    """A verdict in its colour, with the reason for doubt if there is one."""
     return Word(word, word, doubt)

@@ -1,4 +1,5 @@
-"""Colours that everybody can tell apart, on white and on black, and a shape for each so that none rests on colour."""
+"""Colours that everybody can tell apart, on white and on black. Each also has a shape, so that nothing depends on
+colour alone."""
 
 from __future__ import annotations
 
@@ -20,25 +21,26 @@ DARK: Final = {
     "c6": "#b9a1ff", "c7": "#5fd0e0",
     "good": "#4fd1a5", "bad": "#ff8f73",
 }  # fmt: skip
-"""After Okabe and Ito's colours for every kind of sight, darkened or lightened to 4.5:1 against the paper."""
+"""Based on Okabe and Ito's colours, which colour-blind readers can tell apart. They are darkened or lightened to a
+contrast of 4.5:1 with the background."""
 
 KNOWN: Final[tuple[str, ...]] = IMPLEMENTATIONS
 SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring", "wedge", "plus")
 MANY: Final = len(SHAPES)
-"""So many look different from each other."""
+"""The number of looks that differ from each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How an implementation is drawn: a colour's class and a shape, the same in every figure."""
+    """How an implementation is drawn in every figure: the CSS class of a colour, and a shape."""
 
     colour: str
     shape: str
 
 
 def looks(implementations: Sequence[str]) -> Mapping[str, Look]:
-    """Known implementations always look alike; others take what is left, in order, and beyond that share with others,
-    but never with the first."""
+    """The look of each implementation. Known ones always have the same look. Others get the remaining looks in order;
+    when none is left they share looks, but never that of the first implementation."""
     found = {
         name: Look(f"c{KNOWN.index(name)}", SHAPES[KNOWN.index(name)]) for name in implementations if name in KNOWN
     }
@@ -71,7 +73,7 @@ FIGURE_CSS: Final = (
 
 
 def literal(css: str, colours: Mapping[str, str]) -> str:
-    """The same CSS with colours in the place of variables, for a file that stands alone."""
+    """`css` with its colour variables replaced by colours, for a separate file."""
     for name, value in colours.items():
         css = css.replace(f"var(--{name})", value)
     return css

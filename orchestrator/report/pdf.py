@@ -1,5 +1,5 @@
-"""A figure as PDF, a page of its own size: lines stay lines and words stay words. Letters are Helvetica, which every
-reader of PDF has."""
+"""A figure as PDF, on one page of its size. Lines stay lines and text stays text. The font is Helvetica, which every
+PDF reader has."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final
 from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, Style, Words
 
 ROUND: Final = 4 / 3 * math.tan(math.pi / 8)
-"""How far the handles of a quarter circle reach, in radii."""
+"""The distance of the control points of a quarter circle, in radii."""
 SAME: Final = {"→": "to", "≤": "<=", "≥": ">=", "◆": "*", "−": "-", "≈": "~"}
-"""What Helvetica's alphabet has in the place of what it lacks."""
+"""Replacements for characters that Helvetica's encoding lacks."""
 WIDTHS: Final = (
     "278 278 355 556 556 889 667 191 333 333 389 584 278 333 278 278 556 556 556 556 556 556 556 556 556 556 278 278 "
     "584 584 584 556 1015 667 667 722 722 667 611 778 722 278 500 667 556 833 722 778 667 778 722 667 611 722 667 944 "
     "667 667 611 278 278 278 469 556 333 556 556 500 556 556 278 556 556 222 222 500 222 833 556 556 556 556 333 500 "
     "278 556 500 722 500 500 500 334 260 334 584"
 )
-"""Of Helvetica from the space to the tilde, in thousandths of its size."""
+"""The widths of Helvetica's characters from the space to the tilde, in thousandths of the font size."""
 _WIDTHS: Final = [int(one) for one in WIDTHS.split()]
 OTHERS: Final = {"×": 584, "±": 584, "…": 1000, "°": 400, "·": 278, "’": 222, "‘": 222}
 
 
 def pdf(drawing: Drawing, title: str = "") -> bytes:
-    """The same bytes for the same figure. A unit of the figure is three quarters of a point."""
+    """The PDF file; it has the same bytes for the same figure. A unit of the figure is three quarters of a point."""
     states: dict[tuple[float, float], str] = {}
     lines = [
         f"0.75 0 0 0.75 0 {_n(drawing.height * 0.75)} cm",
@@ -72,7 +72,7 @@ def _n(value: float) -> str:
 
 
 def _string(text: str) -> str:
-    """A string of PDF in WinAnsi; what that alphabet lacks is said otherwise."""
+    """A PDF string in WinAnsi encoding; characters that it lacks are replaced."""
     told = "".join(SAME.get(one, one) for one in text).encode("cp1252", "replace").decode("cp1252")
     return "(" + re_escaped(told) + ")"
 
@@ -145,6 +145,6 @@ def _text(shape: Words) -> str:
 
 
 def width(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide Helvetica sets a text; bold is a little wider."""
+    """The width of a text in Helvetica, in the unit of `size`; bold is a little wider."""
     total = sum(_WIDTHS[ord(one) - 32] if " " <= one <= "~" else OTHERS.get(one, 556) for one in text)
     return total / 1000 * size * (1.05 if bold else 1.0)

@@ -1,4 +1,5 @@
-"""A figure as PNG, at twice its size. Pillow paints it larger and makes it smaller, which smooths lines and edges."""
+"""A figure as PNG, at twice its size. Pillow paints it larger and then scales it down, which smooths lines and
+edges."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, 
 
 SCALE: Final = 2
 FINE: Final = 4
-"""How many times larger than the picture shapes are painted."""
+"""How many times larger than in the picture shapes are painted first."""
 GRAIN: Final = SCALE * FINE
 BOLD: Final = 0.06
-"""How much of its size a bold letter is drawn twice apart."""
+"""A bold letter is drawn twice, at this distance as a share of its size."""
 LETTERS: Final = str.maketrans(
     {"µ": "u", "×": "x", "–": "-", "—": "-", "’": "'", "→": ">", "≤": "<", "≥": ">", "²": "2"}
 )
-"""What stands for a letter that Pillow's own font lacks; SVG and PDF have the letters themselves."""
+"""Replacements for letters that Pillow's own font lacks; SVG and PDF show the letters."""
 
 
 def png(drawing: Drawing) -> bytes:
-    """On white. The same bytes for the same figure and version of Pillow."""
+    """The PNG file, on white. It has the same bytes for the same figure and version of Pillow."""
     width, height = math.ceil(drawing.width * SCALE), math.ceil(drawing.height * SCALE)
     large = Image.new("RGB", (width * FINE, height * FINE), "white")
     brush = ImageDraw.Draw(large, "RGBA")
@@ -71,7 +72,7 @@ def _polygon(brush: ImageDraw.ImageDraw, shape: Polygon) -> None:
     style = shape.style
     if shape.closed and style.fill is not None:
         for part in shape.parts:
-            # Pillow paints the pixels of the edges too: half a pixel inwards is as large as it should be.
+            # Pillow also paints the pixels on the edges, so the edges move inwards by half a pixel.
             inner = [(x * GRAIN - 0.5, y * GRAIN - 0.5) for x, y in part]
             if len(inner) > 1:
                 brush.polygon(inner, fill=_ink(style.fill, style.fill_opacity))
@@ -96,14 +97,14 @@ def _line(brush: ImageDraw.ImageDraw, points: list[Point], style: Style, colour:
 def _bar(brush: ImageDraw.ImageDraw, begin: Point, end: Point, width: float, ink: tuple[int, int, int, int]) -> None:
     (x, y), (to_x, to_y) = begin, end
     length = math.hypot(to_x - x, to_y - y) or 1.0
-    half = max(0.0, width - 1 / GRAIN) / 2  # Pillow paints the pixels of the edges too
+    half = max(0.0, width - 1 / GRAIN) / 2  # Pillow also paints the pixels on the edges
     dx, dy = (to_y - y) / length * half, (x - to_x) / length * half
     corners = ((x + dx, y + dy), (to_x + dx, to_y + dy), (to_x - dx, to_y - dy), (x - dx, y - dy))
     brush.polygon([(px * GRAIN - 0.5, py * GRAIN - 0.5) for px, py in corners], fill=ink)
 
 
 def _dashes(points: list[Point], dash: tuple[float, ...]) -> list[tuple[Point, Point]]:
-    """Each side begins its pattern anew."""
+    """The dashes along the sides. The pattern begins anew on each side."""
     painted = []
     for (x, y), (to_x, to_y) in itertools.pairwise(points):
         length, at, place = math.hypot(to_x - x, to_y - y), 0.0, 0

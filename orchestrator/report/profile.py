@@ -1,4 +1,4 @@
-"""Profiles side by side: what kernels reach of the chip's peaks, what holds them back, and the roof."""
+"""Shows profiles side by side: the shares of the chip's peaks that kernels reach, what limits them, and the roof."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ NOT_ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """One implementation on one case: kernels by Nsight Compute, operations by PyTorch's profiler, or a reason."""
+    """One implementation on one case: its kernels from Nsight Compute, its operations from PyTorch's profiler, or the
+    reason why there are none."""
 
     case_id: str
     implementation: str
@@ -42,18 +43,18 @@ class Profiled:
 
     @property
     def time_us(self) -> float:
-        """Of all kernels of a call; NaN without counters."""
+        """The time of all kernels of a call in microseconds; NaN without counters."""
         return whole_call_us(self.kernels) if self.kernels else math.nan
 
     @property
     def main(self) -> KernelProfile | None:
-        """The kernel that takes longest."""
+        """The kernel that takes longest; None without counters."""
         known = [one for one in self.kernels if not math.isnan(one.time_us)]
         return max(known, key=lambda one: one.time_us, default=None)
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte that really came from or went to memory."""
+        """Operations per byte that was really read from or written to memory."""
         moved = sum(one.dram_bytes for one in self.kernels if not math.isnan(one.dram_bytes))
         return self.flop / moved if moved > 0 else math.nan
 
@@ -64,7 +65,7 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """All of one run."""
+    """All profiles of one run."""
 
     run_id: str
     device: str
@@ -80,7 +81,8 @@ class Profiles:
 
 
 def read(run_id: str, summary: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]) -> Profiles:
-    """From `profile/summary.json` and what it names: `texts` are CSV pages and `tables` JSON documents, by file."""
+    """Reads `profile/summary.json` and the files that it names: `texts` are CSV pages and `tables` JSON documents, by
+    file name."""
     found = summary.get("profiles")
     rows = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
     made = tuple(_read(one, texts, tables) for one in rows)
@@ -115,8 +117,8 @@ def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str,
 
 
 def figures_of(one: Profiled) -> list[tuple[str, str]]:
-    """What a reader asks of a profile, in words, in one order for all. Of several kernels: of the longest, but for time
-    and intensity."""
+    """The figures of a profile as (name, value), in a fixed order. Of several kernels they are those of the longest
+    one; time and intensity are of all kernels."""
     kernel = one.main
     if kernel is None:
         return []
@@ -142,7 +144,7 @@ def known(value: float) -> str:
 
 
 def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str]]]:
-    """A head for each implementation with counters, and a line for each figure."""
+    """The heads, one for each implementation with counters, and a row for each figure."""
     told = [(one.implementation, dict(figures_of(one))) for one in profiles if one.kernels]
     if not told:
         return [], []
@@ -151,7 +153,7 @@ def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str
 
 
 def roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) -> Board | None:
-    """Rate by measured intensity, under the data sheet's roof where there is one."""
+    """A figure of rates by measured intensity, under the roof of the data sheet where there is one."""
     known = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
     look = looks([one.implementation for one in known])
     found = (roof_of(device, one.dtype) for one in known)
@@ -166,7 +168,7 @@ def roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) ->
 
 
 def page(found: Profiles) -> str:
-    """One HTML file."""
+    """The profiles as one HTML file."""
     sections = [Section(case_id, [*_case(found.of(case_id), found.device)]) for case_id in found.cases]
     head = [Text(f"{found.device} · run {found.run_id} · set {found.set}", "soft"), Text(NOT_ROWS)]
     return written(Page(f"Profile · {found.run_id}", "Why it takes its time", head, sections))

@@ -1,4 +1,4 @@
-"""The figure that a paper would have: the rate by the size of the problem, one line an implementation."""
+"""The figure of the rate by the size of the problem, as papers have it, with a line for each implementation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Rate = Callable[[Case, Timing], float]
 
 NO_BREAK: Final = "\u00a0"
 Kind = tuple[tuple[str, str], ...]
-"""What the cases of a panel have in common: axes and their values."""
+"""The axes and values that the cases of a panel have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Cases that differ in nothing but their size: the axis of the sizes, and a value of a timing in a unit."""
+    """Cases that differ only in their size: the axis of the sizes, and the value of a timing with its unit."""
 
     title: str
     axis: str
@@ -37,7 +37,7 @@ class Panel:
 
 
 def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
-    """The figure of one setting, and what is under it. There is none where no axis of numbers has two values."""
+    """The figure of one setting and its caption. The figure is None where no axis of numbers has two values."""
     cases = [case for case in part.cases if any(timing.timed for timing in case.timings)]
     names = drawn(part)
     panels = _panels(cases)
@@ -53,7 +53,7 @@ def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
 
 
 def _panels(cases: Sequence[Case]) -> list[Panel]:
-    """One for each kind of case that has two sizes, those with the most sizes first."""
+    """A panel for each kind of case with at least two sizes; those with the most sizes come first."""
     axis = size_axis([case.axes for case in cases])
     if not axis:
         return []
@@ -70,7 +70,7 @@ def _panels(cases: Sequence[Case]) -> list[Panel]:
 
 
 def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
-    """The axis of whole numbers that takes most values; of several alike the first. Empty where none takes two."""
+    """The axis of whole numbers with the most values; the first of several. Empty where no axis has two values."""
     values = {name: {one.get(name, "") for one in axes} for name in dict.fromkeys(name for one in axes for name in one)}
     numbers = {name: len(found) for name, found in values.items() if all(one.isdigit() for one in found)}
     most = max(numbers.values(), default=0)
@@ -78,7 +78,7 @@ def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
 
 
 def _following(axes: Sequence[Mapping[str, str]], axis: str) -> frozenset[str]:
-    """The other axes that are as long as the size at two sizes or more, as in square problems."""
+    """The other axes that are equal to the size at two sizes or more, as in square problems."""
     same: dict[str, set[str]] = {}
     for one in axes:
         for name, value in one.items():
@@ -88,7 +88,7 @@ def _following(axes: Sequence[Mapping[str, str]], axis: str) -> frozenset[str]:
 
 
 def _kind(own: Mapping[str, str], axis: str, follows: frozenset[str]) -> Kind:
-    """All axes but the size's, and but those that are as long as the size and follow it."""
+    """All axes without that of the size, and without those that follow the size and are equal to it."""
     return tuple(
         (name, value)
         for name, value in own.items()
@@ -104,7 +104,8 @@ def _title(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
-    """TFLOP/s; GB/s where the memory is the roof of most cases; microseconds where the work is not known."""
+    """The unit and value to show: TFLOP/s; GB/s where memory limits most cases; microseconds where the work is not
+    known."""
     if any(case.work is None for case in cases):
         return "µs a call", lambda _, timing: timing.median_us.mid
     bound = [
@@ -166,6 +167,6 @@ def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> 
 
 
 def _broken(title: str, most: int) -> list[str]:
-    """A title in two lines of at most `most` characters."""
+    """A title, broken into two lines of at most `most` characters."""
     lines = [line.replace(NO_BREAK, " ") for line in textwrap.wrap(title, most, break_on_hyphens=False)]
     return lines if len(lines) < 3 else [lines[0], shortened(" ".join(lines[1:]), most)]

@@ -1,4 +1,4 @@
-"""One run with what is known of how it came about, and the sentences that sum it up."""
+"""One run with what is known of how it was made, and the sentences that sum it up."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from orchestrator.report.minutes import Minutes
 from orchestrator.report.text import digits, energy, estimate, of_cases, percent
 
 MOST_STOLEN: Final = 1.0
-"""Per cent of the host's time that may go to others before a reader must know."""
+"""If more than this share of the host's time, in per cent, went to others, the report warns."""
 REPEAT: Final = "repeat.yaml"
-"""The file beside the results that has the run's grid."""
+"""The name of the file beside the results that has the run's grid."""
 MOST_FALSE: Final = 0.05
 MOST_NOISE: Final = 0.05
 NOT_GIVEN: Final = "Energy is not known: it is read from NVML's counter, on a GPU, in the sustained regime."
@@ -38,7 +38,8 @@ NOT_GIVEN: Final = "Energy is not known: it is read from NVML's counter, on a GP
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`environment`, `build`, `manifest` and `spec` are the files of those names, empty where there are none."""
+    """One run. `environment`, `build`, `manifest` and `spec` are the files of those names; empty where there is
+    none."""
 
     study: Study
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -47,9 +48,9 @@ class Report:
     notes: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
     clock: tuple[Told, ...] = ()
-    """What CUPTI says of some of the cases, in a run from before it watched the launches that are timed."""
+    """CUPTI's times of some cases, in old runs in which it did not watch the launches that are timed."""
     watched: tuple[Watched, ...] = ()
-    """What CUPTI says of launches that our timers timed."""
+    """CUPTI's times of launches that our timers timed."""
 
     @property
     def title(self) -> str:
@@ -57,12 +58,13 @@ class Report:
 
     @property
     def device(self) -> str:
-        """What the rows name; where there are none, what the machine said of itself."""
+        """The device that the rows name; without rows, the device that the machine reported."""
         return self.study.device or str(self.environment.get("device") or "") or "an unknown device"
 
     @property
     def workload(self) -> str:
-        """What is measured, by the name in its spec; one of the tool's own is known by the axes of its cases."""
+        """The workload by the name in the spec. Without a name there, the tool's own workloads are recognised by the
+        axes of their cases."""
         named = self.spec.get("workload") or self.manifest.get("workload")
         own = bool(self.study.cases) and names.is_of(case.axes for case in self.study.cases)
         return str(named) if named else names.WORKLOAD if own else "kernels"
@@ -77,11 +79,11 @@ class Report:
 
     @property
     def usd_per_answer(self) -> float | None:
-        """What a comparison with a conclusion cost."""
+        """The cost of each comparison with a conclusion; None where it is not known."""
         return self.cost_usd / self.study.answers if self.cost_usd is not None and self.study.answers else None
 
     def device_facts(self) -> tuple[str, ...]:
-        """The device in a line: what a reader of a kernel's time must know of it."""
+        """Facts about the device that a reader of a kernel's time must know."""
         known = self.environment
         units = (
             ("driver", "driver {}"), ("cuda", "CUDA {}"), ("cudnn", "cuDNN {}"), ("torch", "torch {}"),
@@ -95,7 +97,7 @@ class Report:
         return tuple(dict.fromkeys((self.device, *said)))
 
     def run_facts(self) -> tuple[str, ...]:
-        """The run in a line: when, on which machine, of which code."""
+        """Facts about the run: when it ran, on which machine, with which code."""
         vms = self.manifest.get("vms")
         last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], Mapping) else {}
         commit = str(self.environment.get("git_commit") or "")[:10]
@@ -109,29 +111,29 @@ class Report:
         return tuple(part for part in (self.study.run_id, began, where, *made) if part)
 
     def again(self) -> dict[str, Any]:
-        """The configuration that measures the same again, of a folder that no fetch has made; empty where the spec does
-        not say it all. A fetched run brings its own."""
+        """The configuration that measures the same again, for a folder that was not fetched; empty where the spec is
+        not complete. A fetched run has such a configuration already."""
         return {} if self.manifest else again(self.spec, str(self.environment.get("compute_capability") or ""))
 
     def command(self) -> str:
-        """What measures the same again; empty where the run's grid is not known."""
+        """The command that measures the same again; empty where the run's grid is not known."""
         if not self.manifest.get("repeat") and not self.again():
             return ""
         return f"bench launch {REPEAT}{' --host local' if self.own_machine else ''}"
 
     @property
     def own_machine(self) -> bool:
-        """Whether it was measured on a machine of the user's own: a folder without a manifest was, on the spot."""
+        """Whether it was measured on a machine of the user. A folder without a manifest was measured where it is."""
         return not self.manifest or self.manifest.get("mode") == Mode.HOST
 
     @property
     def simulated(self) -> bool:
-        """Whether its dollars are pretended: the embedded cloud has prices, and nobody pays them."""
+        """Whether its dollars are simulated: the embedded cloud has prices, and nobody pays them."""
         return self.manifest.get("mode") == "embedded"
 
     @property
     def planned(self) -> int:
-        """The cases that were asked for; those that were measured where nothing says so."""
+        """The number of cases that the run should measure; where it is not recorded, the number of measured cases."""
         asked = self.manifest.get("cases_total")
         measure = self.spec.get("measure")
         if not isinstance(asked, int) and isinstance(measure, Mapping):
@@ -146,7 +148,7 @@ class Report:
         return of_cases(len(self.study.case_ids), self.planned)
 
     def warnings(self) -> tuple[str, ...]:
-        """What a reader must know before any number."""
+        """Warnings that a reader must know before reading any number."""
         partial: tuple[str, ...] = ()
         if self.planned > len(self.study.case_ids):
             partial = (f"The run is not complete: {self.cases}.",)
@@ -167,7 +169,7 @@ class Report:
         )
 
     def busy(self) -> tuple[str, ...]:
-        """Whether the host had other things to do while it measured."""
+        """A sentence for each sign that the host did other work while it measured."""
         groups = [t.group for case in self.study.cases for t in case.timings if t.timed]
         said = []
         load, processors = _middle(groups, "load_1m"), self.environment.get("cpu_count")
@@ -179,7 +181,8 @@ class Report:
         return tuple(said)
 
     def unsteady(self) -> tuple[str, ...]:
-        """Whether implementations differed from themselves by more than chance allows, or by more than is of use."""
+        """A sentence for each sign that implementations differed from themselves by more than chance allows, or by too
+        much for useful results."""
         said, controls = [], self.study.controls
         wrong = false_verdicts(controls)
         if wrong > 1 and wrong > MOST_FALSE * len(controls):
@@ -196,24 +199,24 @@ class Report:
         return tuple(said)
 
     def headlines(self) -> tuple[str, ...]:
-        """The result, in a sentence for each setting."""
+        """The result, one sentence for each setting."""
         return tuple(words for part in self.study.parts() if (words := headline_of(part, self.prefix(part))))
 
     def sentences(self) -> tuple[str, ...]:
-        """The rest of what can be said in words, setting by setting, and what it cost."""
+        """Further results in sentences, setting by setting, and the cost."""
         said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
         said += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
         return (*said, *(words for words in (self.second_clock(), self.money(), self.energy(), self.time()) if words))
 
     def second_clock(self) -> str:
-        """How far CUPTI's times are from ours; empty where nobody asked it."""
+        """How far our times are from CUPTI's, in one sentence; empty where there are none of CUPTI's."""
         if self.watched:
             return watched_sentence([one for one in self.watched if one.case_id in self.study.case_ids])
         found = agreement(self.study, self.clock)
         return sentence(found) if found is not None else ""
 
     def money(self) -> str:
-        """What the run cost, and each of its answers; nothing where nobody is paid."""
+        """The cost of the run and of each answer, in words; empty where nobody is paid."""
         if not self.cost_usd:
             return ""
         answers = count(self.study.answers, "answer")
@@ -223,22 +226,22 @@ class Report:
         return f"The run cost ${self.cost_usd:.4f}{each}."
 
     def energy(self) -> str:
-        """What calls take in joules, or that this is not given; nothing where nothing was timed."""
+        """The energy of calls in joules, in words, or that it is not given; empty where nothing was timed."""
         if not self.study.measurements:
             return ""
         return " ".join(map(energy_words, energies(self.study))) or NOT_GIVEN
 
     @property
     def minutes(self) -> Minutes | None:
-        """Where the minutes of its machines went; None where its manifest does not say."""
+        """How the time of its machines was spent; None where the manifest does not say."""
         return Minutes.read(self.manifest.get("time"))
 
     def time(self) -> str:
-        """How much of the machines' time was measuring, and what came before the first case."""
+        """How much of the machines' time was spent on measuring, and what came before the first case, in words."""
         return self.minutes.text if self.minutes is not None else ""
 
     def prefix(self, part: Study) -> str:
-        """What names a part where there are several."""
+        """The beginning of a sentence that names the setting, if the run has several; else empty."""
         return f"{part.settings[0].name}: " if len(self.study.settings) > 1 else ""
 
 
@@ -269,8 +272,8 @@ def headline_of(part: Study, prefix: str = "") -> str:
 
 
 def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
-    """What else can be said of one setting in words; `total` cases were asked for. A mean is said only where every one
-    of its cases has a verdict."""
+    """Further results of one setting in sentences, of `total` planned cases. A mean is given only if all its cases have
+    a verdict."""
     said = []
     for baseline in [DEFAULT] if DEFAULT in part.baselines else part.baselines[:1]:
         mean = part.mean(baseline)
@@ -293,7 +296,7 @@ def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
 
 
 def of_controls(controls: Sequence[Control]) -> str:
-    """How many they are. A case may have several, and a regime each."""
+    """The number of controls in words. A case may have several, and each regime has its own."""
     one_each = len({one.case_id for one in controls}) == len(controls)
     return count(len(controls), "case" if one_each else "comparison")
 

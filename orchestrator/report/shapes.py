@@ -1,5 +1,4 @@
-"""A figure as shapes with their colours: what is drawn onto paper and pixels. It reads the SVG that `svg.Board` writes,
-and no other."""
+"""A figure as shapes with colours, from which PDF and PNG are drawn. It reads only SVG that `svg.Board` has written."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ CIRCLE: Final = "circle"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """A colour is None where nothing is filled, or nothing drawn along the edge."""
+    """How a shape is drawn. A colour is None where it is not filled, or has no edge."""
 
     fill: Colour | None = (0.0, 0.0, 0.0)
     fill_opacity: float = 1.0
@@ -33,7 +32,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Polygon:
-    """Straight lines from point to point, each part of its own; `closed` ones end where they began."""
+    """Straight lines from point to point, in separate parts; those of a `closed` one end where they began."""
 
     parts: Sequence[Sequence[Point]]
     closed: bool
@@ -49,7 +48,8 @@ class Circle:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """`at` is on the base line, at the side that the style's anchor says; `turned` ones read upwards."""
+    """A text. `at` is a point on the base line, at the side that the style's anchor names. `turned` text reads
+    upwards."""
 
     at: Point
     text: str
@@ -68,7 +68,7 @@ class Drawing:
 
 
 def drawing(svg: str) -> Drawing:
-    """The shapes of a figure that stands alone, in the order in which they are drawn."""
+    """The shapes of a figure from a separate file, in the order in which they are drawn."""
     root = ElementTree.fromstring(svg)
     rules = _rules("".join(one.text or "" for one in root if _tag(one) == "style"))
     _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
@@ -90,7 +90,7 @@ def _rules(css: str) -> Mapping[str, Mapping[str, str]]:
 def _style(element: ElementTree.Element, rules: Mapping[str, Mapping[str, str]]) -> Style:
     own = dict(rules.get(_tag(element), {}))
     kinds = element.get("class", "").split()
-    for name, settings in rules.items():  # as in CSS, what comes later wins
+    for name, settings in rules.items():  # as in CSS, later rules win
         if name in kinds:
             own.update(settings)
     size = re.search(r"([\d.]+)px", own.get("font", ""))

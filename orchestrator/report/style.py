@@ -1,4 +1,4 @@
-"""How pages look: one sheet for all, light, dark and on paper; and what the pages of a site need besides."""
+"""The style sheet of all pages: light, dark and printed; and what the pages of a site need in addition."""
 
 from __future__ import annotations
 

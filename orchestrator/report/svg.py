@@ -1,4 +1,4 @@
-"""A small drawing board: scales with sensible ticks, and SVG written by hand, every coordinate rounded to a tenth."""
+"""A small drawing board: scales with sensible ticks, and code that writes SVG with coordinates rounded to a tenth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps `low`..`high` to the pixels `begin`..`end`, linearly or by logarithm."""
+    """Maps `low`..`high` to the pixels `begin`..`end`, on a linear or a logarithmic scale."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Scale:
         return self.begin + min(max(share, 0.0), 1.0) * (self.end - self.begin)
 
     def each(self, values: Vector) -> list[float]:
-        """Many values at once."""
+        """The pixels of many values."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         at = np.log(np.maximum(values, 1e-300)) if self.log else values
         share = (at - low) / (high - low) if high > low else np.full(values.shape, 0.5)
@@ -44,8 +44,8 @@ class Scale:
         return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)
 
     def ratios(self, apart: float = 0.0) -> list[float]:
-        """The numbers of an axis of ratios that have room: 1, 1.5, 2 and 3 before others, `apart` pixels from each
-        other at least, or as far as numbers beside each other need."""
+        """The numbers for an axis of ratios that have room; 1, 1.5, 2 and 3 come first. They are at least `apart`
+        pixels from each other, or as far as two numbers side by side need."""
         kept: list[float] = []
         for value in first_ratios(self.low, self.high):
             if all(abs(self(value) - self(other)) >= (apart or room(value, other)) for other in kept):
@@ -63,8 +63,8 @@ class Area:
 
 
 def tiled(count: int, width: float, gap: float, top: float, height: float) -> tuple[list[Area], float]:
-    """Room for `count` panels, two beside each other unless there is one or it is narrow, and where the last row of
-    them ends."""
+    """The areas of `count` panels, and the y at which the last row of panels ends. Two panels are side by side, unless
+    there is only one or the figure is narrow."""
     columns = 2 if count > 1 and width >= 600 else 1
     each = (width - gap * (columns - 1)) / columns
     areas = [Area((place % columns) * (each + gap), top + (place // columns) * height, each) for place in range(count)]
@@ -72,13 +72,13 @@ def tiled(count: int, width: float, gap: float, top: float, height: float) -> tu
 
 
 def room(one: float, other: float) -> float:
-    """How far apart the middles of two numbers stand that are written beside each other."""
+    """The least distance between the middles of two numbers that are written side by side, in pixels."""
     words = tick(one) + tick(other)
     return 3.6 * (len(words) - words.count(".") / 2) + 6
 
 
 def first_ratios(low: float, high: float) -> list[float]:
-    """Numbers that a reader looks for on an axis of ratios, those that matter most first."""
+    """The numbers that a reader expects on an axis of ratios; the most important come first."""
     near = (1.0, 2.0, 1.5, 3.0, 0.5, 5.0, 0.8, 1.2, 10.0, 0.9, 1.1, 4.0, 0.7, 7.0, 0.6, 1.3, 1.05, 0.95, 1.02, 0.98)
     far = [m * 10.0**d for d in (*range(1, 7), *range(-7, 0)) for m in (1, 3, 2, 5)]
     return [value for value in dict.fromkeys((*near, *far)) if low * 0.999 <= value <= high * 1.001]
@@ -96,7 +96,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """1, 2, 5 in each decade, or fewer where there are many decades, or round steps where there is not even one."""
+    """1, 2 and 5 in each decade; fewer where there are many decades, and round steps where there is less than one."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for mantissas in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [m * 10.0**d for d in decades for m in mantissas if low * 0.999 <= m * 10.0**d <= high * 1.001]
@@ -107,7 +107,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def span(values: Sequence[float], *, log: bool = False, pad: float = 0.06) -> tuple[float, float]:
-    """The least and the greatest, with a margin. All finite; positive where `log`."""
+    """The least and the greatest value, with a margin. Values must be finite, and positive with `log`."""
     low, high = min(values), max(values)
     if log:
         margin = max((high / low) ** pad, 1.02)
@@ -118,7 +118,7 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.06) -> tu
 
 @dataclass(slots=True)
 class Board:
-    """A figure in the making. `title` is read out in its place."""
+    """A figure that is being drawn. Screen readers read out its `title`."""
 
     width: float
     height: float
@@ -167,7 +167,7 @@ class Board:
         self.parts.append(body)
 
     def svg(self, css: str = "") -> str:
-        """The figure. With `css` it stands alone as a file."""
+        """The figure as SVG. With `css` it can be a separate file."""
         style = f"<style>{css}</style>" if css else ""
         size = f'width="{self.width:.0f}" height="{self.height:.0f}"' if css else ""
         return (
@@ -177,7 +177,7 @@ class Board:
 
 
 def legend(board: Board, x: float, y: float, names: Sequence[tuple[str, Look]], most_x: float) -> float:
-    """Marks and names in a row, wrapped before `most_x`; returns the y below it."""
+    """Draws marks and names in a row that wraps before `most_x`. Returns the y below it."""
     at = x
     for name, look in names:
         width = 24 + 7.4 * len(name)

@@ -19,12 +19,12 @@ MARKS = "A percentage in small print is the timer's own share of the median, fro
 
 
 MOST_WIDE = 2
-"""Regimes that have a column for the rival; of more, it stands beside the verdict."""
+"""With more regimes than this the rival has no column of its own: it is shown beside the verdict."""
 
 
 def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
-    """Each case in a line, the subject against the fastest baseline in each regime. Nothing is summed over them. The
-    caches of a regime share a column where no case has two of them."""
+    """A row for each case: the subject against the fastest baseline in each regime. Nothing is summed over regimes. The
+    cache states of a regime share a column if no case has two of them."""
     found: dict[tuple[Setting, str], Case] = {}
     columns = list(dict.fromkeys(Setting(one.regime) for one in study.settings))
     for case in study.cases:
@@ -53,14 +53,14 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
 
 
 def _with(rival: str, said: Cell) -> Cell:
-    """The rival and the verdict in one cell: three regimes of three columns are wider than a screen."""
+    """The rival and the verdict in one cell, as three regimes with three columns each are wider than a screen."""
     return replace(said, text=f"{rival}: {said.text}") if isinstance(said, Word) else said
 
 
 def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
     best = case.best if case is not None else None
     own = case.timing(subject) if case is not None else None
-    if case is None:  # timed in another regime only
+    if case is None:  # the case was timed only in another regime
         return "", "", ""
     if own is None or not own.timed:
         return UNKNOWN, UNKNOWN, "not timed"
@@ -73,13 +73,13 @@ def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
 
 
 def _median(timing: Timing) -> Cell:
-    """A median, with the timer's share where it is to be seen."""
+    """A median, with the timer's share where it is large enough to matter."""
     told = digits(timing.median_us.mid, 4)
     return Word(told, more=f"timer {timing.timer_share:.0%}") if timing.timer_share > TIMER_SHARE else told
 
 
 def verdicts(part: Study, names: Mapping[str, str]) -> Table:
-    """A line a case, a column a baseline."""
+    """A row for each case, a column for each baseline."""
     compared = [name for name in part.baselines if part.against(name)]
     noisy = [case for case in part.cases if case.contrasts]
     rows: list[list[Cell]] = []
@@ -96,7 +96,7 @@ def _verdict(one: Contrast | None) -> Cell:
 
 
 def kernels(part: Study, names: Mapping[str, str]) -> Table:
-    """A line a case: the kernel that ran, and every implementation's median time."""
+    """A row for each case: the kernel that ran, and the median time of every implementation."""
     timed = [case for case in part.cases if any(one.timed for one in case.timings)]
     there = {one.implementation for case in timed for one in case.timings if one.timed}
     shown = [name for name in (part.subject, *part.baselines) if name in there]
@@ -116,7 +116,7 @@ def kernels(part: Study, names: Mapping[str, str]) -> Table:
 
 
 def times(part: Study, names: Mapping[str, str]) -> Table:
-    """Every implementation that was timed. Columns of which nothing is known are left out."""
+    """A row for every implementation that was timed, with all its numbers. Columns without any value are left out."""
     timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
     hidden = {True: "no", False: "yes"}
     columns: Sequence[tuple[str, list[str]]] = (
@@ -149,7 +149,7 @@ def times(part: Study, names: Mapping[str, str]) -> Table:
 
 
 def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -> Table:
-    """A line for each case and implementation that CUPTI was asked about: its time, and ours in each regime."""
+    """A row for each case and implementation that CUPTI has a time of: its time, and ours in each regime."""
     settings = [one for one in study.settings if one.regime in ("burst", "graph") and one.cache != "warm"]
     found = {(case.case_id, case.setting): case for case in study.cases}
     rows: list[list[Cell]] = []
@@ -170,7 +170,7 @@ def second_clock(study: Study, told: Sequence[Told], names: Mapping[str, str]) -
 
 
 def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table:
-    """A line for each implementation, case and regime in which CUPTI watched the launches that we timed."""
+    """A row for each implementation, case and regime in which CUPTI watched the launches that we timed."""
     rows: list[list[Cell]] = []
     for one in told:
         if one.case_id not in names:
@@ -195,7 +195,7 @@ def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table
 
 
 def not_timed(study: Study) -> list[Part]:
-    """Each reason once, with how many cases it left out; nothing where everything was timed."""
+    """A row for each reason, with the number of cases that were not timed for it; empty where everything was timed."""
     reasons: dict[tuple[str, str, str], int] = {}
     for case in study.cases:
         for one in case.timings:

@@ -1,4 +1,4 @@
-"""How numbers and cases are written, everywhere alike."""
+"""How numbers and cases are written, the same everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN = "–"
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` to so many significant digits, without an exponent for ordinary sizes; a dash for NaN."""
+    """`value` with `significant` digits, without an exponent for ordinary sizes; a dash for NaN."""
     if math.isnan(value):
         return UNKNOWN
     if value == 0 or math.isinf(value):
@@ -29,7 +29,7 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def tick(value: float) -> str:
-    """A number on an axis: no more digits than it has."""
+    """A number on an axis, without needless digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -38,14 +38,14 @@ def ratio(value: float) -> str:
 
 
 def elsewhere(one: Contrast) -> str:
-    """What the other of burst and graph says, to stand behind a verdict; nothing where it agrees."""
+    """The ratio in the other of burst and graph, as a text after a verdict; empty where the two agree."""
     if math.isnan(one.elsewhere):
         return ""
     return f", {ratio(one.elsewhere)} in {'graph' if one.setting.regime == 'burst' else 'burst'}"
 
 
 def within(interval: Interval, *, places: int = 2) -> str:
-    """The limits of an interval, in brackets; nothing where they are not known."""
+    """The limits of an interval, in brackets; empty where they are not known."""
     return f"[{interval.low:.{places}f}, {interval.high:.{places}f}]" if interval.known else ""
 
 
@@ -55,17 +55,17 @@ def estimate(interval: Interval) -> str:
 
 
 def of_cases(found: int, total: int, done: str = "measured") -> str:
-    """`36 of 40 cases, 4 not measured`; `12 cases` where that is all."""
+    """`36 of 40 cases, 4 not measured`; `12 cases` where none is missing."""
     return count(total, "case") if found >= total else f"{found} of {count(total, 'case')}, {total - found} not {done}"
 
 
 def percent(share: float, *, places: int = 1) -> str:
-    """A share (0.01) in per cent."""
+    """A share (0 to 1) in per cent."""
     return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
 
 
 def size(bytes_: float) -> str:
-    """A number of bytes, in the unit that leaves it three digits."""
+    """A number of bytes, in the unit in which it has up to three digits."""
     if math.isnan(bytes_):
         return UNKNOWN
     for unit in ("B", "KiB", "MiB"):
@@ -76,7 +76,7 @@ def size(bytes_: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Joules, in the unit that leaves them three digits."""
+    """A number of joules, in the unit in which it has up to three digits."""
     for unit, size_ in (("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6)):
         if joules >= size_:
             return f"{digits(joules / size_)} {unit}"
@@ -89,7 +89,7 @@ def backend(implementation: str) -> str:
 
 
 def in_words(value: object) -> str:
-    """A value of a document: lists and objects as a person writes them."""
+    """A value of a document in words; lists and objects as a person writes them."""
     if isinstance(value, Mapping):
         return ", ".join(f"{str(key).replace('_', ' ')} {in_words(one)}" for key, one in value.items())
     if isinstance(value, (list, tuple)):
@@ -98,12 +98,13 @@ def in_words(value: object) -> str:
 
 
 def shortened(name: str, most: int = 42) -> str:
-    """A name that fits where there is room for so many characters."""
+    """A name, shortened to at most `most` characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def common_parts(case_ids: Sequence[str]) -> list[str]:
-    """The parts of a case id that all of several cases have: said once, instead of on every line."""
+    """The parts of a case id that all the cases have in common; empty for a single case. They are shown once instead of
+    in every row."""
     if len(case_ids) < 2:
         return []
     shared = set(case_ids[0].split("-")).intersection(*(case_id.split("-") for case_id in case_ids[1:]))
@@ -111,7 +112,7 @@ def common_parts(case_ids: Sequence[str]) -> list[str]:
 
 
 def labels(case_ids: Sequence[str]) -> dict[str, str]:
-    """Each case by what sets it apart from the others: `256 float32`, `q1 k300 bfloat16`."""
+    """A label for each case, of the parts that differ from other cases: `256 float32`, `q1 k300 bfloat16`."""
     common = set(common_parts(case_ids))
     found = {}
     for case_id in case_ids:

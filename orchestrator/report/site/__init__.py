@@ -1,1 +1,2 @@
-"""The pages of a bucket: all runs, each run, each case over time, devices beside each other, costs. Pure: text out."""
+"""The pages of a bucket: all runs, each run, each case over time, a comparison of devices, and costs. Pure: text
+out."""

@@ -1,4 +1,5 @@
-"""Each case over all runs: where its time changed and what changed with it; and the list of cases."""
+"""The page of each case over all runs, with where its time changed and what else changed then; and the list of
+cases."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from orchestrator.report.site.timeline import timeline
 from orchestrator.report.text import UNKNOWN, digits, within
 
 MOST: Final = 200
-"""Runs of one series that a page has; the newest."""
+"""The most runs of a series on a page; the newest are shown."""
 TOLERANCE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Series:
-    """What can be followed over runs: one implementation on one device in one setting, against the same baseline."""
+    """A series of values over runs: one implementation on one device in one setting, against the same baseline."""
 
     device: str
     regime: str
@@ -47,7 +48,7 @@ Followed = Mapping[Series, Sequence[tuple[Digest, CaseDigest]]]
 
 
 def by_case(digests: Sequence[Digest]) -> dict[str, dict[Series, list[tuple[Digest, CaseDigest]]]]:
-    """Every case by its id, in the order of its axes, with its series; runs oldest first."""
+    """The series of each case by case id. Cases are in the order of their axes, runs from the oldest to the newest."""
     found: dict[str, dict[Series, list[tuple[Digest, CaseDigest]]]] = {}
     for digest in sorted(digests, key=lambda one: one.run_id):
         for case in digest.cases:
@@ -58,8 +59,8 @@ def by_case(digests: Sequence[Digest]) -> dict[str, dict[Series, list[tuple[Dige
     return {case: found[case] for case in sorted(found, key=case_order)}
 
 
-def points_of(series: Series, own: Sequence[tuple[Digest, CaseDigest]]) -> tuple[Point, ...]:
-    """The newest runs of a series, judged as `bench history` does."""
+def points_of(series: Series, runs: Sequence[tuple[Digest, CaseDigest]]) -> tuple[Point, ...]:
+    """The newest runs of a series with their verdicts, as in `bench history`."""
     readings = [
         Reading(
             digest.run_id,
@@ -68,14 +69,14 @@ def points_of(series: Series, own: Sequence[tuple[Digest, CaseDigest]]) -> tuple
             case.floor,
             digest.busy,
         )
-        for digest, case in own[-MOST:]
+        for digest, case in runs[-MOST:]
         if case.value is not None
     ]
     return history(readings, relative=bool(series.relative_to), tolerance=TOLERANCE)
 
 
 Judged = Mapping[Series, Sequence[Point]]
-"""The newest runs of each series, judged."""
+"""The newest runs of each series with their verdicts."""
 
 
 def judged(followed: Followed) -> dict[Series, tuple[Point, ...]]:
@@ -135,7 +136,7 @@ def summary(points: Sequence[Point]) -> str:
 
 
 def day_of(run_id: str) -> str:
-    """`2026-11-21`: a run's id begins with it."""
+    """The day with which a run's id begins, for example `2026-11-21`."""
     return f"{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}"
 
 
@@ -161,7 +162,7 @@ def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
 
 
 def contents(found: Mapping[str, Followed], points: Mapping[str, Judged], digests: Sequence[Digest]) -> str:
-    """The list of cases; `points` by case."""
+    """The page with the list of cases; `points` is by case id."""
     rows = list(_lines(found, points))
     workloads = sorted({one.workload for one in digests if one.workload})
     heads = ("case", "device", "setting", "implementation", "runs", "newest", "unit", "changes", "last change")

@@ -1,4 +1,4 @@
-"""What runs have cost: by day, by GPU, by user; what else was paid; and how much of each cap is used."""
+"""The page of costs: by day, by GPU, by user; other costs; and how much of each cap is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEAREST: Final = 10
 
 
 def page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now: datetime, trouble: str = "") -> str:
-    """`ledger` is None where it cannot be read; `trouble` says why. `caps` are the client's own."""
+    """The whole file. `ledger` is None where it cannot be read, and `trouble` says why. `caps` are the client's own."""
     sections: list[Section] = []
     if ledger is not None:
         sections.append(Section("Caps", [_caps(ledger, caps, now, pretend=False)]))
@@ -104,7 +104,7 @@ def _others(ledger: Ledger) -> Table:
 
 
 def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
-    """A bar for each of the last days; None where nothing was spent in them."""
+    """A figure with a bar for each of the last days; None where nothing was spent in them."""
     days = [f"{now - timedelta(days=back):%Y-%m-%d}" for back in range(DAYS - 1, -1, -1)]
     spent = dict.fromkeys(days, 0.0)
     for one in runs:

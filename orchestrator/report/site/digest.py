@@ -1,4 +1,5 @@
-"""A run in so few numbers that the pages of a thousand runs are made from them: what is kept between two builds."""
+"""A run in few numbers. They are kept between two builds of a site, so that the pages of a thousand runs can be made
+from them."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from orchestrator.core.run.status import StatusLine
 from orchestrator.report.report import Report
 
 Limits = tuple[float | None, float, float | None]
-"""Low, mid and high; null where there are too few blocks for an interval."""
+"""Low, mid and high; low and high are null where there are too few blocks for an interval."""
 KEPT: Final = ("device", "git_dirty", *CODE, *SOFTWARE)
 
 
 @checked(frozen=True, slots=True)
 class CaseDigest:
     """One case in one setting. `value` is the subject's speed-up over `relative_to` of the run, or its median in
-    microseconds where there is no such; None where the subject was not timed. `times` are medians by implementation."""
+    microseconds where that is empty; None where the subject was not timed. `times` has medians by implementation."""
 
     case_id: str
     regime: str
@@ -42,10 +43,10 @@ class CaseDigest:
     relative: bool
     noise: float | None
     control: bool
-    """Whether the noise is that of a control."""
+    """Whether the noise floor comes from a control."""
     times: dict[str, Limits]
     rates: dict[str, float]
-    """TFLOP/s, where they are known."""
+    """TFLOP/s by implementation, where they are known."""
 
     @property
     def setting(self) -> Setting:
@@ -59,7 +60,7 @@ class CaseDigest:
 
 @checked(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Digest:
-    """One run. What is not known is empty, 0 or None."""
+    """One run. Unknown values are empty, 0 or None."""
 
     line: dict[str, str | int]
     workload: str = ""
@@ -67,7 +68,7 @@ class Digest:
     relative_to: str = ""
     measurements: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """Verdicts of the subject against the fastest baseline of each case."""
+    """How often each verdict occurs for the subject against the fastest baseline of each case."""
     answers: int = 0
     usd_per_hour: float | None = None
     fingerprint: dict[str, str | bool] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Digest:
 
 
 def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: float | None, problem: str) -> Digest:
-    """`line` is the run's status line; without a report nothing was measured."""
+    """The digest of a run. `line` is its status line; `report` is None where nothing was measured."""
     if report is None:
         return Digest(dict(line), usd_per_hour=usd_per_hour, problem=problem)
     study = report.study
@@ -120,7 +121,7 @@ def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: floa
 
 
 def relative_to(study: Study) -> str:
-    """What the subject's history is told against: PyTorch's default, or else the first baseline."""
+    """The baseline of the subject's history: PyTorch's default, or else the first baseline."""
     return DEFAULT if DEFAULT in study.baselines else next(iter(study.baselines), "")
 
 

@@ -1,4 +1,4 @@
-"""Devices beside each other, from the newest runs on each."""
+"""The page that compares devices, from the newest runs on each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def devices(digests: Sequence[Digest]) -> list[str]:
 
 
 def column(device: str, digests: Sequence[Digest]) -> Column:
-    """A device by its runs: each time from the newest run that has it and was not disturbed, or else the newest."""
+    """The column of a device. Each time comes from the newest undisturbed run that has it, or else from the newest
+    run."""
     runs = newest_first(digests)
     times: dict[tuple[str, str, str, str], Time] = {}
     calm = [one for one in runs if not one.busy]

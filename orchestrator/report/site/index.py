@@ -1,4 +1,4 @@
-"""The first page: every run in a line, newest first."""
+"""The first page: a row for each run, newest first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILED: Final = ("failed", "incorrect", "refused")
 
 
 def page(digests: Sequence[Digest], bucket: str) -> str:
-    """It is the same for the same runs, whenever it is made: what has not changed is not written again."""
+    """The whole file. It is always the same for the same runs, so that an unchanged page is not written again."""
     runs = newest_first(digests)
     parts: list[Part] = []
     if runs:
@@ -82,7 +82,7 @@ def row(one: Digest) -> list[Cell]:
 
 
 UNREADABLE: Final = "unreadable"
-"""The phase of a run whose events nobody can read."""
+"""The phase that is shown for a run whose events cannot be read."""
 
 
 def shown_state(one: Digest) -> str:

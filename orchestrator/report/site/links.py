@@ -1,4 +1,5 @@
-"""Where the pages of a site are, and how they lead to each other: relative, so that a folder of them can be moved."""
+"""The paths of a site's pages and the links between them. Links are relative, so that a folder of pages can be
+moved."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def run_page(run_id: str) -> str:
-    """Run ids are names of objects that were checked (`orchestrator.core.naming.is_run_id`)."""
+    """The path of a run's page. Run ids are safe in paths, as they were checked
+    (`orchestrator.core.naming.is_run_id`)."""
     return f"runs/{run_id}.html"
 
 
 def case_page(case_id: str) -> str:
-    """A name for the page of a case, which may be called anything: what is no plain name gets a digest."""
+    """The path of a case's page. A case may have any name; one that is not plain gets a digest in its path."""
     return f"cases/{slug(case_id)}.html"
 
 
 def slug(text: str) -> str:
-    """A name for a file, or for a place on a page; two texts never share one."""
+    """A name for a file or for an anchor. Two different texts never get the same name."""
     if _PLAIN.fullmatch(text) and text.lower() not in ("index", "con", "nul", "aux", "prn") and text == text.lower():
         return text
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
@@ -35,10 +37,10 @@ def slug(text: str) -> str:
 
 
 def to(path: str, page: str) -> str:
-    """The link from `page` to `path`, both from the top of the site."""
+    """The relative link from `page` to `path`, which are both paths from the top of the site."""
     return "../" * page.count("/") + path
 
 
 def nav(page: str) -> tuple[Link, ...]:
-    """What stands at the top of every page."""
+    """The links at the top of every page."""
     return tuple(Link(name, to(path, page), here=path == page) for name, path in TOP)

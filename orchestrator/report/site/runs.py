@@ -1,4 +1,4 @@
-"""The page of one run: its report, how it went, and where else on the site it is told of."""
+"""The page of one run: its report, how it went, and links to other pages about it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from orchestrator.report.text import UNKNOWN, labels
 
 
 def made(material: Material) -> tuple[Digest, str]:
-    """What is kept of a run, and its page. Whatever its files hold, there is a page: what cannot be read is said."""
+    """The digest of a run, and its page. There is a page whatever its files hold; it says what cannot be read."""
     body, notes = _document(material.body, "its state")
     try:
         report = report_of(material, body, notes)
     except (BenchError, ValueError, ArithmeticError, LookupError, TypeError) as exc:
-        # Rows that no version of ours writes: one bad run never stops the site.
+        # These are rows that no version of ours writes. One bad run must not stop the site.
         report, notes = None, (*notes, f"What it measured cannot be read: {foreign.words(str(exc), 300)}.")
     problem = " ".join(part for part in (material.problem, *(notes if report is None else ())) if part)
     digest = digest_of(asdict(material.line), report, usd_per_hour(body), problem)
@@ -42,7 +42,7 @@ def made(material: Material) -> tuple[Digest, str]:
 
 
 def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...]) -> Report | None:
-    """The report of what is stored; None where no case is."""
+    """The report of the stored measurements; None where no case is stored."""
     line = material.line
     machines = {str(vm.get("name")) for vm in _objects(body, "vms")}
     environment, more = _document(material.environment, "environment.json")
@@ -77,7 +77,7 @@ def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...
 
 
 def _line(text: str) -> str:
-    """A line of a CSV in which nothing hides text; its end stays as it is."""
+    """A line of a CSV without characters that hide text; its line end stays as it is."""
     if text.isascii() and text[:-1].isprintable():
         return text
     body = text.rstrip("\r\n")
@@ -99,7 +99,7 @@ def _objects(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def usd_per_hour(body: Mapping[str, Any]) -> float | None:
-    """The price of the last machine that the run had."""
+    """The price of the run's last machine; None where it is not known."""
     prices = [
         price for vm in _objects(body, "vms") if (price := number(vm.get("usd_per_hour"))) and vm.get("started_at")
     ]

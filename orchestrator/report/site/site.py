@@ -1,4 +1,4 @@
-"""All pages of a site but those of the runs, from what is kept of each run."""
+"""All pages of a site but those of the runs, made from the digests of the runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.report.site.links import CASES, COSTS, GPUS, INDEX, case_page
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What the costs page has of the ledger; `trouble` is why it cannot be read."""
+    """What the costs page needs of the ledger; `trouble` says why it cannot be read."""
 
     ledger: Ledger | None = None
     caps: Caps = field(default_factory=Caps)
@@ -25,7 +25,7 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A page: where it is, what it was made from (a digest), and its text; None where that is the same as before."""
+    """A page: its path, a digest of what it was made from, and its text, which is None where it did not change."""
 
     path: str
     source: str
@@ -35,8 +35,8 @@ class Made:
 def shared_pages(
     digests: Sequence[Digest], bucket: str, money: Money, now: datetime, before: Mapping[str, str]
 ) -> Iterator[Made]:
-    """The index, the cases, the devices and the costs. `before` has the sources of what was made the last time: the
-    page of a case is made again only where one of its runs is another."""
+    """The pages of the index, the cases, the devices and the costs. `before` has the source digest of each page of the
+    last build: the page of a case is made again only where its source has changed."""
     yield Made(INDEX, "", index.page(digests, bucket))
     found = cases.by_case(digests)
     points = {case_id: cases.judged(followed) for case_id, followed in found.items()}
@@ -49,7 +49,7 @@ def shared_pages(
 
 
 def source_of(followed: cases.Followed) -> str:
-    """A digest of all that the page of a case is made from."""
+    """The digest of everything from which the page of a case is made."""
     told = [
         [
             asdict(series),

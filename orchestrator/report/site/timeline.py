@@ -1,4 +1,4 @@
-"""The figure of a history: a mark for each run, the levels, and where they change."""
+"""The figure of a history: a mark for each run, the levels, and the points where they change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS: Final = {"neither": "neither faster nor slower"}
 
 
 def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, width: float = WIDTH) -> Board | None:
-    """None where there is but one run. A figure of `SLIM` is read on a phone as it is."""
+    """The figure; None where there is only one run. With width `SLIM` it fits a phone."""
     if len(points) < 2:
         return None
     ends = [end for point in points for end in _ends(point)]
@@ -75,7 +75,7 @@ def _kind(point: Point) -> str:
 
 
 def _days(board: Board, points: Sequence[Point], across: Scale, top: float) -> None:
-    """The day of each run under it, as far as there is room."""
+    """Writes the day of each run below it, where there is room."""
     last = -1e9
     for place, point in enumerate(points):
         day, x = point.reading.run_id[:8], across(place)
@@ -90,7 +90,7 @@ def _days(board: Board, points: Sequence[Point], across: Scale, top: float) -> N
 
 
 def _levels(board: Board, points: Sequence[Point], across: Scale, up: Scale) -> None:
-    """A line from the run that began a level to the last that is compared with it."""
+    """Draws a line for each level, from the run that began it to the last run that is compared with it."""
     begun = next((place for place, point in enumerate(points) if not point.reading.doubt), None)
     if begun is None:
         return
