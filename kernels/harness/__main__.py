@@ -26,11 +26,11 @@ from kernels.harness.spec import Spec, parse
 
 BAD_SPEC, GATE_FAILED = 22, 21
 NOTHING_JUDGED = "implementation,case_id,passed,max_abs_error,limit,reason\n"
-"""correctness.csv without a row."""
+"""The content of a correctness.csv without rows."""
 PROGRAM = "program"
 """The form of a program that measures itself."""
 JUDGED_APART = ("gpumode",)
-"""Forms with cases that are judged and not timed."""
+"""The forms that have cases which are judged but not timed."""
 STEPS = ("environment", "build", "correctness", "measure", "profile")
 
 
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
 
 
 def read_spec(path: Path, step: str) -> Spec:
-    """The spec in a file. Raises `BadSpec`, also when there is no such file. A user's own workload is read
-    by the steps that run it: before, what it needs may not be there yet."""
+    """The spec in a file. Raises `BadSpec`, also when there is no such file. A user's own workload is read only by the
+    steps that run it: earlier, what it needs may not be installed yet."""
     try:
         return parse(path.read_text(encoding="utf-8"), None if step == "environment" else partial(read_own, step))
     except (OSError, UnicodeDecodeError) as exc:
@@ -69,8 +69,8 @@ def read_spec(path: Path, step: str) -> Spec:
 
 
 def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
-    """What a user's own workload says of itself, read by a process of its own; nothing where the step has nothing to
-    do for its form. Raises `BadSpec`."""
+    """The description of a user's own workload, read by a separate process; empty where the step has nothing to do for
+    its form. Raises `BadSpec`."""
     if workload.form == PROGRAM or (step == "correctness" and workload.form not in JUDGED_APART):
         return {}
     from kernels.harness.starting import described
@@ -79,7 +79,7 @@ def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
 
 
 def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
-    """One step of a judged spec. PyTorch is imported only after a gate has tried to."""
+    """Runs one step of a judged spec and returns its exit code. PyTorch is imported only after a gate has tried it."""
     out.mkdir(parents=True, exist_ok=True)
     if step == "environment":
         for gate in environment_gates():
@@ -89,7 +89,7 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
                 return GATE_FAILED
 
     if step == "correctness" and isinstance(spec.workload, OwnWorkload) and not spec.correctness:
-        # Most workloads of a user's own are judged where they are measured: torch is not imported for nothing.
+        # Most workloads of users are judged in the measuring step, so this step need not import torch for them.
         (out / "correctness.csv").write_text(NOTHING_JUDGED, encoding="utf-8")
         facts.send("correctness", path="correctness.csv", checked=0, failed=0)
         return 0
@@ -126,7 +126,8 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
 
 def profile(spec: Spec, out: Path, facts: Facts) -> int:
-    """The profiles, each by a process of its own: this one loads PyTorch only where nobody wrote the device down."""
+    """Makes the profiles, each in a process of its own. This process loads PyTorch only where the device was not
+    recorded."""
     from kernels.harness.profiling import Machine, profile_all, recorded
 
     machine = recorded(out)

@@ -1,4 +1,4 @@
-"""Answers of implementations on their way from one process to another: looked at, kept, compared, written, read."""
+"""Answers of implementations: how they are checked, compared, and passed from one process to another."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from kernels.harness import lending
 
 Reply = dict[str, Any]
 LEND_BYTES = 64 << 20
-"""Answers from here on stay on the device, where the judge's process copies them; others travel as files."""
+"""Answers of at least this size stay on the device, where the judge's process copies them. Smaller ones are passed as
+files."""
 PIECE_BYTES = 1 << 28
 
 
 def leaves(answer: Any) -> list[Any]:
-    """Every part of an answer that is no tuple, list or mapping."""
+    """The leaves of an answer: all parts that are no tuple, list or mapping."""
     if isinstance(answer, dict):
         return [leaf for one in answer.values() for leaf in leaves(one)]
     if isinstance(answer, (tuple, list)):
@@ -26,7 +27,7 @@ def leaves(answer: Any) -> list[Any]:
 
 
 def strange(leaf: Any, device: torch.device) -> str:
-    """Why a part of an answer is none, or nothing."""
+    """Why a leaf of an answer cannot be used; empty where it can."""
     if isinstance(leaf, (bool, int, float)):
         return ""
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
@@ -39,7 +40,7 @@ def strange(leaf: Any, device: torch.device) -> str:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two answers are the same to the last bit."""
+    """Whether two answers are equal in every bit."""
     a, b = leaves(one), leaves(two)
     return len(a) == len(b) and all(
         alike(bits(x), bits(y)) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True)
@@ -47,42 +48,42 @@ def same(one: Any, two: Any) -> bool:
 
 
 def alike(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether the same bytes are in both, without as much memory again."""
+    """Whether two tensors have the same bytes. The comparison needs little extra memory."""
     return one.shape == two.shape and all(
         torch.equal(a, b) for a, b in zip(one.split(PIECE_BYTES), two.split(PIECE_BYTES), strict=True)
     )
 
 
 def bits(one: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, as whole numbers: NaN equals itself there."""
+    """The bytes of a tensor as integers, among which NaN equals itself."""
     return one.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def spoil(one: Any) -> None:
-    """Fill memory for an answer with what is no answer."""
+    """Fills memory for an answer with values that are no answer."""
     if isinstance(one, torch.Tensor):
         one.fill_(float("nan") if one.is_floating_point() or one.is_complex() else 1 if one.dtype is torch.bool else 77)
 
 
 def settle(device: torch.device) -> None:
-    """Wait for everything that the device was given."""
+    """Waits until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def release(device: torch.device) -> None:
-    """Give back what memory is not in use: other processes need it."""
+    """Frees cached memory that is not in use, as other processes need it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def size_of(answer: Any) -> int:
-    """The bytes of an answer's tensors."""
+    """The number of bytes of all tensors of an answer."""
     return sum(one.numel() * one.element_size() for one in leaves(answer) if isinstance(one, torch.Tensor))
 
 
 def written(answer: Any, folder: str) -> Reply:
-    """An answer as its structure and one file for each tensor."""
+    """Writes an answer: returns its structure, and stores a file for each tensor."""
 
     def keep(leaf: torch.Tensor, number: int) -> str:
         path = Path(folder) / f"{number}.bin"
@@ -93,8 +94,8 @@ def written(answer: Any, folder: str) -> Reply:
 
 
 def lent(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
-    """An answer as its structure and where each tensor lies on the device; and the tensors, to be kept until the judge
-    has copied them."""
+    """An answer as its structure with the address of each tensor on the device, and the tensors themselves. The caller
+    keeps them until the judge has copied them."""
     kept: list[torch.Tensor] = []
 
     def keep(leaf: torch.Tensor, _number: int) -> list[Any]:
@@ -105,13 +106,13 @@ def lent(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
 
 
 def taken_apart(answer: Any, keep: Callable[[torch.Tensor, int], Any]) -> Reply:
-    """An answer's structure, and of each of its tensors what `keep` makes of it, with type and shape."""
+    """The structure of an answer, and for each tensor its type, its shape, and the result of `keep`."""
     files: list[Any] = []
     return {"tree": tree_of(answer, files, keep), "files": files}
 
 
 def tree_of(value: Any, files: list[Any], keep: Callable[[torch.Tensor, int], Any]) -> Any:
-    """The structure of an answer, whose tensors join `files`."""
+    """The structure of an answer; its tensors are added to `files`."""
     if isinstance(value, dict):
         return {"map": {str(key): tree_of(one, files, keep) for key, one in value.items()}}
     if isinstance(value, (tuple, list)):
@@ -122,8 +123,8 @@ def tree_of(value: Any, files: list[Any], keep: Callable[[torch.Tensor, int], An
 
 
 def read(told: list[Any], device: torch.device) -> torch.Tensor:
-    """A tensor from its file, or from another process's memory; what lies there is whatever that process wrote, so
-    nothing of it is obeyed."""
+    """A tensor from its file, or from another process's memory. That process may have written anything there, so the
+    bytes are only copied and never interpreted as code."""
     place, dtype, shape = told
     kind = getattr(torch, str(dtype))
     count = int(torch.Size(shape).numel())
@@ -137,7 +138,7 @@ def read(told: list[Any], device: torch.device) -> torch.Tensor:
 
 
 def unflattened(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure that `written` took apart."""
+    """The answer from its structure and its tensors: the reverse of `written`."""
     if isinstance(tree, dict) and "map" in tree:
         return {key: unflattened(one, tensors) for key, one in tree["map"].items()}
     if isinstance(tree, dict):

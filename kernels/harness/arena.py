@@ -1,7 +1,8 @@
-"""Measures a user's own implementations, each in a process of its own, from one that runs no code of a user's.
+"""Measures a user's own implementations, each in a process of its own. This process runs no code of a user.
 
-The order of samples, the stopping rules, the clocks of the device, the verdicts and the result files stay on this side.
-What crashes, hangs or runs out of memory is a row with that reason; all others go on, within the same block.
+It decides the order of samples and when to stop, reads the clocks of the device, and writes verdicts and result files.
+An implementation that crashes, hangs or runs out of memory gets a row with that reason; the others go on within the
+same block.
 """
 
 from __future__ import annotations
@@ -33,24 +34,28 @@ from kernels.harness.turns import Contender
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
 
 CHECKS_IN_EACH_REGIME = 3
-"""So many samples of an implementation are checked on average: their inputs are new, and their answers are judged."""
+"""On average this many samples of an implementation are checked in each regime: they get new inputs, and their answers
+are judged."""
 ROUNDS = 2
-"""So many different new inputs take part in a regime; all implementations see the same ones."""
+"""The number of different new inputs in a regime; all implementations get the same ones."""
 REMEMBERED = 1.5
-"""A call on inputs that were seen before may not be so much faster than one on new ones."""
+"""If a call on inputs that were seen before is more than this many times faster than one on new inputs, it is not
+trusted."""
 REMEMBERED_LEAST_US = 50.0
 PROBES = 7
 IMPLAUSIBLE = 1.5
-"""Times the best that was seen: a cache is faster than memory, and a chip than its slowest second."""
+"""A rate of more than this many times the best rate of the device is not plausible. The margin is for caches, which are
+faster than memory, and for the varying clock of a chip."""
 DISHONEST_CLOCK = 4.0
 CLOCK_LEAST_S = 0.005
 CLOCK_LEAST_SAMPLES = 5
-"""Of fewer samples each may have waited for a busy machine."""
+"""With fewer samples, each of them may have waited for a busy machine."""
 
 
 @dataclass
 class Arena:
-    """All processes of one step. `seed` draws the inputs that are timed; those that are checked come from secrets."""
+    """All processes of one step. Inputs that are timed are drawn from `seed`; those that are checked come from
+    `secrets`."""
 
     device: torch.device
     seed: int
@@ -61,7 +66,7 @@ class Arena:
     judge: Hand
     baselines: Sequence[str]
     writes: bool = False
-    """Whether there is room for answers among the inputs."""
+    """Whether answers are written into tensors among the inputs."""
     hands: dict[str, Hand] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
     wrong: dict[str, Check] = field(default_factory=dict)
@@ -70,28 +75,29 @@ class Arena:
     rounds: list[int] = field(default_factory=list)
     places: dict[str, list[int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
-    """Who has answered at least once. A device that fails a process before it has may have failed by itself."""
+    """The implementations that have answered at least once. If the device fails before that, the device itself may be
+    the cause."""
     lends: bool | None = None
-    """Whether answers may be copied on the device; None until it was tried."""
+    """Whether answers can be copied on the device; None before it was tried."""
     last_seed: tuple[str, int] = ("", 0)
-    """A case, and the seed of what all of its implementations are checked on at its end."""
+    """A case, and the seed of the inputs on which all its implementations are checked at its end."""
     scratch: Scratch = field(default_factory=Scratch)
 
     def hand(self, name: str) -> Hand:
-        """The implementation's, kept from case to case as long as it lives."""
+        """The hand of an implementation. It is kept from case to case as long as its process lives."""
         if name not in self.hands:
             self.hands[name] = Hand(name, self.start, self.limit_s)
         return self.hands[name]
 
     def close(self) -> None:
-        """Every process is gone, and every file."""
+        """Ends every process and removes every file."""
         for hand in self.hands.values():
             hand.end()
         self.judge.end()
         self.scratch.close()
 
     def verdict(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
-        """What the judge says to an answer. Raises `Lost` and `Answered` of the judge's own."""
+        """The judge's verdict on an answer. Raises `Lost` and `Answered` if the judge itself fails."""
         if answer.get("fault"):
             return Check(False, float("nan"), float("nan"), str(answer["fault"]))
         try:
@@ -101,7 +107,7 @@ class Arena:
                 hand.ask("taken")
 
     def judged(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
-        """The judge's word. Raises `Lost` and `Answered` of its own."""
+        """The judge's verdict on one answer. Raises `Lost` and `Answered` if the judge itself fails."""
         first = bool(self.baselines) and original(hand.name) == self.baselines[0]
         try:
             told = self.judge.ask(
@@ -114,8 +120,8 @@ class Arena:
         return Check(bool(told["passed"]), error, limit, str(told["reason"])[:300])
 
     def writable(self, case: OwnCase) -> list[int]:
-        """The places among a case's inputs where answers may be written to. Raises `Lost` and `Answered` of the
-        judge's own; where the judge cannot make inputs here, the implementation says so itself."""
+        """The indices of the inputs of a case into which answers may be written. Raises `Lost` and `Answered` if the
+        judge itself fails. If the judge cannot make the inputs here, the implementation will report that."""
         if not self.writes:
             return []
         if case.id not in self.places:
@@ -129,8 +135,9 @@ class Arena:
         return self.places[case.id]
 
     def bound(self, name: str, case: OwnCase, seed: int, check_seed: int) -> tuple[Bound, Check, int]:
-        """An implementation on a case: bound to inputs, tried on new ones, judged; and what one set of inputs takes.
-        Raises `Unavailable` where it cannot run, `Lost` and `Answered` where it went wrong."""
+        """Binds an implementation to a case, calls it on new inputs, and has the answer judged. Returns the bound
+        implementation, the verdict, and the size of one set of inputs in bytes. Raises `Unavailable` where it cannot
+        run, and `Lost` or `Answered` where it failed."""
         hand = self.hand(name)
         told = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
@@ -140,7 +147,7 @@ class Arena:
         return Bound(name, call), check, int(told["set_bytes"])
 
     def can_lend(self, hand: Hand) -> bool:
-        """Whether the judge can copy from another process's memory on this device: tried once."""
+        """Whether the judge can copy from another process's memory on this device. It is tried once."""
         if self.lends is None:
             self.lends = False
             if self.device.type == "cuda":
@@ -151,7 +158,8 @@ class Arena:
         return self.lends
 
     def judge_case(self, session: Session, case: OwnCase, implementations: Sequence[str]) -> Judged:
-        """Every implementation tried on new inputs and judged, the first baseline first: its error counts for all."""
+        """Calls every implementation on new inputs and has it judged. The first baseline comes first, as its error is a
+        limit for all."""
         check_seed, seed = secrets.randbits(62), axes.case_seed(case, self.seed, "inputs")
         self.wrong, self.sizes = {}, [1]
         first = [name for name in implementations if name in self.baselines[:1]]
@@ -162,7 +170,7 @@ class Arena:
         return Judged(case, None, None, tuple(found[name] for name in implementations))
 
     def outcome(self, name: str, case: OwnCase, seed: int, check_seed: int) -> Outcome:
-        """The verdict on one implementation."""
+        """The outcome of one implementation on a case."""
         if case.skip:
             return Outcome(name, None, None, case.skip, wrong=False)
         for fresh in (name not in self.proven, False):
@@ -180,7 +188,8 @@ class Arena:
         return Outcome(name, bound, check, "", wrong=False)
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]:
-        """What passed, on as many input sets as cold caches take; what breaks on the way is left out."""
+        """The implementations that passed, with as many input sets as cold caches need; one that fails meanwhile is
+        left out."""
         known = cache_bytes(self.device) or ASSUMED_CACHE_BYTES
         size, bounds = max(self.sizes), judged.bound
         free = max(1, processes.free_bytes(self.device) // max(1, len(bounds)))
@@ -209,7 +218,8 @@ class Arena:
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
     def still_right(self, judged: Judged) -> Judged:
-        """The verdicts after timing: on answers to timed calls, on one more, and on whether times can be trusted."""
+        """The verdicts after timing: on the answers of timed calls, on one more call, and on whether the times can be
+        trusted."""
 
         def again(outcome: Outcome) -> Outcome:
             if outcome.bound is None:
@@ -245,7 +255,7 @@ class Arena:
         return replace(found, passed=False, reason=told) if told else found
 
     def load(self, name: str) -> Built | BuildFailed | Unavailable:
-        """The implementation's process, with the workload imported and what there is to build built."""
+        """Starts the implementation's process, which imports the workload and builds what has to be built."""
         try:
             self.hand(name).ready()
         except (Lost, Answered) as exc:
@@ -257,7 +267,7 @@ class Arena:
         return Built(Absent(), None)
 
     def scope(self, hand: Hand, case: OwnCase) -> Callable[[], AbstractContextManager[object]]:
-        """What happens around a sample: now and then its inputs are new, and its answer is judged."""
+        """The context around a sample. Now and then it gives the sample new inputs and has its answer judged."""
 
         @contextmanager
         def around() -> Iterator[None]:
@@ -286,7 +296,7 @@ class Arena:
         return around
 
     def timer(self, regime: str) -> Callable[[Contender], RemoteTimer]:
-        """How a regime is timed; of a processor, which has no graph, `ValueError`."""
+        """The timer of a regime for a contender. Raises `ValueError` for graph on a CPU, which has none."""
         if regime == "graph" and self.device.type != "cuda":
             raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
         self.rounds, self.turns = [secrets.randbits(62) for _ in range(ROUNDS)], {}
@@ -303,7 +313,7 @@ class Arena:
         return make
 
     def afterthoughts(self, name: str, case: OwnCase) -> str:
-        """What is said against an implementation once it has been timed: nothing, or `untrusted` with the reason.
+        """Why the times of an implementation cannot be trusted, as `untrusted` with the reason; empty where they can.
         Raises `Lost` and `Answered`."""
         hand = self.hand(name)
         shortest = min((wall for wall, _, _ in hand.walls), default=0.0)
@@ -321,13 +331,14 @@ class Arena:
         return self.remembers(hand)
 
     def round_trip_s(self, hand: Hand) -> float:
-        """How long a question takes that there is nothing to do for: on a busy machine, longer."""
+        """The seconds that a request takes for which there is nothing to do. On a busy machine it is longer."""
         began = time.perf_counter()
         hand.ask("ping")
         return time.perf_counter() - began
 
     def beyond_roof(self, case: OwnCase, seconds: float) -> str:
-        """Whether a call did more arithmetic, or moved more bytes, than the device was seen to do."""
+        """Why a time cannot be right because the call did more arithmetic, or moved more bytes, than the device can;
+        empty where it can."""
         if not (case.flops or case.bytes) or not seconds:
             return ""
         if not self.roof:
@@ -339,10 +350,11 @@ class Arena:
         return ""
 
     def remembers(self, hand: Hand) -> str:
-        """Whether it is faster on inputs that it has just seen than on new ones: then it was not the work that was
-        timed. Three comparisons must agree, each between the fastest call on new inputs and the usual one on old. The
-        second and third have two calls on old inputs for each on new ones: a machine that is busy in turns makes every
-        other call slow, and must not make the same ones slow throughout."""
+        """Why an implementation is not trusted because it is faster on inputs that it has just seen than on new ones:
+        then the work was not timed. Empty where it is trusted. Three comparisons must agree, each between the fastest
+        call on new inputs and the usual call on old ones. The second and third have two calls on old inputs for each
+        call on new ones: a machine that is busy at intervals may make every other call slow, but not always the same
+        ones."""
         regime = "burst"
         hand.ask("timer", regime=regime)
         found = 0.0
@@ -364,7 +376,7 @@ class Arena:
 
 
 def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
-    """The outcome of what went wrong. What only cannot run here, or has no memory, is not wrong."""
+    """The outcome of a failure. An implementation that cannot run here or has no memory is not counted as wrong."""
     if isinstance(exc, Unavailable):
         return Outcome(name, None, None, str(exc), wrong=False)
     wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
@@ -372,7 +384,7 @@ def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome
 
 
 def open_arena(asked: Spec, device: torch.device) -> Arena:
-    """The processes of one step; each is started when it is first needed."""
+    """The arena of one step; each of its processes is started when it is first needed."""
     assert isinstance(asked.workload, OwnWorkload), "others run here"
     start = starter(asked.workload, device, asked.threads)
     return Arena(

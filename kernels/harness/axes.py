@@ -1,4 +1,4 @@
-"""Chance by seed: the same seed and case always give the same inputs and the same order of blocks."""
+"""Random numbers from seeds: the same seed and case always give the same inputs and the same order of blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernels.harness.workload import Case
 
 
 def case_seed(case: Case, seed: int, purpose: str) -> int:
-    """63 bits that depend on the run's seed, the case and what they are for, and on nothing else."""
+    """A seed of 63 bits that depends only on the run's seed, the case and the purpose."""
     digest = hashlib.sha256(f"{seed}/{case.id}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generator(case: Case, device: torch.device, seed: int) -> torch.Generator:
-    """What the inputs of a case are drawn from."""
+    """The random generator for the inputs of a case."""
     generator = torch.Generator(device=device)
     generator.manual_seed(case_seed(case, seed, "inputs"))
     return generator

@@ -1,4 +1,4 @@
-"""One implementation of a user's own workload, in its process: bound, copied, renewed, called, timed."""
+"""One implementation of a user's own workload, in its process: it is bound to inputs, called and timed here."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from kernels.harness.turns import Contender
 from kernels.harness.workload import Unavailable
 
 HUGE_BYTES = 1 << 30
-"""Inputs from here on leave no room for memory that is only kept in case."""
+"""With inputs of at least this size, memory is not kept for later use."""
 CHANCE = (
     "its inputs differ from call to call: inputs() must draw them from its generator, as randn(…, generator=generator)"
 )
 LATER_S = 0.02
-"""Whoever works on after its call has returned is given so long to show it."""
+"""How long to wait, in seconds, for an implementation that goes on working after its call has returned."""
 
 
 class Watched:
-    """One call on one set of inputs. Where it is told to, it keeps what the last call returned."""
+    """One call on one set of inputs. If asked to, it keeps what the last call returned."""
 
     __slots__ = ("call", "kept")
 
@@ -52,7 +52,7 @@ class Watched:
 
 
 class Kept:
-    """What the last of several calls returned, and which it was."""
+    """What the last of several calls returned, and which call it was."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -85,12 +85,12 @@ class Bench:
         self.case: dict[str, Any] = {}
         self.seed = 0
         self.shown: list[torch.Tensor] = []
-        """Answers that the judge copies from here."""
+        """Answers that the judge copies from this process."""
         self.transient = 0
-        """What a call takes beside its inputs, once that is known."""
+        """The bytes that a call takes beside its inputs; 0 until that is known."""
 
     def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
-        """One set of inputs for a case; at the `writable` places among its tensors there is room for an answer."""
+        """Makes one set of inputs for a case; its tensors with the indices `writable` are room for an answer."""
         self.writable = frozenset(writable)
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
         self.transient = 0
@@ -104,13 +104,13 @@ class Bench:
         return {"set_bytes": max(1, size), "free_bytes": input_sets.free_bytes(self.device)}
 
     def drawn(self, seed: int) -> Arguments:
-        """Fresh inputs."""
+        """New inputs from a seed."""
         generator = torch.Generator(device=self.device)
         generator.manual_seed(seed)
         return self.definition.inputs(self.case, self.device, generator)
 
     def add(self, arguments: Arguments) -> None:
-        """One more set, with outputs of its own where the workload allocates them."""
+        """Adds one more set of inputs, with its own outputs where the workload allocates them."""
         outs: tuple[Any, ...] = ()
         if self.definition.outputs is not None:
             made = self.definition.outputs(*arguments.args, **arguments.kwargs)
@@ -124,7 +124,7 @@ class Bench:
         self.plans.append(Watched(call, self.kept))
 
     def spread(self, count: int) -> Reply:
-        """As many copies of the inputs as memory allows, up to `count`."""
+        """Makes as many copies of the inputs as memory allows, up to `count` sets."""
         try:
             while len(self.sets) < count:
                 self.add(self.sets[0][0].mapped(lambda one: one.clone(memory_format=torch.preserve_format)))
@@ -133,7 +133,7 @@ class Bench:
         return {"sets": len(self.sets)}
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
-        """The values of a seed at the same addresses, in every set, or in the first few."""
+        """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
         fresh = self.drawn(seed).tensors()
         for arguments, outs in self.sets[:sets]:
             old = arguments.tensors()
@@ -151,23 +151,23 @@ class Bench:
         return {}
 
     def large(self, least: int) -> bool:
-        """Whether a set of inputs takes so many bytes."""
+        """Whether a set of inputs takes at least `least` bytes."""
         return bool(self.sets) and size_of(self.sets[0][0].tensors()) >= least
 
     def tidy(self) -> None:
-        """What only filled or copied inputs took goes back to the device; what the next call takes is at hand."""
+        """Frees the memory that was needed only to fill or copy inputs, and keeps what the next call needs."""
         release(self.device)
         if self.transient and self.device.type == "cuda":
             torch.empty(self.transient, dtype=torch.uint8, device=self.device)
 
     def call(self, at: int) -> Reply:
-        """One call that is not timed."""
+        """Makes one call that is not timed."""
         self.plans[at % len(self.plans)]()
         settle(self.device)
         return {}
 
     def check(self, seed: int | None, folder: str, at: int, lend: bool = False) -> Reply:
-        """One call on new values, and what it answered."""
+        """Makes one call on new values, and returns its answer."""
         if seed is not None:
             self.renew(seed)
         self.kept.wanted = True
@@ -177,8 +177,8 @@ class Bench:
         return {**self.answered(folder, lend), "seconds": time.perf_counter() - began}
 
     def answered(self, folder: str, lend: bool = False) -> Reply:
-        """The kept answer, as files in `folder` or, where it is large and to `lend`, where it lies on the device; with
-        what is wrong with the way in which it came."""
+        """The kept answer: as files in `folder`, or with its address on the device if it is large and `lend` is set. It
+        includes what was wrong with how the answer came about."""
         answer, by = self.kept.answer, self.kept.by
         assert by is not None, "a call was made"
         arguments, outs = self.sets[self.plans.index(by)]
@@ -209,22 +209,22 @@ class Bench:
         return {"fault": "", **told, "lent": True}
 
     def taken(self) -> Reply:
-        """The judge has copied the answer: its memory goes back."""
+        """Frees the memory of an answer once the judge has copied it."""
         self.shown.clear()
         self.tidy()
         return {}
 
     def specimen(self) -> Reply:
-        """A tensor to lend, before any answer is."""
+        """A tensor that is lent to try out lending before any answer is lent."""
         told, self.shown = lent(torch.arange(1024.0, device=self.device))
         return told
 
     def given(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
-        """The tensors that nobody may write to."""
+        """The input tensors that an implementation must not write to."""
         return tuple(one for at, one in enumerate(arguments.tensors()) if at not in self.writable)
 
     def timer(self, regime: str) -> Reply:
-        """Ready to time; the graph's calls are made now, so what they return is kept from now on."""
+        """Prepares to time a regime. The calls of a graph are captured now, so what they return is kept from now on."""
         self.kept.wanted = regime == "graph"
         contender = Contender(self.name, tuple(self.plans), nullcontext)
         made = self.timers[regime] = timers.timer_for(self.device, regime, exposed=True)(contender)
@@ -235,7 +235,7 @@ class Bench:
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
 
     def sample(self, regime: str, first: int, keep: bool) -> Reply:
-        """One measurement, with the calls that it takes on the sets in turn from `first` on."""
+        """Takes one sample, with its calls on the sets in turn, from set `first` on."""
         made = self.timers[regime]
         count = len(self.plans)
         plans = [self.plans[(first + n) % count] for n in range(made.calls_made)]
@@ -246,7 +246,7 @@ class Bench:
         return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us)}
 
     def peak(self) -> Reply:
-        """Bytes of device memory that one call takes beside its inputs; None where that is not known."""
+        """The bytes of device memory that one call takes beside its inputs; None where that is not known."""
         if self.device.type != "cuda":
             return {"bytes": None}
         torch.cuda.synchronize(self.device)
@@ -260,7 +260,7 @@ class Bench:
         return {"bytes": self.transient}
 
     def leave(self) -> Reply:
-        """Nothing of the case is kept."""
+        """Drops everything of the case."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
         self.graph_kept, self.shown, self.transient = None, [], 0
         forget = getattr(self.function, "leave", None)

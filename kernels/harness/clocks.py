@@ -1,6 +1,6 @@
-"""What the GPU was doing while it was measured: clocks, power, temperature and throttling, from NVML through ctypes.
+"""The state of the GPU while it was measured: clocks, power, temperature and throttling, from NVML through ctypes.
 
-No sensor that fails, is hidden or is missing from an old library ever fails a run: what it would have said is unknown.
+A sensor that fails, is hidden or is missing from an old library never fails a run: its value is unknown then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MISSING = 13
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at the device. None, or an empty `throttle`, is what could not be read; `none` is no throttling."""
+    """One reading of the device. Values that could not be read are None, or empty for `throttle`; there `none` means no
+    throttling."""
 
     sm_clock_mhz: float | None = None
     mem_clock_mhz: float | None = None
@@ -45,26 +46,26 @@ class Reading:
 
 
 class Clocks(Protocol):
-    """Something that can be looked at between two measurements."""
+    """Sensors that can be read between two measurements."""
 
     def read(self) -> Reading:
         """The device's state now; never raises."""
         ...
 
     def energy_j(self) -> float | None:
-        """Joules used since some moment in the past, or None where they are not known or not asked for."""
+        """Joules used since some moment in the past; None where they are not known or not wanted."""
         ...
 
 
 class NoClocks:
-    """For devices that NVML does not know. A CPU's frequency is no SM clock, so all stays empty."""
+    """No sensors, for devices that NVML does not know. A CPU's frequency is no SM clock, so everything stays empty."""
 
     def read(self) -> Reading:
-        """Nothing is known."""
+        """A reading without values."""
         return Reading()
 
     def energy_j(self) -> float | None:
-        """Nor is that."""
+        """None: the energy is not known."""
         return None
 
 
@@ -80,7 +81,8 @@ class Nvml:
         self.require(found, f"nvmlDeviceGetHandleByUUID({uuid})")
 
     def call(self, function: str, *arguments: object) -> int:
-        """NVML's answer, 0 for success; that of a function which this NVML does not have is `MISSING`."""
+        """Calls a function of NVML. Returns its code, 0 for success; `MISSING` where this NVML does not have the
+        function."""
         found = getattr(self.library, function, None)
         return MISSING if found is None else int(found(*arguments))
 
@@ -91,7 +93,7 @@ class Nvml:
             raise OSError(f"{what} answered {code}")
 
     def read(self) -> Reading:
-        """Each sensor on its own: a VM's GPU may hide some of them."""
+        """Reads each sensor by itself, as a VM's GPU may hide some of them."""
         milliwatts = self.ask("nvmlDeviceGetPowerUsage")
         reasons = self.throttle_bits()
         return Reading(
@@ -111,7 +113,7 @@ class Nvml:
         return millijoules.value / 1000 if code == 0 else None
 
     def settings(self) -> dict[str, float | bool | str | None]:
-        """What somebody may have set and another may have set otherwise: power limit, ECC, MIG, clocks, firmware."""
+        """Settings that differ from machine to machine: power limit, ECC, MIG, clocks, firmware."""
         limit, usual = self.ask("nvmlDeviceGetEnforcedPowerLimit"), self.ask("nvmlDeviceGetPowerManagementDefaultLimit")
         return {
             "power_limit_w": None if limit is None else limit / 1000,
@@ -132,13 +134,13 @@ class Nvml:
         return bool(current.value) if code == 0 else None
 
     def ask(self, function: str, *arguments: int) -> float | None:
-        """An unsigned answer, or None when the device does not give it."""
+        """An unsigned value; None when the device does not report it."""
         value = ctypes.c_uint()
         code = self.call(function, self.device, *arguments, ctypes.byref(value))
         return float(value.value) if code == 0 else None
 
     def throttle_bits(self) -> int | None:
-        """The reasons why clocks are held down now, or None."""
+        """The reasons for which clocks are reduced now, as bits; None where they are not known."""
         bits = ctypes.c_ulonglong()
         code = self.call("nvmlDeviceGetCurrentClocksThrottleReasons", self.device, ctypes.byref(bits))
         return bits.value if code == 0 else None
@@ -181,12 +183,12 @@ class Sensors:
         self.sensors, self.in_kernel = sensors, in_kernel
 
     def read(self) -> Reading:
-        """Whatever can be had."""
+        """A reading with all values that NVML or the kernel gives."""
         reading = self.sensors.read() if self.sensors is not None else Reading()
         return reading if reading.sm_clock_mhz is not None else replace(reading, sm_clock_mhz=self.in_kernel.mhz())
 
     def energy_j(self) -> float | None:
-        """NVML's."""
+        """The energy that NVML reports."""
         return self.sensors.energy_j() if self.sensors is not None else None
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 ORIGIN = ("run_id", "vm", "case_id", "device", "implementation", "backend")
-"""Before a workload's own columns, which say where on its axes a row belongs."""
+"""The columns before those of the workload's axes, which say to which case a row belongs."""
 MEASURED = (
     "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle",
     "max_abs_error", "torch", "started_at", "skipped",
 )  # fmt: skip
-"""After them; with `ORIGIN` those that no file lacks."""
+"""The columns after the axes. Every file has these and `ORIGIN`."""
 LATER = (
     "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",

@@ -1,4 +1,4 @@
-"""The implementations of a spec, built and bound to a case's inputs: from here all of them look alike."""
+"""The implementations of a spec, built and bound to a case's inputs. From here on all are treated alike."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bound:
 
     @property
     def backend(self) -> str:
-        """What really runs."""
+        """The name of the code that really runs."""
         return self.call.backend
 
     @property
@@ -46,7 +46,7 @@ class Bound:
 
     @property
     def scope(self) -> Callable[[], AbstractContextManager[object]]:
-        """What is entered around calls."""
+        """The context in which calls are made."""
         return self.call.scope
 
 
@@ -59,7 +59,7 @@ class Built:
 
 
 Crew = Mapping[str, Built | BuildFailed | Unavailable]
-"""What became of each implementation, by the name that controls share with their original."""
+"""The result of building each implementation, by the name that controls share with their original."""
 
 
 def build(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Unavailable:
@@ -82,7 +82,8 @@ def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
 
 
 def check(bound: Bound, by: Yardstick) -> Check:
-    """Judge one fresh output. What raises has not passed; but running out of memory raises `Unavailable`."""
+    """Judges one new output. An implementation that raises has not passed, but if memory runs out this raises
+    `Unavailable`."""
     call = bound.call
     try:
         with call.scope(), call.poisoned():
@@ -94,8 +95,8 @@ def check(bound: Bound, by: Yardstick) -> Check:
 
 
 def check_copies(bound: Bound, by: Yardstick) -> Check | None:
-    """The first verdict on a copy that has not passed, or None. Copies hold the same values, so an output that equals
-    the first to the last bit needs no more looking at. Raises as `check` does."""
+    """The first verdict on a copy that has not passed; None where all have passed. Copies hold the same values, so an
+    output that equals the first one in every bit is not judged again. Raises as `check` does."""
     with bound.scope():
         first = leaves_of(bound.call.output(bound.plan()), torch.clone)
     for call in bound.copies:
@@ -109,7 +110,8 @@ def check_copies(bound: Bound, by: Yardstick) -> Check | None:
 
 
 def leaves_of(output: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """`of` each tensor of an output, in order: of a tensor itself, or of a list, tuple or mapping of such."""
+    """The result of `of` for each tensor of an output, in order. An output is a tensor, or a list, tuple or mapping of
+    tensors."""
     if isinstance(output, torch.Tensor):
         return [of(output)]
     if isinstance(output, Mapping):
@@ -120,13 +122,13 @@ def leaves_of(output: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> list[t
 
 
 def equal(output: Any, before: list[torch.Tensor]) -> bool:
-    """Whether the tensors of an output are these to the last bit."""
+    """Whether the tensors of an output equal these in every bit."""
     now = leaves_of(output, lambda one: one)
     return len(now) == len(before) and all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
 
 
 def one_line(words: str) -> str:
-    """The first line that says something, cut to what fits a result row."""
+    """The first line that is not empty, shortened to fit a result row."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     telling = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
     return telling[:200]

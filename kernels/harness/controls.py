@@ -1,6 +1,7 @@
-"""A second A/A control, on the implementation with the longest launch: there a leak of the host's time shows first.
+"""A second A/A control, on the implementation with the longest launch. If host time leaks into measurements, it shows
+there first.
 
-`bench:aa` shares the short launch of `bench`: noise that only a long launch sees, it does not.
+The control `bench:aa` has the short launch of `bench`, so it does not show noise that only long launches have.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from kernels.harness.workload import Unavailable
 
 LOOKS = 5
 COMPARABLE = 4.0
-"""What takes over four times as long as the fastest is nobody's rival: a control on it costs more than it tells."""
+"""An implementation that takes over four times as long as the fastest gets no control, which would cost more than it
+tells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call takes of its caller, and until the device has done with it, in microseconds."""
+    """The time of a call in microseconds: on the host, and until the device has done it."""
 
     implementation: str
     host_us: float
@@ -32,7 +34,7 @@ class Cost:
 
 
 def slowest_launcher(costs: Sequence[Cost], has_control: frozenset[str]) -> str | None:
-    """The one of comparable speed whose calls keep the host for longest; None where it has its control already."""
+    """The implementation of comparable speed whose calls take the host longest; None where it already has a control."""
     least = min((one.whole_us for one in costs), default=0.0)
     near = [one for one in costs if one.whole_us <= COMPARABLE * least]
     longest = max(near, key=lambda one: one.host_us, default=None)
@@ -40,7 +42,7 @@ def slowest_launcher(costs: Sequence[Cost], has_control: frozenset[str]) -> str 
 
 
 def cost(bound: Bound, device: torch.device) -> Cost:
-    """The medians of five calls, each alone."""
+    """The cost of a call: medians of five separate calls."""
     host, whole = [], []
     with bound.scope():
         for _ in range(LOOKS):
@@ -55,8 +57,8 @@ def cost(bound: Bound, device: torch.device) -> Cost:
 
 
 def with_second_control(session: Session, crew: Crew, judged: Judged) -> Judged:
-    """The case with one more control, where controls are asked for, a device runs beside the host, and the
-    implementations run in this process."""
+    """The case with one more control. It is added only where controls are wanted, the device works in parallel with the
+    host, and the implementations run in this process."""
     names = session.spec.implementations
     if session.device.type != "cuda" or judged.by is None or not any(name.endswith(CONTROL) for name in names):
         return judged

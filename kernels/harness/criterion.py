@@ -1,11 +1,11 @@
 """Whether an answer is right: by its type, its size, how the problem amplifies rounding, and the baseline.
 
-A fixed tolerance accuses honest kernels or lets dishonest ones through. Here an error passes when it is no larger than
-what one of four things explains: a few roundings of the answer's own type; what the answer moves by when each input is
-moved by one rounding (a sum of cancelling terms moves far); three times what the reference's own formula loses in
-float32; three times the baseline's own error on the same inputs.
-The largest error and the root mean square are judged each by itself: the first finds one wrong element, the second what
-is a little wrong everywhere. The verdict says which of them decided.
+A fixed tolerance would reject honest kernels or accept dishonest ones. Here an error passes when it is no larger than
+one of four things: a few roundings of the answer's own type; the change of the answer when each input changes by one
+rounding (a sum of cancelling terms changes much); three times the error of the reference's own formula in float32;
+three times the baseline's own error on the same inputs.
+The largest error and the root mean square are judged separately: the first finds a single wrong element, the second
+finds answers that are a little wrong everywhere. The verdict says which of them decided.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ import torch
 from kernels.harness.workload import Check
 
 FEW = {torch.float64: 256.0, torch.float32: 64.0, torch.float16: 4.0, torch.bfloat16: 4.0}
-"""Roundings, in eps of the type, that the largest error may be: long float32 sums have some tens (a dot product of a
-million squares: 19), an output in a half type is rounded once or twice at its end."""
+"""The largest error that is accepted as rounding, in eps of the type. Long float32 sums have some tens of roundings (a
+dot product of a million squares: 19); an output in a half type is rounded once or twice at its end."""
 FEW_MEAN = {torch.float64: 256.0, torch.float32: 64.0, torch.float16: 0.75, torch.bfloat16: 0.75}
-"""The same of the root mean square. One rounding is 0.2 eps; an answer computed in bfloat16 and stored in float16 is
-off by 1.7 eps of float16, one computed in TF32 by some thousand eps of float32."""
+"""The same limit for the root mean square. One rounding is 0.2 eps. An answer computed in bfloat16 and stored in
+float16 is off by 1.7 eps of float16, and one computed in TF32 by some thousand eps of float32."""
 LONG_SUMS, LONG_SUM = (torch.float32, torch.float64), 0.5
-"""In these types an answer that sums many inputs may be off by half as many roundings as the square root of how many
-there are for each of its elements: one thread of MKL adds a million squares with up to 83 roundings of float32."""
+"""In these types an answer that sums many inputs may be off by more roundings: `LONG_SUM` times the square root of the
+number of inputs for each of its elements. One thread of MKL adds a million squares with up to 83 roundings of
+float32."""
 SHAKEN = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 2.0, torch.bfloat16: 2.0}
-"""How many times the answer's own movement under rounded inputs."""
+"""The error may be this many times the change of the answer under rounded inputs."""
 TIMES_BASELINE = 3.0
 TF32_EPS = 2.0**-10
 PIECE = 1 << 26
-"""Elements that are compared at once: answers of gigabytes are, without as much memory again."""
+"""How many elements are compared at once. So answers of gigabytes are compared with little extra memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The right answer: its leaves (float64, or integers) with their places, and per leaf how far it moves when its
-    inputs are rounded once more (largest and root mean square)."""
+    """The right answer: its leaves (float64, or integers) with their places, and for each leaf how much it changes when
+    the inputs are rounded once more (largest change and root mean square)."""
 
     tree: Any
     leaves: tuple[torch.Tensor, ...]
     moved: tuple[tuple[float, float], ...]
     single: tuple[tuple[float, float], ...] = ()
-    """How far off the reference's own formula is in float32, where that is its inputs' type."""
+    """The error of the reference's own formula in float32 for each leaf, where the inputs are of that type."""
     inputs: int = 0
-    """So many floating elements went into the answer."""
+    """The number of floating-point elements of the inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class Errors:
     leaves: tuple[tuple[float, float], ...]
 
     def widest(self, other: Errors | None) -> Errors:
-        """Leaf by leaf the larger of two."""
+        """The larger errors of the two, leaf by leaf."""
         if other is None or len(other.leaves) != len(self.leaves):
             return self
         return Errors(tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(self.leaves, other.leaves, strict=True)))
 
 
 def flattened(value: Any, at: str = "") -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """The structure of an output, with where each tensor stands, and the tensors. A number is a tensor of no dimension.
+    """The structure of an output, and its tensors with their places. A number counts as a tensor without dimensions.
     Raises `TypeError` for anything else."""
     if isinstance(value, torch.Tensor):
         return "*", [(at, value)]
@@ -87,10 +88,10 @@ def exact_of(
     *,
     twice: bool = True,
 ) -> Exact:
-    """The right answer to what is `given`, and how it moves when every floating input is moved by up to half an eps,
-    drawn from `generator`; without one that is not asked. `to_double` is applied to each input first. Raises
-    `ValueError` for a reference that answers with NaN or, where it is called `twice`, not the same again; and whatever
-    it raises."""
+    """The right answer for the inputs `given`, and how much it changes when every floating-point input changes by up to
+    half an eps. These changes are drawn from `generator`; without one they are left out. `to_double` is applied to each
+    input first. Raises `ValueError` if the reference returns NaN or, called `twice`, returns different answers; and
+    whatever the reference raises."""
     arguments = given.mapped(to_double)
     floating = [one for one in given.tensors() if one.is_floating_point()]
     count = sum(one.numel() for one in floating)
@@ -128,8 +129,8 @@ def exact_of(
 
 
 def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same part of each of some tensors of one shape, one part of up to `most` elements after another, none of them
-    a copy."""
+    """Views of some tensors of one shape, part by part: each time the same part of each tensor, of up to `most`
+    elements."""
     first = tensors[0]
     if first.numel() <= most:
         yield tensors
@@ -144,8 +145,8 @@ def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Te
 def in_single(
     reference: Callable[[Any], Any], given: Any, tree: Any, exact: tuple[torch.Tensor, ...]
 ) -> tuple[tuple[float, float], ...]:
-    """What the reference's own formula loses in float32; nothing where its inputs are of another type. In a half type
-    it rounds after each of its steps, which excuses nobody."""
+    """The error of the reference's own formula in float32, for each leaf; empty where the inputs are of another type.
+    Half types are left out, as the formula would round after each step and its error would allow too much."""
     kinds = {one.dtype for one in given.tensors() if one.is_floating_point()}
     if kinds != {torch.float32}:
         return ()
@@ -164,7 +165,7 @@ def as_real(one: torch.Tensor) -> torch.Tensor:
 
 
 def settled(one: torch.Tensor, given: Any) -> torch.Tensor:
-    """A leaf to compare: real, and in memory of its own, as far as that is not gigabytes again."""
+    """A leaf for a comparison: real, and in its own memory unless that would take gigabytes."""
     one = as_real(one).detach()
     theirs = {other.untyped_storage().data_ptr() for other in given.tensors()}
     kept = one.numel() <= PIECE or one.untyped_storage().data_ptr() in theirs
@@ -172,7 +173,7 @@ def settled(one: torch.Tensor, given: Any) -> torch.Tensor:
 
 
 def close_enough(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two runs of a float64 reference agree, parallel sums aside."""
+    """Whether two runs of a float64 reference agree, up to the rounding of parallel sums."""
     if not one.is_floating_point():
         return bool(torch.equal(one, two))
     rtol, atol = (1e-9, 1e-12) if one.dtype is torch.float64 else (1e-5, 1e-6)
@@ -180,7 +181,7 @@ def close_enough(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-    """Largest and root mean square difference, over the elements that are finite in both."""
+    """The largest and the root mean square difference, over the elements that are finite in both."""
     if out.numel() == 0:
         return 0.0, 0.0
     most = total = 0.0
@@ -219,8 +220,8 @@ def judged(
     *,
     tf32: bool = False,
 ) -> tuple[Check, Errors | None]:
-    """The verdict on one output, and its errors. `dtypes` are those that the leaves must have, if that is known;
-    `baseline` is how wrong the baseline is on inputs of this case; `tf32` is for a baseline that may multiply so."""
+    """The verdict on one output, and its errors. `dtypes` are the types that the leaves must have, if they are known.
+    `baseline` has the baseline's errors on inputs of this case. `tf32` says that the baseline may multiply in TF32."""
 
     def fault(words: str, error: float = math.nan, limit: float = math.nan) -> tuple[Check, Errors | None]:
         return Check(False, error, limit, words), None
@@ -270,7 +271,7 @@ def allowance(
     tolerance: Mapping[str, float] | None,
     tf32: bool,
 ) -> tuple[tuple[float, float], tuple[str, str]]:
-    """The largest and the root mean square error that pass, and what each follows from."""
+    """The largest error and the root mean square that pass, and the reason for each limit in words."""
     size, mean_size = distance(right, torch.zeros((), dtype=right.dtype, device=right.device).expand(right.shape))
     if tolerance is not None:
         most, which = tolerance["atol"] + tolerance["rtol"] * size, "the workload's own tolerance"

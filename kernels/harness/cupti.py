@@ -1,4 +1,5 @@
-"""What CUPTI, by way of torch.profiler, saw the device do: a clock that is neither an event's nor ours."""
+"""What the device did according to CUPTI, which is read through torch.profiler. It is a clock that depends neither on
+events nor on our code."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ NO_KERNEL = ("Context Sync", "Event Sync", "Event Record", "Stream Wait", "Strea
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One thing that the device did, in nanoseconds: a kernel, a copy, or memory that was set."""
+    """One activity of the device, with times in nanoseconds: a kernel, a copy, or a fill of memory."""
 
     name: str
     start: int
@@ -24,15 +25,15 @@ class Activity:
 
 
 Trace = Callable[[Callable[[], None]], Sequence[Activity]]
-"""Does the work and tells what the device did meanwhile, in order of time."""
+"""Does the work, and returns what the device did meanwhile, in order of time."""
 
 
 def traced(work: Callable[[], None]) -> list[Activity]:
-    """What the device did for `work`, which waits for it. Raises what the profiler does where it is
-    not to be had: `RuntimeError`, `AttributeError` or `AssertionError`."""
+    """What the device did for `work`, which waits for the device. Where the profiler is not available, raises what it
+    raises: `RuntimeError`, `AttributeError` or `AssertionError`."""
     from torch.profiler import ProfilerActivity, profile
 
-    # Where there is one cycle only, keeping the events changes nothing but that the profiler does not warn of it.
+    # There is only one cycle, so keeping the events only prevents a warning of the profiler.
     kept = {"acc_events": True} if "acc_events" in inspect.signature(profile.__init__).parameters else {}
     with profile(activities=[ProfilerActivity.CUDA], **kept) as trace:
         work()
@@ -40,7 +41,7 @@ def traced(work: Callable[[], None]) -> list[Activity]:
 
 
 def activities(events: Sequence[Any]) -> list[Activity]:
-    """Those of the device, without its waits, in order of time."""
+    """The activities of the device without its waits, in order of time."""
     mine = [
         Activity(one.name(), one.start_ns(), one.duration_ns()) for one in events if one.device_type().name == "CUDA"
     ]
@@ -48,5 +49,5 @@ def activities(events: Sequence[Any]) -> list[Activity]:
 
 
 def span_of(own: Sequence[Activity]) -> int:
-    """Nanoseconds from the first one's start to the last one's end; 0 for none."""
+    """The nanoseconds from the start of the first activity to the end of the last; 0 for none."""
     return max((one.end for one in own), default=0) - (own[0].start if own else 0)

@@ -1,4 +1,5 @@
-"""The SM clock as a kernel sees it: cycles of `clock64` over nanoseconds of `globaltimer`. For where NVML is not."""
+"""The SM clock as a kernel sees it, for machines without NVML: cycles of `clock64` over nanoseconds of
+`globaltimer`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 
 NAME = "sm_clock"
 SPIN_NS = 200_000
-"""`globaltimer` moves in steps of up to a microsecond: over this long, one step is half a per cent."""
+"""`globaltimer` moves in steps of up to a microsecond, which is half a per cent of this time."""
 
 SOURCE = """
 static __device__ unsigned long long nanoseconds() {
@@ -35,23 +36,24 @@ extern "C" __global__ void sm_clock(unsigned long long *out, unsigned long long 
 """
 
 Counters = Callable[[], tuple[int, int]]
-"""Cycles and nanoseconds of one look, from the same stretch of time on the same SM."""
+"""The cycles and nanoseconds of one reading, of the same span of time on the same SM."""
 
 
 class InKernelClock:
-    """The SM clock in MHz while a small kernel spins. The first failure ends it: `why` then says what it was."""
+    """The SM clock in MHz while a small kernel spins. After the first failure it is not read again; `why` then has the
+    reason."""
 
     def __init__(self, counters: Counters) -> None:
         self.counters: Counters | None = counters
         self.why = ""
 
     def mhz(self) -> float | None:
-        """The clock now, or None; never raises."""
+        """The SM clock now in MHz; None where it cannot be read. Never raises."""
         if self.counters is None:
             return None
         try:
             cycles, nanoseconds = self.counters()
-        except Exception as exc:  # a clock that cannot be read must not cost a measurement, whatever the reason
+        except Exception as exc:  # no measurement may fail because a clock cannot be read
             self.why, self.counters = f"{type(exc).__name__}: {exc}"[:200], None
             return None
         return 1000 * cycles / nanoseconds if nanoseconds > 0 and cycles > 0 else None
@@ -59,7 +61,7 @@ class InKernelClock:
 
 @cache
 def in_kernel_clock(device: torch.device) -> InKernelClock:
-    """The process's one clock for a device, compiled when it is first read."""
+    """The clock of a device, one for each process. It is compiled when it is first read."""
     made: list[Counters] = []
 
     def counters() -> tuple[int, int]:
@@ -71,8 +73,8 @@ def in_kernel_clock(device: torch.device) -> InKernelClock:
 
 
 def loaded(device: torch.device) -> Counters:
-    """The kernel, compiled for the device and loaded. Raises what compiler or driver say."""
-    # Imported here: whatever is amiss with the kernels' loader is then this clock's fault and nobody else's.
+    """Compiles the kernel for the device and loads it. Raises the errors of compiler and driver."""
+    # Imported here, so that an error in the kernels' loader disables only this clock.
     from kernels.device_code import LaunchConfig, Target, driver, find_compiler
 
     index = device.index or 0

@@ -1,4 +1,4 @@
-"""The end of a process that has PyTorch: Python would take each of its modules apart, most of a second of a machine."""
+"""Ends a process that has loaded PyTorch without taking its modules apart, which would cost most of a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code, after all that Python does before it takes modules apart: threads that are
-    to be waited for end, what is registered for the end is called, and what was said is written."""
+    """Ends this process with an exit code. Before that it does what Python does before it takes modules apart: it waits
+    for threads that are not daemons, calls the exit handlers, and flushes the output."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""What a call costs in energy: the device's counter followed while it makes such calls and no others.
+"""The energy of a call, from the device's counter while the device makes only such calls.
 
-The counter moves in steps of some hundredths of a second, longer than any sample. So energy has stretches of its own,
-after the last sample of a regime, and is taken from step to step: watts between the first step and the last that were
-seen, times the seconds of a call. No counter is looked at while anything is timed.
+The counter moves in steps of some hundredths of a second, which are longer than a sample. So energy is measured in a
+stretch of its own after the last sample of a regime: the power in watts between the first and the last step that were
+seen, times the seconds of a call. The counter is not read while anything is timed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LEAD_S = 0.1
-"""Calls before the counter is followed: its power is what these calls take, and not what came before them."""
+"""For this many seconds calls are made before the counter is read, so that the power is that of these calls."""
 STRETCH_S = 0.6
 LONGEST_S = 3.0
-"""So long the counter is given to move often enough."""
+"""The most seconds for which the counter is read until it has moved often enough."""
 LEAST_STEPS = 4
 LOOK_EVERY_S = 0.001
 
 Counter = Callable[[], "float | None"]
-"""Joules since some moment in the past; None where they are not given."""
+"""Returns joules since some moment in the past; None where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What one call takes, in joules of the whole device, and for how many seconds the counter was followed."""
+    """The energy of one call in joules, of the whole device, and for how many seconds the counter was followed."""
 
     joules_per_call: float
     seconds: float
@@ -36,7 +36,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A moment at which the counter was seen to have moved, in seconds, and where it stood then."""
+    """A step of the counter: when it was seen, in seconds, and the value of the counter then, in joules."""
 
     at: float
     joules: float
@@ -67,8 +67,8 @@ def drawn(
 
 
 def between_steps(steps: Sequence[Step], seconds_per_call: float) -> Drawn | None:
-    """The energy of a call from the first step to the last; None where there are too few to tell. A counter that was
-    set back (a driver loaded anew) tells nothing."""
+    """The energy of a call, from the first step to the last. None where there are too few steps, or where the counter
+    was set back because the driver was loaded again."""
     if len(steps) <= LEAST_STEPS or any(b.joules < a.joules for a, b in itertools.pairwise(steps)):
         return None
     seconds = steps[-1].at - steps[0].at
@@ -76,7 +76,7 @@ def between_steps(steps: Sequence[Step], seconds_per_call: float) -> Drawn | Non
 
 
 class Follower:
-    """Looks at the counter every millisecond, beside whoever makes the calls, and keeps the moments when it moved."""
+    """A thread that reads the counter every millisecond while calls are made, and keeps the steps."""
 
     def __init__(self, counter: Counter, clock: Callable[[], float]) -> None:
         self.counter, self.clock = counter, clock

@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def device() -> torch.device:
-    """Where everything runs: the first CUDA device, or the CPU."""
+    """The device on which everything runs: the first CUDA device, or the CPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def device_name(where: torch.device) -> str:
-    """The name of the device that really runs, as it names itself."""
+    """The name that the device reports."""
     return str(torch.cuda.get_device_name(where)) if where.type == "cuda" else cpu_model()
 
 
@@ -79,7 +79,7 @@ def record(where: torch.device, asked: Spec) -> dict[str, object]:
 
 
 def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
-    """How measurements are made: what was asked for, and the constants behind it. Times are in seconds."""
+    """How measurements are made: the settings of the spec, and the constants of the harness. Times are in seconds."""
     cuda = where.type == "cuda"
     why_no_gate = CudaStream(where).why_no_gate if cuda else ""
     return {
@@ -107,7 +107,7 @@ def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
 
 
 def in_kernel(where: torch.device, sensors: Nvml | None) -> dict[str, object]:
-    """The SM clock as a kernel sees it, beside NVML's, and which of the two the rows have."""
+    """The SM clock as a kernel sees it and as NVML reports it, and which of the two the rows have."""
     if where.type != "cuda":
         return dict.fromkeys(("sm_clock_in_kernel_mhz", "sm_clock_in_kernel_failure", "sm_clock_source"))
     clock = in_kernel_clock(where)
@@ -121,7 +121,7 @@ def in_kernel(where: torch.device, sensors: Nvml | None) -> dict[str, object]:
 
 
 def nvrtc_version() -> str | None:
-    """The runtime compiler that would be used, or None where there is none to be found."""
+    """The version of the runtime compiler that would be used; None where none is found."""
     try:
         from kernels.device_code import Nvrtc, nvrtc_candidates
 
@@ -131,7 +131,7 @@ def nvrtc_version() -> str | None:
 
 
 def manifest() -> dict[str, object]:
-    """What the payload says about itself, from manifest.json at its root; empty when this is not a payload."""
+    """The content of manifest.json at the root of the payload; empty when this is not a payload."""
     try:
         data = json.loads((ROOT / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def version() -> str | None:
 
 
 def git(*arguments: str) -> str:
-    """One answer of git about the checkout. Raises `OSError` or `SubprocessError`."""
+    """The output of a git command in the checkout. Raises `OSError` or `SubprocessError`."""
     answer = subprocess.run(
         ["git", "--no-optional-locks", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
     )

@@ -13,11 +13,11 @@ CRASHED = 1
 
 
 class Facts:
-    """Writes facts to what was standard output when it was made, and waits for acknowledgements on standard input.
+    """Writes facts to the original standard output, and waits for acknowledgements on standard input.
 
-    From then on standard output leads to standard error, for this process and all it starts, so that no library's
-    chatter can be taken for a fact. When standard input ends, the agent is gone, and the process ends at once with
-    exit code 1.
+    Once this object is made, standard output leads to standard error, for this process and all that it starts. So no
+    output of a library can be taken for a fact. When standard input ends, the agent is gone, and the process ends at
+    once with exit code 1.
     """
 
     def __init__(self, *, acknowledged: bool) -> None:
@@ -30,7 +30,7 @@ class Facts:
             threading.Thread(target=self.listen, name="acks", daemon=True).start()
 
     def send(self, fact: str, **keys: object) -> None:
-        """Say one fact. When it names a `path`, return only once the agent has acknowledged that file."""
+        """Sends one fact. If it names a `path`, it returns only after the agent has acknowledged that file."""
         line = json.dumps({"fact": fact, **keys}, allow_nan=False)
         try:
             self.out.write(line + "\n")

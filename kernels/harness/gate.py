@@ -1,7 +1,7 @@
-"""A gate in a CUDA stream: the device waits at it until the host, with all its work enqueued, opens it.
+"""A gate in a CUDA stream: the device waits at it until the host has enqueued all its work and opens it.
 
-What stands behind a gate was enqueued before the device came to it, however slow the host was. It is the way in which
-NVIDIA's NVBench keeps launch latency out of a measurement.
+So the work behind a gate was enqueued before the device began it, however slow the host was. NVIDIA's NVBench keeps
+launch latency out of a measurement in the same way.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 NAME = "gate"
 MOST_HOLD_S = 0.2
-"""The device leaves by itself after so long: an implementation that waits for the device within its call would wait for
-ever otherwise."""
+"""After this time the device goes on by itself. Otherwise an implementation that waits for the device within its call
+would wait for ever."""
 EXPIRED = 16
-"""The device's own word, 128 bytes behind the host's, so that the two do not share a line of the cache."""
+"""The offset of the device's word. It is 128 bytes behind the host's, so that the two are on different cache lines."""
 
 SOURCE = """
 static __device__ unsigned long long nanoseconds() {
@@ -43,10 +43,10 @@ extern "C" __global__ void gate(unsigned long long *words, unsigned long long ti
 
 
 class Gate:
-    """One device's gate. Raises on construction what compiler or driver say."""
+    """The gate of one device. Its construction raises the errors of compiler and driver."""
 
     def __init__(self, device: torch.device) -> None:
-        # Imported here: whatever is amiss with the kernels' loader is then the gate's fault and nobody else's.
+        # Imported here, so that an error in the kernels' loader disables only the gate.
         from kernels.device_code import LaunchConfig, Target, driver, find_compiler
 
         self.index = device.index or 0
@@ -74,7 +74,7 @@ class Gate:
         self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, None, None, 0)
 
     def hold(self) -> int:
-        """Let the current stream wait. The ticket that opens this gate and all before it."""
+        """Makes the current stream wait. Returns the ticket that opens this gate and all before it."""
         self.driver.enter(self.index)
         self.ticket.value += 1
         self.config.stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -85,11 +85,11 @@ class Gate:
         return int(self.ticket.value)
 
     def release(self, ticket: int) -> None:
-        """Let the stream go on."""
+        """Lets the stream go on."""
         self.opened.value = ticket
 
     def expired(self, ticket: int) -> bool:
-        """Whether the device gave up waiting; known once it has come past the gate."""
+        """Whether the device gave up waiting. This is known once it has passed the gate."""
         return int(self.gave_up.value) == ticket
 
 
@@ -98,8 +98,8 @@ PORTABLE, DEVICEMAP = 1, 2  # CU_MEMHOSTALLOC_
 
 @cache
 def gate_of(device: torch.device) -> Gate | str:
-    """The process's one gate for a device, or why there is none."""
+    """The gate of a device, one for each process; or the reason why there is none."""
     try:
         return Gate(device)
-    except Exception as exc:  # without it there is the spin, which is tested sample by sample
+    except Exception as exc:  # without a gate a spin is used, which is checked for each sample
         return f"{type(exc).__name__}: {exc}"[:200]

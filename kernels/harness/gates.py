@@ -1,4 +1,4 @@
-"""What must hold before a measurement means anything. Imports torch and numpy only inside, where they may fail."""
+"""The preconditions of a measurement. torch and numpy are imported only inside functions, as that may fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gate:
 
 
 def environment_gates() -> Iterator[Gate]:
-    """The first three gates, each only once the one before it has passed."""
+    """The first three gates; each is tried only if the one before it has passed."""
     for gate in (torch_imports, numpy_matches, cuda_answers):
         verdict = gate()
         yield verdict
@@ -60,7 +60,7 @@ def numpy_matches() -> Gate:
 def cuda_answers() -> Gate:
     """A CUDA device computes a right answer; or there is no NVIDIA device at all, and the CPU is measured.
 
-    A machine with an NVIDIA device that torch cannot use fails: its CPU must not be measured in silence.
+    On a machine with an NVIDIA device that torch cannot use the gate fails, as the CPU must not be measured silently.
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""What a measurement stands on, held before any code of a user's is imported: whoever replaces it is found out."""
+"""References to the functions on which a measurement depends, taken before any code of a user is imported. So code that
+replaces one of them is detected."""
 
 from __future__ import annotations
 
@@ -40,12 +41,13 @@ class Handles:
         self.compared: Callable[[], list[str]] = self.look
 
     def look(self) -> list[str]:
-        """The names of those that are others now."""
+        """The names of the functions that were replaced."""
         return [name for name, now in current() if self.before.get(name) is not now]
 
 
 def current() -> Iterator[tuple[str, object]]:
-    """Each watched function, by name, and every function of the harness. What a class inherits is watched as such."""
+    """Each watched function by name, and every function of the harness. Inherited functions of a class are watched
+    too."""
     for owner, names in WATCHED:
         for name in names:
             yield f"{owner.__name__}.{name}", getattr(owner, "__dict__", {}).get(name, getattr(owner, name, None))

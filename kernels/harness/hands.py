@@ -1,4 +1,4 @@
-"""This side of an implementation's process: what it is asked, how it is timed, and what became of it."""
+"""The harness's side of an implementation's process: requests to it, its timer, and what went wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
 
 class Hand:
-    """One implementation's process, and what is known of it; without a name it is the judge's."""
+    """One implementation's process, and what is known of it. Without a name it is the judge's process."""
 
     def __init__(self, name: str, start: Callable[[], Worker], limit_s: float) -> None:
         self.name, self.start, self.limit_s = name, start, limit_s
@@ -40,9 +40,10 @@ class Hand:
         self.hangs = 0
         self.record: Mapping[str, Any] | None = None
         self.fault: Lost | Answered | None = None
-        """What went wrong in this case, first of all."""
+        """The first failure in this case."""
         self.walls: list[tuple[float, float, float]] = []
-        """Of each sample: seconds on this side, seconds that its process says all calls took, and those of one."""
+        """For each sample: the seconds measured here, the seconds that the process reports for all calls, and those for
+        one call."""
 
     def ready(self) -> Worker:
         """The process, started and loaded. Raises `Unavailable`, `Lost` or `Answered`."""
@@ -59,7 +60,8 @@ class Hand:
         return self.worker
 
     def ask(self, op: str, /, **given: Any) -> Mapping[str, Any]:
-        """One answer. Raises `Lost` where the process is gone, and `Answered` with what it says is wrong."""
+        """The answer to one request. Raises `Lost` where the process is gone, and `Answered` where it reports a
+        failure."""
         if op == "bind":
             self.fault = None
         elif self.fault is not None:
@@ -79,7 +81,7 @@ class Hand:
             raise
 
     def end(self) -> None:
-        """Nothing of it is left."""
+        """Ends the process; nothing of it is left."""
         if self.worker is not None:
             self.worker.end()
             self.worker = None
@@ -95,7 +97,7 @@ def waited_s(pid: int | None) -> float:
 
 @dataclass
 class RemoteTimer:
-    """Times one implementation in its own process. Its word is compared with the time that went by on this side."""
+    """Times one implementation in its own process. The time that it reports is compared with the time measured here."""
 
     hand: Hand
     regime: str
@@ -106,8 +108,8 @@ class RemoteTimer:
     waited: Callable[[int | None], float] = waited_s
 
     def __call__(self, plans: Sequence[Any]) -> Timed:
-        """One sample. The time that went by is that in which both processes had a processor or asked for none: on a
-        busy host a short sample may take long on this side and be honest."""
+        """Takes one sample. Time in which one of the two processes waited for a processor is not counted here, as on a
+        busy host an honest short sample may take long on this side."""
         queued = self.queued()
         began = time.perf_counter()
         try:
@@ -128,24 +130,24 @@ class RemoteTimer:
         return self.waited(os.getpid()) + (0.0 if worker is None else self.waited(worker.process.pid))
 
     def rest_s(self, _latency_us: float) -> float:
-        """As its own process says, within reason."""
+        """The rest that the implementation's process asks for, within limits."""
         return min(self.rest, 0.1)
 
 
 class Absent:
-    """Stands here for an implementation that is in another process."""
+    """A placeholder for an implementation in another process."""
 
     def build(self, _site: Site) -> None:
-        """It is built there."""
+        """Does nothing: the other process builds it."""
 
     def bind(self, _case: Any, _inputs: Any) -> Call:
-        """Never here."""
+        """Never called: the other process binds it."""
         raise Unavailable("it runs in a process of its own")
 
 
 @dataclass
 class Turn:
-    """Which samples of one implementation are checked: drawn at random before each block, known to nobody else."""
+    """Which samples of one implementation are checked. It is drawn at random before each sample and kept secret."""
 
     wanted: bool = False
     checked: int = 0

@@ -1,4 +1,4 @@
-"""What the host was doing while it was measured: its clock, its load, and the time that a hypervisor took away."""
+"""The state of the host during a measurement: its clock, its load, and the time that a hypervisor gave to others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CLOCK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """One look at the host; None is what could not be read.
+    """One reading of the host; None where a value could not be read.
 
     `cpu_mhz` is the mean over the processors, `load_1m` the load average over one minute, `steal_percent` the share of
-    processor time since the look before that the hypervisor gave to others, 0 to 100.
+    processor time since the last reading that the hypervisor gave to others, 0 to 100.
     """
 
     cpu_mhz: float | None = None
@@ -33,7 +33,7 @@ class Host:
         self.before = self.ticks()
 
     def read(self) -> HostReading:
-        """The host now."""
+        """A reading of the host now."""
         ticks, steal = self.ticks(), None
         if ticks and self.before and ticks[0] > self.before[0]:
             steal = 100 * (ticks[1] - self.before[1]) / (ticks[0] - self.before[0])
@@ -50,14 +50,15 @@ class Host:
         )
 
     def ticks(self) -> tuple[int, int] | None:
-        """All processor time so far, and what of it was stolen, in the kernel's ticks."""
+        """All processor time so far, and the stolen part of it, in ticks of the kernel; None where it cannot be
+        read."""
         found = re.search(r"(?m)^cpu +([0-9 ]+)$", self.text("stat"))
         times = [int(one) for one in found.group(1).split()] if found else []
         # user nice system idle iowait irq softirq steal; what follows (guest) is counted in user already.
         return (sum(times[:8]), times[7]) if len(times) >= 8 else None
 
     def text(self, name: str) -> str:
-        """A file of /proc, or nothing."""
+        """The text of a file of /proc; empty where it cannot be read."""
         try:
             return (self.proc / name).read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -1,4 +1,4 @@
-"""Cold caches by rotation: each call finds inputs that the last-level cache no longer holds."""
+"""Cold caches by rotation of inputs: each call gets inputs that the last-level cache no longer holds."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from typing import Any
 import torch
 
 AIM = 2
-"""Between two uses of a set, others of this many times the cache's size are read: caches do not forget in order."""
+"""Between two uses of a set, sets of this many times the cache's size are read, as caches do not evict strictly in
+order."""
 MOST_SETS = {"cuda": 256, "cpu": 128}
-"""On a processor each copy costs a call and a look before it is timed, which tiny problems have to pay for."""
+"""The most sets. On a CPU each copy costs a call and a check before it is timed, which is much for tiny problems."""
 ASSUMED_CACHE_BYTES = 32 << 20
-"""Where the size of the cache cannot be found out."""
+"""The cache size that is assumed where it is not known."""
 SHARE_OF_MEMORY = {"cuda": 4, "cpu": 8}
-"""The sets take at most this part (a quarter, an eighth) of the memory that is free."""
+"""The sets take at most one part in so many of the free memory (a quarter, an eighth)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How many copies of the inputs take turns, and what a call then finds in the cache: `cold`, `warm` or `mixed`."""
+    """How many copies of the inputs take turns, and the state of the cache for a call: `cold`, `warm` or `mixed`."""
 
     sets: int
     cache: str
 
 
 def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
-    """The copies, at `most`, that `asked` takes (`cold` or `warm`). `set_bytes` is what one call reads and writes.
+    """The number of copies that `asked` (`cold` or `warm`) needs, up to `most`. `set_bytes` is what one call reads and
+    writes.
 
-    A set that is larger than `AIM` caches by itself is still given a second one where memory allows. What is asked for
-    cold and cannot be had is `mixed`: some of the inputs may be in the cache still.
+    Even a set that is larger than `AIM` caches gets a second one where memory allows. Where memory does not suffice for
+    cold caches the state is `mixed`: some of the inputs may still be in the cache.
     """
     if asked == "warm":
         return Rotation(1, "warm")
@@ -45,8 +47,8 @@ def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most
 
 
 def copies(inputs: Any, count: int, copied: Callable[[Any], Any]) -> list[Any]:
-    """`count` sets with the same values in memory of their own; the first is `inputs`. The same values, so that one
-    exact answer judges them all. Fewer where memory runs out."""
+    """`count` sets of inputs in memory of their own, fewer where memory runs out. The first is `inputs`. All have the
+    same values, so that one exact answer judges them all."""
     made = [inputs]
     try:
         while len(made) < count:
@@ -64,12 +66,12 @@ def cache_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory that input sets may take."""
+    """The bytes of memory that input sets may take."""
     return available(device) // SHARE_OF_MEMORY[device.type]
 
 
 def available(device: torch.device) -> int:
-    """The memory that is free, on the device or on the host."""
+    """The bytes of free memory, on the device or on the host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -90,8 +92,8 @@ def usable() -> Iterable[int]:
 
 
 def cpu_cache_bytes(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """All last-level caches of these processors together, each counted once; None where sysfs does not tell. Of a
-    virtual machine it is what the host says, which may be the whole chip's."""
+    """The total size in bytes of the last-level caches of these processors, each counted once; None where sysfs does
+    not say. A virtual machine shows what the host tells it, which may be the cache of the whole chip."""
     found: dict[tuple[int, str], int] = {}
     for cpu in cpus:
         for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
@@ -105,7 +107,7 @@ def cpu_cache_bytes(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
 
 
 def text(path: Path) -> str:
-    """A file of sysfs, or nothing."""
+    """The text of a file of sysfs; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -15,11 +15,11 @@ from kernels.harness.answers import Reply, read, release, size_of, unflattened
 from kernels.harness.workload import Check
 
 LARGE_BYTES = 1 << 30
-"""Inputs from here on leave the judge no room for more than one right answer."""
+"""With inputs of at least this size the judge keeps only one right answer."""
 
 
 class Judge:
-    """Knows the right answers, and says how far others are from them. Runs none of the implementations."""
+    """Computes the right answers, and judges how far others are from them. It runs none of the implementations."""
 
     def __init__(self, definition: Definition, device: torch.device) -> None:
         self.definition, self.device = definition, device
@@ -30,7 +30,7 @@ class Judge:
         self.baseline: dict[str, criterion.Errors] = {}
         self.dtypes: dict[str, list[torch.dtype]] = {}
         self.called_twice: set[str] = set()
-        """Cases whose reference has been seen to answer the same twice."""
+        """The cases for which the reference has given the same answer twice."""
 
     def describe(self) -> Reply:
         """The workload as plain data."""
@@ -55,8 +55,8 @@ class Judge:
         }
 
     def writable(self, case: dict[str, Any], seed: int) -> Reply:
-        """The places among the inputs' tensors that an implementation may write to. Uninitialised memory is told by
-        what PyTorch fills it with in its deterministic mode."""
+        """The indices of the input tensors that an implementation may write to: those of uninitialised memory. They are
+        recognised by the values with which PyTorch fills such memory in its deterministic mode."""
         find = self.definition.writable
         if find is None:
             return {"places": []}
@@ -73,12 +73,13 @@ class Judge:
             raise self.refused(exc) from exc
 
     def refused(self, exc: Exception) -> BadWorkload:
-        """The workload's own fault: its reference raises."""
+        """The error to raise when the workload's reference raises: it is the workload's own fault."""
         told = place(exc, self.definition.file)
         return BadWorkload(f"{told}: the reference raises {type(exc).__name__}: {exc}")
 
     def by_own_check(self, case: dict[str, Any], seed: int, output: Any) -> Check:
-        """What the workload's own check says, with how far the output is from the reference's where they compare."""
+        """The verdict of the workload's own check, with the distance from the reference's output where the two can be
+        compared."""
         assert self.definition.check is not None, "it has one"
         output = mapped(output, lambda one: one.to(self.device))
         try:
@@ -97,8 +98,8 @@ class Judge:
     def judge(
         self, case: dict[str, Any], case_id: str, seed: int, tree: Any, files: list[Any], baseline: bool
     ) -> Reply:
-        """The verdict on an answer to the inputs of a seed. The first baseline's errors are remembered: they count for
-        whatever is judged after it. Raises `BadWorkload` where the reference itself does not do."""
+        """The verdict on an answer to the inputs of a seed. The errors of the first baseline are kept, as they allow
+        for errors of the answers that are judged later. Raises `BadWorkload` where the reference itself fails."""
         if self.definition.check is not None:
             output = unflattened(tree, [read(one, self.device) for one in files])
             verdict = self.by_own_check(case, seed, output)
@@ -127,11 +128,11 @@ class Judge:
         return told_of(verdict)
 
     def borrowed(self, files: list[Any]) -> Reply:
-        """The sums of answers that were lent: so the harness finds out whether that works between two processes."""
+        """The sums of lent answers, from which the harness learns whether lending between two processes works."""
         return {"sums": [float(read(one, self.device).double().sum().item()) for one in files]}
 
     def roof(self) -> Reply:
-        """Bytes and floating-point operations a second, the most that a few plain programmes reached."""
+        """The most bytes and floating-point operations per second that a few simple programs reached."""
         return roof.measured(self.device)
 
     def drawn(self, case: dict[str, Any], seed: int) -> Arguments:
@@ -140,12 +141,12 @@ class Judge:
         return self.definition.inputs(case, self.device, generator)
 
     def tolerance(self, case: dict[str, Any]) -> Mapping[str, float] | None:
-        """What the workload itself says may be off."""
+        """The tolerance that the workload itself gives; None where it gives none."""
         told = self.definition.tolerance
         return told(case) if callable(told) else told
 
     def right(self, case: dict[str, Any], case_id: str, seed: int) -> criterion.Exact:
-        """The right answer for a seed. Two are kept at most, large ones not beside each other."""
+        """The right answer for a seed. At most two are kept, and only one if it is large."""
         known = self.exact.get((case_id, seed))
         if known is not None:
             return known
@@ -166,8 +167,9 @@ class Judge:
     def computed(
         self, case: dict[str, Any], seed: int, arguments: Arguments, *, twice: bool, large: bool
     ) -> criterion.Exact:
-        """The right answer, computed. Where large inputs leave no room, once instead of twice, and at last in their own
-        type: better than no judgement. Raises `BadWorkload` where the reference itself does not do."""
+        """Computes the right answer. Where large inputs leave no room it is computed once instead of twice, and if that
+        fails too, in the type of the inputs, which is better than no verdict. Raises `BadWorkload` where the reference
+        itself fails."""
         noise = None
         if self.tolerance(case) is None:
             noise = torch.Generator(device=self.device)
@@ -185,7 +187,7 @@ class Judge:
         raise AssertionError("the last way returns or raises")
 
     def leave(self) -> Reply:
-        """Nothing of the case is kept."""
+        """Drops everything of the case."""
         self.exact, self.baseline, self.dtypes, self.called_twice = {}, {}, {}, set()
         release(self.device)
         return {}

@@ -1,4 +1,4 @@
-"""Which implementations may be timed on a case: the verdicts, before and after, on the very inputs that are timed."""
+"""Which implementations may be timed on a case: verdicts before and after timing, on the same inputs that are timed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from kernels.harness.workload import BuildFailed, Call, Case, Check, Plan, Probl
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One invocation: what is asked, where results go, who listens, the device that really runs, and the part of the
-    workload that needs torch."""
+    """One invocation of the harness: its spec, the folder for results, the receiver of facts, the device, and the part
+    of the workload that needs torch."""
 
     spec: Spec
     out: Path
@@ -42,11 +42,11 @@ class Session:
     device: torch.device
     problem: Problem | None
     arena: Apart | None = None
-    """Where the implementations of a user's own workload run; None for one whose code is ours."""
+    """Where the implementations of a user's own workload run; None for our workloads."""
 
     @property
     def site(self) -> Site:
-        """Where implementations are built and run."""
+        """The place where implementations are built and run."""
         return Site(self.device, self.spec.threads, self.out, self.cache)
 
 
@@ -68,7 +68,8 @@ class Apart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one implementation on one case: bound and passed, or a reason. `wrong` spoils the run."""
+    """The outcome of one implementation on one case: bound and passed, or a reason. `wrong` makes the run end as
+    wrong."""
 
     implementation: str
     bound: Bound | None
@@ -88,12 +89,12 @@ class Judged:
 
     @property
     def bound(self) -> list[Bound]:
-        """What passed."""
+        """The implementations that passed."""
         return [outcome.bound for outcome in self.outcomes if outcome.bound is not None]
 
     @property
     def contenders(self) -> list[Contender]:
-        """What may be timed."""
+        """The implementations that may be timed."""
         return [
             Contender(one.implementation, (one.plan, *(call.plan for call in one.copies)), one.scope)
             for one in self.bound
@@ -101,7 +102,7 @@ class Judged:
 
 
 def build_all(session: Session) -> Crew:
-    """Every implementation that is asked for, loaded, or why it is not. What fails stops no other."""
+    """Loads every implementation of the spec; for one that fails, the reason. A failure does not stop the others."""
     names, arena = dict.fromkeys(map(original, session.spec.implementations)), session.arena
     crew = {
         name: build(session.spec.workload, name, session.site) if arena is None else arena.load(name) for name in names
@@ -113,7 +114,7 @@ def build_all(session: Session) -> Crew:
 
 
 def judge_case(session: Session, crew: Crew, case: Case, implementations: tuple[str, ...]) -> Judged:
-    """Fresh inputs, and the verdict on each implementation on exactly these; says a `checked` fact for each."""
+    """Makes new inputs, and judges each implementation on exactly these. Sends a `checked` fact for each."""
     if session.arena is not None:
         return session.arena.judge_case(session, case, implementations)
     problem = session.problem
@@ -129,9 +130,9 @@ def judge_case(session: Session, crew: Crew, case: Case, implementations: tuple[
 
 
 def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotation]:
-    """What passed, bound to as many copies of the inputs as it takes to find the caches cold, and judged on each.
+    """Binds the implementations that passed to as many copies of the inputs as cold caches need, and judges each copy.
 
-    Where memory ends before that, all implementations do with the copies that there are.
+    Where memory runs out before that, all implementations use the copies that there are.
     """
     if session.arena is not None:
         made, turns = session.arena.spread_case(judged)
@@ -175,7 +176,8 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
 
 
 def still_right(session: Session, judged: Judged) -> Judged:
-    """The verdicts after timing: what was right at first and is wrong now loses its timings, and the fact is said."""
+    """The verdicts after timing. An implementation that was right at first and is wrong now loses its timings, and a
+    fact says so."""
 
     if session.arena is not None:
         return say_spoilt(session.facts, judged, session.arena.still_right(judged))
@@ -190,7 +192,8 @@ def still_right(session: Session, judged: Judged) -> Judged:
 
 
 def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Bound], Check | None]) -> Outcome:
-    """The outcome, or what becomes of it where `fault` finds one, which is said. To run out of memory is no fault."""
+    """The outcome, or a failed one where `fault` finds a fault, which is sent as a fact. Running out of memory is no
+    fault."""
     if outcome.bound is None:
         return outcome
     name = outcome.implementation
@@ -211,7 +214,7 @@ def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Boun
 
 
 def say_spoilt(facts: Facts, before: Judged, after: Judged) -> Judged:
-    """`after`; what was right in `before` and is wrong now is said."""
+    """Returns `after`, and sends a fact for each implementation that was right in `before` and is wrong now."""
     for old, new in zip(before.outcomes, after.outcomes, strict=True):
         if new.wrong and not old.wrong:
             say(facts, after.case, new)
@@ -219,7 +222,7 @@ def say_spoilt(facts: Facts, before: Judged, after: Judged) -> Judged:
 
 
 def say(facts: Facts, case: Case, outcome: Outcome) -> None:
-    """The `checked` fact of an outcome: of a check, or of what broke before it could be checked."""
+    """Sends the `checked` fact of an outcome: of a check, or of a failure before the check."""
     if outcome.check is None and not outcome.wrong:
         return
     found = outcome.check or Check(False, math.nan, math.nan, outcome.reason)
@@ -235,7 +238,7 @@ def say(facts: Facts, case: Case, outcome: Outcome) -> None:
 
 
 def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yardstick) -> Outcome:
-    """The verdict on one implementation."""
+    """The outcome of one implementation."""
     try:
         bound = bind(implementation, crew, case, inputs)
         verdict = check(bound, by)

@@ -1,5 +1,5 @@
-"""Lends memory of a CUDA device to another process, which copies what lies there: answers of gigabytes would take
-seconds by way of files. Only the lender's memory is shown, and only to whom it tells the handle."""
+"""Lends memory of a CUDA device to another process, which copies the content, because answers of gigabytes would take
+seconds through files. Only memory of the lender is accessible, and only to processes that get the handle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Handle(ctypes.Structure):
 
 
 class Bytes:
-    """Device memory as PyTorch can look at it."""
+    """Device memory in a form that PyTorch can read."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -33,13 +33,13 @@ def driver() -> Any:
 
 
 def check(code: int, what: str) -> None:
-    """Raises `RuntimeError` for what the driver refused."""
+    """Raises `RuntimeError` if a call of the driver failed."""
     if code:
         raise RuntimeError(f"{what}: the driver says {code}")
 
 
 def lend(one: torch.Tensor) -> list[Any]:
-    """Where a contiguous tensor lies, for `borrowed` in another process. The caller keeps it alive. Raises
+    """The place of a contiguous tensor, for `borrowed` in another process. The caller keeps the tensor alive. Raises
     `RuntimeError`."""
     torch.cuda.synchronize(one.device)
     library, base, size, handle = driver(), ctypes.c_uint64(), ctypes.c_size_t(), Handle()
@@ -50,7 +50,7 @@ def lend(one: torch.Tensor) -> list[Any]:
 
 
 def borrowed(place: list[Any], size: int, device: torch.device) -> torch.Tensor:
-    """A copy of so many bytes of another process's, on this device. Raises `RuntimeError`."""
+    """A copy of `size` bytes of another process's memory, on this device. Raises `RuntimeError`."""
     told, offset = str(place[0]), int(place[1])
     torch.zeros(1, device=device)  # makes the device's context the current one
     library, address = driver(), ctypes.c_uint64()

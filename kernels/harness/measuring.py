@@ -1,4 +1,5 @@
-"""One case from its inputs to its file: judged, spread over input sets, timed in each regime, judged again."""
+"""Measures one case and writes its file. Implementations are judged, bound to several input sets, timed in each regime,
+and judged again."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ Timers = Callable[[str], Callable[[Contender], Timer]]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What is told of a case: rows in its file, medians of the first regime in microseconds, the reasons of what was
-    not timed at all, why each regime ended, and whether an implementation was wrong."""
+    """The result of a case: the number of rows in its file, medians in microseconds, the reasons of implementations
+    that were not timed at all, why each regime ended, and whether an implementation was wrong."""
 
     rows: int
     median_us: dict[str, float]
@@ -43,7 +44,7 @@ class Finished:
     stopped: dict[str, str]
     wrong: bool
     medians: dict[str, dict[str, float]]
-    """Of every regime, by implementation."""
+    """The medians by regime and implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
 
 
 def extent_of(session: Session, share: float, began: float) -> Extent:
-    """How much of a case is measured in a regime, after which a `share` of the case's time may be spent."""
+    """How much of a case is measured in a regime. At its end at most `share` of the case's time may be spent."""
     spec = session.spec
     return Extent(
         spec.repeats,
@@ -103,13 +104,13 @@ def extent_of(session: Session, share: float, began: float) -> Extent:
 
 
 def spare_s(spec: Spec, share: float, began: float) -> float:
-    """What may still be spent on energy: all that is wanted, where the case has no limit."""
+    """The seconds that may still be spent on energy; no limit where the case has none."""
     left = seconds_left(spec, share, began)
     return math.inf if left is None else left
 
 
 def seconds_left(spec: Spec, share: float, began: float) -> float | None:
-    """What is left, from now, of this share of the case's time; None where it has no limit."""
+    """The seconds left of this share of the case's time; None where it has no limit."""
     return None if spec.case_budget_s is None else spec.case_budget_s * share - (time.monotonic() - began)
 
 
@@ -126,7 +127,7 @@ def table(origin: Origin, judged: Judged, turns: Rotation, regime: Regime) -> It
 
 
 def timed(outcome: Outcome, regime: Regime) -> bool:
-    """Whether the timings of this outcome stand."""
+    """Whether the timings of this outcome are valid."""
     return outcome.bound is not None and bool(regime.measured.latencies.get(outcome.implementation))
 
 
@@ -157,7 +158,7 @@ def setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
 
 
 def finished(case: Case, judged: Judged, measured_in: list[Regime], written: int) -> Finished:
-    """What is told of a case whose file is written; loose ends go to the log."""
+    """The result of a case whose file is written. Whatever else is worth knowing goes to the log."""
     medians: dict[str, float] = {}
     for regime in reversed(measured_in):
         if regime.measured.warming.ended == "limit":
@@ -180,7 +181,7 @@ def finished(case: Case, judged: Judged, measured_in: list[Regime], written: int
 
 
 def medians_of(judged: Judged, regime: Regime) -> dict[str, float]:
-    """Of all whose timings stand, in microseconds."""
+    """The medians of all implementations with valid timings, in microseconds."""
     times = regime.measured.latencies
     return {
         one.implementation: round(statistics.median(times[one.implementation]), 3)

@@ -15,9 +15,9 @@ NOT_ON_A_CPU = "the allocator of processors keeps no peak"
 def peak_bytes(
     device: torch.device, prepare: Callable[[], tuple[Plan, Callable[[], AbstractContextManager[object]]]]
 ) -> int | None:
-    """The most that PyTorch's allocator held at once while a plan was made and called, less what it held before: the
-    output, and whatever workspace there is. What a library takes past that allocator is not in it. None on a CPU, and
-    where it cannot be found out."""
+    """The most bytes that PyTorch's allocator held while a plan was made and called, minus what it held before: the
+    output and the workspace. Memory that a library takes without that allocator is not included. None on a CPU, and
+    where it is not known."""
     if device.type != "cuda":
         return None
     try:

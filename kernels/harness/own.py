@@ -1,4 +1,4 @@
-"""A user's own workload as the harness sees it: what a process of its own read of it, as plain data."""
+"""A user's own workload as the harness sees it: plain data, which a separate process has read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class OwnCase:
-    """One value of each axis; `skip` is why it cannot be measured here, or nothing."""
+    """A case: one value of each axis. `skip` says why it cannot be measured here; empty where it can."""
 
     values: Mapping[str, Any]
     id: str
@@ -34,17 +34,18 @@ class OwnCase:
 
 
 def column(axis: str) -> str:
-    """The column of an axis. The prefix keeps it apart from whatever else a file has."""
+    """The name of the column of an axis. Its prefix keeps it apart from other columns of a file."""
     return axis if axis == DTYPE else f"axis:{axis}"
 
 
 def text(value: object) -> str:
-    """A value as it stands in rows and ids."""
+    """A value as it is written in rows and ids."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def case_id(values: Mapping[str, Any]) -> str:
-    """`rows64-cols256-float32`; what does not fit a file name is replaced, and a digest tells it apart."""
+    """The id of a case, for example `rows64-cols256-float32`. Characters that do not fit a file name are replaced, and
+    then a digest makes the id unique."""
     parts = [("" if name == DTYPE else name) + text(value) for name, value in values.items()]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
@@ -55,8 +56,8 @@ def case_id(values: Mapping[str, Any]) -> str:
 
 @dataclass
 class OwnWorkload:
-    """A workload that a process of its own reads. `read` asks that process; before it is called nothing is known of
-    the workload, and any case and implementation may be one of it."""
+    """A workload that a separate process reads. `read` asks that process. Before it is called nothing is known of the
+    workload, and any case or implementation is taken for one of it."""
 
     form: str
     path: str
@@ -66,7 +67,7 @@ class OwnWorkload:
     grid_keys = ()
 
     def describe(self) -> Mapping[str, Any]:
-        """What the workload says of itself. Raises `BadSpec` with file and line where it cannot be read."""
+        """The description of the workload. Raises `BadSpec` with file and line where it cannot be read."""
         if not self.told and self.read is not None:
             self.told = self.read()
         return self.told
@@ -115,13 +116,13 @@ class OwnWorkload:
         return tuple(self.describe().get("implementations", ())) or (ALL,)
 
     def knows(self, implementation: str) -> bool:
-        """Whether it has one of that name."""
+        """Whether the workload has an implementation of that name."""
         return implementation in self.shown() or not self.told
 
     def implementation(self, name: str, _site: Site) -> Implementation:
-        """None of them runs in the harness's own process."""
+        """A placeholder, as no implementation of the workload runs in the harness's process."""
         raise Unavailable(f"{name} runs in a process of its own")
 
     def problem(self) -> Problem:
-        """Its tensors are in other processes."""
+        """A placeholder, as the workload's tensors are in other processes."""
         raise Unavailable("its tensors are in other processes")

@@ -1,4 +1,5 @@
-"""Processes for code that is not ours: started quickly, asked with a limit, and gone without a trace."""
+"""Processes for code that is not ours. They start quickly, requests to them have a time limit, and nothing is left of
+them."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 """How long a worker's OpenMP threads wait for more work before they sleep: some ten microseconds. By default it is
 milliseconds, which they would take from the worker whose turn it is."""
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-"""torch.compile would start a compiler for each core, with torch in every one, for the few kernels of a case."""
+"""Without this, torch.compile would start a compiler process for each core, with torch in each, for the few kernels of
+a case."""
 SPAWN = multiprocessing.get_context("forkserver")
-"""One process imports torch, and every worker is a fork of it: hundreds of them start in less time than one import."""
+"""One process imports torch, and every worker is a fork of it. Hundreds of workers start in less time than one
+import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
 
 
 def prepare(workload: Path) -> None:
-    """What every worker for a workload has imported before it begins; before the first of them."""
+    """Sets what every worker for a workload has imported before it begins. It is called before the first worker
+    starts."""
     folder = workload if workload.is_dir() else workload.parent
     told = (b"torch.compile", b"class Model")
     compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in told)
@@ -37,7 +41,7 @@ def prepare(workload: Path) -> None:
 
 
 class Lost(Exception):
-    """A worker that is gone: `how` says what became of it; `hung` that it did not answer and was ended."""
+    """A worker is gone: `how` says why, and `hung` that it did not answer and was ended."""
 
     def __init__(self, how: str, *, hung: bool = False) -> None:
         super().__init__(how)
@@ -49,8 +53,8 @@ class Lost(Exception):
 
 
 class Answered(Exception):
-    """A worker's own word that something is wrong: `kind` is `raised`, `memory`, `unavailable`, `build`, `workload` or
-    `untrusted`. `sticky`: its device refuses everything from now on."""
+    """A worker reports a failure: `kind` is `raised`, `memory`, `unavailable`, `build`, `workload` or `untrusted`.
+    `sticky` means that its device refuses everything from now on."""
 
     def __init__(self, kind: str, text: str, *, sticky: bool = False, remedy: str = "") -> None:
         super().__init__(text)
@@ -62,7 +66,7 @@ class Answered(Exception):
 
 
 class Worker:
-    """One process, and this end of its pipe. What comes back is data: JSON of a bounded size."""
+    """One process, and our end of its pipe. Only data comes back: JSON of a bounded size."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.pipe, theirs = SPAWN.Pipe()
@@ -108,7 +112,7 @@ class Worker:
         return f"ended its process with exit code {code}"
 
     def end(self) -> None:
-        """The process and all that it started are gone."""
+        """Ends the process and everything that it started."""
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -120,7 +124,8 @@ class Worker:
 
 @contextlib.contextmanager
 def short_paths() -> Iterator[None]:
-    """Sockets have names of a hundred bytes at most, and a temporary folder may lie deep."""
+    """Uses short names for sockets, which may have at most a hundred bytes, while the temporary folder may have a long
+    path."""
     before = tempfile.gettempdir()
     tempfile.tempdir = before if len(before) <= LONGEST_FOLDER else "/tmp"
     try:
@@ -130,14 +135,14 @@ def short_paths() -> Iterator[None]:
 
 
 def entry(pipe: Connection, told: dict[str, Any]) -> None:
-    """What a worker runs."""
+    """The main function of a worker."""
     from kernels.harness.worker import serve
 
     serve(pipe, told)
 
 
 def descendants(root: int | None) -> list[int]:
-    """The processes below one, by /proc; none where there is no /proc."""
+    """The ids of all processes below `root`, from /proc; empty where there is no /proc."""
     parents: dict[int, int] = {}
     for entry_ in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -153,7 +158,7 @@ def descendants(root: int | None) -> list[int]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What the input sets of all implementations together may take."""
+    """The bytes that the input sets of all implementations together may take."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) // 2

@@ -29,12 +29,12 @@ from kernels.harness.workload import Site
 
 WARM_CALLS = 3
 BLOCK = 5
-"""Calls of one block of a trace."""
+"""The number of calls in a block of a trace."""
 MOST_ROWS = 40
 
 
 def main(arguments: list[str]) -> int:
-    """Profile, and return 0; what goes wrong is raised."""
+    """Makes the profile and returns 0; failures are raised."""
     parser = argparse.ArgumentParser(prog="python3 -m kernels.harness.profiled")
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--case", required=True)
@@ -81,7 +81,7 @@ def caller(spec: Spec, case_id: str, name: str, site: Site) -> Callable[[], Any]
 
 
 def trace(call: Callable[[], Any], device: torch.device, name: str, stem: str) -> None:
-    """A block of calls under PyTorch's profiler: its table as JSON, its trace packed."""
+    """Makes a block of calls under PyTorch's profiler. Writes its table as JSON, and its trace compressed."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
     with torch.profiler.profile(activities=kinds, record_shapes=False) as seen:
@@ -100,7 +100,7 @@ def trace(call: Callable[[], Any], device: torch.device, name: str, stem: str) -
 
 
 def row(one: Any) -> dict[str, Any]:
-    """One operation: how often, and microseconds of its own on the host and on the device, over all calls."""
+    """One operation: how often it ran, and its own microseconds on the host and on the device, over all calls."""
     on_device = getattr(one, "self_device_time_total", 0.0)
     return {
         "name": str(one.key)[:200], "count": int(one.count), "cpu_us": round(float(one.self_cpu_time_total), 3),

@@ -1,5 +1,6 @@
-"""Profiles of named implementations, after everything is measured: by Nsight Compute where it may read counters, else
-by PyTorch's profiler, said to be that. No call that is profiled is a measurement: it is serialized and replayed."""
+"""Makes profiles of named implementations after everything is measured: with Nsight Compute where it may read counters,
+else with PyTorch's profiler, which is recorded. A profiled call is never a measurement, as it is serialized and
+replayed."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from kernels.harness.workload import Case
 FOLDER: Final = "profile"
 SUMMARY: Final = f"{FOLDER}/summary.json"
 KERNELS: Final = 3
-"""Of one call, the first so many are profiled."""
+"""The number of kernels of a call that are profiled: the first ones."""
 LIMIT_S: Final = 240.0
-"""For one implementation on one case."""
+"""The time limit for one implementation on one case, in seconds."""
 SECTIONS: Final = (
     "SpeedOfLight", "SpeedOfLight_RooflineChart", "SpeedOfLight_HierarchicalTensorRooflineChart",
     "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "LaunchStats", "Occupancy", "WarpStateStats",
@@ -42,14 +43,14 @@ NCU_PLACES: Final = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What profiles here: a path to ncu, or none of it and why."""
+    """The profiler that is used here: the path of ncu, or the reason why it is not used."""
 
     ncu: str
     why_not: str = ""
 
 
 def find_tool(kind: str, wanted: str, environ: Mapping[str, str], parameters: Path = PARAMETERS) -> Tool:
-    """Nsight Compute where there is a GPU, the program, and the permission to read counters."""
+    """Nsight Compute, where there are a GPU, the program, and the permission to read counters."""
     if wanted == "trace":
         return Tool("", "a trace was asked for")
     if kind != "cuda":
@@ -71,7 +72,7 @@ def find_tool(kind: str, wanted: str, environ: Mapping[str, str], parameters: Pa
 
 
 def restricted(parameters: Path) -> bool:
-    """Whether the driver keeps its counters for root; where it does not say, ncu will."""
+    """Whether the driver lets only root read its counters. False where it does not say; then ncu will report it."""
     try:
         return re.search(r"^RmProfilingAdminOnly:\s*1", parameters.read_text(), re.M) is not None
     except OSError:
@@ -80,14 +81,15 @@ def restricted(parameters: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is profiled on: `cuda` or `cpu`, and the device's name."""
+    """The device of the profiles: `cuda` or `cpu`, and its name."""
 
     kind: str
     device: str
 
 
 def recorded(out: Path) -> Machine | None:
-    """What the environment step wrote down; None where it did not. To ask PyTorch takes seconds of a GPU's time."""
+    """The machine that the environment step recorded; None where it did not. Asking PyTorch takes seconds of a GPU's
+    time."""
     try:
         found = json.loads((out / "environment.json").read_text(encoding="utf-8"))
         return Machine(str(found["device_kind"]), str(found["device"]))
@@ -96,8 +98,8 @@ def recorded(out: Path) -> Machine | None:
 
 
 def profile_all(spec: Spec, out: Path, facts: Facts, machine: Machine) -> int:
-    """One profile for each implementation and case that was asked for; what fails is a line with its reason. Always
-    returns 0: what was measured stands. While one is profiled, the texts of the one before are written."""
+    """Makes a profile for each implementation and case of the spec; a failure is recorded with its reason. Always
+    returns 0, as the measurements stay valid. While one is profiled, the texts of the one before are written."""
     asked = spec.profile
     assert asked is not None, "the step is run only where something is to be profiled"
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -143,17 +145,17 @@ class Job:
 
     @property
     def stem(self) -> Path:
-        """Where its files are, without what tells them apart."""
+        """The path of its files without their suffixes."""
         return self.out / FOLDER / re.sub(r"[^A-Za-z0-9._-]", "-", f"{self.case_id}--{self.implementation}")
 
     def kept(self, suffixes: Sequence[str]) -> list[str]:
-        """What there is of these files, relative to the results' folder."""
+        """The files with these suffixes that exist, relative to the folder of results."""
         found = [self.stem.parent / f"{self.stem.name}{suffix}" for suffix in suffixes]
         return [path.relative_to(self.out).as_posix() for path in found if path.is_file()]
 
 
 def looked_at(job: Job, wanted: str, tool: Tool, case: Case | None) -> dict[str, Any]:
-    """A profile as it comes from the device, or why there is none; `finished` adds what is made of it."""
+    """A profile as it comes from the device, or the reason why there is none; `finished` adds the texts."""
     row: dict[str, Any] = {
         "case_id": job.case_id, "implementation": job.implementation, "tool": "", "why_not_ncu": tool.why_not,
         "files": [], "reason": "", "axes": dict(case.axes) if case is not None else {},
@@ -198,8 +200,8 @@ TORCH_FILES: Final = (".table.json", ".trace.json.gz")
 
 
 def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
-    """Has Nsight Compute make its report; empty, or why there is none. Clocks are left as they were for the
-    measurements; only what lies between the profiler's start and stop is replayed."""
+    """Makes a report with Nsight Compute. Returns the reason if it failed, else an empty string. Clocks stay as they
+    were for the measurements; only the code between the profiler's start and stop is replayed."""
     report = f"{stem}.ncu-rep"
     sections = ["--set", "full"] if wanted == "full" else [part for name in SECTIONS for part in ("--section", name)]
     ran = run(
@@ -217,7 +219,7 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
 
 
 def write_pages(ncu: str, stem: Path) -> None:
-    """Three texts of a report, and the report itself packed. No GPU is needed for it. Raises `TimeoutExpired`."""
+    """Writes three texts of a report, and compresses the report. It needs no GPU. Raises `TimeoutExpired`."""
     report = f"{stem}.ncu-rep"
     pages = (
         ("details.txt", ["--page", "details"]),
@@ -234,7 +236,7 @@ def write_pages(ncu: str, stem: Path) -> None:
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """A command, its two outputs as one. Raises `TimeoutExpired`."""
+    """Runs a command; its standard output and error are one text. Raises `TimeoutExpired`."""
     return subprocess.run(
         list(command),
         stdout=subprocess.PIPE,

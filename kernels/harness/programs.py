@@ -1,7 +1,7 @@
-"""Builds and runs a program that measures itself, and makes rows of what it says. Its times are its own word.
+"""Builds and runs a program that measures itself, and makes rows of its output. Its times are not verified.
 
-A command runs in the workload's folder, in the harness's process group, with nothing to read and its output in a file;
-what it started is gone when its time is over. All it printed is kept beside the results.
+A command runs in the workload's folder, in the harness's process group, with empty input and its output in a file. All
+that it started ends when its time is over. All its output is kept beside the results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TAIL_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the client says of a program; `folder` is where it lies."""
+    """The client's description of a program; `folder` is the program's folder."""
 
     folder: Path
     name: str
@@ -55,8 +55,8 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: its exit code (negative: the signal), None where it was out of time; the end of what it
-    said."""
+    """How a command ended: its exit code (negative for a signal, None where its time ran out), and the end of its
+    output."""
 
     code: int | None
     tail: str
@@ -65,14 +65,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A case of a program: what its row says of its place."""
+    """A case of a program, with the cells that identify it in a row."""
 
     id: str
     axes: Mapping[str, str]
 
 
 def described(workload: OwnWorkload) -> Described:
-    """The description beside the workload's folder. Raises `BadSpec`."""
+    """The description of the program, which is beside the workload's folder. Raises `BadSpec`."""
     folder = Path(workload.path)
     file = folder.with_name(f"{folder.name}.json")
     try:
@@ -87,7 +87,7 @@ def described(workload: OwnWorkload) -> Described:
 
 
 def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> Ended:
-    """A line of /bin/sh, within its time. Nothing that it started is left when it is over."""
+    """Runs a command of /bin/sh with a time limit. Nothing that it started is left afterwards."""
     began = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("wb") as said, errors.open("wb") as complained:
@@ -124,7 +124,7 @@ def perform(step: str, session: Session, workload: OwnWorkload) -> int:
 
 
 def build_program(session: Session, told: Described) -> int:
-    """Run the build command, if there is one; what it said is kept as build.log."""
+    """Runs the build command, if there is one; its output is kept as build.log."""
     facts = session.facts
     if not told.build:
         facts.send("gate", name="kernel_loads", passed=True, detail="nothing to build")
@@ -141,7 +141,7 @@ def build_program(session: Session, told: Described) -> int:
 
 
 def measure_program(session: Session, told: Described) -> int:
-    """Run the command, read what it says, and store it case by case."""
+    """Runs the command, reads its output, and stores the results case by case."""
     facts = session.facts
     printed = session.out / "program.out"
     written = told.folder / told.output if told.output else printed
@@ -164,7 +164,7 @@ def measure_program(session: Session, told: Described) -> int:
 
 
 def store(session: Session, told: Described, results: Iterable[Result]) -> None:
-    """A file for each case, each with the agent before the next."""
+    """Writes a file for each case; each is stored by the agent before the next one."""
     asked, facts = session.spec, session.facts
     cases = grouped(results)
     names = tuple(dict.fromkeys(name for cell, _ in cases for name in cell.axes))
@@ -195,7 +195,7 @@ def store(session: Session, told: Described, results: Iterable[Result]) -> None:
 
 
 def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
-    """The cases, each with what was measured of it; a digest tells apart those that a file name cannot."""
+    """The cases, each with its results. Where two cases would have the same file name, a digest distinguishes them."""
     found: dict[tuple[object, ...], list[Result]] = {}
     for one in results:
         found.setdefault((one.name, tuple(one.axes.items())), []).append(one)
@@ -211,7 +211,7 @@ def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
 
 
 def name_of(one: Result) -> str:
-    """A case's name as far as it fits one of a file: `saxpy-1048576`, `copy-n65536`."""
+    """The name of a case, with only characters of a file name: `saxpy-1048576`, `copy-n65536`."""
     parts = [one.name, *(f"{axis}{value}" for axis, value in one.axes.items())]
     plain = "-".join(re.sub(r"[^A-Za-z0-9._+]+", "-", part).strip("-.") for part in parts if part)
     return plain if plain[:1].isalnum() else f"case{plain}"
@@ -220,7 +220,7 @@ def name_of(one: Result) -> str:
 def table(
     origin: rows.Origin, told: Described, cell: Cell, one: Result, names: tuple[str, ...]
 ) -> Iterable[Mapping[str, str]]:
-    """A row a sample, or one with the reason; marked as the program's word by regime and backend."""
+    """A row for each sample, or one row with the reason. Regime and backend mark them as reported by the program."""
     shared = {
         **{name: cell.axes.get(name, "") for name in names},
         "case_id": cell.id, "run_id": origin.run_id, "vm": origin.vm, "device": origin.device, "torch": origin.torch,

@@ -1,4 +1,4 @@
-"""Reads what somebody wrote by hand, strictly: every fault names the key, what was found and what would do."""
+"""Reads documents that people write, strictly: every error names the key, what was found and what is expected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BadSpec(Exception):
-    """The spec cannot be obeyed. The message names the key, what was found and what would do."""
+    """The spec is not valid. The message names the key, what was found and what is expected."""
 
 
 def table(data: object, where: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
@@ -44,7 +44,8 @@ def name(data: object, where: str, known: tuple[str, ...], allowed: Callable[[st
 
 
 def integer(data: object, where: str, least: int, otherwise: str = "") -> int:
-    """An integer of at least `least`; true and 1.0 are not integers. Raises `BadSpec`, naming what else does."""
+    """An integer of at least `least`; true and 1.0 are not integers. Raises `BadSpec`, which names what else is
+    accepted."""
     if not isinstance(data, int) or isinstance(data, bool) or data < least:
         raise BadSpec(f"{where} must be an integer >= {least}{otherwise}, not {shown(data)}")
     return data

@@ -1,5 +1,5 @@
-"""Which regimes a case is measured in: by what was asked for, the kind of device and the shape, never by a
-measurement or an element type, so that two cases of one run that differ in these have the same regimes."""
+"""Which regimes a case is measured in. It depends on the spec, the kind of device and the shape, but never on a
+measurement or an element type. So two cases of one run that differ only in these have the same regimes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from kernels.harness.workload import Case
 
 BURST, SUSTAINED, GRAPH = "burst", "sustained", "graph"
 HELD_BACK_FLOPS = 2.0**34
-"""From here on a call is long enough (40 us at 400 TFLOP/s) for the host to keep the device busy without a graph, and
-heavy enough for a power limit to hold back a device that does nothing else. A case may say its `flops`."""
+"""A call with at least this many operations takes long enough (40 us at 400 TFLOP/s) for the host to keep the device
+busy without a graph. It is also heavy enough for a power limit to slow a device that does nothing else. A case may give
+its `flops`."""
 
 
 def regimes(asked: str, device: str, case: Case) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""An open list of implementations: a name gives one, and whoever has another adds an entry."""
+"""An open list of implementations by name; new implementations are added as entries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Registry:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """One more. Raises `ValueError` for a name that is taken, or that is none."""
+        """Adds an entry. Raises `ValueError` for a name that is taken or not valid."""
         parts = NAME.fullmatch(entry.name)
         if parts is None or parts.group(2) or entry.name in self.entries:
             raise ValueError(f"{entry.name!r} is already in use, or is not a valid name for an implementation")

@@ -1,4 +1,4 @@
-"""What a device was seen to do at most: bytes moved and floating-point operations done, in a second."""
+"""The most bytes and floating-point operations per second that a device was measured to reach."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 TRIES = 7
 COPIES_BYTES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)
-"""From what a nearby cache holds to what none does."""
+"""Sizes from what fits a near cache to what fits no cache."""
 PRODUCT = {"cuda": 8192, "cpu": 768}
 
 
 def measured(device: torch.device) -> dict[str, float]:
-    """`bytes` and `flops` a second: the best of copies of several sizes, and of products of matrices in every type that
-    the device has. Seconds are of the host's clock, around many calls, with the device waited for."""
+    """The most `bytes` and `flops` per second: of copies of several sizes, and of matrix products in every type that
+    the device has. Seconds are measured with the host's clock, around many calls and a wait for the device."""
     moved = max(2 * size / seconds(copying(size, device), device) for size in COPIES_BYTES)
     n = PRODUCT[device.type]
     types = (torch.float32, torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
@@ -24,13 +24,13 @@ def measured(device: torch.device) -> dict[str, float]:
 
 
 def copying(size: int, device: torch.device) -> Callable[[], object]:
-    """A copy of so many bytes."""
+    """A function that copies `size` bytes."""
     source, target = (torch.ones(size // 4, device=device) for _ in range(2))
     return lambda: target.copy_(source)
 
 
 def multiplying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """A product of two n x n matrices; in float32 on a GPU by TF32, which is what tensor cores make of it."""
+    """A function that multiplies two n x n matrices. In float32 on a GPU it uses TF32, as tensor cores do."""
     a = torch.ones((n, n), dtype=dtype, device=device)
 
     def product() -> object:
@@ -45,7 +45,8 @@ def multiplying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[]
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest time of a call: of several tries of as many calls as take about ten milliseconds."""
+    """The shortest time of a call in seconds, of several tries. Each try makes as many calls as take about ten
+    milliseconds."""
     call()
     settle(device)
     began = time.perf_counter()
@@ -63,6 +64,6 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for the device."""
+    """Waits for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,5 @@
-"""The result files: one row a measurement, one row for what was not measured, written whole or not at all."""
+"""The result files. They have a row for each measurement, and one for each implementation that was not measured. A file
+is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What all rows of a run share: who measured, and on what."""
+    """What all rows of a run share: the run, the machine and the device."""
 
     run_id: str
     vm: str
@@ -33,7 +34,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all measurements of one implementation in one regime share; the columns of section 6 of the contract."""
+    """What all measurements of one implementation in one regime share: columns of section 6 of the contract."""
 
     implementation: str
     backend: str
@@ -50,12 +51,12 @@ class Setting:
 
 
 def axes(case: Case) -> dict[str, str]:
-    """The columns that say which case a row belongs to."""
+    """The cells that say which case a row belongs to."""
     return {"case_id": case.id, **case.axes}
 
 
 def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
-    """The row of one measurement: its own `cells` and what it shares with others. What is not known stays empty."""
+    """The row of one measurement: its own `cells`, and those that it shares with others. Unknown values stay empty."""
     peak = setting.peak_memory_bytes
     return shared(origin, case, setting.regime) | {
         **cells,
@@ -95,17 +96,17 @@ CELLS: Mapping[str, Callable[[Sample], str]] = {
     "hidden": lambda sample: "" if sample.hidden is None else boolean(sample.hidden),
     "cover_us": lambda sample: "" if sample.cover_us is None else f"{sample.cover_us:.1f}",
 }
-"""The cells of one measurement that are its own, and how each is written."""
+"""The cells that differ from measurement to measurement, and how each is written."""
 
 
 def of_sample(sample: Sample) -> dict[str, str]:
-    """The cells of one measurement that are its own."""
+    """The cells of one measurement that it does not share with others."""
     return {name: cell(sample) for name, cell in CELLS.items()}
 
 
 class Spool:
-    """Keeps the cells of measurements on disk until it is known whether they may stand: past a megabyte, none of them
-    is in memory. Goes away with the process, whatever ends it."""
+    """Keeps the cells of measurements until it is known whether these are valid. Beyond a megabyte they are kept on
+    disk and not in memory. The file disappears with the process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ class Spool:
         self.writer.writerow(of_sample(sample).values())
 
     def cells(self) -> Iterator[dict[str, str]]:
-        """All of them again, in the order kept."""
+        """The cells of all measurements, in the order in which they were added."""
         self.file.seek(0)
         for line in csv.reader(self.file):
             yield dict(zip(CELLS, line, strict=True))
@@ -164,8 +165,8 @@ def shared(origin: Origin, case: Case, regime: str) -> dict[str, str]:
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> int:
-    """Write a whole file, row by row, and put it in place in one step, so that no reader ever sees half of it. The
-    number of rows."""
+    """Writes a file row by row, and puts it in place in one step, so that no reader sees half of it. Returns the number
+    of rows."""
     count = 0
     with replacing(path) as file:
         writer = csv.DictWriter(file, tuple(columns), restval="", lineterminator="\n")
@@ -177,7 +178,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file and put it in place in one step."""
+    """Writes a file, and puts it in place in one step."""
     with replacing(path) as file:
         file.write(text)
 
@@ -204,5 +205,5 @@ def known(value: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Six digits; empty for NaN, which means that there was nothing to compare."""
+    """A number with six digits; empty for NaN, which means that there was nothing to compare."""
     return "" if value != value else f"{value:.6g}"

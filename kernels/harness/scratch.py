@@ -1,8 +1,8 @@
-"""The folder in which answers lie on their way to the judge: in memory where there is room, and gone with its owner.
+"""The folder for answers on their way to the judge. It is in memory where there is room, and removed with its owner.
 
-Its owner holds a lock on it. A harness that is killed cannot remove its folder, and on a machine of the user's own that
-would keep gigabytes of memory: so whoever finds a folder that nobody holds removes it, the next harness as well as the
-agent (`startup/agent/scratch.py`, which says the same in its own package).
+Its owner holds a lock on it. A harness that is killed cannot remove its folder, which would keep gigabytes of memory on
+a user's machine. So a folder that nobody holds is removed by the next harness, and also by the agent
+(`startup/agent/scratch.py` has the same rule in its own package).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scratch:
 
 
 def roomy() -> Path:
-    """A folder in memory, or on disk where there is little of it."""
+    """A folder in memory, or on disk where there is little memory."""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= ROOM_BYTES and os.access(MEMORY, os.W_OK):
             return MEMORY

@@ -1,4 +1,5 @@
-"""After the last case, the timers of some cases once more while a clock that is not ours records the same launches."""
+"""After the last case some cases are timed once more, while CUPTI, a clock that is not ours, records the same
+launches."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ CASES = 6
 MOST_S = 90.0
 
 Medians = Mapping[str, Mapping[str, float]]
-"""Regime to implementation to microseconds."""
+"""Medians in microseconds, by regime and implementation."""
 Timers = Callable[[str], Callable[[Contender], Timer]]
 
 
 def ask_cupti(
     session: Session, crew: Crew, origin: rows.Origin, measured: Sequence[tuple[Case, Medians]], timed_by: Timers
 ) -> int:
-    """Writes `cupti.csv` and says so; how many rows it has. What goes wrong here costs no measurement: it is logged."""
+    """Writes `cupti.csv`, sends a fact for it, and returns its number of rows. Failures here are only logged, so that
+    no measurement is lost."""
     if session.device.type != "cuda" or not measured:
         return 0
     table: list[rows.Row] = []
@@ -47,7 +49,7 @@ def ask_cupti(
 
 
 def sampled(cases: Sequence[Any], most: int = CASES) -> list[Any]:
-    """So many of them, evenly spread over the grid, the first and the last among them."""
+    """At most `most` of the cases, evenly spread over the grid, with the first and the last."""
     if len(cases) <= most:
         return list(cases)
     return [cases[round(number * (len(cases) - 1) / (most - 1))] for number in range(most)]
@@ -56,7 +58,7 @@ def sampled(cases: Sequence[Any], most: int = CASES) -> list[Any]:
 def of_case(
     session: Session, crew: Crew, origin: rows.Origin, measured: tuple[Case, Medians], timed_by: Timers
 ) -> list[rows.Row]:
-    """A row for each implementation in each regime that it was timed in."""
+    """A row for each implementation in each regime in which it was timed."""
     case, medians = measured
     timed = {name for own in medians.values() for name in own if not name.endswith(CONTROL)}
     names = tuple(name for name in session.spec.implementations if name in timed)
@@ -73,7 +75,7 @@ def of_case(
 
 
 def watched_in(timed_by: Callable[[Contender], Timer], contender: Contender) -> Watched | Missed:
-    """One implementation, timed in one regime by a timer of its own while CUPTI looks on."""
+    """Times one implementation in one regime with a new timer while CUPTI watches."""
     try:
         with contender.scope():
             timer = timed_by(contender)
@@ -85,7 +87,7 @@ def watched_in(timed_by: Callable[[Contender], Timer], contender: Contender) -> 
 def row(
     judged: Judged, origin: rows.Origin, contender: Contender, regime: str, told: tuple[float, Watched | Missed]
 ) -> rows.Row:
-    """What the ordinary measurement had as its median, and what was found now."""
+    """A row with the median of the ordinary measurement, and what CUPTI and our timer show now."""
     unwatched_us, found = told
     backends = {one.implementation: one.backend for one in judged.bound}
     if isinstance(found, Missed):

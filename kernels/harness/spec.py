@@ -1,4 +1,4 @@
-"""What the harness is asked to do, judged strictly before anything is done. Needs neither torch nor numpy."""
+"""What the harness has to do, checked strictly before anything is done. Needs neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kernels.harness.reading import BadSpec, integer, name, names, positive, sho
 from kernels.harness.workload import Case, Workload
 
 CONTROL = ":aa"
-"""`NAME:aa` is `NAME` once more under a second name: what the two differ by is noise, and no result."""
+"""`NAME:aa` is `NAME` measured again under a second name. A difference between the two is noise and no result."""
 BOTH = "both"
 REGIMES = ("burst", "sustained", "graph", "burst+graph", BOTH)
 CACHES = ("cold", "warm")
 STEADY = "steady"
-"""A warm-up that ends when nothing moves any more."""
+"""The warm-up that ends when times and clocks have become steady."""
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
@@ -35,7 +35,8 @@ SETS = ("roofline", "full", "trace")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Cases by id, implementations by name (none: all of the run's), and how much is asked of the profiler."""
+    """What is profiled: cases by id, implementations by name (empty: all of the run), and how much the profiler
+    collects."""
 
     cases: tuple[str, ...]
     implementations: tuple[str, ...] = ()
@@ -72,9 +73,9 @@ class Spec:
     """How long an implementation of a user's own may take to load, to be called once, or to be measured once."""
     """Whether the agent names each case to measure, one after another, and their end."""
     profile: Profile | None = None
-    """What is profiled after it was measured; None: nothing."""
+    """What is profiled after the measurements; None for nothing."""
     text: str = ""
-    """The document that this was read from, for processes that read it again."""
+    """The JSON document of the spec, for processes that read it again."""
 
     @property
     def planned(self) -> tuple[Case, ...]:
@@ -83,8 +84,8 @@ class Spec:
 
 
 def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = None) -> Spec:
-    """The spec in a JSON document. `read` tells what a user's own workload holds; without it nothing of one is known
-    yet. Raises `BadSpec`."""
+    """The spec in a JSON document. `read` returns the description of a user's own workload; without `read` nothing is
+    known of it yet. Raises `BadSpec`."""
     try:
         data = json.loads(text)
     except ValueError as exc:
@@ -131,7 +132,7 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
 
 
 def implementations_of(workload: Workload, told: object) -> tuple[str, ...]:
-    """Those that are measured; a control only with what it is the control of. Raises `BadSpec`."""
+    """The implementations that are measured. A control needs the implementation that it controls. Raises `BadSpec`."""
     found = names(
         all_of(workload, told), "implementations", workload.shown(), lambda one: workload.knows(original(one))
     )
@@ -163,7 +164,7 @@ def warmup(data: object) -> int | str:
 
 
 def case_budget_s(usd: object, usd_per_hour: object) -> float | None:
-    """How long a machine runs for the dollars of one case; None where no sum is given. Raises `BadSpec`."""
+    """The seconds that a machine runs for the dollars of one case; None where no sum is given. Raises `BadSpec`."""
     if usd is None:
         return None
     if usd_per_hour is None:
@@ -172,12 +173,12 @@ def case_budget_s(usd: object, usd_per_hour: object) -> float | None:
 
 
 def original(implementation: str) -> str:
-    """What a name stands for: a control's implementation, or the implementation itself."""
+    """The implementation behind a name: for a control the one that it controls, else the name itself."""
     return implementation.removesuffix(CONTROL)
 
 
 def all_of(workload: Workload, asked: object) -> object:
-    """The names asked for, with `*` and `*:aa` written out: every implementation, and the control of the first."""
+    """The names of the spec, where `*` is replaced by every implementation, and `*:aa` by the control of the first."""
     shown = workload.shown()
     if not isinstance(workload, OwnWorkload) or not isinstance(asked, list) or ALL in shown:
         return asked

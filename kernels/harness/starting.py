@@ -1,4 +1,4 @@
-"""Starts processes for a user's own workload, and asks one of them what the workload says of itself."""
+"""Starts processes for a user's own workload, and asks one of them for the description of the workload."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ READING_LIMIT_S = 120.0
 
 
 def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
-    """Starts processes for a workload."""
+    """A function that starts processes for a workload."""
     processes.prepare(Path(workload.path))
     given = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
     return lambda: Worker(given)
 
 
 def described(workload: OwnWorkload) -> Mapping[str, Any]:
-    """What a workload says of itself. Raises `BadSpec`, with file and line, where it cannot be read."""
+    """The description of a workload. Raises `BadSpec`, with file and line, where it cannot be read."""
     reader = Hand("", starter(workload, environment.device(), 1), READING_LIMIT_S)
     try:
         return reader.ask("describe")

@@ -1,4 +1,4 @@
-"""The four steps. Each says its facts and returns the exit code; what stops one is raised."""
+"""The four steps. Each sends its facts and returns its exit code; a failure that stops it is raised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def default_cache() -> Path:
 
 
 def record_environment(session: Session) -> int:
-    """Write environment.json and say what device there is."""
+    """Writes environment.json and sends a fact about the device."""
     content = environment.record(session.device, session.spec)
     rows.write_text(session.out / "environment.json", json.dumps(content, indent=2) + "\n")
     session.facts.send(
@@ -44,7 +44,7 @@ def record_environment(session: Session) -> int:
 
 
 def build_kernel(session: Session) -> int:
-    """Build what there is to build, and try one small case before anything long is begun."""
+    """Builds the implementations, and tries one small case before anything long begins."""
     crew = build_all(session)
     if session.arena is not None:
         return tell_loaded(session, crew)
@@ -63,7 +63,7 @@ def build_kernel(session: Session) -> int:
 
 
 def tell_loaded(session: Session, crew: Crew) -> int:
-    """Each implementation of a user's own that does not load is said; the others go on."""
+    """Sends a fact for each implementation of the user that does not load; the others go on."""
     failed = {name: one for name, one in crew.items() if not isinstance(one, Built)}
     for name, exc in failed.items():
         session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
@@ -79,14 +79,15 @@ def tell_loaded(session: Session, crew: Crew) -> int:
 
 
 def arena_of(asked: spec.Spec, device: torch.device) -> Arena | None:
-    """Processes for a user's own workload; None for a workload of ours, and where nothing is known of it yet."""
+    """The processes for a user's own workload; None for our workloads, and where nothing is known of the workload
+    yet."""
     if not isinstance(asked.workload, OwnWorkload) or not asked.workload.told:
         return None
     return open_arena(asked, device)
 
 
 def tell_built(session: Session, record: BuildRecord) -> None:
-    """Write build.json, and say so."""
+    """Writes build.json, and sends a fact for it."""
     known = record.compiler_version.startswith(record.compiler)
     compiler = record.compiler_version if known else f"{record.compiler} {record.compiler_version}"
     rows.write_text(session.out / "build.json", json.dumps(record.as_json(), indent=2) + "\n")
@@ -94,7 +95,7 @@ def tell_built(session: Session, record: BuildRecord) -> None:
 
 
 def smoke_test(session: Session, crew: Crew, subject: str) -> int:
-    """One small case, where the workload has one."""
+    """Judges one small case, where the workload has one. Returns the exit code."""
     smoke = session.problem.smoke(session.device) if session.problem is not None else None
     if smoke is None:
         return DONE
@@ -110,7 +111,7 @@ def smoke_test(session: Session, crew: Crew, subject: str) -> int:
 
 
 def check_all(session: Session) -> int:
-    """Judge every implementation on every correctness case; one row each in correctness.csv."""
+    """Judges every implementation on every correctness case, and writes a row for each into correctness.csv."""
     crew = build_all(session)
     table: list[rows.Row] = []
     checked = failed = 0
@@ -125,7 +126,7 @@ def check_all(session: Session) -> int:
 
 
 def measure_all(session: Session) -> int:
-    """Check, then time, case by case; a case's file is with the agent before the next case starts."""
+    """Checks and then times each case. The agent has stored a case's file before the next case starts."""
     asked, facts = session.spec, session.facts
     try:
         timed_by = measuring.timers(session)

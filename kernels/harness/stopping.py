@@ -1,4 +1,5 @@
-"""When a case has been measured well enough, or has cost enough: options; the default is a fixed number of blocks."""
+"""Rules for when a case is measured precisely enough or has cost enough. They are options; by default the number of
+blocks is fixed."""
 
 from __future__ import annotations
 
@@ -10,30 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 LEAST_BLOCKS = 20
 EVERY = 10
 LEAST_PAID_BLOCKS = 2
-"""However little may be spent, an order and the same turned around are measured."""
+"""At least so many blocks are measured, however little may be spent: one order and its reverse."""
 Z = statistics.NormalDist().inv_cdf(0.975)
 
 REPEATS, PRECISION, DOLLARS = "repeats", "precision", "dollars"
 
 Enough = Callable[[Mapping[str, Sequence[float]]], str]
-"""Judges the latencies so far: implementation to microseconds, one a block, in the order of blocks. The reason to stop
-(`precision` or `dollars`), or nothing to go on."""
+"""Judges the latencies so far: by implementation, in microseconds, one for each block in order. Returns the reason to
+stop (`precision` or `dollars`), or an empty string to go on."""
 
 
 def never(_: Mapping[str, Sequence[float]]) -> str:
-    """All blocks that were asked for are measured."""
+    """The rule that never stops: all blocks of the spec are measured."""
     return ""
 
 
 def first_of(*rules: Enough) -> Enough:
-    """Stops as soon as one of the rules does, and says which."""
+    """A rule that stops as soon as one of `rules` does, with its reason."""
     return lambda latencies: next((reason for one in rules if (reason := one(latencies))), "")
 
 
 def rule(relative_ci: float | None) -> Enough:
-    """Enough is when every implementation's median ratio to the first is known within `relative_ci` (0.01: an interval
-    of one per cent to each side). Looked at every ten blocks from the twentieth on, less often in long cases, so that
-    looking stays cheaper than measuring. None: `never`."""
+    """A rule that stops when every implementation's median ratio to the first is known within `relative_ci` (0.01 is an
+    interval of one per cent to each side). It is checked every ten blocks from the twentieth on, and less often in long
+    cases, so that checking stays cheaper than measuring. `never` for None."""
     if relative_ci is None:
         return never
     tight: float = relative_ci
@@ -51,8 +52,8 @@ def rule(relative_ci: float | None) -> Enough:
 
 
 def spent(seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Enough:
-    """Enough is when `seconds` from now have gone by, which is when the case's dollars have; at the earliest after two
-    blocks, and after whole pairs of an order and its reverse only. None: `never`."""
+    """A rule that stops when `seconds` have passed from now, and with them the case's dollars. It stops only after
+    whole pairs of an order and its reverse, so at the earliest after two blocks. `never` for None."""
     if seconds is None:
         return never
     end = clock() + seconds
@@ -70,7 +71,7 @@ def blocks_in(latencies: Mapping[str, Sequence[float]]) -> int:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the median, from the order statistics that hold it (distribution-free)."""
+    """Half the width of the 95 % interval of the median, from order statistics; it assumes no distribution."""
     ordered = sorted(values)
     reach = Z * math.sqrt(len(ordered)) / 2
     low = max(0, math.floor(len(ordered) / 2 - reach) - 1)

@@ -1,4 +1,5 @@
-"""What a timer needs of a device's stream, and PyTorch's current CUDA stream as one: tests bring a simulated one."""
+"""What a timer needs of a device's stream, and its implementation by PyTorch's current CUDA stream. Tests use a
+simulated stream."""
 
 from __future__ import annotations
 
@@ -17,24 +18,24 @@ class Event(Protocol):
     """A mark in a stream."""
 
     def record(self) -> None:
-        """Put it behind all that was enqueued so far."""
+        """Enqueues the mark behind all work so far."""
         ...
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
+        """Whether the device has reached the mark."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Waits until the device has reached the mark."""
         ...
 
 
 class Stream(Protocol):
-    """Work in order, on a device that runs beside the host."""
+    """A sequence of work on a device that runs in parallel with the host."""
 
     @property
     def gated(self) -> bool:
-        """Whether there is a gate; without one there is only the spin."""
+        """Whether there is a gate; without one only a spin can be used."""
         ...
 
     def event(self) -> Event:
@@ -42,31 +43,32 @@ class Stream(Protocol):
         ...
 
     def elapsed_us(self, start: Event, end: Event) -> float:
-        """The device's time between two marks that it has passed."""
+        """The device's time in microseconds between two marks that it has passed."""
         ...
 
     def spin(self, microseconds: float) -> None:
-        """Keep the device busy for at least so long."""
+        """Keeps the device busy for at least this time."""
         ...
 
     def hold(self) -> int:
-        """Let the device wait at a gate; the ticket that opens it."""
+        """Makes the device wait at a gate. Returns the ticket that opens it."""
         ...
 
     def release(self, ticket: int) -> None:
-        """Open the gate."""
+        """Opens the gate."""
         ...
 
     def expired(self, ticket: int) -> bool:
-        """Whether the device, which has passed the gate, did so because it had waited too long."""
+        """Whether the device passed the gate because it had waited too long."""
         ...
 
     def capture(self, plans: Sequence[Plan], calls: int) -> Callable[[], object]:
-        """A graph of so many calls, of the plans in turn. Raises `Unavailable`."""
+        """Captures a graph of `calls` calls, of the plans in turn. Returns the function that replays it. Raises
+        `Unavailable`."""
         ...
 
     def now_us(self) -> float:
-        """The host's clock."""
+        """The host's clock, in microseconds."""
         ...
 
 
@@ -113,13 +115,13 @@ class CudaStream:
 
 
 def spin_cycles(microseconds: float) -> int:
-    """Clock cycles of a spin that lasts this long at 2 GHz, longer on a slower clock."""
+    """The clock cycles of a spin that lasts this long at 2 GHz, and longer with a slower clock."""
     return round(microseconds * 2000)
 
 
 def captured(plans: Sequence[Plan], calls: int) -> torch.cuda.CUDAGraph:
-    """A graph of `calls` calls on the input sets in turn. What loads or allocates for the first time must have happened
-    before. Raises `Unavailable`."""
+    """A graph of `calls` calls on the input sets in turn. The plans must have been called before, so that nothing is
+    loaded or allocated for the first time during the capture. Raises `Unavailable`."""
     outer = torch.cuda.current_stream()
     try:
         side = torch.cuda.Stream()
@@ -144,15 +146,15 @@ def captured(plans: Sequence[Plan], calls: int) -> torch.cuda.CUDAGraph:
 
 
 def end_capture_mode() -> None:
-    """Captures one trivial graph that succeeds, after a capture that did not. PyTorch tells the device's default random
-    generator of a capture's end only once that has succeeded: until the next one does, every later draw on the device
-    fails with "Offset increment outside graph capture". Never raises: on a device that is beyond help, whatever comes
-    next says so itself, and why the first capture failed is still to be told.
+    """Captures one trivial graph successfully after a capture that failed. PyTorch ends the capture mode of the
+    device's default random generator only when a capture succeeds. Until then every later draw on the device fails with
+    "Offset increment outside graph capture". Never raises: if the device is broken, the next call on it will report
+    that, and the reason why the first capture failed must still be reported.
     """
     outer = torch.cuda.current_stream()
     try:
         one = torch.zeros(1, device="cuda")
-        one.add_(1)  # what loads for the first time does so here, and nothing is allocated in the capture
+        one.add_(1)  # loads what is needed before the capture, in which nothing may be allocated
         torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             one.add_(1)

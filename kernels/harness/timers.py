@@ -1,7 +1,8 @@
 """One measurement of one implementation: by CUDA events, by a captured graph, or by the processor's clock.
 
-Every CUDA sample of `burst` and `graph` stands behind a gate that the host opens once both events and what lies between
-them are enqueued (or behind a spin that is shown to have lasted until then), so that no slowness of the host is in it.
+Every CUDA sample of `burst` and `graph` is enqueued behind a gate. The host opens the gate once both events and the
+work between them are enqueued, so a slow host does not affect the sample. Without a gate a spin is used, and it is
+checked that the spin lasted until then.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from kernels.harness.turns import Contender
 from kernels.harness.workload import Plan, Unavailable
 
 SUSTAINED_S = {"cuda": 0.05, "cpu": 0.02}
-"""How long one sustained measurement keeps the device busy; its second half is what counts."""
+"""How long one sustained measurement keeps the device busy, in seconds; only its second half counts."""
 SUSTAINED_PARTS = 16
 
 GRAPH_S = 0.001
-"""How much work one captured graph holds, so that the gaps between replays do not matter."""
+"""The seconds of work in one captured graph, so that the gaps between replays do not matter."""
 
 REST_TIMES = 9
 REST_MOST_S = 0.05
-"""After a single call the chip rests nine times as long: at a tenth of its load no power limit holds it back. Power is
-averaged over tens of milliseconds, so that more rest than this changes nothing."""
+"""After a single call the chip rests nine times as long, but at most this many seconds. At a tenth of its load no power
+limit slows it. Power is averaged over tens of milliseconds, so a longer rest would change nothing."""
 
 LEAST_HOLD_US = 100.0
-"""A gate stays shut at least so long: a chip that has just rested finds all implementations equally awake."""
+"""A gate stays closed for at least this time, so that the chip, which has just rested, is in the same state for all
+implementations."""
 SPIN_MARGIN_US = 100.0
 MOST_SPIN_US = 100_000.0
 TRIES = 12
-"""How often a sample is taken that was not hidden. A spin doubles each time."""
+"""How often a sample that was not hidden is taken again at most. A spin lasts twice as long each time."""
 TRIES_AT_THE_GATE = 3
-"""After so many gates in a row that the device gave up waiting at, something within the call waits for the device."""
+"""If the device gave up waiting at this many gates in a row, something within the call waits for the device."""
 MOST_CALLS = 2000
 
 GATE, SPIN = "gate", "spin"
@@ -48,10 +50,11 @@ NEVER_HIDDEN = "its launch cannot be hidden: the device comes to its first event
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One measurement: microseconds per call. `host_us` is how long the host took to enqueue it all; `cover` is what
-    kept the device busy meanwhile (`gate`, `spin`, or nothing), and `cover_us` how long: a gate from its launch until
-    the host opened it, a spin as it was asked for. `hidden` says whether the device provably never waited for the host;
-    None where no device runs beside the host. `tries`: how often it was enqueued until it was."""
+    """One measurement, in microseconds per call. `host_us` is the time in which the host enqueued all of it. `cover` is
+    what kept the device busy meanwhile (`gate`, `spin`, or empty), and `cover_us` for how long: a gate from its launch
+    until the host opened it, a spin as long as it was set to. `hidden` says whether it is certain that the device never
+    waited for the host; None where no device runs in parallel with the host. `tries` is how often it was enqueued until
+    it was hidden."""
 
     latency_us: float
     host_us: float | None = None
@@ -71,22 +74,22 @@ class Timer(Protocol):
 
     @property
     def overhead_us(self) -> float:
-        """What of a result is the timer's own. It is recorded, not subtracted."""
+        """The part of a result that the timer itself takes, in microseconds. It is recorded but not subtracted."""
         ...
 
     def __call__(self, plans: Sequence[Plan]) -> Timed:
-        """Measure once, with these `calls_made` calls in turn; the caller has entered the plans' scope. Raises
+        """Takes one measurement, with these `calls_made` calls in turn. The caller has entered the plans' scope. Raises
         `Unavailable` where no sample can be hidden."""
         ...
 
     def rest_s(self, latency_us: float) -> float:
-        """How long the device has to rest after a measurement of `latency_us` a call."""
+        """The seconds that the device has to rest after a measurement of `latency_us` a call."""
         ...
 
 
 def timer_for(device: torch.device, regime: str, *, exposed: bool = False) -> Callable[[Contender], Timer]:
-    """How `regime` is timed on `device`; `exposed` as in `CudaTimer`. Raises `ValueError` for a regime that the device
-    does not have."""
+    """The function that makes a timer for `regime` on `device`; `exposed` is as in `CudaTimer`. Raises `ValueError` for
+    a regime that the device does not have."""
     if device.type == "cuda":
         stream = CudaStream(device)
         overhead_us = empty_pair_us(stream)
@@ -98,7 +101,7 @@ def timer_for(device: torch.device, regime: str, *, exposed: bool = False) -> Ca
 
 
 class CpuTimer:
-    """perf_counter_ns around one call (`burst`), or around calls back to back (`sustained`)."""
+    """A timer with perf_counter_ns around one call (`burst`), or around calls back to back (`sustained`)."""
 
     def __init__(self, regime: str, contender: Contender, overhead_us: float = 0.0) -> None:
         once_us = host_us(contender.plans[0])
@@ -117,7 +120,7 @@ class CpuTimer:
         return Timed((time.perf_counter_ns() - began) / 1000 / len(timed))
 
     def rest_s(self, latency_us: float) -> float:
-        """A processor's clock does not wait for a call to end: resting would only let its caches be taken."""
+        """0: a CPU needs no rest, which would only let others use its caches."""
         del latency_us
         return 0.0
 
@@ -152,7 +155,8 @@ class CudaTimer:
         self.marks = [stream.event() for _ in self.parts] if regime == "sustained" else []
 
     def once_us(self, contender: Contender) -> float:
-        """About what a call takes. Raises `Unavailable` in burst, which has no other way to time it."""
+        """The approximate time of a call in microseconds. Raises `Unavailable` in burst, which has no other way to time
+        it."""
         try:
             return self.covered(contender.plans[:1]).latency_us
         except Unavailable:
@@ -167,9 +171,9 @@ class CudaTimer:
         return self.back_to_back(plans) if self.regime == "sustained" else self.covered(plans)
 
     def covered(self, work: Sequence[Callable[[], object]], calls: int | None = None) -> Timed:
-        """Device time per call of work that was all enqueued before the device came to it: by the gate, else by a spin
-        that had not ended by then. Where neither can be had, what goes by between the events, if that may be; else it
-        raises `Unavailable`."""
+        """The device time per call of work that was all enqueued before the device began it, thanks to the gate, or
+        else to a spin that had not ended by then. Where neither works it takes the time between the events if that is
+        allowed; otherwise it raises `Unavailable`."""
         if self.waits:
             return self.uncovered(work)
         expired = 0
@@ -197,7 +201,7 @@ class CudaTimer:
         return Timed(self.stream.elapsed_us(self.start, self.end) / len(work), host, "", False)
 
     def behind_gate(self, work: Sequence[Callable[[], object]]) -> Timed:
-        """One try. Hidden by construction, unless the device gave up waiting."""
+        """One try. It is always hidden, unless the device gave up waiting."""
         began = self.stream.now_us()
         ticket = self.stream.hold()
         try:
@@ -212,7 +216,7 @@ class CudaTimer:
         return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, hidden, cover_us=held)
 
     def behind_spin(self, work: Sequence[Callable[[], object]]) -> Timed:
-        """One try. Hidden if, with all enqueued, the device had not yet come to the first event."""
+        """One try. It is hidden if the device had not reached the first event when everything was enqueued."""
         self.stream.spin(self.spin_us)
         host = self.enqueue(work)
         hidden = not self.start.query()
@@ -221,7 +225,7 @@ class CudaTimer:
         return Timed(elapsed, host, SPIN, hidden, cover_us=self.spin_us)
 
     def enqueue(self, work: Sequence[Callable[[], object]]) -> float:
-        """Both events with the work between them; the host's microseconds."""
+        """Enqueues both events with the work between them. Returns the microseconds that the host took."""
         began = self.stream.now_us()
         self.start.record()
         for call in work:
@@ -230,14 +234,14 @@ class CudaTimer:
         return self.stream.now_us() - began
 
     def between_events(self, work: Sequence[Callable[[], object]]) -> float:
-        """Microseconds per call with the host's in them."""
+        """Microseconds per call, including the time of the host."""
         self.enqueue(work)
         self.end.synchronize()
         return self.stream.elapsed_us(self.start, self.end) / len(work)
 
     def back_to_back(self, plans: Sequence[Plan]) -> Timed:
-        """Device time per call after a warm half. Hidden if each sixteenth was enqueued before the device had done with
-        the one ahead of it: then there was always work for it."""
+        """The device time per call, after a first half as a warm-up. It is hidden if each sixteenth was enqueued before
+        the device had finished the one before it: then the device always had work."""
         for plan in plans[: self.warm]:
             plan()
         timed, hidden, before = plans[self.warm :], True, self.start
@@ -255,12 +259,12 @@ class CudaTimer:
         return Timed(self.stream.elapsed_us(self.start, self.end) / len(timed), host / len(timed), "", hidden)
 
     def rest_s(self, latency_us: float) -> float:
-        """Burst alone rests: the other regimes are there to show what a busy chip does."""
+        """The rest in seconds. Only burst has one, as the other regimes show what a busy chip does."""
         return min(REST_MOST_S, REST_TIMES * latency_us / 1e6) if self.regime == "burst" else 0.0
 
 
 def host_us(plan: Plan, now_us: Callable[[], float] = lambda: time.perf_counter_ns() / 1000) -> float:
-    """How long the caller is busy with one call, in microseconds: the median of five."""
+    """The time for which one call keeps the caller busy, in microseconds: the median of five."""
     times = []
     for _ in range(5):
         began = now_us()
@@ -275,23 +279,25 @@ def calls_for(seconds: float, once_us: float) -> int:
 
 
 def whole_turns(calls: int, sets: int) -> int:
-    """At least `calls`, and each of `sets` input sets as often: a replay must not begin with what the last one left."""
+    """The least number of calls, at least `calls`, that uses each of `sets` input sets equally often. So a replay never
+    begins with the inputs that the last one left in the cache."""
     return -(-calls // sets) * sets
 
 
 def timer_overhead_us(device: torch.device) -> float:
-    """What a pair of time stamps with nothing between them says, in microseconds: the median of many."""
+    """The time between two time stamps with nothing between them, in microseconds: the median of many."""
     return empty_pair_us(CudaStream(device)) if device.type == "cuda" else clock_overhead_ns() / 1000
 
 
 def empty_pair_us(stream: Stream, pairs: int = 101) -> float:
-    """An empty pair of events behind the same cover as everything else: the median of 101."""
+    """The time between two events with nothing between them, behind the usual cover, in microseconds: the median of
+    101."""
     timer = CudaTimer("burst", Contender("nothing", (torch.Tensor,), nullcontext), 0.0, stream)
     return statistics.median(timer.covered([], 1).latency_us for _ in range(pairs))
 
 
 def clock_overhead_ns() -> float:
-    """What two readings of the CPU clock cost, the median of 1001."""
+    """The time of two readings of the CPU clock in nanoseconds: the median of 1001."""
     gaps = []
     for _ in range(1001):
         began = time.perf_counter_ns()

@@ -1,4 +1,5 @@
-"""Times implementations against each other: each runs once a block, in random order, so drift falls on all alike."""
+"""Times implementations against each other. Each runs once a block, in random order, so that drift affects all
+alike."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ from kernels.harness.workload import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: microseconds per call, in which block and at which place in it (from 1), what the device's
-    sensors said right after, and the host before the block. `host_us`, `cover`, `hidden` and `cover_us` are
-    those of `Timed`."""
+    """One measurement: microseconds per call, its block and its place in the block (from 1), the device's sensors right
+    after it, and the host's state before the block. `host_us`, `cover`, `hidden` and `cover_us` are those of
+    `Timed`."""
 
     implementation: str
     block: int
@@ -88,7 +89,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """By what it is measured: a timer for each contender, the device's sensors, the host's, and the time."""
+    """The instruments: a timer for each contender, the device's sensors, the host's sensors, and the time."""
 
     timer: Callable[[Contender], Timer]
     clocks: Clocks
@@ -104,11 +105,11 @@ def measure(
     rng: random.Random,
     keep: Callable[[Sample], None],
 ) -> Measured:
-    """The samples of each contender, interleaved.
+    """Measures all contenders, interleaved.
 
-    The order is random in every odd block and turned around in the block after it, so that whatever a place in the
-    order does to a time, it does to all alike. Each sample goes to `keep` and is forgotten here. Energy is followed
-    after the last block, where there is a sensor and the time.
+    The order is random in every odd block and reversed in the block after it, so that the effect of a place in the
+    order is the same for all. Each sample is passed to `keep` and not kept here. Energy is measured after the last
+    block, where there are a sensor and the time for it.
     """
     ready, timers, called, refused = prepared(contenders, extent.warmup, by.timer)
     course = Course(ready, timers, rng, by.clocks, by.host or Host(), by.pause)
@@ -140,7 +141,8 @@ def measure(
 def prepared(
     contenders: Sequence[Contender], warmup: int | str, timer: Callable[[Contender], Timer]
 ) -> tuple[list[Contender], dict[str, Timer], dict[str, int], dict[str, str]]:
-    """Those that can be timed, with their timers and the calls that were made of them; and why the others cannot."""
+    """The contenders that can be timed, their timers and the numbers of calls made; and the reasons why the others
+    cannot."""
     refused: dict[str, str] = {}
     timers: dict[str, Timer] = {}
     called: dict[str, int] = {}
@@ -159,8 +161,8 @@ def prepared(
 
 @dataclass
 class Course:
-    """Block after block of all contenders. `number` counts the blocks so far; `refused` has what ran out of memory on
-    the way, or could not be hidden, and is left out from then on."""
+    """Measures block after block of all contenders. `number` counts the blocks so far. `refused` has the contenders
+    that ran out of memory or could not be hidden; they are left out from then on."""
 
     contenders: Sequence[Contender]
     timers: Mapping[str, Timer]
@@ -176,7 +178,7 @@ class Course:
         self.turns = Turns(len(self.contenders[0].plans) if self.contenders else 1)
 
     def block(self) -> Iterator[Sample]:
-        """The next block."""
+        """The samples of the next block."""
         self.number += 1
         odd = self.number % 2
         self.order = self.rng.sample(self.contenders, len(self.contenders)) if odd else self.order[::-1]
@@ -215,7 +217,7 @@ class Course:
                 self.pause(rest_s)
 
     def energy(self, spare_s: Callable[[], float]) -> dict[str, Drawn]:
-        """What a call of each contender takes, as far as the device gives it. One that fails now has none."""
+        """The energy of a call of each contender, where the device reports it. A contender that fails now has none."""
         found: dict[str, Drawn] = {}
         for contender in self.contenders if self.clocks.energy_j() is not None else ():
             timer = self.timers[contender.implementation]
@@ -236,7 +238,7 @@ class Course:
         return found
 
     def window(self) -> Window:
-        """Some blocks whose samples are not kept."""
+        """Measures some blocks whose samples are not kept."""
         samples = [sample for _ in range(WINDOW_BLOCKS) for sample in self.block()]
         times: dict[str, list[float]] = {}
         for sample in samples:
@@ -246,7 +248,8 @@ class Course:
 
 
 def fixed_calls(contender: Contender, warmup: int | str) -> int:
-    """Makes a fixed number of calls, on each input set in turn; none for a warm-up until steady. How many it made."""
+    """Makes a fixed number of calls, on each input set in turn; none if the warm-up goes on until steady. Returns the
+    number."""
     if not isinstance(warmup, int):
         return 0
     for plan in Turns(len(contender.plans)).take(contender, warmup):
@@ -255,7 +258,8 @@ def fixed_calls(contender: Contender, warmup: int | str) -> int:
 
 
 def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callable[[], float]) -> str:
-    """Measures without keeping until two windows agree, or for `limit_s`; adds up `called`. Then blocks count anew."""
+    """Measures windows until two agree, or for `limit_s` seconds, without keeping samples. Adds the calls to `called`.
+    Blocks are then counted from the start. Returns how the warm-up ended."""
     began, windows = clock(), 1
     before, ended = course.window(), LIMIT
     while windows < MOST_WINDOWS and clock() - began < limit_s:
@@ -273,7 +277,7 @@ def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callab
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the garbage collector, which would choose one measurement to pay for all."""
+    """Disables the garbage collector, as its work would fall into a single measurement."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What is timed: implementations bound to the input sets of a case, and whose turn it is among these."""
+"""Implementations bound to the input sets of a case, and which input sets come next."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kernels.harness.workload import Plan
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One implementation. `plans` are the same call, one on each input set; `scope` is entered around calls, outside
-    what is timed."""
+    """One implementation. `plans` has the same call on each input set. `scope` is entered around calls and is not
+    timed."""
 
     implementation: str
     plans: tuple[Plan, ...]
@@ -20,7 +20,8 @@ class Contender:
 
 
 class Turns:
-    """One sequence of input sets for all contenders, so that none finds cached what the one before it has read."""
+    """One sequence of input sets for all contenders, so that none finds in the cache what the one before it has
+    read."""
 
     def __init__(self, sets: int) -> None:
         self.sets, self.at = sets, 0

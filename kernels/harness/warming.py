@@ -1,4 +1,4 @@
-"""When a warm-up may end: once neither the times nor the clocks of two windows in a row differ."""
+"""When a warm-up may end: when neither the times nor the clocks of two windows in a row differ."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ TIME_TOLERANCE = 0.02
 CLOCK_TOLERANCE = 0.01
 MOST_WINDOWS = 25
 LIMIT_S = {"cuda": 10.0, "cpu": 1.0}
-"""A device that has not settled by then is measured as it is, and its rows say so."""
+"""Seconds after which a device that is not steady is measured all the same, and its rows say so."""
 
 LIMIT, FIXED = "limit", "fixed"
-"""How a warm-up ends that does not end `steady`."""
+"""The ends of a warm-up other than `steady`."""
 SD_OF_MEDIAN = 1.2533
 MAD_TO_SD = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some blocks: microseconds by implementation, and the SM clocks that were read (none where they are not known)."""
+    """Some blocks: microseconds by implementation, and the SM clocks that were read (empty where they are not
+    known)."""
 
     times: Mapping[str, Sequence[float]]
     clocks: Sequence[float]
@@ -39,7 +40,7 @@ class Warming:
 
 
 def settled(before: Window, after: Window) -> bool:
-    """Whether nothing moved from one window to the next, as far as their own noise lets one see."""
+    """Whether nothing changed from one window to the next beyond their noise."""
     times = all(close(before.times[name], after.times[name]) for name in after.times if name in before.times)
     if not before.clocks or not after.clocks:
         return times
@@ -55,7 +56,8 @@ def close(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def error_of_median(values: Sequence[float]) -> float:
-    """Its standard error for normal values, from the median absolute deviation, which no outlier can move."""
+    """The standard error of the median for normal values, from the median absolute deviation, on which outliers have no
+    effect."""
     middle = statistics.median(values)
     deviation = statistics.median(abs(value - middle) for value in values)
     return SD_OF_MEDIAN * MAD_TO_SD * deviation / math.sqrt(len(values))

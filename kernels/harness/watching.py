@@ -26,7 +26,7 @@ SAMPLES = {"burst": 11, "graph": 11, "sustained": 5}
 MARK_US = 20.0
 SPIN_KERNEL = "spin_kernel"
 EARLY_NS = 1000
-"""What begins sooner than this before its cover has ended did not stand behind it."""
+"""An activity that begins earlier than this before the end of its cover was not behind the cover."""
 COLUMNS = (
     "regime", "samples", "calls", "watched_us", "unwatched_us", "cupti_us", "cupti_covered_us", "cupti_kernel_us",
     "worst_ratio", "kernels_per_call", "kernels", "skipped",
@@ -35,10 +35,11 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Medians over samples in microseconds a call, of `calls` timed calls each: ours; CUPTI's from the first kernel's
-    start to the last one's end; in burst from the end of the cover to the last kernel's end (NaN otherwise), where the
-    first event and the way to the first kernel are in it, as in ours; and of the kernels alone. `worst_ratio` is ours
-    over CUPTI's (the covered one in burst) in the sample where they are farthest apart."""
+    """Medians over samples in microseconds a call, of `calls` timed calls each. They are our time; CUPTI's time from
+    the start of the first kernel to the end of the last; in burst CUPTI's time from the end of the cover to the end of
+    the last kernel (NaN in other regimes), which includes the first event and the way to the first kernel, as ours
+    does; and the time of the kernels alone. `worst_ratio` is our time over CUPTI's (in burst the covered one) in the
+    sample where they differ most."""
 
     samples: int
     calls: int
@@ -53,7 +54,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Why nothing can be compared."""
+    """The reason why nothing can be compared."""
 
     why: str
 
@@ -73,8 +74,8 @@ class Launch:
 def watched(
     timer: CudaTimer, contender: Contender, trace: Trace = traced, pause: Callable[[float], None] = time.sleep
 ) -> Watched | Missed:
-    """Some samples of this timer under CUPTI, with the rests that the regime has; the caller has not entered the
-    contender's scope."""
+    """Takes some samples of this timer while CUPTI watches, with the rests of the regime. The caller has not entered
+    the contender's scope."""
     taken: list[Timed] = []
     turns = Turns(len(contender.plans))
 
@@ -96,7 +97,7 @@ def watched(
 
 
 def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) -> Watched | Missed:
-    """Each sample with its own launches in CUPTI's record."""
+    """Compares each sample with its launches in CUPTI's record."""
     own = launches_of(seen, taken, covered=timer.regime != SUSTAINED)
     if isinstance(own, Missed):
         return own
@@ -128,7 +129,7 @@ def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) 
 
 
 def launches_of(seen: Sequence[Activity], taken: Sequence[Timed], *, covered: bool) -> list[Launch] | Missed:
-    """What lies behind the cover of each sample: the last one, where it took several tries."""
+    """The launches behind the cover of each sample; of the last try, where it took several."""
     if covered and not all(one.cover for one in taken):
         return Missed("its launch had no cover")
     launches: list[Launch] = []
@@ -171,5 +172,5 @@ def cells(found: Watched | Missed, regime: str, unwatched_us: float) -> dict[str
 
 
 def number(microseconds: float) -> str:
-    """As a file has it; empty for what is not known."""
+    """The number as it is written to a file; empty where it is not known."""
     return "" if math.isnan(microseconds) else f"{microseconds:.3f}"

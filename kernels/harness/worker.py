@@ -1,8 +1,8 @@
-"""The process that a user's code runs in. It holds nothing but one pipe to the harness, and answers what it is asked.
+"""The process in which a user's code runs. It has only one pipe to the harness, and answers requests from it.
 
-An implementation has a worker of its own: what it breaks, leaks or takes over is gone with the process. The reference
-is computed in another one, so that its answer never lies in memory that an implementation could find. Requests and
-answers are JSON; tensors travel as files. Nothing here is imported by the process that writes results.
+Each implementation has its own worker: whatever it breaks, leaks or manipulates ends with the process. The reference is
+computed in another process, so that its answer is never in memory that an implementation could read. Requests and
+answers are JSON; tensors are passed as files. The process that writes results imports nothing from here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PDEATHSIG = 1
 
 
 def serve(pipe: Connection, told: dict[str, Any]) -> None:
-    """Answer requests until the pipe ends. The first thing that happens is that the harness's own handles are taken."""
+    """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
     alone(pipe)
     handles = Handles()
     device = torch.device(told["device"])
@@ -67,7 +67,7 @@ def serve(pipe: Connection, told: dict[str, Any]) -> None:
 
 
 def failure(exc: BaseException, file: Path) -> Reply:
-    """What an exception comes to, in words that fit a row."""
+    """The reply for an exception, with a reason that fits a row."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     words = lines[0] if lines else "no message"
     if isinstance(exc, (torch.OutOfMemoryError, MemoryError)):
@@ -93,7 +93,7 @@ def broken(device: torch.device) -> bool:
 
 
 def alone(pipe: Connection) -> None:
-    """With no file of the harness's but this pipe, nor its standard input; and gone when the harness is."""
+    """Closes all files of the harness but this pipe, and its standard input. The process will end with the harness."""
     last = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, pipe.fileno())
     os.closerange(pipe.fileno() + 1, min(last, 1 << 16))
@@ -101,6 +101,6 @@ def alone(pipe: Connection) -> None:
         os.dup2(nothing.fileno(), 0)
     try:
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):  # no Linux: the pipe's end ends it all the same
+    except (OSError, AttributeError):  # this is not Linux: the process ends when the pipe ends
         pass
     sys.stdout = sys.stderr
