@@ -30,11 +30,11 @@ CANNOT_START = 3
 
 
 class Conductor:
-    """Builds the agent from what the metadata server says, and connects what can end it.
+    """Builds the agent from the metadata, and connects signals and preemption, which can end the run.
 
-    On a VM that was kept and is at its next run, BENCH_NEXT names the claim: that run's spec takes the place of the
-    metadata's, and the VM's own run, which pays for it, is spoken for by the keeper alone. `clock` is what every
-    limit and patience goes by; None: the VM's own.
+    On a kept VM that works for its next run, BENCH_NEXT names the file of the claim. The spec of that run then replaces
+    the one in the metadata, and only the keeper writes events for the VM's own run, which pays for the VM. All limits
+    use `clock`; None is the VM's own clock.
     """
 
     def __init__(self, environ: Mapping[str, str], stream: TextIO, clock: Clock | None = None) -> None:
@@ -78,7 +78,7 @@ class Conductor:
             )
         # A startup script may run without HOME, which torch and the kernel's cache look for.
         env = {"HOME": str(self.home), **environ}
-        # The same python3 that the bootstrap found, also where that is a wrapper.
+        # The python3 that the bootstrap found, even if it is a wrapper.
         self.python = shutil.which("python3", path=env.get("PATH")) or sys.executable
         self.host = host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
         self.agent = Agent(self.spec, site, storage, self.events, host)
@@ -86,8 +86,8 @@ class Conductor:
         self.keeper = Keeper(host, own.vm, zone, own.run_id, storage, own_events, own.timing.keep_poll_s)
 
     def into_container(self) -> int:
-        """Goes on as the same agent in the run's container, in the place of this process. Returns only where that
-        cannot be, with the exit code; then the run has ended with a diagnosis."""
+        """Replaces this process by the same agent in the run's container. Returns only if that fails, with the exit
+        code; then the run has ended with a diagnosis."""
         spec = self.spec
         container = Container(self.host, spec.container, self.home, spec.require_cuda, spec.allow_install)
         patience = Patience(self.clock, spec.limits_s["preflight"], self.stop.requested)
@@ -116,7 +116,8 @@ class Conductor:
         return log.stat().st_size if log.exists() else 0
 
     def run(self) -> int:
-        """The run, from now on ended by a signal or by preemption; and after it the next one, if the VM is kept."""
+        """Runs the run, which a signal or a preemption may end from now on; and after it the next one, if the VM is
+        kept."""
         timing = self.spec.timing
         watcher = PreemptionWatcher(self.metadata, self.on_preempted, timing.preempted_wait_s, timing.preempted_poll_s)
         watcher.start()
@@ -128,7 +129,7 @@ class Conductor:
         return code
 
     def then(self) -> None:
-        """What follows a run that is done: the next one, in the place of this process, or the VM's last word."""
+        """What follows a finished run: this process is replaced by the next run, or the VM's last event is written."""
         claim = self.keeper.wait(self.agent.ending, self.spec.idle_limit_s) if self.agent.keeps else None
         if claim is not None:
             try:
@@ -144,7 +145,7 @@ class Conductor:
         self.keeper.last_word()
 
     def on_signal(self, number: int) -> None:
-        """TERM comes from the bootstrap's watchdog, from a preemption, or from someone who wants the run to end."""
+        """Ends the run. TERM comes from the bootstrap's watchdog, from a preemption, or from a person."""
         self.log.say(f"signal {number}")
         if (self.home / "deadline").exists():
             self.stop.request("deadline")
@@ -165,7 +166,8 @@ def last_part(path: str | None) -> str:
 
 
 def main(environ: Mapping[str, str], stream: TextIO) -> int:
-    """Runs one run. Where even the metadata is of no use the last word is left to the bootstrap."""
+    """Runs one run and returns the exit code. If even the metadata is not usable, the bootstrap writes the last
+    event."""
     try:
         conductor = Conductor(environ, stream)
     except (BadSpec, Unreachable, ValueError, OSError) as error:

@@ -26,17 +26,18 @@ from startup.agent.storage import Storage, StorageError
 
 CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+(?:-(?:backward|both))?)\.csv\Z")
 OWN_CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
-"""Of a workload of the user's own, whose axes only its file knows."""
+"""The path of a case file of a user's own workload, whose axes are defined only in its own file."""
 SIGNALLED = 128
 PROFILE_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the agent is: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt; `machine` is
-    what the metadata server tells of the VM (zone, machine_type, image), for the record of the environment.
+    """Where the agent works: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt. `machine`
+    is what the metadata server says about the VM (zone, machine_type, image), for the record of the environment.
 
-    A run on a VM that was made for another has a folder of its own below it, and its log begins at a byte of log.txt.
+    A run on a VM that was made for another run has its own folder below `home`, and its log begins at a byte of
+    log.txt.
     """
 
     home: Path
@@ -87,12 +88,12 @@ class Agent:
 
     @property
     def keeps(self) -> bool:
-        """Whether the VM waits for another run: it has done this one, and nobody wants its end."""
+        """Whether the VM waits for another run: it has finished this one, and nothing has asked for its end."""
         return self.spec.idle_limit_s > 0 and self.ending.exit_code in (DONE, INCORRECT) and not self.stop.reason
 
     def run(self) -> int:
-        """The whole run. Its last word is in the bucket, and its marker set, unless the bucket is out of reach. Of a VM
-        that is kept, or that another run pays for, that word is the keeper's."""
+        """Runs the whole run. Its last event is then in the bucket and its marker is set, unless the bucket cannot be
+        reached. If the VM is kept, or another run pays for it, the keeper writes that event."""
         try:
             ending = self.work()
         except Halt as halt:
@@ -106,7 +107,7 @@ class Agent:
         return ending.exit_code
 
     def unable(self, error: Exception) -> int:
-        """The end of a run that could not begin here: its last word, and the exit code."""
+        """Ends a run that could not begin here: writes its last event, and returns the exit code."""
         if isinstance(error, Halt):
             ending = error.ending
         else:
@@ -161,13 +162,14 @@ class Agent:
         return Ending("succeeded", DONE, "every case is measured")
 
     def needed(self) -> requirements.Wanted:
-        """What the workload needs installed. On a machine that becomes an image its build would be in vain: it is
-        of the payload, which no image keeps."""
+        """What the workload needs installed. On a machine that becomes an image nothing is built: the result would be
+        part of the payload, which no image keeps."""
         wanted = requirements.read(self.payload)
         return replace(wanted, build="") if self.spec.prepare else wanted
 
     def profile(self) -> None:
-        """After everything is measured and stored. What goes wrong here is said, and spoils nothing."""
+        """Makes the profiles after everything is measured and stored. Failures are logged and do not change the
+        result."""
         try:
             with self.entered("profile"):
                 self.step("profile")
@@ -177,7 +179,7 @@ class Agent:
 
     @contextmanager
     def entered(self, phase: str) -> Iterator[None]:
-        """A phase: its limit, its two events, and the exit code it ends with."""
+        """The context of a phase: it applies the limit, and writes the two events with the exit code."""
         self.phase = phase
         limit_s = self.spec.limits_s.get(phase, PROFILE_LIMIT_S)
         self.limit = Patience(self.clock, limit_s, self.stop.requested)
@@ -198,14 +200,15 @@ class Agent:
             self.log.say(f"{phase} ended with exit code {code} after {seconds:.1f} s")
 
     def compare_clocks(self) -> tuple[StorageError | None, float | None]:
-        """The first word with the bucket, so also the first to learn that it is out of reach."""
+        """Compares our clock with that of the bucket. Returns the error if the bucket cannot be reached, which shows
+        here first, and the seconds by which its clock is ahead."""
         try:
             return None, self.storage.skew_s(self.patience())
         except StorageError as error:
             return error, None
 
     def patience(self) -> Patience:
-        """How long to insist on one object: as long as the bucket may be away, but not beyond the phase's limit."""
+        """How long to try for one object: as long as the bucket may be away, but not beyond the phase's limit."""
         seconds = self.spec.timing.storage_patience_s
         if self.phase != "boot":
             seconds = min(seconds, self.limit.left())
@@ -226,13 +229,13 @@ class Agent:
         return cases
 
     def healed(self, heal: Healed | None) -> None:
-        """Records a heal; there may have been nothing to heal."""
+        """Records a heal; None means that there was nothing to heal."""
         if heal is not None:
             self.events.append("healed", what=heal.what, detail=heal.detail)
             self.log.say(f"healed {heal.what}: {heal.detail}")
 
     def preflight(self) -> None:
-        """The rungs that need no package. The disk comes before torch, which would fill it."""
+        """Runs the checks that need no package. The disk is checked before torch is installed, which would fill it."""
         timing = self.spec.timing
         if self.spec.require_cuda:
             self.healed(cuda_path(self.host))
@@ -240,7 +243,8 @@ class Agent:
         self.healed(disk_space(self.host, self.spec.min_free_gb, self.spec.allow_install, self.limit))
 
     def prepare(self, done: list[str]) -> None:
-        """Writes the harness's spec, and tells the payload its own name: it cannot contain its own checksum."""
+        """Writes the harness's spec, and writes the payload's checksum into its folder, as the payload cannot contain
+        it."""
         skip = list(dict.fromkeys([*self.spec.harness.get("skip_cases", []), *done]))
         own = {"run_id": self.spec.run_id, "vm": self.spec.vm, "skip_cases": skip, "machine": dict(self.site.machine)}
         harness = {**self.spec.harness, **own}
@@ -263,7 +267,7 @@ class Agent:
             self.diagnose(None if self.not_built else facts.diagnosis or Diagnosis("build_failed", outcome.log_tail))
             self.incorrect = self.not_built = True
         elif outcome.code == INCORRECT:
-            # Said once: later steps find the same implementation wrong again.
+            # This is reported once, although later steps find the same implementation wrong again.
             wrong = facts.diagnosis or Diagnosis("kernel_wrong", f"an implementation was wrong in step {name}")
             self.diagnose(None if self.incorrect else wrong)
             self.incorrect = True
@@ -279,13 +283,14 @@ class Agent:
             self.log.say(f"diagnosed {cause}: {first_line(detail)}")
 
     def finish(self, ending: Ending) -> None:
-        """Whatever exists into the bucket, the log last, then the last word. Never raises, and never takes for ever."""
+        """Stores everything that exists in the bucket, the log last, and then writes the last event. Never raises, and
+        takes a limited time."""
         ended_in = self.phase
         self.diagnose(ending.diagnosis)
         limit_s = self.spec.limits_s["finish"]
         if self.stop.reason:
             limit_s = min(limit_s, self.spec.timing.hurried_finish_s)
-        # Not interrupted by a stop: this is what a stop leads to.
+        # A stop does not interrupt this, as a stop leads here.
         patience = Patience(self.clock, limit_s)
         began = self.clock.monotonic()
         self.events.append("phase_started", phase="finish", limit_s=limit_s)

@@ -1,4 +1,4 @@
-"""A subprocess that leads its own process group, and what it says, as one queue of messages."""
+"""A subprocess that leads its own process group. Its output and its end come as one queue of messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Message(NamedTuple):
 class Child:
     """Starts a command. Its messages arrive in order; `exit` comes after all of its output.
 
-    A process group of its own, and not a session: whoever ends the whole VM by its session ends this too.
+    It has its own process group, but not its own session: whoever ends the session of the VM's run ends this too.
     """
 
     def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str], stop: Stop) -> None:
@@ -61,7 +61,7 @@ class Child:
                 self.messages.put(Message(source, line.rstrip("\n")))
 
     def wait(self) -> None:
-        # While its leader is not reaped, the group's number cannot be given to anyone else.
+        # While the leader is not reaped, the number of the group is not used again.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.signal(signal.SIGKILL)
         # A grandchild that left the group may hold the pipes open for ever.
@@ -72,14 +72,14 @@ class Child:
         self.messages.put(Message("exit"))
 
     def next(self, timeout_s: float) -> Message | None:
-        """The next message, or None when there is none within the time."""
+        """The next message; None when there is none within the time."""
         try:
             return self.messages.get(timeout=max(0.0, timeout_s))
         except Empty:
             return None
 
     def write(self, line: str) -> None:
-        """One line to its standard input. A child that is gone does not mind."""
+        """Writes one line to its standard input. If the child is gone, nothing happens."""
         try:
             self.stdin.write(line + "\n")
             self.stdin.flush()
@@ -111,7 +111,7 @@ class Child:
 def start(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
     group: dict[str, Any] = {"process_group": 0}
     if sys.version_info < (3, 11):  # noqa: UP036  (the image's Python may be older than ours)
-        # setpgrp is a bare system call: it takes no lock that another thread could hold across the fork.
+        # setpgrp is only a system call: it needs no lock that another thread could hold during the fork.
         group = {"preexec_fn": os.setpgrp}
     pipe = subprocess.PIPE
     return subprocess.Popen(

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta, timezone
 
 
 def since_boot() -> float:
-    """Seconds since the machine booted, those that it slept included."""
+    """Seconds since the machine booted, including the time that it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Clock:
-    """The time, corrected by an offset once one is known, and the monotonic clock. The wall clock is read once: when it
-    is set later, by whoever found that it was wrong, it would be corrected twice."""
+    """The time, corrected by an offset once one is known, and the monotonic clock. The wall clock is read only once: if
+    somebody corrected it later, the time would be corrected twice."""
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot) -> None:
         self.offset = timedelta(0)
@@ -50,7 +50,7 @@ class Patience:
         return max(0.0, self.until - self.clock.monotonic())
 
     def pause(self, seconds: float) -> bool:
-        """Waits, and says whether there is any patience left afterwards."""
+        """Waits, and returns whether any time is left afterwards."""
         wait = min(seconds, self.left())
         if self.interrupt is not None:
             self.interrupt.wait(wait)

@@ -1,8 +1,8 @@
-"""The way into a container: the same agent, in the image that the run names, on the machine that was rented.
+"""Runs the agent in a container: the same agent, in the image that the run names, on the rented machine.
 
-The image is fetched by its digest, and the process that asked for it becomes the one that runs it: signals, exit code
-and the log are the container's. Folder, network and processes are the machine's own, so that the bootstrap's watchdog,
-the metadata server and the bucket are what they are without a container.
+The image is fetched by its digest. Then the agent's process is replaced by the one that runs the container, so signals,
+exit code and log are the container's. Folder, network and processes are those of the machine, so the bootstrap's
+watchdog, the metadata server and the bucket work as without a container.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from startup.agent.host import Host, Ran
 
 NAME = "bench"
 INSIDE = "BENCH_CONTAINER"
-"""In the container: what it was made of."""
+"""The environment variable that is set in the container: the image of the container."""
 REFERENCE = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}\Z", re.ASCII)
 GOOGLE = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)/")
-"""Registries that take the machine's own token."""
+"""Registries that accept the machine's own token."""
 PASSED = ("GCE_METADATA_HOST", "GCE_METADATA_IP", "BENCH_REQUEST_TIMEOUT_S", "PYTHONUNBUFFERED")
 
 
 class Container:
-    """Fetches an image and says how it is run."""
+    """Fetches an image and gives the command that runs it."""
 
     def __init__(self, host: Host, reference: str, home: Path, gpu: bool, allow_install: bool) -> None:
         self.host, self.reference, self.home, self.gpu = host, reference, home, gpu
         self.allow_install = allow_install
 
     def fetch(self, token: str, patience: Patience) -> None:
-        """The image, on this machine. Raises Halt with `container_unavailable`."""
+        """Fetches the image to this machine. Raises Halt with `container_unavailable`."""
         if not REFERENCE.match(self.reference):
             raise failed("container_unavailable", f"{self.reference} is not pinned by a digest")
         self.engine(patience)
@@ -49,7 +49,8 @@ class Container:
         self.host.log.say(f"{self.reference} fetched in {self.host.clock.monotonic() - began:.1f} s")
 
     def engine(self, patience: Patience) -> None:
-        """A container engine that knows the GPU: there, or installed where the machine is ours to change."""
+        """Provides a container engine that can use the GPU: the one that is there, or a new one where we may install
+        it."""
         if self.host.which("docker") is None and self.allow_install:
             self.host.env["DEBIAN_FRONTEND"] = "noninteractive"
             lock = ("-o", "DPkg::Lock::Timeout=120", "-qq")
@@ -67,7 +68,7 @@ class Container:
             raise failed("container_unavailable", f"{self.reference}: could not {what}: {tail or ran.last_line}")
 
     def command(self, payload: Path, environ: Mapping[str, str]) -> list[str]:
-        """What takes the place of this process."""
+        """The command that replaces this process."""
         passed = {key: environ[key] for key in PASSED if key in environ}
         passed |= {"BENCH_VM_DIR": str(self.home), "HOME": str(self.home), INSIDE: self.reference}
         gpu = ["--gpus", "all", "--cap-add", "SYS_ADMIN"] if self.gpu else []

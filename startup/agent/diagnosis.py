@@ -1,4 +1,4 @@
-"""The ways a run can end, and the named causes of those it should not end in."""
+"""The ways a run can end, and the named causes of failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ending:
 
 
 class Halt(Exception):
-    """Leaves whatever the run is doing for its finish."""
+    """Ends what the run is doing; the run then finishes with `ending`."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.outcome + ": " + ending.detail)
@@ -70,10 +70,10 @@ class Halt(Exception):
 
 
 def failed(cause: str, detail: str, exit_code: int = 1) -> Halt:
-    """The run cannot go on, for a reason with a name."""
+    """The Halt for a run that cannot go on, for a named cause."""
     return Halt(Ending("failed", exit_code, detail, Diagnosis(cause, detail)))
 
 
 def timed_out(detail: str) -> Halt:
-    """A phase took longer than it may; 124 is what timeout(1) exits with."""
+    """The Halt for a phase that took longer than its limit. Its exit code is 124, as that of timeout(1)."""
     return Halt(Ending("timed_out", 124, detail, Diagnosis("phase_timeout", detail)))

@@ -17,14 +17,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def writer_name(attempt: int, instance_id: str, boot_id: str) -> str:
-    """`vm-<attempt>-<8 hex digits>`, of this machine since it booted: two machines that are at one run, and one machine
-    that has booted twice, never count in each other's name."""
+    """`vm-<attempt>-<8 hex digits>`, for this machine since it booted. So two machines that work for one run, or one
+    machine that has booted twice, never use the same writer name."""
     tag = hashlib.sha256(f"{instance_id} {boot_id}".encode()).hexdigest()[:8]
     return f"vm-{attempt}-{tag}"
 
 
 def boot_id() -> str:
-    """What the kernel calls the time since it booted; empty where it does not say."""
+    """The kernel's id of this boot; empty where it is not known."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -32,10 +32,11 @@ def boot_id() -> str:
 
 
 class EventWriter:
-    """Appends events in order, from a thread of its own: a bucket that is away delays the log, never the run.
+    """Appends events in order, from a thread of its own, so that an unreachable bucket delays the log but not the run.
 
-    Each event is first a file in `directory`/pending and is moved to `directory` when the bucket has it, so that what
-    the agent could not deliver before it died the bootstrap still can, and a rebooted VM goes on counting.
+    Each event is first a file in `directory`/pending, and is moved to `directory` when the bucket has it. So the
+    bootstrap can deliver events that the agent could not deliver before it died, and a rebooted VM continues the
+    numbering.
     """
 
     def __init__(self, run_id: str, writer: str, directory: Path, storage: Storage, clock: Clock) -> None:
@@ -121,7 +122,7 @@ class EventWriter:
             pass  # A full disk costs the copy, not the event: that is in memory.
 
     def store(self, name: str, body: bytes) -> bool:
-        """One event into the bucket; False when it was refused, or when the writer is closing."""
+        """Stores one event in the bucket. False when it was refused, or when the writer is closing."""
         patience = Patience(self.clock, FOREVER_S, self.closing)
         try:
             self.storage.put(f"runs/{self.run_id}/events/{name}", body, "application/json", patience, once=True)

@@ -1,4 +1,4 @@
-"""What the agent does with each fact of the harness: the file into the bucket, then the event."""
+"""Handles the facts of the harness: stores the file of a fact in the bucket, then appends its event."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Files:
 
 
 class Facts:
-    """Receives the facts of one step. `diagnosis` is what they add up to when a step fails."""
+    """Receives the facts of one step. `diagnosis` is the cause that they show when the step fails."""
 
     def __init__(
         self,
@@ -155,12 +155,12 @@ class Facts:
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The most exact cause there is: the harness's own word, else what a failed gate stands for."""
+        """The most exact cause that is known: the one that the harness reports, else that of a failed gate."""
         return next(iter(self.problems + self.failed_gates), None)
 
 
 def describe(name: str, fact: Mapping[str, Any]) -> str:
-    """One line for people."""
+    """One line for the log, for people."""
     if name == "case_finished":
         medians = ", ".join(f"{key} {value:g} us" for key, value in fact["median_us"].items())
         return f"case {fact['index']}/{fact['of']} {fact['case_id']}: {medians or 'nothing timed'}"

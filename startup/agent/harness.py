@@ -1,4 +1,4 @@
-"""Runs one step of the harness and speaks its protocol: facts come out, acknowledgements go in."""
+"""Runs one step of the harness and speaks its protocol: it reads facts and writes acknowledgements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from startup.agent.spec import Timing
 
 STDERR_LINES = 20
 LOOK_S = 0.5
-"""How often the limit is looked at: it goes by the host's clock, which need not be this machine's."""
+"""How often the limit is checked, in seconds. The limit uses the host's clock, which may differ from this machine's."""
 DONE, INCORRECT, NOT_BUILT, GATE_FAILED, BAD_SPEC = 0, 10, 20, 21, 22
 
 
@@ -90,7 +90,7 @@ class Harness:
         return HarnessExit(code, "\n".join(tail))
 
     def understand(self, step: str, line: str) -> dict[str, Any] | None:
-        """A fact, or None for a line that is not one: libraries print to standard output too."""
+        """The fact in a line; None for any other line, as libraries print to standard output too."""
         try:
             fact = json.loads(line)
         except ValueError:

@@ -27,7 +27,8 @@ class Healed:
 
 
 def clock_skew(clock: Clock, skew_s: float | None, tolerated_s: float) -> Healed | None:
-    """Corrects the agent's clock by what the storage server's is ahead; the system's clock is left alone."""
+    """Corrects the agent's clock by `skew_s`, by which the storage server's clock is ahead. The system's clock is not
+    changed."""
     if skew_s is None or abs(skew_s) <= tolerated_s:
         return None
     clock.offset += timedelta(seconds=skew_s)
@@ -35,7 +36,7 @@ def clock_skew(clock: Clock, skew_s: float | None, tolerated_s: float) -> Healed
 
 
 def cuda_path(host: Host, candidates: Sequence[Path] = CUDA_DIRECTORIES) -> Healed | None:
-    """Puts CUDA's tools on PATH. That there are none is no fault: the kernel is built with NVRTC first."""
+    """Puts CUDA's tools on PATH. If there are none, that is no fault, as the kernel is built with NVRTC first."""
     if host.which("nvcc"):
         return None
     for directory in candidates:
@@ -74,7 +75,7 @@ def driver_wait(host: Host, wait_s: float, poll_s: float, patience: Patience) ->
 def disk_space(host: Host, min_free_gb: float, may_change: bool, patience: Patience) -> Healed | None:
     """Empties the package caches when less than `min_free_gb` (10^9 bytes) is free.
 
-    Where nothing may be installed nothing is deleted either: the caches there are somebody's.
+    Where nothing may be installed nothing is deleted either, as the caches belong to somebody else.
     """
     before = host.free_gb()
     if before >= min_free_gb:

@@ -19,7 +19,7 @@ KEPT_LINES = 200
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a command: its exit code (127: not found), and the last lines it printed."""
+    """The result of a command: its exit code (127: not found), and the last lines that it printed."""
 
     code: int
     output: str
@@ -35,7 +35,8 @@ class Ran:
 
 
 class Host:
-    """Holds what heals change: `env` and `python`, which every later command and the harness use."""
+    """The machine, with `env` and `python`. Heals change these two, and every later command and the harness use
+    them."""
 
     def __init__(self, home: Path, env: Mapping[str, str], python: str, clock: Clock, stop: Stop, log: Log) -> None:
         self.home = home

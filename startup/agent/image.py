@@ -1,5 +1,6 @@
-"""A machine that becomes an image: what later runs would install is put on its disk, what is its own is taken off, and
-it waits, quiet, until a client has sealed the disk. Where nothing may be installed nothing is changed."""
+"""Prepares a machine whose disk becomes an image: installs what later runs need, removes what belongs to this machine
+alone, and waits without writing until a client has sealed the disk. Where nothing may be installed nothing is
+changed."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from startup.agent.stop import Stop
 from startup.agent.storage import Storage, StorageError
 
 PREPARED = Path("/opt/bench")
-"""What an image brings along; the run's own folder is never baked."""
+"""The folder of an image for what is prepared; the run's own folder is never part of an image."""
 COUNTERS = "options nvidia NVreg_RestrictProfilingToAdminUsers=0\n"
 NCU_DIRECTORIES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 OWN = ("etc/machine-id", "var/lib/dbus/machine-id")
-"""Files of one machine that must be made anew by the next: emptied, as systemd wants it."""
+"""Files that every machine must make for itself. They are emptied, as systemd expects."""
 
 
 class Preparation:
-    """Steps, in order; `root` is the file system that becomes the image."""
+    """The steps of the preparation, in order; `root` is the file system that becomes the image."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Preparation:
             packages.venv = PREPARED / "venv"
 
     def run(self, limit: Patience, events: EventWriter, stop: Stop) -> Ending:
-        """Prepares, says so, and waits for the seal. The machine ends when it is told that it is sealed, or that nobody
-        could."""
+        """Prepares the disk, writes an event, and waits for the seal. The machine ends when a client has sealed the
+        disk or reports that it could not."""
         ncu = self.ncu(limit)
         steps: tuple[Callable[[Patience], None], ...] = (self.hold_kernel, self.open_counters, self.forget)
         if self.spec.allow_install:
@@ -71,7 +72,8 @@ class Preparation:
         return self.wait(stop)
 
     def ncu(self, limit: Patience) -> str:
-        """Where the profiler is: looked for first, else installed; empty where there is none, which is no failure."""
+        """The path of the profiler, which is installed where it is missing; empty where there is none, which is no
+        failure."""
         found = self.host.which("ncu")
         for folder in NCU_DIRECTORIES:
             found = found or next((str(path) for path in sorted(Path(folder).rglob("ncu")) if path.is_file()), None)
@@ -81,21 +83,21 @@ class Preparation:
         return found or ""
 
     def hold_kernel(self, limit: Patience) -> None:
-        """Kernel and driver must match at every later boot: neither is renewed behind our back."""
+        """Excludes kernel and driver from automatic updates, as the two must match at every later boot."""
         release = platform.release()
         self.host.run("apt-mark", "hold", f"linux-image-{release}", f"linux-headers-{release}", patience=limit)
         self.host.run("systemctl", "disable", "--now", "unattended-upgrades.service", patience=limit)
         self.host.run("systemctl", "mask", "apt-daily.timer", "apt-daily-upgrade.timer", patience=limit)
 
     def open_counters(self, _: Patience) -> None:
-        """The profiler's counters for everybody: nobody but the run is on such a machine."""
+        """Opens the profiler's counters to all users, as only the run uses such a machine."""
         folder = self.root / "etc/modprobe.d"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench-profiling.conf").write_text(COUNTERS)
 
     def forget(self, limit: Patience) -> None:
-        """What is this machine's own, and caches. The run's folder goes as far as it is not in use: a `first-boot` in
-        an image would fire the next machine's watchdog at once."""
+        """Removes what belongs to this machine alone, and caches. The run's folder is removed as far as it is not in
+        use: a `first-boot` file in an image would fire the next machine's watchdog at once."""
         for name in OWN:
             path = self.root / name
             if path.exists() and not path.is_symlink():
@@ -108,18 +110,19 @@ class Preparation:
         (self.home / "first-boot").unlink(missing_ok=True)
 
     def quiet(self, limit: Patience) -> None:
-        """What is written is on the disk, and blocks that hold nothing are given back: the archive is paid by size."""
+        """Writes all data to the disk and frees unused blocks, as the image is paid by size."""
         if self.spec.allow_install:
             self.host.run("fstrim", "--all", patience=limit)
         os.sync()
 
     def installed_driver(self) -> str:
-        """The driver's version by its module's file: on a machine without a GPU nothing answers."""
+        """The driver's version, from the file of its module, as on a machine without a GPU the driver does not
+        answer."""
         version = self.root / "sys/module/nvidia/version"
         return version.read_text().strip() if version.is_file() else ""
 
     def wait(self, stop: Stop) -> Ending:
-        """Until the client has said what became of the disk."""
+        """Waits until the client has reported whether the disk is sealed."""
         patience = Patience(self.host.clock, float(self.spec.prepare.get("wait_s", 600)), stop.requested)
         while patience.left() > 0:
             stop.check()

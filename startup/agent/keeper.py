@@ -1,7 +1,8 @@
-"""A VM that has done its run and waits for another: through its slot, one object in the bucket.
+"""Lets a VM that has finished its run wait for another run, through its slot, which is one object in the bucket.
 
-The slot changes hands by compare-and-swap. The VM writes `idle`; a client makes that `claimed`; the VM makes that
-`running`, or `idle` into `closed` when its limit is over. So a claim is either taken up or refused, never lost.
+The slot changes only by compare-and-swap. The VM writes `idle`; a client changes that to `claimed`; the VM changes that
+to `running`. When its time limit is over the VM changes `idle` to `closed`. So a claim is either accepted or refused,
+but never lost.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Claim:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Claim:
-        """Raises KeyError, TypeError, ValueError. What is run lies below payloads/, where no machine may write: who can
-        write a claim is no reason to run what it names."""
+        """The claim in a document. Raises KeyError, TypeError, ValueError. The payload must be below payloads/, where
+        no machine may write: a claim alone must not make the VM run any other object."""
         payload, spec = raw["payload"], dict(raw["spec"])
         run_id, name, sha256 = str(raw["run_id"]), str(payload["object"]), str(payload["sha256"])
         if re.fullmatch(r"[0-9a-f]{64}", sha256) is None or name != f"payloads/{sha256}.tar.gz":
@@ -52,7 +53,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the VM's own run came to, and the slot's generation: all that a later agent on this VM must know."""
+    """The result of the VM's own run, and the slot's generation: all that a later agent on this VM must know."""
 
     outcome: str
     exit_code: int
@@ -61,12 +62,12 @@ class Kept:
 
 
 def folder_of(sha256: str, own_sha256: str) -> str:
-    """The name of the folder that a claim's payload is unpacked into: the bootstrap's own where it is the same."""
+    """The folder into which a claim's payload is unpacked; that of the bootstrap where the payload is the same."""
     return "payload" if sha256 == own_sha256 else f"payload-{sha256[:16]}"
 
 
 class Keeper:
-    """Speaks for the run that the VM was made for, from the end of its work to its last word."""
+    """Writes events for the run that the VM was made for, from the end of its work to its last event."""
 
     def __init__(
         self, host: Host, vm: str, zone: str, owner: str, storage: Storage, events: EventWriter, poll_s: float
@@ -90,8 +91,9 @@ class Keeper:
         self.file.write_text(json.dumps(asdict(kept)))
 
     def wait(self, ending: Ending, idle_limit_s: float) -> Claim | None:
-        """Waits for the next run; None when none came, or a stop did. `ending` is that of the VM's own run, the first
-        time. A bucket that is away for longer than the limit ends the wait like the limit."""
+        """Waits for the next run. None when none came within the limit or a stop was requested. The first time,
+        `ending` is that of the VM's own run. If the bucket is unreachable for longer than the limit, the wait ends
+        too."""
         if self.kept is None:
             self.remember(Kept(ending.outcome, ending.exit_code, ending.detail))
         kept = self.kept
@@ -111,7 +113,7 @@ class Keeper:
                 claim = self.claimed(limit)
                 if claim is not None:
                     return claim
-            # Whoever claimed it at the very end is served; unless the VM must go.
+            # A claim in the last moment is accepted, unless the VM must end.
             generation = (self.kept or kept).generation
             if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
                 return self.claimed(self.brief())
@@ -120,7 +122,7 @@ class Keeper:
         return None
 
     def claimed(self, patience: Patience) -> Claim | None:
-        """The claim in the slot, taken up; None while there is none, or when it cannot be understood."""
+        """Accepts the claim in the slot and returns it; None while there is none, or when it cannot be read."""
         there = self.storage.get(self.name, patience)
         if there is None:
             return None
@@ -128,9 +130,9 @@ class Keeper:
             slot = dict(json.loads(there[0]))
             until, wish = str(slot["idle_until"]), slot["claim"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            return None  # somebody's who is no client
+            return None  # it was written by somebody who is no client
         if slot.get("state") == "idle" and self.kept is not None:
-            self.remember(replace(self.kept, generation=there[1]))  # whoever claimed it has taken that back
+            self.remember(replace(self.kept, generation=there[1]))  # the client has taken its claim back
         if slot.get("state") != "claimed" or slot.get("schema", 1) != 1:
             return None
         generation = self.swap(there[1], "running", until, patience, wish)
@@ -147,7 +149,7 @@ class Keeper:
     def swap(
         self, generation: int, state: str, until: str, patience: Patience, claim: Mapping[str, Any] | None = None
     ) -> int | None:
-        """The slot in its next state; None when somebody else was at it."""
+        """Puts the slot into its next state. Returns its new generation; None when somebody else has changed it."""
         slot = {
             "schema": 1,
             "state": state,
@@ -163,7 +165,7 @@ class Keeper:
         return new
 
     def payload(self, claim: Claim, own_sha256: str) -> Path:
-        """Where the claim's payload lies unpacked: kept from an earlier run, or fetched. Raises StorageError."""
+        """The folder of the claim's unpacked payload, kept from an earlier run or fetched now. Raises StorageError."""
         folder = self.home / folder_of(claim.sha256, own_sha256)
         if (folder / "manifest.json").exists():
             return folder
@@ -177,13 +179,13 @@ class Keeper:
         return folder
 
     def lend(self, claim: Claim) -> None:
-        """Says in the log of the VM's own run that it is at another's."""
+        """Writes an event to the log of the VM's own run: it works for another run now."""
         self.events.append("lent", to=claim.run_id)
         self.events.flush(self.brief())
         self.events.close()
 
     def last_word(self) -> None:
-        """The VM's own run ends as it came to when its work was done, whatever ends the VM now."""
+        """Writes the last event of the VM's own run, with the result that its work had, whatever ends the VM now."""
         kept = self.kept
         assert kept is not None
         self.events.start()
@@ -194,7 +196,7 @@ class Keeper:
         try:
             self.swap(kept.generation, "closed", iso(self.clock.now()), patience)
         except StorageError:
-            pass  # A client that claims it finds a VM that is going.
+            pass  # A client that claims the slot now finds a VM that is ending.
         if self.events.flush(patience):
             (self.home / "last-word").touch()
         self.events.close()

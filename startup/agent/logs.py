@@ -13,7 +13,7 @@ from startup.agent.storage import Storage, StorageError
 
 LONGEST_LINE = 500
 LAG_S = 10.0
-"""How long the bootstrap is waited for that copies lines to log.txt: a busy machine lets it wait for its turn."""
+"""How long to wait for the bootstrap, which copies lines to log.txt, in seconds. On a busy machine it may be late."""
 
 
 class Log:
@@ -26,7 +26,7 @@ class Log:
         self.last = ""
 
     def say(self, text: str) -> None:
-        """Never raises: a console that is gone must not end the run."""
+        """Writes a line. Never raises: the run must not end because the console is gone."""
         moment = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         with self.lock:
             try:
@@ -38,8 +38,8 @@ class Log:
                 pass
 
     def await_copy(self, path: Path, patience: Patience) -> None:
-        """Waits until what was said last is in `path`, where another process copies what comes through the pipe that
-        this log writes to; `LAG_S` seconds at most, and not at all where there is no pipe."""
+        """Waits until the last line is in `path`, to which another process copies from the pipe that this log writes
+        to. Waits `LAG_S` seconds at most, and not at all where there is no pipe."""
         try:
             if not stat.S_ISFIFO(os.fstat(self.stream.fileno()).st_mode):
                 return
@@ -52,7 +52,7 @@ class Log:
 
 
 def tail(path: Path, size: int = 8192) -> bytes:
-    """The end of a file; nothing where it cannot be read."""
+    """The last `size` bytes of a file; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -62,7 +62,7 @@ def tail(path: Path, size: int = 8192) -> bytes:
 
 
 class LogUploader:
-    """A thread that stores log.txt, from byte `start` on, now and then, when it has changed."""
+    """A thread that stores log.txt from byte `start` on, every `every_s` seconds if it has changed."""
 
     def __init__(self, path: Path, name: str, storage: Storage, clock: Clock, every_s: float, start: int = 0) -> None:
         self.start_at = start
@@ -84,7 +84,7 @@ class LogUploader:
 
     def keep_up(self) -> None:
         while not self.closed.wait(self.every_s):
-            # Whatever is not stored this time is stored next time: no need to insist.
+            # What is not stored this time is stored next time, so there is one try only.
             self.upload(Patience(self.clock, self.every_s, self.closed))
 
     def upload(self, patience: Patience) -> bool:

@@ -1,4 +1,4 @@
-"""The VM's metadata server: who this VM is, what it is asked to do, and its access token."""
+"""The VM's metadata server: the VM's name, its run spec, and its access token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Metadata:
             return self.cached
 
     def forget_token(self) -> None:
-        """Asks for a new token next time: the last one was refused."""
+        """Drops the token, because it was refused. The next call of `token` requests a new one."""
         with self.lock:
             self.cached = ""
 

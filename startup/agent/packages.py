@@ -1,4 +1,4 @@
-"""The rungs of the ladder that need packages: pip and venv, torch, numpy."""
+"""The heals that need packages: pip and venv, torch, numpy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CannotInstall(Exception):
 
 
 class Packages:
-    """Finds and installs Python packages, by way of whatever the image has. `record` is told of every heal."""
+    """Finds and installs Python packages with the tools of the image. `record` is called for every heal."""
 
     def __init__(self, host: Host, allow_install: bool, min_free_gb: float, record: Callable[[Healed], None]) -> None:
         self.host = host
@@ -69,12 +69,14 @@ class Packages:
         self.min_free_gb = min_free_gb
         self.record = record
         self.venv: Path | None = None
-        """Where a venv goes; None: into the run's own folder, which no image keeps."""
+        """The folder for a venv; None for the run's own folder, which no image keeps."""
 
     def probe(self, patience: Patience) -> Torch:
-        """Imports torch and numpy in a fresh interpreter: one that has failed to import them cannot try again."""
+        """Imports torch and numpy in a new interpreter, as one that has failed to import them cannot try again."""
         ran = self.python("-c", PROBE, patience=patience)
-        for line in reversed(ran.output.splitlines()):  # libraries have words of their own, some as they are unloaded
+        for line in reversed(
+            ran.output.splitlines()
+        ):  # libraries print lines of their own, some of them when they are unloaded
             try:
                 return Torch(**json.loads(line))
             except (ValueError, TypeError):
@@ -82,7 +84,8 @@ class Packages:
         return Torch(None, None, False, None, False, f"the probe ended with exit code {ran.code}: {ran.last_line}")
 
     def torch(self, wanted: str, require_cuda: bool, patience: Patience) -> Torch:
-        """A torch that can be used: the image's own where it works, else `wanted`, or the newest the driver serves."""
+        """A torch that can be used: that of the image if it works, else `wanted`, else the newest that the driver
+        supports."""
         found = self.probe(patience)
         if suits(found, require_cuda):
             return found
@@ -102,7 +105,7 @@ class Packages:
         return found
 
     def numpy(self, found: Torch, patience: Patience) -> None:
-        """A numpy that exchanges arrays with this torch: an older torch was built for numpy 1."""
+        """Provides a numpy that can exchange arrays with this torch, as an older torch was built for numpy 1."""
         if found.exchange:
             return
         detail = f"numpy {found.numpy or 'is absent and'} does not fit torch {found.torch}: {found.error}"
@@ -119,7 +122,7 @@ class Packages:
         self.record(Healed("numpy", f"{detail}; installed {healed.numpy}"))
 
     def explain(self, found: Torch, patience: Patience) -> tuple[str, str]:
-        """The cause, and a sentence, for a torch that will not do."""
+        """The cause, and a sentence, for a torch that cannot be used."""
         if found.torch is None:
             return "torch_missing", f"torch cannot be imported ({found.error})"
         if found.cuda is None:
@@ -132,7 +135,7 @@ class Packages:
         return "no_cuda", f"torch {found.torch} (CUDA {found.cuda}) finds no usable GPU with driver {driver}"
 
     def choose(self, wanted: str, require_cuda: bool, patience: Patience) -> str:
-        """The torch to install: what is wanted where the driver serves it, else the newest that it does serve."""
+        """The torch to install: `wanted` if the driver supports it, else the newest that it supports."""
         driver = driver_version(self.host, patience) if require_cuda else None
         if driver is None or major(driver) >= needed_driver(wanted):
             return wanted
@@ -143,7 +146,7 @@ class Packages:
         raise failed("driver_too_old", f"no known torch runs with driver {driver}; torch {wanted} needs a newer one")
 
     def install(self, *requirements: str, patience: Patience) -> None:
-        """Installs with pip, after getting a pip, into a venv if the system's Python will not have it."""
+        """Installs with pip, which is installed first if needed; into a venv if the system's Python refuses."""
         self.ensure_pip(patience)
         ran = self.pip_install(requirements, patience)
         if not ran.ok and "externally-managed-environment" in ran.output:

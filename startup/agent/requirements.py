@@ -1,8 +1,8 @@
-"""What a user's own workload needs beside torch: packages for pip, packages for apt, a command that builds it.
+"""Provides what a user's own workload needs beside torch: packages for pip, packages for apt, a build command.
 
-They are told in the payload, so that what is installed is what the payload's checksum stands for. Packages go into an
-environment of the workload's own, which is kept by what is in it and sees the machine's own torch; nothing is installed
-for a workload that needs nothing.
+The payload lists them, so that its checksum covers what is installed. Packages go into a separate environment for the
+workload. It is kept under a name that depends on its content, and uses the machine's torch. Nothing is installed for a
+workload that needs nothing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ print(json.dumps({
 }))
 """
 PINNED = ("torch", "numpy")
-"""What every implementation is measured with is not replaced for one of them."""
+"""Packages that all implementations use, so that no workload may replace them."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """`pip` holds requirements, or names of wheels beside the workload; `build` is a line for /bin/sh."""
+    """What a workload needs. `pip` holds requirements, or names of wheels beside the workload; `build` is a command for
+    /bin/sh."""
 
     pip: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class Wanted:
 
 
 def read(payload: Path) -> Wanted:
-    """What the payload says is needed; nothing where it says nothing. Raises Halt where it cannot be read."""
+    """What the payload lists as needed; nothing where it has no list. Raises Halt where the list cannot be read."""
     try:
         told = json.loads((payload / TOLD).read_text(encoding="utf-8"))
         pip, apt = tuple(map(str, told["pip"])), tuple(map(str, told["apt"]))
@@ -73,7 +74,7 @@ class Requirements:
         self.own, self.out = payload / "own", out
 
     def provide(self, wanted: Wanted, patience: Patience) -> None:
-        """Raises Halt with `requirements_failed` or `build_failed`."""
+        """Provides everything that is wanted. Raises Halt with `requirements_failed` or `build_failed`."""
         if wanted.apt:
             self.by_apt(wanted.apt, patience)
         if wanted.pip:
@@ -82,7 +83,7 @@ class Requirements:
             self.build(wanted.build, wanted.build_limit_s, patience)
 
     def by_apt(self, names: tuple[str, ...], patience: Patience) -> None:
-        """Packages of the system, where the machine is ours to change; elsewhere they must be there."""
+        """Installs packages of the system where we may change the machine; elsewhere they must be there already."""
         missing = tuple(name for name in names if not self.installed(name, patience))
         if not missing:
             return
@@ -98,7 +99,7 @@ class Requirements:
         return ran.ok and "install ok installed" in ran.output
 
     def by_pip(self, specs: tuple[str, ...], patience: Patience) -> None:
-        """An environment with these packages; the run goes on in it."""
+        """Makes an environment with these packages, or finds a kept one; the run goes on in it."""
         ran = self.packages.python("-c", PARENT, patience=patience)
         parent: Mapping[str, Any] = json.loads(ran.output.strip().split("\n")[-1])
         given = [str(self.own / one) if one.endswith(".whl") else one for one in specs]
@@ -129,7 +130,7 @@ class Requirements:
         self.host.log.say(f"the workload's environment {key}: {', '.join(specs)}, {how}")
 
     def made(self, home: Path, parent: Mapping[str, Any], given: list[str], patience: Patience) -> list[dict[str, str]]:
-        """What pip installed into a new environment, by name, version and hash."""
+        """Makes a new environment. Returns what pip installed into it, by name, version and hash."""
         ran = self.packages.python("-m", "venv", str(home), patience=patience)
         if not ran.ok:
             raise failed("requirements_failed", f"no environment could be made (python3-venv?):\n{tail(ran)}")
@@ -155,7 +156,7 @@ class Requirements:
         ]
 
     def build(self, command: str, limit_s: float, patience: Patience) -> None:
-        """A command in the workload's folder, within its limit."""
+        """Runs the build command in the workload's folder, within its time limit."""
         self.host.log.say(f"building: {command}")
         line = f'cd "$0" && {command}'
         ran = self.host.run("sh", "-c", line, str(self.own), patience=patience, timeout_s=limit_s)
@@ -165,7 +166,7 @@ class Requirements:
 
 
 def tail(ran: Ran) -> str:
-    """The last lines of a command, which say what was wrong."""
+    """The last lines of a command's output, which say what was wrong."""
     return "\n".join(ran.output.splitlines()[-12:])
 
 
@@ -185,7 +186,7 @@ def cache(env: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Only one run makes an environment at a time."""
+    """Holds a lock on a file, so that only one run makes an environment at a time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

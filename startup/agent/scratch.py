@@ -18,7 +18,7 @@ PREFIX: Final = "bench-answers-"
 
 
 def places(env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a harness with this environment may have made its folder."""
+    """The places where a harness with this environment may have made its folder."""
     return MEMORY, Path(env.get("TMPDIR") or "/tmp")
 
 

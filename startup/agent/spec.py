@@ -11,7 +11,7 @@ PHASES = ("preflight", "environment", "build", "correctness", "measure", "finish
 
 
 class BadSpec(ValueError):
-    """The run spec cannot be understood; says which key and what is expected of it."""
+    """The run spec is not valid. The message names the key and what is expected of it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What this VM is asked to do. `harness` is passed on as it came; sizes are in GB (10^9 bytes)."""
+    """What this VM has to do. `harness` is passed on unchanged; sizes are in GB (10^9 bytes)."""
 
     run_id: str
     vm: str
@@ -51,15 +51,16 @@ class RunSpec:
     harness: Mapping[str, Any]
     timing: Timing
     idle_limit_s: float = 0.0
-    """How long the VM waits for another run after this one; 0: not at all."""
+    """How long the VM waits for another run after this one, in seconds; 0 for not at all."""
     taken: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run on a VM that another run kept: `owner` and `deadline_at`."""
+    """For a run on a VM that another run kept: `owner` and `deadline_at`."""
 
     prepare: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run that makes an image: `ncu` (whether the profiler belongs on it) and `wait_s` (for its seal)."""
+    """For a run that makes an image: `ncu` (whether the profiler belongs on it) and `wait_s` (how long to wait for the
+    seal)."""
 
     container: str = ""
-    """The image, with its digest, in which the agent runs; empty: on the machine itself."""
+    """The image with its digest, in which the agent runs; empty if it runs on the machine itself."""
 
     @property
     def others(self) -> list[str]:

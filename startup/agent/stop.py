@@ -1,4 +1,4 @@
-"""The one place where preemption, a stop request and the deadline meet the work they end."""
+"""The single place through which a preemption, a stop request or the deadline ends the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ENDINGS = {
 
 
 class Stop:
-    """A reason to stop. The first one counts; whoever waits on something else is told through a listener."""
+    """A request to stop, with its reason. Only the first one counts. Code that waits for something else adds a
+    listener."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
@@ -53,7 +54,7 @@ class Stop:
             self.listeners.remove(listener)
 
     def check(self) -> None:
-        """Raises the ending that was asked for, if one was."""
+        """Raises the Halt of the stop, if one was requested."""
         if self.requested.is_set():
             raise Halt(ENDINGS[self.reason])
 

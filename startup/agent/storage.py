@@ -31,7 +31,7 @@ class Storage:
 
     @staticmethod
     def name_of(run_id: str, name: str) -> str:
-        """An object of a run."""
+        """The full name of an object of a run."""
         return f"runs/{run_id}/{name}"
 
     def put(self, name: str, body: bytes, content_type: str, patience: Patience, once: bool = False) -> bool:
@@ -47,8 +47,8 @@ class Storage:
         return True
 
     def swap(self, name: str, body: bytes, generation: int, patience: Patience) -> int | None:
-        """Replaces a JSON object that has this generation (0: that is not there); its new one, or None when it has
-        another by now. A replacement whose answer was lost is known by its bytes."""
+        """Replaces a JSON object if it has this generation (0: if it is not there). Returns its new generation; None
+        when it has another by now. A replacement whose answer was lost is recognised by its bytes."""
         answer = self.upload(name, body, "application/json", patience, {"ifGenerationMatch": str(generation)})
         if answer.status == 412:
             there = self.get(name, patience)
@@ -109,7 +109,7 @@ class Storage:
                 raise StorageError(f"{what}: its list of pages does not end")
 
     def skew_s(self, patience: Patience) -> float | None:
-        """By how many seconds the server's clock is ahead of ours, to about one second; None when it does not say."""
+        """The seconds by which the server's clock is ahead of ours, to about one second; None when it does not say."""
         url = f"{self.base_url}/storage/v1/b/{self.bucket}/o?{urlencode({'prefix': 'runs/', 'maxResults': '1'})}"
         clock = self.metadata.clock
         asked = answered = clock.now()

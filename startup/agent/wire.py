@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Unreachable(Exception):
-    """No usable answer: says which request, and what came of the last try."""
+    """There was no usable answer. The message names the request and the result of the last try."""
 
 
 def send(
