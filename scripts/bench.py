@@ -1,8 +1,8 @@
 """Times the tool itself: start-up, what start-up imports, `bench status` on 1,000 finished runs, a plan, a whole run,
 and its results fetched again.
 
-Each time is the median of five processes after one that warms the caches, with what they took of processors: on a busy
-machine that is nearer to the truth than the wall. These are measurements, not tests.
+Each time is the median of five processes after one that warms the caches, together with their processor time, which
+on a busy machine is more exact than the elapsed time. These are measurements, not tests.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def timed(arguments: Sequence[str], environment: dict[str, str], repeats: int = 
 
 
 def processors() -> float:
-    """Seconds that children have taken of processors."""
+    """The processor time of all child processes so far, in seconds."""
     seen = resource.getrusage(resource.RUSAGE_CHILDREN)
     return seen.ru_utime + seen.ru_stime
 
 
 def imported_by(arguments: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """Which of the heavy modules a command loads."""
+    """The names of the heavy modules that a command loads."""
     program = (
         "import sys\nfrom orchestrator.cli.app import app\n"
         "try: app(sys.argv[1:], prog_name='bench')\n"
@@ -97,7 +97,7 @@ def fill_index(runs: int) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ["BENCH_HOME"] = folder
-        # As a user's Python does, and unlike many a container's: what was compiled once is kept.
+        # Compiled modules are kept, as a user's Python does, unlike that of many containers.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         rows: list[tuple[str, str]] = []
         try:

@@ -28,7 +28,7 @@ BLOCKS = 20
 
 
 def timed(command: list[str]) -> tuple[float, float, dict[str, object]]:
-    """Seconds by the wall and of processors, and what was said."""
+    """Elapsed seconds, seconds of processor time, and what the command printed."""
     begun, used = time.perf_counter(), processors()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return time.perf_counter() - begun, processors() - used, json.loads(done.stdout)

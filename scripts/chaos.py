@@ -1,7 +1,7 @@
 """Searches for a run that breaks a promise: `make chaos N=500 SEED=1`, on the embedded cloud and simulated time.
 
-Exits 1 when one was found; each is printed with the line that plays it again. Exits 2 when the searcher itself fell
-over and could not play all: the seeds that are missing are named.
+Exits 1 when one was found; each is printed with the command that plays it again. Exits 2 when the search itself failed
+and could not play all seeds; the missing ones are named.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
 from tests.chaos.scenario import Scenario
 
 TRIES = 2
-"""How often a part is begun whose process died."""
+"""How often a part is started in all if its process dies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Seeds from `first` on that one process plays; none is begun after the moment `until`."""
+    """The seeds from `first` on that one process plays; none is started after the moment `until`."""
 
     first: int
     count: int
@@ -39,7 +39,7 @@ class Part:
 
 
 def play(part: Part) -> Tally:
-    logging.disable(logging.CRITICAL)  # machines that die in the middle of a sentence are what is searched with
+    logging.disable(logging.CRITICAL)  # machines that die in the middle of a log line are part of the search
     with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
         return campaign(seeds(part.first, part.count), Path(home), say=said, seconds=max(part.until - time.time(), 0))
 
@@ -49,7 +49,7 @@ def said(text: str) -> None:
 
 
 def parts(first: int, count: int, processes: int, until: float = math.inf) -> list[Part]:
-    """Small ones, so that no process is left alone with a long rest."""
+    """Small parts, so that at the end no process has much more left than the others."""
     each = max(1, min(EACH_ARENA, -(-count // max(processes, 1))))
     return [Part(first + begin, min(each, count - begin), until) for begin in range(0, count, each)]
 
@@ -60,8 +60,8 @@ def search(
     play: Callable[[Part], Tally] = play,
     say: Callable[[str], None] = said,
 ) -> tuple[Tally, list[Part]]:
-    """All parts, played by so many processes, and those that could not be: a process that dies takes no other part's
-    findings with it."""
+    """Plays all parts in `processes` processes. Returns the findings, and the parts that could not be played. If a
+    process dies, the findings of other parts are kept."""
     total, left, began = Tally(), list(works), time.monotonic()
     wanted = sum(part.count for part in works)
     for _ in range(TRIES):
@@ -73,7 +73,7 @@ def search(
             for done in as_completed(asked):
                 try:
                     total.take(done.result())
-                except Exception as fault:  # whatever it died of
+                except Exception as fault:  # any reason for which the process died
                     left.append(asked[done])
                     say(f"seeds {asked[done].first} to {asked[done].first + asked[done].count - 1}: {fault!r}")
                 else:
@@ -83,7 +83,7 @@ def search(
 
 
 def agents(first: int, count: int) -> int:
-    """The agent that ships, one seeded story after the other."""
+    """Plays the agent that ships, one seeded story after the other."""
     total, broken = Told(), 0
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory(prefix="bench-agents-", ignore_cleanup_errors=True) as home:

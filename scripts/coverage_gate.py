@@ -1,4 +1,4 @@
-"""Holds branch coverage: nearly all of the core, and most of the rest. Prints what each file lacks."""
+"""Checks branch coverage: nearly all of the core, and most of the other code. Prints what each file lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GATES = (
 
 
 def files_of(data: coverage.Coverage) -> dict[str, Mapping[str, Any]]:
-    """The summary of each file, by its path. All are looked through once, which takes seconds."""
+    """The coverage summary of each file, by its path. Reading all of them takes seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "coverage.json"
         data.json_report(outfile=str(made))
@@ -29,7 +29,7 @@ def files_of(data: coverage.Coverage) -> dict[str, Mapping[str, Any]]:
 
 
 def per_cent(files: Iterable[Mapping[str, Any]]) -> float:
-    """Of lines and branches together; of nothing, 0."""
+    """The coverage of lines and branches together, in per cent; 0 where there are none."""
     files = list(files)
     covered = sum(file["covered_lines"] + file["covered_branches"] for file in files)
     return 100 * covered / max(1, sum(file["num_statements"] + file["num_branches"] for file in files))

@@ -1,4 +1,4 @@
-"""Makes docs/ a site of its own: a page gives the path of a file that lies beside docs/, and no link to it."""
+"""Turns docs/ into a site. For a file outside docs/ a page shows the path instead of a link."""
 
 from __future__ import annotations
 

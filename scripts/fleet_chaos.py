@@ -1,4 +1,4 @@
-"""Plays fleets on the embedded Batch under weather by chance, in simulated time: `--runs 500 --children 1000 --seed 1`.
+"""Plays fleets on the embedded Batch under random weather, in simulated time: `--runs 500 --children 1000 --seed 1`.
 
 Prints one line for each and, at the end, which laws were broken by which seeds. Exit code 1 when any was.
 """

@@ -1,6 +1,6 @@
 """`python3 scripts/fleet_fetch.py [CHILDREN] [ROWS]`: how long it takes to fetch the rows of a fleet from a bucket.
 
-The bucket is a storage server on loopback; the children's rows are there, as whoever saw them measured has stored them.
+The bucket is a storage server on loopback. It has the children's rows as the measuring client has stored them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main(children: int, rows: int) -> int:
         bucket = GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=Bearer(cloud.token))
 
         lines = case(child_run(FLEET, "l4", 0), "a", rows=rows).decode().splitlines(keepends=True)
-        data, columns, count = pack(child(0), {"a": lambda: lines})  # the same for all: what counts here is the way
+        data, columns, count = pack(
+            child(0), {"a": lambda: lines}
+        )  # all children have the same rows, as only the transfer is timed
         metadata = {"columns": ",".join(columns), "rows": str(count)}
 
         def store(index: int) -> None:

@@ -1,8 +1,8 @@
 """`python3 scripts/fleet_reach.py [terminate|kill] [SECONDS]`: 200 children on 8 Slurm nodes of this machine.
 
 Two nodes lose their power, then the controller restarts (`terminate`, the default) or is killed. SECONDS is the
-cluster's `SlurmdTimeout`, after which Slurm holds a node that says nothing for dead: 10, where Slurm's own default is
-300. Needs root, slurmctld, slurmd and slurm-client.
+cluster's `SlurmdTimeout`, after which Slurm takes a silent node for dead: 10, while Slurm's own default is 300. Needs
+root, slurmctld, slurmd and slurm-client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The laws that the tests state, by name: all of them, or what became of them since a commit.
+"""The laws that the tests state, by name: all of them, or how they changed since a commit.
 
 python scripts/laws.py            the number of laws in each folder
-python scripts/laws.py REVISION   the laws that were there at REVISION and are not now, and the other way round
+python scripts/laws.py REVISION   the laws that existed at REVISION and are gone now, and the new ones
 """
 
 from __future__ import annotations

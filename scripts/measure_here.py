@@ -1,9 +1,9 @@
-"""Measures named grids on this very machine with the harness alone: for a GPU box of one's own, without any cloud.
+"""Measures named grids on this machine with the harness alone: for a machine of your own with a GPU, without a cloud.
 
     python3 scripts/measure_here.py --grid hopper --dtypes float16,bfloat16 --regime both --out results/here
 
 Runs the harness's four steps as the agent does on a VM and assembles `measurements.csv`. Needs PyYAML, numpy, torch.
-Run again with the same --out it goes on where it stopped; `--shard 1/4` measures every fourth case, and
+If it is run again with the same --out, it goes on where it stopped; `--shard 1/4` measures every fourth case, and
 `--assemble A B …` makes one folder of several. With `--payload` the packed sources are measured, and named by their
 hash, in place of this checkout.
 """
@@ -33,7 +33,7 @@ OUT_OF_TIME = 124
 
 
 def grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
-    """The named grids in one, with every shape spelt out, as the run spec has it."""
+    """The named grids as one grid, with every shape spelt out, as in a run spec."""
     known = yaml.safe_load(path.read_text(encoding="utf-8"))
     shapes: list[dict[str, Any]] = []
     found: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
 
 
 def listed(grid: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its shapes: a list, or every combination of a product's values."""
+    """The shapes of a grid, from its list or from every combination of a product's values."""
     product = grid.get("product")
     if product is None:
         return list(grid["shapes"])
@@ -53,7 +53,7 @@ def listed(grid: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def spelt_out(shape: dict[str, Any]) -> dict[str, Any]:
-    """Every axis of a shape."""
+    """A shape with a value for every axis."""
     seq = shape.get("seq")
     full = {"seq_q": seq, "seq_k": seq, "kv_heads": shape["heads"], "causal": False, **shape}
     full.pop("seq", None)
@@ -61,7 +61,7 @@ def spelt_out(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def case_ids(measure: dict[str, Any]) -> list[str]:
-    """The ids of a grid's cases, heaviest first, so that shards of every n-th are alike."""
+    """The ids of a grid's cases, heaviest first, so that shards of every n-th case take about as long."""
     made = []
     for s, dtype in itertools.product(measure["shapes"], measure["dtypes"]):
         sizes = f"b{s['batch']}-h{s['heads']}-kv{s['kv_heads']}-q{s['seq_q']}-k{s['seq_k']}-d{s['head_dim']}"
@@ -72,7 +72,7 @@ def case_ids(measure: dict[str, Any]) -> list[str]:
 
 
 def skipped(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
-    """What is measured already, or belongs to another shard."""
+    """The ids of cases that are measured already, or belong to another shard."""
     done = [path.stem for path in (out / "cases").glob("*.csv")]
     number, _, of = shard.partition("/")
     ids = case_ids(measure)
@@ -81,7 +81,7 @@ def skipped(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
 
 
 def unpacked(payload: Path, folder: Path) -> Path:
-    """The payload's files, with its own hash in its manifest, as the agent does it."""
+    """Unpacks the payload and writes its hash into its manifest, as the agent does. Returns the folder."""
     root = folder / "payload"
     shutil.rmtree(root, ignore_errors=True)
     with tarfile.open(payload) as archive:
@@ -94,7 +94,7 @@ def unpacked(payload: Path, folder: Path) -> Path:
 
 
 def assemble(out: Path, folders: list[Path]) -> None:
-    """All cases of the folders in one file, row by row: however many there are, one of them is in memory."""
+    """Writes all cases of the folders into one file, row by row, so that memory holds only one row at a time."""
     paths = sorted(path for folder in folders for path in (folder / "cases").glob("*.csv"))
     columns: dict[str, None] = {}
     for path in paths:
@@ -119,7 +119,7 @@ def assemble(out: Path, folders: list[Path]) -> None:
 
 
 def merged(name: str, specs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was asked for in all: every shape and every implementation once."""
+    """The specs merged into one, with every shape and every implementation once."""
     shapes: list[dict[str, Any]] = []
     for spec in specs:
         shapes += [shape for shape in spec["measure"]["shapes"] if shape not in shapes]

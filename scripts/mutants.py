@@ -1,7 +1,7 @@
 """Plants defects that would break a promise, one at a time, and runs the tests that must notice: `make mutants`.
 
-Each is a patch of text in `scripts/mutants.yaml`, made in a copy of the tree. Exits 1 when one survives its tests, 2
-when one does not apply or its tests cannot be run: then nothing is known of it.
+Each is a patch of text in `scripts/mutants.yaml`, applied to a copy of the tree. Exits 1 when a defect survives its
+tests. Exits 2 when a patch does not apply or its tests cannot be run, so that nothing is known of it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("orchestrator", "spotbench", "kernels", "startup", "tests", "configs", "scripts", "docs", ".ci")
-"""What tests need; results and environments stay where they are."""
+"""The folders that tests need; results and environments are not copied."""
 LIMIT_S: Final = 900
-"""Of one run of tests: a defect that makes them hang is noticed too."""
+"""The limit for one run of tests, in seconds, so that a defect that makes them hang is noticed too."""
 Verdict = Literal["killed", "SURVIVED", "ERROR"]
 
 
@@ -61,8 +61,8 @@ def copy_of_the_tree(into: Path) -> Path:
 
 
 def tested(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs tests in a copy of the tree, whose modules come before those that are installed. The exit code and the last
-    words; 1 where they never ended."""
+    """Runs tests in a copy of the tree, whose modules come before those that are installed. Returns the
+    exit code and the last words; 1 where they never ended."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

@@ -1,4 +1,4 @@
-"""A hook of the build: the wheel says which commit it was built from, as the checkout it leaves behind could."""
+"""A hook of the build. It makes the wheel say from which commit it was built, as a checkout can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TREES = ("kernels", "startup")
 
 
 def answer(root: Path, *arguments: str) -> str | None:
-    """What git says, or None."""
+    """The output of git; None where it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

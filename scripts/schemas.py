@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schema"
 
 
 def written() -> dict[str, str]:
-    """Name of each file and what it holds: commands that print the same document refer to the first of them."""
+    """The content of each file by its name. Commands that print the same document refer to the first of them."""
     firsts: dict[int, str] = {}
     texts = {}
     for name, shape in SHAPES.items():
