@@ -1,5 +1,5 @@
-"""Compiling device code and launching it, for the harness and every form of a workload: NVRTC or nvcc, and the driver
-API through ctypes. The loader came with the first workload, and lives there."""
+"""Compiles and launches device code, for the harness and every form of a workload: NVRTC or nvcc, and the driver API
+through ctypes. The code is in the folder of the attention workload, which needed it first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether a file that is about to be loaded as code can be of nobody else's making.
+"""Whether a file that is about to be loaded as code can only have been made by a trusted user.
 
-A seal that lies beside a file shows that it is whole, not whose it is: whoever may write the one may write the other.
+A seal beside a file shows that the file is complete, but not who made it: a user who can write one can write the other.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ REMEDY = "point $BENCH_KERNEL_CACHE at a folder that is yours"
 
 
 def trusted() -> tuple[int, int]:
-    """The users whose code may run here: root, and who we are."""
+    """The ids of the users whose code may run here: root and the current user."""
     return (0, os.geteuid())
 
 
 def ours(path: Path) -> bool:
-    """Whether a file and its folder belong to a trusted user, and nobody else may write them. False where either is
-    not there."""
+    """Whether a file and its folder belong to a trusted user and nobody else may write them. False where one of them
+    does not exist."""
     return _closed(path.parent) and _closed(path)
 
 
 def ready(folder: Path) -> bool:
-    """Makes a folder that only its owner enters, or takes from others the right to write one that is our own; whether
-    nobody else may write there now. Raises `OSError`."""
+    """Makes a folder that only its owner may enter, or removes the right of others to write a folder of ours. Returns
+    whether nobody else may write there now. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_mode & OTHERS_MAY_WRITE and found.st_uid == os.geteuid():
@@ -36,12 +36,13 @@ def ready(folder: Path) -> bool:
 
 
 def close(path: Path) -> None:
-    """Takes from others the right to write a file, whatever the umask is. Raises `OSError`."""
+    """Removes the right of others to write a file, whatever the umask is. Raises `OSError`."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_MAY_WRITE)
 
 
 def sealed(file: Path, seal: Path) -> bool:
-    """Whether a file is there, can be of nobody else's making, and is, byte for byte, what was kept with this seal."""
+    """Whether a file exists, can only have been made by a trusted user, and has the same bytes as when it was
+    sealed."""
     if not (ours(file) and ours(seal)):
         return False
     try:
@@ -51,8 +52,8 @@ def sealed(file: Path, seal: Path) -> bool:
 
 
 def keep(fresh: Path, file: Path, seal: Path) -> None:
-    """Moves a file that was made in a folder of its own to where it is kept, and its seal beside it, closed to others:
-    whoever is interrupted here, or does the same, leaves no half a file behind. Raises `OSError`."""
+    """Moves a new file from a folder of its own to its place, with its seal beside it; others cannot write them. No
+    incomplete file is left if this is interrupted or another process does the same. Raises `OSError`."""
     note = fresh.with_name(seal.name)
     note.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
     for made, final in ((fresh, file), (note, seal)):

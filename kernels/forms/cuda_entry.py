@@ -76,14 +76,14 @@ class CudaEntry:
         self.shared = 0
 
     def refusal(self, case: Mapping[str, Any]) -> str:
-        """Why it is not for a case, or nothing."""
+        """Why the entry cannot run a case; empty where it can."""
         for axis, values in dict(self.described.get("only", {})).items():
             if case.get(axis) not in values:
                 return f"it is for {axis} {', '.join(map(str, values))} only"
         return ""
 
     def bound(self, case: Mapping[str, Any], outs: tuple[Any, ...], arguments: Arguments) -> Callable[[], Any]:
-        """A launch with everything evaluated. Raises `BuildFailed` for an expression that comes to nothing."""
+        """A launch with all expressions evaluated. Raises `BuildFailed` for an expression that cannot be evaluated."""
         from kernels.device_code import LaunchConfig
 
         numbers = {name: one for name, one in case.items() if isinstance(one, (int, float))}

@@ -1,4 +1,5 @@
-"""What every form of a workload comes to: cases, inputs, a right answer, and implementations by name."""
+"""The common definition that every form of a workload is loaded into: cases, inputs, the right answer, and
+implementations by name."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     )
     if hasattr(torch, name)
 }
-"""What an axis called `dtype` may hold."""
+"""The values that an axis called `dtype` may have."""
 
 Value = str | int | float | bool
 CaseValues = Mapping[str, Value]
@@ -25,27 +26,28 @@ Function = Callable[..., Any]
 
 
 class BadWorkload(Exception):
-    """A workload that cannot be measured. The message names the file, the line where it is known, and what would do."""
+    """A workload that cannot be measured. The message names the file, the line where it is known, and what is
+    expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What an implementation is called with."""
+    """The arguments with which an implementation is called."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     posed_by: str = ""
-    """Which of several problems these belong to, where a workload is made of several."""
+    """The problem that these belong to, if a workload has several."""
 
     @classmethod
     def of(cls, made: Any) -> Arguments:
-        """Of what `inputs` returned: a tensor, a tuple, or a mapping of keyword arguments."""
+        """The arguments from the result of `inputs`: a tensor, a tuple, or a mapping of keyword arguments."""
         if isinstance(made, Mapping):
             return cls((), dict(made))
         return cls(tuple(made) if isinstance(made, (tuple, list)) else (made,), {})
 
     def mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-        """The same with `of` each tensor, however deep it lies."""
+        """The same arguments, with `of` applied to each tensor at any depth."""
         return Arguments(
             tuple(mapped(one, of) for one in self.args),
             {key: mapped(one, of) for key, one in self.kwargs.items()},
@@ -99,11 +101,12 @@ class Definition:
     exact: bool = True
     requirements: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """What the inputs are called, in order, where they have names."""
+    """The names of the inputs in order, where they have names."""
 
 
 def mapped(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with `of` each tensor in it: a tensor, or a list, tuple or mapping of such; anything else as it is."""
+    """`value` with `of` applied to each tensor in it. It is a tensor, or a list, tuple or mapping of tensors; anything
+    else is returned unchanged."""
     if isinstance(value, torch.Tensor):
         return of(value)
     if isinstance(value, Mapping):
@@ -119,7 +122,7 @@ def with_dtype(case: CaseValues) -> dict[str, Any]:
 
 
 def in_double(one: torch.Tensor) -> torch.Tensor:
-    """A floating tensor in float64; any other as it is."""
+    """A floating-point tensor in float64; any other tensor unchanged."""
     if one.is_complex():
         return one.to(torch.complex128)
     return one.double() if one.is_floating_point() else one

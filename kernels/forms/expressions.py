@@ -28,7 +28,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {"cdiv": cdiv, "min": min, "max": max}
 
 
 def value(text: object, names: Mapping[str, Any]) -> Any:
-    """What an expression comes to: numbers, names, `+ - * / // % << >>`, brackets, `cdiv`, `min`, `max`. Raises
+    """The value of an expression of numbers, names, `+ - * / // % << >>`, brackets, `cdiv`, `min`, `max`. Raises
     `ValueError` for anything else."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return text

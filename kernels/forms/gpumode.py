@@ -1,9 +1,9 @@
 """A problem in GPU MODE's form: `generate_input`, `ref_kernel` and `check_implementation` in `reference.py`, and
 submissions with `custom_kernel`.
 
-What `task.yml` says arrives as JSON beside the folder. The problem's own check judges, on inputs whose seed nobody
-else has; the reference is timed as the baseline. A submission may write into what of the inputs the reference itself
-writes into, and into what comes uninitialised: that is how this form hands out memory for answers.
+The content of `task.yml` is in a JSON file beside the folder. The problem's own check judges answers, on inputs with a
+secret seed; the reference is timed as the baseline. A submission may write into the inputs into which the reference
+writes, and into uninitialised ones, because this form passes memory for answers in that way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def load(path: Path) -> Definition:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What is said of the problem in a folder. Raises `BadWorkload`."""
+    """The description of the problem in a folder. Raises `BadWorkload`."""
     file = path.with_name(f"{path.name}.json")
     try:
         told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def made_by(module: ModuleType, arguments: Mapping[str, Any]) -> Any:
 
 
 def cloned(arguments: Arguments) -> Arguments:
-    """The same values in memory of their own."""
+    """A copy of the arguments in new memory."""
     return arguments.mapped(lambda one: one.clone(memory_format=torch.preserve_format))
 
 
@@ -143,7 +143,7 @@ class OneArgument:
         self.function: Callable[[Any], Any] | None = None
 
     def ready(self) -> None:
-        """Imported, and so compiled where it compiles at import."""
+        """Imports the submission, which also compiles it if it compiles at import."""
         self.function = self.function or self.find()
 
     def bound(self, _case: Mapping[str, Any], _outs: tuple[Any, ...], arguments: Arguments) -> Callable[[], Any]:

@@ -4,9 +4,9 @@ One problem with its candidates beside it is a workload of one case. Several pro
 a case, and the candidates lie in folders of their own, one folder a kernel.
 
 Inputs are made on the device. `Model` in eager mode and compiled are the baselines, each `ModelNew` is a kernel; all of
-them have the same parameters, drawn under one seed. Right is what `Model` gives in float64, to within the tolerance
-that KernelBench uses: 1e-4 in float32, 1e-2 in half types; or three times what `Model` itself is off on this device,
-where that is more (its convolutions may multiply in TF32).
+them have the same parameters, drawn with one seed. The right answer is that of `Model` in float64. The tolerance is
+that of KernelBench: 1e-4 in float32, 1e-2 in half types. Where three times the error of `Model` itself on this device
+is more (its convolutions may multiply in TF32), that is the tolerance.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ PARAMETERS_SEED = 42
 USUAL_TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 EAGER, COMPILED = "eager", "compiled"
 AXIS = "problem"
-"""The axis of a suite."""
+"""The name of the axis of a suite."""
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 GENERATED = re.compile(r"level_\d+_problem_(\d+)_sample_(\d+)_kernel")
-"""What KernelBench's own generator calls its files."""
+"""The names of files that KernelBench's own generator writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A folder's problems, the candidates of each kernel by problem, and the file that stands for the whole."""
+    """The problems of a folder, the candidates of each kernel by problem, and the file by which the workload is
+    known."""
 
     problems: Mapping[str, Path]
     candidates: Mapping[str, Mapping[str, Path]]
@@ -115,7 +116,7 @@ def found(folder: Path) -> Found:
 
 
 def in_order(file: Path) -> tuple[str, int, str]:
-    """By the number that a name begins with: 2 comes before 10."""
+    """A key to sort by the number at the beginning of a name: 2 comes before 10."""
     number = re.match(r"\d+", file.name)
     return file.parent.name, int(number[0]) if number else 0, file.name
 
@@ -167,7 +168,7 @@ class Problem:
         return self.known
 
     def model(self, *args: Any) -> Any:
-        """A `Model`."""
+        """A new `Model`."""
         return self.module().Model(*args)
 
     def initial(self) -> Any:
@@ -176,7 +177,7 @@ class Problem:
 
     def inputs(self, device: torch.device, generator: torch.Generator) -> Arguments:
         """What a model is called with."""
-        # get_inputs draws from the global generators; minutes would go into large draws on the host.
+        # get_inputs draws from the global generators, and large draws on the host would take minutes.
         make = self.module().get_inputs
         torch.manual_seed(generator.initial_seed())
         with torch.device(device):
@@ -184,14 +185,14 @@ class Problem:
         return Arguments(tuple(made), {}, self.file.stem).mapped(lambda one: one.to(device))
 
     def right(self, arguments: Arguments) -> Any:
-        """What `Model` answers in the type of these inputs."""
+        """The answer of `Model`, computed in the type of these inputs."""
         first = next((one for one in arguments.tensors() if one.is_floating_point()), None)
         device = first.device if first is not None else torch.device("cpu")
         return self.exact.on(device, None if first is None else first.dtype)(*arguments.args)
 
 
 def says_half(problem: Path) -> bool:
-    """Whether a problem's text names a half type; float32 is what the others are in."""
+    """Whether a problem's text names a half type; all other problems are in float32."""
     text = problem.read_text(encoding="utf-8")
     return "float16" in text or ".half()" in text
 
@@ -234,7 +235,7 @@ class Entrant:
         self.made: tuple[str, Any] | None = None
 
     def refusal(self, case: CaseValues) -> str:
-        """Why a problem is not for it."""
+        """Why the implementation cannot solve a problem; empty where it can."""
         name = str(case.get(AXIS, ""))
         return "" if not name or name in self.makers else f"it has no file for {name}"
 
@@ -249,7 +250,7 @@ class Entrant:
         return partial(self.made[1], *arguments.args)
 
     def leave(self) -> None:
-        """Nothing of a problem is kept."""
+        """Drops everything of a problem."""
         self.made = None
         if self.compiled:
             torch.compiler.reset()

@@ -195,7 +195,7 @@ def implementations_of(told: Mapping[str, Any], file: Path, wrong: Wrong) -> tup
 
 
 def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], BadWorkload]) -> None:
-    """A CUDA entry as far as it can be judged without a compiler. Raises what `wrong` makes."""
+    """Checks a CUDA entry as far as that is possible without a compiler. Raises the error that `wrong` makes."""
     missing = [key for key in ("cuda", "entry", "grid", "block", "args") if key not in described]
     unknown = sorted(set(described) - set(CUDA_KEYS))
     if missing or unknown:
@@ -235,7 +235,7 @@ def requirements_of(told: Any, wrong: Wrong) -> tuple[str, ...]:
 
 
 def fitting(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what is offered, what a function takes by name; all of it where it takes anything."""
+    """The offered arguments that a function takes by name; all of them if it takes any name."""
     taken = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
         return dict(offered)

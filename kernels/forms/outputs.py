@@ -1,7 +1,8 @@
-"""What programs that measure themselves print, read as data: bounded, finite, and never more than it says.
+"""Reads the output of programs that measure themselves, as bounded and finite data.
 
-Each reader gives results: a benchmark's name, its axes, and its times in microseconds, one by one where the program
-tells them and else the one number that it gives. A benchmark that says it failed is a result with that reason.
+Each reader returns results: a benchmark's name, its axes, and its times in microseconds. These are single samples where
+the program reports them, otherwise the one number that it reports. A benchmark that reports a failure is a result with
+that reason.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IN_US: Mapping[str, float] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "secon
 
 
 class Unreadable(Exception):
-    """An output that is not in the format that was promised; says where and what was expected."""
+    """An output is not in the declared format. The message says where, and what was expected."""
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Result:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
+        """The key by which results are distinguished."""
         return self.implementation, self.name, tuple(self.axes.items())
 
 
@@ -69,7 +70,7 @@ def read(kind: str, text: str, folder: Path) -> list[Result]:
 
 
 def word(value: object) -> str:
-    """A value as it stands in a row: one line, bounded."""
+    """A value as it is written in a row: one line of limited length."""
     if isinstance(value, (dict, list)):
         value = json.dumps(value, sort_keys=True)
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -77,7 +78,7 @@ def word(value: object) -> str:
 
 
 def us(value: object, unit: str) -> float:
-    """A time in microseconds. Raises `Unreadable` for what is none."""
+    """A time in microseconds. Raises `Unreadable` for any other value."""
     if unit not in IN_US:
         raise Unreadable(f"{word(unit)!r} is not a unit of time; there are {', '.join(IN_US)}")
     made = float(value) * IN_US[unit] if isinstance(value, (int, float, str)) and value is not True else math.nan
