@@ -1,1 +1,1 @@
-"""Scaled dot-product attention: the bundled kernels, what they are judged by, and what they are compared with."""
+"""Scaled dot-product attention: the bundled kernels, how they are judged, and the baselines."""

@@ -1,4 +1,4 @@
-"""PyTorch's scaled dot-product attention, pinned to one backend: what the bundled kernels are compared with."""
+"""PyTorch's scaled dot-product attention, pinned to one backend, with which the bundled kernels are compared."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ OPERATORS = {
     "cudnn": "aten::_scaled_dot_product_cudnn_attention",
     "math": "aten::_scaled_dot_product_attention_math",
 }
-"""How each backend's operator is called, on every kind of device. Outside inference mode that of `math` is taken apart
-before it can be seen, into products of matrices."""
+"""The names of each backend's operators, on every kind of device. Outside inference mode the operator of `math` is
+split into matrix products before it can be seen."""
 HEADINGS = {"flash": "flash attention kernel", "efficient": "efficient", "cudnn": "cudnn"}
-"""What the headings of PyTorch's explanations call the backends."""
+"""The names of the backends in the headings of PyTorch's explanations."""
 LONGEST_REASON = 160
 
 
@@ -46,7 +46,8 @@ class Sdpa:
             raise ValueError(f"no backend {self.pinned!r}; there are {', '.join(NAMES)}")
 
     def scope(self) -> AbstractContextManager[object]:
-        """Within this, calls go to the pinned backend. Entering costs microseconds: keep it out of what is timed."""
+        """The context in which calls use the pinned backend. Entering it takes microseconds, so it must not be
+        timed."""
         if self.pinned == "default":
             return nullcontext()
         scope: AbstractContextManager[object] = sdpa_kernel(BACKENDS[self.pinned])
@@ -76,7 +77,8 @@ class Sdpa:
     def resolved(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> str:
-        """What stands in the `backend` column: the pinned name, or the default with what it ran, as `default:flash`."""
+        """The value of the `backend` column: the pinned name, or the default with the backend that ran, as
+        `default:flash`."""
         if self.pinned != "default":
             return self.pinned
         name = dispatched(lambda: self.prepare(q, k, v, causal, scale)) or chosen(q, k, v, causal, scale)
@@ -84,7 +86,7 @@ class Sdpa:
 
 
 class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Writes down which operators run: attention is one that hands over to the operator of its backend."""
+    """Records which operators run. The attention operator calls the operator of its backend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,25 +94,26 @@ class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: what it watches is not compiled, and to be skipped imports the compiler, two seconds of a processor."""
+        """False: the watched code is not compiled, and True would import the compiler, which takes two seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.operators.append(str(func.name()))
         if func is torch.ops.aten.scaled_dot_product_attention.default:
-            # In inference mode it arrives whole; taken apart, it makes the very choice it would have made.
+            # In inference mode the operator arrives whole. Split here, it makes the same choice as otherwise.
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def dispatched(call: Callable[[], object]) -> str:
-    """The backend that the one attention within `call` ran on, by the operators seen; empty where they do not tell."""
+    """The backend of the single attention within `call`, judged by the operators that ran; empty where they do not show
+    it."""
     try:
         with Witness() as witness:
             call()
-    except (AttributeError, RuntimeError, TypeError, Unavailable):  # what it stands on is not public
+    except (AttributeError, RuntimeError, TypeError, Unavailable):  # it uses functions of PyTorch that are not public
         return ""
     names = [name for operator in witness.operators for name, ran in OPERATORS.items() if operator.startswith(ran)]
     if names:
@@ -120,7 +123,8 @@ def dispatched(call: Callable[[], object]) -> str:
 
 
 def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
-    """The backend that PyTorch says it would choose, or nothing: not public, and another PyTorch may not have it."""
+    """The backend that PyTorch says it would choose; empty where it does not say. This uses a function that is not
+    public and that another PyTorch may lack."""
     try:
         choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     except (AttributeError, RuntimeError, TypeError):
@@ -130,9 +134,9 @@ def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scal
 
 
 def causes_by_backend(told: list[str]) -> dict[str, list[str]]:
-    """PyTorch explains itself in warnings, backend by backend, in an order of its own: "X kernel not used because:",
-    then X's causes. Those before any heading are under the empty name. That a backend is disabled at run time is our
-    own doing, by pinning another."""
+    """The causes for which PyTorch did not use each backend. PyTorch explains them in warnings, backend by backend, in
+    any order: "X kernel not used because:", then the causes of X. Causes before any heading are under the empty name.
+    That a backend is disabled at run time is left out, as we disable it by pinning another."""
     found: dict[str, list[str]] = {}
     about = ""
     for words in told:

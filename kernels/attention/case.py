@@ -43,7 +43,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The name of the case in file names and result files; a forward pass is not named."""
+        """The name of the case in file names and result files. It names the pass unless that is the forward pass."""
         s = self.shape
         mask = "causal" if s.causal else "full"
         return f"b{s.batch}-h{s.heads}-kv{s.kv_heads}-q{s.seq_q}-k{s.seq_k}-d{s.head_dim}-{mask}-{self.dtype}" + (
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def axes(self) -> dict[str, str]:
-        """The cells of its row."""
+        """The cells of its row: axis by axis, as text."""
         s = self.shape
         return {
             "dtype": self.dtype,
@@ -67,7 +67,8 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """2 B H S_q S_k D for each product: two forward, five backward. A causal mask needs half of it."""
+        """The floating-point operations of a call: 2 B H S_q S_k D for each product, of which two are forward and five
+        backward. A causal mask needs half of them."""
         s = self.shape
         products = {"forward": 2, "backward": 5, "both": 7}[self.direction]
         return 2.0 * products * s.batch * s.heads * s.seq_q * s.seq_k * s.head_dim

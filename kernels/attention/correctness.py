@@ -1,4 +1,4 @@
-"""The gate: no timing is kept for an implementation that did not pass this on the same inputs."""
+"""The correctness gate: an implementation that does not pass it on the same inputs has no timings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from kernels.attention import reference
 from kernels.harness.workload import Check
 
 RELATIVE_FROBENIUS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1.2e-3}
-"""||out - exact|| / ||exact||: a maximum alone averages away on long sequences, where the outputs tend to 0."""
+"""The limit of ||out - exact|| / ||exact||. A limit for the maximum is not enough on long sequences, where the outputs
+tend to 0."""
 
 ULPS = {torch.float32: 16.0, torch.bfloat16: 1.0, torch.float16: 1.0}
-"""Slack over PyTorch's own error, in eps of the largest output: where PyTorch is exact, rounding is no fault."""
+"""The tolerance in addition to PyTorch's own error, in eps of the largest output: where PyTorch is exact, rounding is
+no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """What a case is judged by: the exact output (float64 [B, H, S_q, D]) and the limits that follow from it."""
+    """The exact output of a case (float64 [B, H, S_q, D]), and the limits that follow from it."""
 
     exact: torch.Tensor
     dtype: torch.dtype
@@ -33,7 +35,7 @@ class Yardstick:
         return min(self.absolute, self.relative_to_torch)
 
     def judge(self, output: torch.Tensor) -> Check:
-        """`judge` by this."""
+        """The verdict on an output: `judge` with this yardstick."""
         return judge(output, self)
 
 
@@ -46,7 +48,7 @@ def yardstick(
     max_abs_error: float,
     scale: float | None = None,
 ) -> Yardstick:
-    """The exact answer to a case and what may differ from it.
+    """The exact answer to a case, and the errors that pass.
 
     An error passes when it is at most `max_abs_error` and at most twice PyTorch's own error on the same inputs plus
     rounding (the criterion of the FlashAttention tests). Where the dtype itself cannot hold the exact answer that
@@ -69,7 +71,7 @@ def yardstick(
 
 
 def judge(out: torch.Tensor, by: Yardstick) -> Check:
-    """Compare an output with the exact answer. NaN, infinity, a wrong shape or a wrong dtype never pass."""
+    """Compares an output with the exact answer. NaN, infinity, a wrong shape or a wrong dtype never pass."""
     if out.shape != by.exact.shape or out.dtype != by.dtype:
         return Check(
             False,
@@ -111,7 +113,7 @@ def poisoned(probe: torch.Tensor, *, through_torch: bool) -> Iterator[None]:
         return
     before = torch.get_deterministic_debug_mode()
     filling = torch.utils.deterministic.fill_uninitialized_memory
-    # Not use_deterministic_algorithms: it imports the compiler, two seconds of a processor in every step of a run.
+    # use_deterministic_algorithms would import the compiler, which takes two seconds in every step of a run.
     torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:

@@ -1,4 +1,5 @@
-"""The gate of backward passes: all three gradients against float64, each by its norm and by its largest error."""
+"""The gate of backward passes: all three gradients are compared with float64, each by the norm and by the largest
+error."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ NAMES = ("dq", "dk", "dv")
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2.7e-3, torch.float16: 3.5e-4}
 """||x - exact|| / ||exact|| that always passes."""
 SLACK = 1.2
-"""So many times the norm of the error of the formula computed step by step passes too."""
+"""An error also passes if its norm is at most this many times that of the formula computed step by step."""
 FLOOR = 1e-5
-"""Of the greatest of the three: what passes of a gradient that is all but zero, as dQ and dK of a single key are."""
+"""An error of this share of the largest of the three gradients passes too. This is for gradients that are almost zero,
+as dQ and dK with a single key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GradientYardstick:
-    """What gradients are judged by; with `out`, the output before them. `limits`: of the error of each."""
+    """The exact gradients, and with `out` also the exact output before them. `limits` has the limits of each one's
+    error."""
 
     exact: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     dtype: torch.dtype
@@ -38,7 +41,7 @@ class GradientYardstick:
 
     @property
     def limit(self) -> float:
-        """The largest absolute error that passes, of whichever gradient."""
+        """The largest absolute error that passes for any of the gradients."""
         return max(limits.largest for limits in self.limits)
 
     def judge(self, output: object) -> Check:
@@ -59,7 +62,7 @@ class GradientYardstick:
 
 
 def judge(name: str, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, limits: Limits) -> Check:
-    """One gradient. NaN, infinity, a wrong shape or a wrong dtype never pass."""
+    """The verdict on one gradient. NaN, infinity, a wrong shape or a wrong dtype never pass."""
     limit = limits.largest
     if x.shape != exact.shape or x.dtype != dtype:
         told = f"{name} is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"

@@ -26,7 +26,7 @@ class Bundled:
             raise BuildFailed(str(exc), remedy="measure the baselines only, or add a kernel for this device") from exc
 
     def build(self, site: Site) -> BuildRecord:
-        """Compiled, or from the cache."""
+        """Compiles the kernel, or takes it from the cache."""
         return self.kernel.build(site.out, site.cache)
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
@@ -39,15 +39,15 @@ class Bundled:
                 raise Unavailable("the bundled kernel of this device has no backward pass")
             return passes.ours(case, inputs, getattr(self.kernel, "engine", None))
         poisoned = partial(correctness.poisoned, inputs.q, through_torch=True)
-        # A plan may allocate its output now or at each call: either way its memory starts out as NaN.
+        # A plan may allocate its output now or at each call. In both cases its memory starts as NaN.
         with poisoned():
             plan = self.kernel.prepare(inputs.q, inputs.k, inputs.v, case.shape.causal)
         return Call(getattr(plan, "runs", self.kernel.name), plan, poisoned=poisoned)
 
 
 class CudaVariant:
-    """`bench:lse` writes the log-sum-exp too; `bench@sm_80` is what that chip runs, translated by this one's driver:
-    that chip's code on this device, not its speed."""
+    """A variant of our kernel. `bench:lse` writes the log-sum-exp too. `bench@sm_80` is the code of that chip,
+    translated by this device's driver; it shows that the code works and not how fast that chip is."""
 
     def __init__(self, name: str, site: Site) -> None:
         if site.device.type != "cuda":
@@ -58,7 +58,7 @@ class CudaVariant:
         self.engine: Any = None
 
     def build(self, site: Site) -> None:
-        """The engine; each of its kernels is compiled when it is first bound. Raises `BuildFailed`."""
+        """Makes the engine; each of its kernels is compiled when it is first bound. Raises `BuildFailed`."""
         from kernels.attention.cuda.compile.compiler import Target
         from kernels.attention.cuda.errors import CudaError
         from kernels.attention.cuda.run.engine import Engine
@@ -70,7 +70,7 @@ class CudaVariant:
             raise BuildFailed(f"the CUDA kernels do not load: {exc}") from exc
 
     def of_chip(self, kernels: str) -> str:
-        """What a row says has run: kernels, and the chip whose code they are where it is not the device's own."""
+        """The text for a row about what ran: the kernels, and their chip where it is not the device's own."""
         return kernels + (f"@sm_{self.chip}" if self.chip else "")
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
@@ -100,7 +100,7 @@ class Baseline:
         self.sdpa = Sdpa(backend)
 
     def build(self, site: Site) -> None:
-        """It comes with PyTorch."""
+        """Does nothing: the implementation comes with PyTorch."""
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan on these inputs. Raises `Unavailable` with PyTorch's reason."""

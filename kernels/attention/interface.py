@@ -30,7 +30,7 @@ class AttentionKernel(Protocol):
 
     @property
     def name(self) -> str:
-        """What stands in the `backend` column, e.g. `cpu-avx512`."""
+        """The value of the `backend` column, e.g. `cpu-avx512`."""
         ...
 
     def build(self, out_dir: Path, cache_dir: Path) -> BuildRecord:
@@ -50,6 +50,6 @@ class AttentionKernel(Protocol):
     def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Plan:
-        """A plan bound to these tensors: the same result as `run`, with the least work left for each call. Where what
-        runs differs from case to case, the plan's attribute `runs` says what stands in the `backend` column."""
+        """A plan bound to these tensors: it gives the same result as `run`, with the least work at each call. If the
+        code that runs differs from case to case, the plan's attribute `runs` is the value of the `backend` column."""
         ...

@@ -1,4 +1,5 @@
-"""Backward passes, alone and behind their forward passes, as the harness calls them: ours, PyTorch's and others'."""
+"""Backward passes, alone and after their forward passes, as the harness calls them: ours, PyTorch's and those of
+others."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Gradients = Callable[[], Tensors]
 
 
 def ours(case: Case, inputs: Inputs, engine: Any) -> Call:
-    """Our kernels on CUDA tensors, each launch bound to memory of its own. Raises `Unavailable`."""
+    """Our kernels on CUDA tensors; each launch is bound to its own memory. Raises `Unavailable`."""
     from kernels.attention.cuda.calls.backward import bind_backward
     from kernels.attention.cuda.calls.binding import bind
     from kernels.attention.cuda.calls.quick import Options
@@ -53,7 +54,7 @@ def ours(case: Case, inputs: Inputs, engine: Any) -> Call:
 
 
 def baseline(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
-    """PyTorch's, pinned to a backend or to none. Raises `Unavailable` with PyTorch's reason."""
+    """PyTorch's passes, pinned to a backend or to none. Raises `Unavailable` with PyTorch's reason."""
     with torch.inference_mode(False), torch.enable_grad(), sdpa.scope():
         own = Inputs(*(x.clone() for x in (inputs.q, inputs.k, inputs.v, inputs.slope)))
         try:
@@ -70,8 +71,8 @@ def baseline(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
 
 
 def ran_by(pinned: str, given: Inputs, case: Case) -> str:
-    """The backend itself, where one is pinned; else that to which PyTorch hands over on a GPU, whose operator can be
-    captured in a graph where autograd's own call of it, on another stream, cannot. `default` where it is not known."""
+    """The pinned backend; without one, the backend that PyTorch uses on a GPU, or `default` where that is not known.
+    The backend's operator can be captured in a graph, while autograd's call of it, on another stream, cannot."""
     if pinned != "default" or given.q.device.type != "cuda":
         return pinned
     q, k, v = (x.detach().requires_grad_() for x in (given.q, given.k, given.v))
@@ -79,7 +80,7 @@ def ran_by(pinned: str, given: Inputs, case: Case) -> str:
 
 
 def attended(given: Inputs, case: Case) -> torch.Tensor:
-    """PyTorch's output, with its graph."""
+    """PyTorch's output, with its autograd graph."""
     shared = case.shape.heads != case.shape.kv_heads
     attention = torch.nn.functional.scaled_dot_product_attention
     out: torch.Tensor = attention(given.q, given.k, given.v, is_causal=case.shape.causal, enable_gqa=shared)
@@ -99,7 +100,8 @@ def both(given: Inputs, case: Case) -> Gradients:
 
 
 def backward_of(name: str, given: Inputs, case: Case) -> Gradients:
-    """A backend's backward operator on what its forward operator saved; without a pinned one, autograd's call of it."""
+    """The backward operator of a backend, called on what its forward operator saved; without a pinned backend, a call
+    of autograd."""
     operators = {"cudnn": cudnn, "flash": flash, "efficient": efficient}
     if given.q.device.type == "cuda" and name in operators:
         return operators[name](given, case.shape.causal)
@@ -144,11 +146,11 @@ def efficient(given: Inputs, causal: bool) -> Gradients:
 
 
 def flash_attention_4(case: Case, inputs: Inputs) -> Call:
-    """flash-attn-4's, in its own layout, where it is installed. Raises `Unavailable`."""
+    """The passes of flash-attn-4 in its own layout, where it is installed. Raises `Unavailable`."""
     try:
         interface = importlib.import_module("flash_attn.cute.interface")
         forward, backward = interface._flash_attn_fwd, interface._flash_attn_bwd
-    except Exception as exc:  # a compiler in Python: it can fail to import in any way
+    except Exception as exc:  # it is a compiler in Python, whose import may raise anything
         raise Unavailable(f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]) from exc
     q, k, v, slope = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v, inputs.slope))
     causal = case.shape.causal
@@ -168,7 +170,7 @@ def flash_attention_4(case: Case, inputs: Inputs) -> Call:
             plan = lambda: tuple(backward(q, k, v, out, slope, lse, causal=causal)[:3])  # noqa: E731
         plan()
         torch.cuda.synchronize()
-    except Exception as exc:  # compilers in Python raise anything
+    except Exception as exc:  # compilers in Python may raise anything
         words = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise Unavailable(f"flash-attn-4: {words}"[:200]) from exc
     poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)

@@ -1,4 +1,4 @@
-"""Attention's tensors: the inputs of a case, and what an answer to them is judged by."""
+"""Attention's tensors: the inputs of a case, and the yardstick for its answers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ class Inputs:
 
 
 class AttentionProblem:
-    """What attention needs torch for."""
+    """The part of the attention workload that needs torch."""
 
     def smoke(self, device: torch.device) -> Case:
-        """Short, causal, with shared heads, and no multiple of any tile."""
+        """A small case for a first try: short, causal, with shared heads, and with sizes that are no multiples of a
+        tile."""
         return Case(SMOKE, "float16" if device.type == "cuda" else "float32")
 
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
-        """Fresh draws from N(0, 1), never zeros: on zeros a GPU draws less power, and runs faster than at work."""
+        """New inputs from N(0, 1). Zeros are not used, because with them a GPU needs less power and runs faster than
+        with real data."""
         s = case.shape
 
         def draw(heads: int, seq: int) -> torch.Tensor:
@@ -53,12 +55,12 @@ class AttentionProblem:
         return Inputs(q, k, v, None if case.direction == "forward" else draw(s.heads, s.seq_q))
 
     def copied(self, inputs: Inputs) -> Inputs:
-        """The same values in memory of their own."""
+        """A copy of the inputs in new memory."""
         dout = None if inputs.dout is None else inputs.dout.clone()
         return Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), dout)
 
-    def set_bytes(self, case: Case, inputs: Inputs) -> int:  # noqa: ARG002  (others need them)
-        """q, k, v and the output; backward those, and the gradient of each."""
+    def set_bytes(self, case: Case, inputs: Inputs) -> int:  # noqa: ARG002  (other workloads need them)
+        """The bytes of q, k, v and the output; for a backward pass also of the gradient of each."""
         s = case.shape
         elements = (2 * s.heads * s.seq_q + 2 * s.kv_heads * s.seq_k) * (1 if case.direction == "forward" else 2)
         return int(s.batch * elements * s.head_dim * DTYPES[case.dtype].itemsize)

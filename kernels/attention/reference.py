@@ -10,7 +10,8 @@ from itertools import product
 import torch
 
 CHUNK_ELEMENTS = 1 << 24
-"""Scores held at once, in elements of 8 bytes: bounds the memory of long sequences to a few hundred MB."""
+"""The most scores in memory at once, in elements of 8 bytes. It limits the memory for long sequences to a few hundred
+MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def attention(
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Of Q, K and V, float64, shaped like them."""
+    """The gradients of Q, K and V in float64, with their shapes."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -74,7 +75,8 @@ def attention_backward(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of one head, in float64: `place` is where they lie in Q, `group` where their keys lie in K and V."""
+    """Some rows of one head, in float64. `place` is their index in Q, and `group` the index of their keys in K and
+    V."""
 
     place: tuple[int, int, slice]
     group: tuple[int, int]
@@ -92,7 +94,7 @@ def _factor(q: torch.Tensor, scale: float | None) -> float:
 def _parts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, factor: float, chunk_elements: int
 ) -> Iterator[_Part]:
-    """All rows of Q, so many at a time that their scores are at most `chunk_elements`."""
+    """All rows of Q in parts that have at most `chunk_elements` scores."""
     batch, heads, seq_q, _ = q.shape
     kv_heads, seq_k = k.shape[1], k.shape[2]
     rows = max(1, min(seq_q, chunk_elements // seq_k))

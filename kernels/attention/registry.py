@@ -1,4 +1,4 @@
-"""The implementations of attention by name, and the bundled kernel of a device. Another one is another entry."""
+"""The implementations of attention by name, and the bundled kernel of a device. A new implementation is a new entry."""
 
 from __future__ import annotations
 

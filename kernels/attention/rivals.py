@@ -1,4 +1,4 @@
-"""Attention by others: FlashAttention-4 and FlexAttention, where they are installed and the device has them."""
+"""Attention of others: FlashAttention-4 and FlexAttention, where they are installed and support the device."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from kernels.harness.workload import Call, Implementation, Site
 
 
 class FlashAttention4:
-    """`fa4`: flash-attn-4's forward pass, in its own layout [B, S, H, D]; the inputs are laid out so beforehand."""
+    """`fa4`: flash-attn-4's forward pass, in its own layout [B, S, H, D]. The inputs are converted to it before
+    timing."""
 
     def __init__(self) -> None:
         self.forward: Any = None
 
     def build(self, site: Site) -> None:
-        """It compiles itself when it is first called."""
+        """Does nothing: it compiles itself when it is first called."""
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
-        """Raises `Unavailable` where it does not import, or does not take the case."""
+        """A call on these inputs. Raises `Unavailable` where it cannot be imported, or does not support the case."""
         if inputs.q.device.type != "cuda":
             raise Unavailable("flash-attn-4 needs a CUDA device")
         if case.direction != "forward":
             return passes.flash_attention_4(case, inputs)
         try:
             forward = self.forward or importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
-        except Exception as exc:  # a compiler in Python: it can fail to import in any way
+        except Exception as exc:  # it is a compiler in Python, whose import may raise anything
             raise Unavailable(f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]) from exc
         self.forward = forward
         q, k, v = (one.transpose(1, 2).contiguous() for one in (inputs.q, inputs.k, inputs.v))
@@ -48,10 +49,10 @@ class FlexAttention:
         self.compiled: dict[str, Any] = {}
 
     def build(self, site: Site) -> None:
-        """It is compiled when it is first called."""
+        """Does nothing: it is compiled when it is first called."""
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
-        """Raises `Unavailable` where torch.compile or the case does not work."""
+        """A call on these inputs. Raises `Unavailable` where torch.compile or the case does not work."""
         if inputs.q.device.type != "cuda":
             raise Unavailable("FlexAttention is measured on CUDA devices only")
         if case.direction != "forward":
@@ -74,16 +75,16 @@ class FlexAttention:
 
 
 def is_seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
-    """The causal mask as FlexAttention wants it told."""
+    """The causal mask in the form that FlexAttention expects."""
     return query >= key
 
 
 def tried(call: Any, name: str) -> Any:
-    """The call, once it has worked. Raises `Unavailable`."""
+    """Makes the call once and returns it. Raises `Unavailable` where it does not work."""
     try:
         call()
         torch.cuda.synchronize()
-    except Exception as exc:  # compilers in Python raise anything
+    except Exception as exc:  # compilers in Python may raise anything
         words = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise Unavailable(f"{name}: {words}"[:200]) from exc
     return call

@@ -22,7 +22,7 @@ class Attention:
     columns = ("dtype", *SIZES, "causal")
 
     def cases(self, grid: Mapping[str, Any], where: str) -> tuple[Case, ...]:
-        """Every shape in every dtype, shape by shape; a shape's `pass` is forward unless told. Raises `BadSpec`."""
+        """Every shape in every dtype, shape by shape; a shape's `pass` is forward by default. Raises `BadSpec`."""
         shapes = grid["shapes"]
         if not isinstance(shapes, list):
             raise BadSpec(f"{where}.shapes must be a list, not {shown(shapes)}")
@@ -42,24 +42,24 @@ class Attention:
         return REGISTRY.shown()
 
     def knows(self, implementation: str) -> bool:
-        """Whether the registry has it."""
+        """Whether the registry has the implementation."""
         return REGISTRY.find(implementation) is not None
 
     def implementation(self, name: str, site: Site) -> Implementation:
-        """What the registry makes of a name. Raises `Unavailable`."""
+        """The implementation that the registry has for a name. Raises `Unavailable`."""
         entry = REGISTRY.find(name)
         if entry is None:
             raise Unavailable(f"no implementation is called {name}; there are {', '.join(self.shown())}")
         return entry.make()(name, site)
 
     def problem(self) -> Problem:
-        """Its tensors and its right answer; imports torch."""
+        """The part with the tensors and the right answer; this imports torch."""
         made: Problem = importlib.import_module("kernels.attention.problem").AttentionProblem()
         return made
 
 
 def shape(data: object, where: str) -> Shape:
-    """One full shape; nothing is defaulted here. Raises `BadSpec`."""
+    """One complete shape, without default values. Raises `BadSpec`."""
     given = table(data, where, (*SIZES, "causal"), ("pass",))
     sizes = {key: integer(given[key], f"{where}.{key}", 1) for key in SIZES}
     if not isinstance(given["causal"], bool):

@@ -1,4 +1,4 @@
-"""The bundled CPU kernel: C++ built on the spot by the host's compiler and called through ctypes."""
+"""The bundled CPU kernel: C++ that is built on the machine by its compiler and called through ctypes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FLAGS = ("-std=c++17", "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler that answered: its command and the first line of `--version`."""
+    """A C++ compiler that works: its command and the first line of `--version`."""
 
     command: tuple[str, ...]
     version: str
@@ -36,7 +36,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A shared library on disk and how it came about."""
+    """A shared library on disk, and how it was made."""
 
     library: Path
     record: BuildRecord
@@ -63,7 +63,8 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
 
 
 def processor() -> str:
-    """What the processor can do, as the kernel lists it: native code built elsewhere may not run here."""
+    """The features of the processor, as the kernel lists them. Native code that was built on another one may not run
+    here."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -12,7 +12,7 @@ from kernels.attention.cuda.run.engine import default_cache
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compiles it into the folder named, or where kernels are kept."""
+    """Compiles it into the given folder, or into the folder where kernels are kept."""
     folder = Path(arguments[0]) if arguments else default_cache()
     try:
         sys.stdout.write(f"{native.build(folder)}\n")

@@ -14,7 +14,7 @@ __all__ = ["BuildFailed", "CudaError", "Unavailable", "Unsupported"]
 
 
 class Unsupported(Unavailable):
-    """No kernel of ours computes this. Nothing else is called in its place."""
+    """No kernel of ours computes this, and nothing else is called instead."""
 
 
 class CudaError(RuntimeError):

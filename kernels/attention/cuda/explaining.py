@@ -40,7 +40,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way that computes the problem. `behind`: how much longer than the fastest it took near here, if it is known."""
+    """A way that computes the problem. `behind` says how much longer than the fastest it took for problems near this
+    one, if known."""
 
     name: str
     behind: float | None
@@ -48,7 +49,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A kernel of the chosen way as it is launched; registers and spilled bytes a thread as the driver reports them."""
+    """A kernel of the chosen way as it is launched, with registers and spilled bytes per thread as the driver reports
+    them."""
 
     name: str
     grid: tuple[int, int, int]
@@ -60,7 +62,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The choice for one problem. `cannot` has the families that do not compute it, each with the reason."""
+    """The chosen way for one problem. `cannot` has the families that do not compute it, each with the reason."""
 
     problem: str
     chip: str
@@ -72,7 +74,7 @@ class Explanation:
     launches: tuple[Launched, ...]
 
     def text(self) -> str:
-        """All of it, in lines."""
+        """The explanation as lines of text."""
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
@@ -130,7 +132,7 @@ def explain_problem(problem: Problem, machine: Machine, chip: str, engine: Engin
 
 
 def words(problem: Problem) -> str:
-    """The problem in a line."""
+    """The problem in one line of text."""
     heads = f"{problem.heads}" if problem.group == 1 else f"{problem.heads}:{problem.kv_heads}"
     mask = "causal" if problem.causal else "full"
     extra = [
@@ -146,7 +148,8 @@ def words(problem: Problem) -> str:
 
 
 def candidates_for(problem: Problem, machine: Machine) -> tuple[tuple[Candidate, ...], str]:
-    """Every way that computes the problem, the fastest near here first, and where that was measured."""
+    """Every way that computes the problem, the fastest for problems near this one first, and where that was
+    measured."""
     names = [way.name for way in ways(problem, machine)]
     table = table_for(machine.chip.name, machine.sm_count) if problem.is_plain else None
     near = table.nearest(key_of(problem))[:1] if table else []
@@ -157,7 +160,7 @@ def candidates_for(problem: Problem, machine: Machine) -> tuple[tuple[Candidate,
 
 
 def refusals(problem: Problem, machine: Machine) -> dict[str, str | None]:
-    """The families that not every problem suits, with the reason where this one does not."""
+    """The families that do not suit every problem, with the reason where they do not suit this one."""
     found = {"fa90": hopper.refusal(problem, machine), "decode": decode.why_not(problem)}
     if not any(way.name.startswith("small") for way in ways(problem, machine)):
         found["small"] = "none on this chip holds all keys of a head in one block, or something but causality masks"
@@ -175,7 +178,7 @@ def launches(problem: Problem, way: Way, engine: Engine) -> tuple[Launched, ...]
 
 
 def machine_named(name: str) -> Machine:
-    """A chip of which we know the sizes."""
+    """The sizes of a chip that we know."""
     capability, sm_count, l2_bytes = CHIPS[name]
     chip = chip_of(capability)
     assert chip is not None
@@ -194,7 +197,8 @@ numbers.__name__ = "batch,heads,queries,head_dim"  # what argparse names in its 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 where nothing computes the problem, or there is no GPU and no chip was named."""
+    """Runs the command. Returns 0, or 2 where nothing computes the problem or there is neither a GPU nor a named
+    chip."""
     parser = argparse.ArgumentParser(
         prog="python3 -m kernels.attention.cuda.explain", description=__doc__.splitlines()[0]
     )

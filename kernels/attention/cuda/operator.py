@@ -39,14 +39,14 @@ register_gradients(quick_backward)
 
 @cache
 def compiled() -> Native | None:
-    """The compiled function of autograd, where somebody has compiled it for this PyTorch."""
+    """The compiled function for autograd, if it was compiled for this PyTorch."""
     library = native.path_in(default_cache())
     current_stream = native.stream_function() if native.sealed(library) else None
     if current_stream is None:
         return None
     try:
         native.load(library)
-    except (OSError, RuntimeError):  # it cannot be loaded here: Python does what it would
+    except (OSError, RuntimeError):  # it cannot be loaded here, so Python does its work
         return None
     return Native(engine_of, quick_backward.compute, current_stream)
 
@@ -54,7 +54,7 @@ def compiled() -> Native | None:
 def by_compiled(
     tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
 ) -> Callable[..., Answer] | None:
-    """What computes calls that want gradients, if that is compiled."""
+    """The function that computes calls that want gradients, if it is compiled."""
     found = compiled()
     return None if found is None else found.call(tensors, options, by_python)
 
@@ -100,7 +100,7 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
 
 
 def call(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | None) -> Answer:
-    """Any call by any engine; its tensors in the order of the options' names."""
+    """Computes any call with any engine; `tensors` are in the order of the options' names."""
     if torch.compiler.is_compiling() and "out" not in options.names and engine is None:
         return as_operator(dict(zip(options.names, tensors, strict=True)), options)
     if engine is None or engine is engines.get(engine.device.index):

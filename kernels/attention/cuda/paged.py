@@ -1,4 +1,4 @@
-"""Attention over a cache whose keys and values lie in pages, as inference servers keep them.
+"""Attention over a cache with keys and values in pages, as inference servers keep them.
 
 out = attention_paged(q, k_cache, v_cache, block_table, seqused_k, causal=True)
 """
@@ -60,5 +60,5 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
 
 
 def hinted(name: str, longest: int | None) -> int:
-    """What `Options.longest` holds."""
+    """The value of `Options.longest`."""
     return -1 if longest is None else longest_of(name, longest)

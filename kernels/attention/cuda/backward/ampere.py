@@ -24,7 +24,7 @@ from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 NUMBER_BYTES = 8
-"""That a row of Q has beside its elements: its log-sum-exp and delta, in float32."""
+"""The bytes for a row of Q beside its elements: its log-sum-exp and delta, in float32."""
 
 
 class SummingShape(Protocol):
@@ -105,13 +105,13 @@ SHAPES: dict[int, tuple[AmpereShape, ...]] = {
         AmpereShape(64, 32, 4, 1, 2, 1, 1, 1),
     ),
 }
-"""By padded head dimension, the fastest where every SM has a block at the head; then those with fewer keys, for small
-grids and for chips with less shared memory."""
+"""The shapes by padded head dimension. The first is the fastest where every SM has a block; the others have fewer keys,
+for small grids and for chips with less shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummingKernel:
-    """The launch that goes through the queries."""
+    """The kernel that goes through the queries."""
 
     dtype: str
     head_dim: int
@@ -140,7 +140,7 @@ class SummingKernel:
 
 @dataclass(frozen=True, slots=True)
 class AmpereConvertKernel:
-    """dQ from its sums, by `source/backward/ampere_sums.cuh`."""
+    """The kernel that makes dQ from its sums, by `source/backward/ampere_sums.cuh`."""
 
     dtype: str
     head_dim: int
@@ -180,16 +180,17 @@ class AmpereBackward:
         return f"{self.shape.family}-{self.shape.name}"
 
     def key_tiles(self, problem: BackwardProblem) -> int:
-        """Of a head of K."""
+        """The number of tiles of keys of a head of K."""
         return -(-problem.forward.seq_k // self.shape.keys)
 
     def blocks(self, problem: BackwardProblem) -> int:
-        """That have keys of their own."""
+        """The number of blocks, each of which has its own keys."""
         f = problem.forward
         return f.batch * f.kv_heads * self.key_tiles(problem)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """Rows' numbers and zeros; everything; dQ from its sums. Raises `Unsupported`."""
+        """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums. Raises
+        `Unsupported`."""
         f, shape, size = problem.forward, self.shape, padded(problem.forward.head_dim)
         check_kind(f, self.machine)
         query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
@@ -211,7 +212,7 @@ class AmpereBackward:
         ]
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
-        """Those whose tiles are taken before any of the next ones'."""
+        """The number of heads in a section: all tiles of a section are taken before those of the next one."""
         return heads_of_section(problem, self.machine, self.shape.keys)
 
 
@@ -229,20 +230,21 @@ def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> st
 
 
 def shapes_of(head_dim: int, chip: Chip) -> list[AmpereShape]:
-    """Those that a chip has shared memory for, in the order of the table."""
+    """The shapes for which a chip has enough shared memory, in the order of the table."""
     size = padded(head_dim)
     return [shape for shape in SHAPES[size] if shape.shared_bytes(size) <= chip.shared_bytes_per_block]
 
 
 def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackward]:
-    """Every way of this kind, the one to take first at the head."""
+    """Every way of this kind; the preferred one is the first."""
     if ampere_refusal(problem, machine) is not None:
         return []
     return ways_of(problem, machine, shapes_of(problem.forward.head_dim, machine.chip))
 
 
 def ways_of(problem: BackwardProblem, machine: Machine, shapes: Sequence[SummingShape]) -> list[AmpereBackward]:
-    """These shapes' ways in their order; those with the fewest keys first where the first has no block for each SM."""
+    """The ways of these shapes in their order. Where the first has no block for each SM, those with the fewest keys
+    come first."""
     ways = [AmpereBackward(machine, shape) for shape in shapes]
     if ways[0].blocks(problem) < machine.sm_count:
         ways.sort(key=lambda way: way.shape.keys)
@@ -250,7 +252,7 @@ def ways_of(problem: BackwardProblem, machine: Machine, shapes: Sequence[Summing
 
 
 def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKernel]:
-    """All that a plan can choose on a chip, but for the preparing kernels, which Hopper has too."""
+    """All kernels that a plan can choose on a chip, without the preparing kernels, which Hopper has too."""
     if chip.name == "turing":
         return
     for dtype, size in itertools.product(chip.dtypes, SHAPES):
@@ -258,7 +260,7 @@ def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKer
 
 
 def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:
-    """What goes through the queries, and what converts the sums, of which shapes share some."""
+    """The kernels that go through the queries, and those that convert the sums, some of which several shapes share."""
     yield from (SummingKernel(dtype, size, shape) for shape in shapes)
     converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
     yield from {convert.name: convert for convert in converts}.values()

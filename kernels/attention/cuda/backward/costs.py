@@ -1,4 +1,5 @@
-"""What Hopper's ways of computing a backward pass are expected to take: how their blocks follow each other on SMs."""
+"""Estimates how long Hopper's ways of computing a backward pass take, from how their blocks follow each other on
+SMs."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from kernels.attention.cuda.backward.plan import BackwardProblem
 from kernels.attention.cuda.plan.variants import padded
 
 ELEMENTS_OF_TILE = 64 * 128
-"""Of what passes by at a time."""
+"""The elements of a tile that passes by at a time."""
 HOPPER_ROWS = 128
-"""That a block of `backward90` keeps."""
+"""The rows that a block of `backward90` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,10 @@ ONE_LAUNCH = {
     64: {64: Price(1.41, 2.71, 3.31, 1.43), 128: Price(0.98, 3.48, 2.06, 1.45)},
     128: {64: Price(2.78, 2.10, 3.41, 1.63), 128: Price(4.22, 1.10, 2.16, 1.41)},
 }
-"""By padded head dimension and rows that a block keeps."""
+"""The prices by padded head dimension and rows that a block keeps."""
 THREE_LAUNCHES = {64: Price(0.75, 7.13, 2.67), 128: Price(7.02, 1.53, 2.28)}
-"""Both fitted to times on an H200 (`results/backward-small-h200.jsonl`), from 197 keys on."""
+"""The prices by padded head dimension. These and `ONE_LAUNCH` are fitted to times on an H200
+(`results/backward-small-h200.jsonl`), from 197 keys on."""
 TURN = {64: 2.05, 128: 2.3}
 """Microseconds after which the turn at a tile of queries has gone from one tile of keys to the next, by padded head
 dimension: with 2 to 16 heads on an H100, 2026-11-23, what `backward90` with its sums in an order took longer than
@@ -39,7 +41,7 @@ without was this for each tile of keys of a head that began at the same time (2.
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
-    """Tiles of queries that pass by each tile of `rows` keys of a head of K, over all heads of its group."""
+    """How many tiles of queries pass by each tile of `rows` keys of a head of K, over all heads of its group."""
     f = problem.forward
     tile = ELEMENTS_OF_TILE // padded(f.head_dim)
     all_tiles = -(-f.seq_q // tile)
@@ -48,7 +50,7 @@ def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
 
 
 def passing_queries(problem: BackwardProblem, rows: int) -> list[int]:
-    """Tiles of keys that pass by each tile of `rows` queries of a head."""
+    """How many tiles of keys pass by each tile of `rows` queries of a head."""
     f = problem.forward
     tile = ELEMENTS_OF_TILE // padded(f.head_dim)
     ends = [min(row + rows, f.seq_q) + f.causal_offset if f.causal else f.seq_k for row in range(0, f.seq_q, rows)]
@@ -56,7 +58,7 @@ def passing_queries(problem: BackwardProblem, rows: int) -> list[int]:
 
 
 def span(blocks: Sequence[float], sm_count: int) -> float:
-    """When the last block ends, if each begins on the first SM that is free, in this order."""
+    """The time at which the last block ends, if each begins in this order on the first free SM."""
     free = [0.0] * sm_count
     for block in blocks:
         heapq.heapreplace(free, free[0] + block)
@@ -64,7 +66,7 @@ def span(blocks: Sequence[float], sm_count: int) -> float:
 
 
 def one_launch(problem: BackwardProblem, rows: int, sm_count: int) -> float:
-    """Microseconds of `backward-few90` with blocks of so many rows."""
+    """The microseconds of `backward-few90` with blocks of `rows` rows."""
     f = problem.forward
     price, turns = ONE_LAUNCH[padded(f.head_dim)][rows], HOPPER_ROWS // rows
     keys = [price.block + price.keys * -(-n // turns) for n in passing_keys(problem, rows)]
@@ -73,7 +75,7 @@ def one_launch(problem: BackwardProblem, rows: int, sm_count: int) -> float:
 
 
 def three_launches(problem: BackwardProblem, sm_count: int) -> float:
-    """Microseconds of `backward90`, which takes the longest first."""
+    """The microseconds of `backward90`, which takes the longest blocks first."""
     f = problem.forward
     price, heads = THREE_LAUNCHES[padded(f.head_dim)], f.batch * f.kv_heads
     blocks = [price.block + price.keys * n for n in passing_keys(problem, HOPPER_ROWS) for _ in range(heads)]
@@ -81,8 +83,8 @@ def three_launches(problem: BackwardProblem, sm_count: int) -> float:
 
 
 def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
-    """The same with sums in an order: a tile of keys begins a turn after the one before it of its head at the
-    earliest."""
+    """The microseconds of `backward90` with ordered sums: a tile of keys begins at least one turn after the previous
+    tile of its head."""
     f = problem.forward
     price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
     free, begun = [0.0] * sm_count, [-turn] * (f.batch * f.kv_heads)

@@ -16,11 +16,11 @@ from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.hopper import maps
 
 ROWS = (64, 128)
-"""That a block may keep."""
+"""The numbers of rows that a block may keep."""
 TILE_ELEMENTS = 64 * 128
-"""Of what passes by at a time."""
+"""The elements of a tile that passes by at a time."""
 BOX_ROWS = 64
-"""That one copy moves."""
+"""The rows that one copy moves."""
 MOST_ROUNDS = 3
 MAPS = ("q", "k", "v", "dout", "out")
 
@@ -70,12 +70,12 @@ class FewBackward:
         return f"backward-few90-{self.rows}"
 
     def blocks(self, problem: BackwardProblem) -> tuple[int, int]:
-        """Those that keep keys, and those that keep queries."""
+        """The number of blocks that keep keys, and of those that keep queries."""
         f = problem.forward
         return f.batch * f.kv_heads * -(-f.seq_k // self.rows), f.batch * f.heads * -(-f.seq_q // self.rows)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """The one launch; `buffers` are not asked for any."""
+        """The single launch; it needs no memory of `buffers`."""
         del buffers
         f = problem.forward
         keys, queries = self.blocks(problem)
@@ -87,7 +87,7 @@ class FewBackward:
         return [Step(kernel, (keys + queries, 1, 1), (*given, made))]
 
     def has_few_rounds(self, problem: BackwardProblem) -> bool:
-        """Whether so few blocks are in line for an SM that this can be the way to take."""
+        """Whether there are so few blocks for each SM that this way may be the fastest."""
         return sum(self.blocks(problem)) <= MOST_ROUNDS * self.machine.sm_count
 
     def is_one_round(self, problem: BackwardProblem) -> bool:
@@ -104,8 +104,8 @@ def few_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 
 def few_ways(problem: BackwardProblem, machine: Machine) -> list[FewBackward]:
-    """Every way of this kind, the one to take first at the head: the fewest rows where each block has an SM then, else
-    the one that is expected to end first."""
+    """Every way of this kind; the preferred one is the first. That is the one with the fewest rows if each block then
+    has an SM, else the one that is expected to end first."""
     if few_refusal(problem, machine) is not None:
         return []
     ways = [FewBackward(machine, rows) for rows in ROWS]
@@ -117,7 +117,8 @@ def few_ways(problem: BackwardProblem, machine: Machine) -> list[FewBackward]:
 
 
 def is_before_hopper(way: FewBackward, problem: BackwardProblem) -> bool:
-    """Whether the way is expected to take less than `backward90`: only asked where there are few rounds of blocks."""
+    """Whether the way is expected to take less than `backward90`. It is only called where there are few rounds of
+    blocks."""
     if way.is_one_round(problem) and way.rows == min(ROWS):
         return True
     sms = way.machine.sm_count
@@ -126,14 +127,14 @@ def is_before_hopper(way: FewBackward, problem: BackwardProblem) -> bool:
 
 
 def is_before_ordered(way: FewBackward, problem: BackwardProblem) -> bool:
-    """Whether the way is expected to take less than `backward90-ordered`, for whoever wants the same bits; only
-    asked where it does not go before `backward90`. With more rounds of blocks it never does."""
+    """Whether the way is expected to take less than `backward90-ordered`, for callers that want the same bits. It is
+    only called where the way is not faster than `backward90`. With more rounds of blocks it is never faster."""
     sms = way.machine.sm_count
     few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
     return few and one_launch(problem, way.rows, sms) < three_launches_in_turns(problem, sms)
 
 
 def every_few_kernel() -> Iterator[FewBackwardKernel]:
-    """All that a plan can choose on Hopper."""
+    """All kernels that a plan can choose on Hopper."""
     for dtype, size, rows, causal in itertools.product(C_TYPE, (64, 128), ROWS, (False, True)):
         yield FewBackwardKernel(dtype, size, rows, causal)

@@ -1,4 +1,4 @@
-"""The kernels of the backward pass: which there are, and what they are given."""
+"""The kernels of the backward pass, and their parameters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernels.attention.cuda.ways.general import MASK_SHORT, MASK_TYPES
 
 HOPPER_KEYS = 128
 HOPPER_QUERIES = {64: 128, 128: 64}
-"""Queries that the Hopper kernel takes at a time, by padded head dimension."""
+"""How many queries the Hopper kernel takes at a time, by padded head dimension."""
 SUMS_OF_BLOCK = 64 * 128
-"""Floats of dQ that a block adds at a time."""
+"""How many floats of dQ a block adds at a time."""
 BYTES_OF_TURNS = 2 * 4
 """For each of them: whose turn it is, and as much again, so that each share of a warpgroup has a number to clear."""
 
@@ -64,7 +64,8 @@ def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int 
 def mapped_entry_point(
     header: str, name: str, threads: int, call: str, maps: Sequence[str], config: str, shared_bytes: int
 ) -> str:
-    """The same of a kernel that is given tensor maps, and that must need the shared memory that the host asks for."""
+    """The same for a kernel with tensor maps. It refuses to compile if it needs other shared memory than the host
+    requests."""
     given = ", ".join(f"const __grid_constant__ TensorMap {one}" for one in maps)
     return (
         f'#include "backward/{header}.cuh"\n'
@@ -103,7 +104,7 @@ class PrepareKernel:
 
     @property
     def rows(self) -> int:
-        """Of Q, a block."""
+        """The rows of Q for a block."""
         return self.threads * 8 // self.head_dim
 
     @property
@@ -167,7 +168,7 @@ class HopperBackwardKernel:
 
     @property
     def queries(self) -> int:
-        """Of a tile."""
+        """The queries of a tile."""
         return HOPPER_QUERIES[self.head_dim]
 
     @property
@@ -206,7 +207,7 @@ class ConvertKernel:
 def pair_kernel(
     chip: Chip, dtype: str, head_dim: int, *, keys: bool, vector: bool = True, mask: str | None = None
 ) -> PairKernel:
-    """The kernel of a chip for a padded head dimension: the tiles that its registers have room for."""
+    """The kernel of a chip for a padded head dimension, with tiles that fit its registers."""
     turing = chip.name == "turing"
     tight = turing or mask is not None or not vector
     rows = 32 if turing and head_dim == 256 else 64
@@ -216,7 +217,7 @@ def pair_kernel(
 
 
 def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
-    """All that a plan can choose on a chip, but for those that only Hopper has."""
+    """All kernels that a plan can choose on a chip, without those that only Hopper has."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
         yield PrepareKernel(dtype, size, vector, False)
         for keys, mask in itertools.product((True, False), (None, "bool", dtype, "float32")):
@@ -224,7 +225,7 @@ def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:
-    """What Hopper has beside them."""
+    """The kernels that only Hopper has."""
     for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
         yield PrepareKernel(dtype, size, True, True)
         yield PrepareKernel(dtype, size, True, True, keeps_sums=True)

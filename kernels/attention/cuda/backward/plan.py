@@ -37,7 +37,7 @@ mask, and without one: nearly the fastest of one, two and four times the heads t
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Where the gradients lie: of the output, given; of Q, K and V, to be written."""
+    """The layouts of the gradients: that of the output, which is given, and those of Q, K and V, which are written."""
 
     dout: Layout
     dq: Layout
@@ -65,12 +65,12 @@ class BackwardProblem:
 
     @property
     def heads(self) -> int:
-        """Of Q, over all batches of a tensor: a packed one is one batch."""
+        """The heads of Q over all batches of a tensor; a packed tensor is one batch."""
         return self.forward.heads * (1 if self.forward.lengths else self.forward.batch)
 
     @property
     def rows(self) -> int:
-        """A head has in a tensor."""
+        """The rows of a head in a tensor."""
         return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
 
 
@@ -94,15 +94,15 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 
 def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
-    """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if nothing of this stands in
-    the way."""
+    """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if these reasons do not
+    apply."""
     if machine.chip.name == "turing":
         return "no chip without asynchronous copies"
     return plain_refusal(problem)
 
 
 def plain_refusal(problem: BackwardProblem) -> str | None:
-    """The same on any chip."""
+    """Why the kernels do not compute the problem on any chip; None if these reasons do not apply."""
     f = problem.forward
     if f.mask is not None or f.lengths is not None:
         return "no masks and no packed sequences"
@@ -112,7 +112,7 @@ def plain_refusal(problem: BackwardProblem) -> str | None:
 
 
 def parameters_of(problem: BackwardProblem) -> BackwardParameters:
-    """Of every kernel but for the grids and the memory for what each row has."""
+    """The parameters that all kernels share: all but the grids and the memory for the numbers of rows."""
     f, g = problem.forward, problem.gradients
     places = {"q": f.q, "k": f.k, "v": f.v, "out": f.out, "dout": g.dout, "dq": g.dq, "dk": g.dk, "dv": g.dv}
     made = BackwardParameters(
@@ -146,7 +146,7 @@ def parameters_of(problem: BackwardProblem) -> BackwardParameters:
 
 
 def with_numbers(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> BackwardParameters:
-    """The same, with memory for what each row has."""
+    """The parameters, with memory for the numbers of rows."""
     made, size = parameters_of(problem), problem.heads * stat_rows * 4
     made.shift, made.delta, made.stat_rows = buffers.scratch(size), buffers.scratch(size), Divisor.of(stat_rows)
     return made
@@ -157,7 +157,7 @@ def strides(layout: Layout) -> Strides:
 
 
 def copied(parameters: BackwardParameters) -> BackwardParameters:
-    """The same, for another launch."""
+    """A copy of the parameters, for another launch."""
     return BackwardParameters.from_buffer_copy(parameters)
 
 
@@ -182,7 +182,7 @@ class PairBackward:
         return pair_kernel(self.machine.chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """Rows' numbers; dK and dV; dQ. Raises `Unsupported`."""
+        """The three launches: the numbers of rows; dK and dV; dQ. Raises `Unsupported`."""
         f = problem.forward
         check_kind(f, self.machine)
         prepare = PrepareKernel(f.dtype, padded(f.head_dim), problem.is_vector, False)
@@ -221,7 +221,7 @@ class HopperBackward:
         return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.ordered)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """Rows' numbers and zeros; everything; dQ from its sums."""
+        """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
         f, size, kernel = problem.forward, padded(problem.forward.head_dim), self.kernel(problem)
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         stat_rows = query_tiles * kernel.queries
@@ -250,20 +250,20 @@ class HopperBackward:
         return steps
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
-        """Those whose tiles are taken before any of the next ones'."""
+        """The number of heads in a section: all tiles of a section are taken before those of the next one."""
         if self.ordered:
             return heads_in_order(problem, self.machine)
         return heads_of_section(problem, self.machine, HOPPER_KEYS)
 
 
 def is_small(problem: BackwardProblem, machine: Machine, keys: int) -> bool:
-    """Whether each SM has only a few tiles of so many keys."""
+    """Whether each SM has only a few tiles of `keys` keys."""
     f = problem.forward
     return f.batch * f.kv_heads * -(-f.seq_k // keys) <= FEW_ROUNDS * machine.sm_count
 
 
 def all_see_the_first_keys(problem: BackwardProblem) -> bool:
-    """Whether the first tile of keys makes a share of dQ of every query."""
+    """Whether the first tile of keys contributes to dQ of every query."""
     return not problem.forward.causal or problem.forward.causal_offset >= 0
 
 
@@ -289,7 +289,7 @@ def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
 
 
 def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
-    """Heads of K of which Q, dO and sums of so many rows fit the L2 cache, in equal sections."""
+    """The number of heads of K for which Q, dO and sums of `rows` rows fit the L2 cache, in equal sections."""
     f = problem.forward
     heads = f.batch * f.kv_heads
     bytes_of_head = f.group * rows * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
@@ -298,7 +298,7 @@ def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
 
 
 def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
-    """The map of q, k, v or dout, of which a copy moves `box_rows` rows of 64 columns."""
+    """The tensor map of q, k, v or dout, with copies of `box_rows` rows of 64 columns."""
     f = problem.forward
     layout: Layout = problem.gradients.dout if name == "dout" else getattr(f, name)
     heads, rows = (f.kv_heads, f.seq_k) if name in "kv" else (f.heads, f.seq_q)

@@ -14,7 +14,7 @@ from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 MOST_ROWS = 512
-"""Queries and keys up to which these kernels are offered."""
+"""The most queries or keys for which these kernels are offered."""
 MOST_STAGES, ROWS_IN_FLIGHT = 4, 256
 SURE_KEYS = {64: {32: 256, 64: 256, 128: 128}, 128: {32: 256, 64: 256, 128: 64}}
 """Keys up to which this is taken before Hopper's other kernel, by padded head dimension and kept rows: as far as it was
@@ -42,11 +42,11 @@ class SmallShape:
 
     @property
     def passing(self) -> int:
-        """Rows of a tile that passes by."""
+        """The rows of a tile that passes by."""
         return self.groups * self.columns
 
     def shared_bytes(self, head_dim: int, stages: int) -> int:
-        """Dynamic shared memory, with so many tiles in flight."""
+        """Dynamic shared memory in bytes, with `stages` tiles in flight."""
         row, tile = head_dim * ELEMENT_BYTES, self.passing * head_dim * ELEMENT_BYTES
         keys = 2 * self.rows * row + stages * (3 * tile + 8 * self.passing)
         queries = 3 * self.rows * row + stages * 2 * tile + 8 * self.rows
@@ -54,7 +54,7 @@ class SmallShape:
         return max(keys, queries, exchange)
 
     def stages(self, head_dim: int, chip: Chip) -> int:
-        """Tiles in flight that a chip has room for; fewer than two are too few."""
+        """The number of tiles in flight for which a chip has room; fewer than two are too few."""
         most = min(MOST_STAGES, ROWS_IN_FLIGHT // self.passing)
         fitting = [n for n in range(1, most + 1) if self.shared_bytes(head_dim, n) <= chip.shared_bytes_per_block]
         return max(fitting, default=0)
@@ -71,7 +71,7 @@ SHAPES: dict[int, tuple[SmallShape, ...]] = {
         *(SmallShape(64, 2, 32), SmallShape(128, 1, 32)),
     ),
 }
-"""By padded head dimension."""
+"""The shapes by padded head dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,13 @@ class SmallBackward:
         return f"backward-small-{self.shape.name}"
 
     def blocks(self, problem: BackwardProblem) -> tuple[int, int]:
-        """Those that keep keys, and those that keep queries."""
+        """The number of blocks that keep keys, and of those that keep queries."""
         f = problem.forward
         key_tiles, query_tiles = -(-f.seq_k // self.shape.rows), -(-f.seq_q // self.shape.rows)
         return f.batch * f.kv_heads * key_tiles, f.batch * f.heads * query_tiles
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """The one launch; `buffers` are not asked for any. Raises `Unsupported`."""
+        """The single launch; it needs no memory of `buffers`. Raises `Unsupported`."""
         del buffers
         f = problem.forward
         check_kind(f, self.machine)
@@ -157,8 +157,9 @@ def small_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 
 def small_ways(problem: BackwardProblem, machine: Machine) -> list[SmallBackward]:
-    """Every way of this kind, the one to take first at the head: the fewest rows with which each block has an SM of its
-    own, else the most; then the fewest tiles that pass by, the smallest that do it, and the most groups."""
+    """Every way of this kind; the preferred one is the first. Ways are sorted by rows: the fewest with which each block
+    has its own SM, else the most; then by the fewest tiles that pass by, the smallest such tiles, and the most
+    groups."""
     if small_refusal(problem, machine) is not None:
         return []
     f, size = problem.forward, padded(problem.forward.head_dim)
@@ -174,15 +175,15 @@ def small_ways(problem: BackwardProblem, machine: Machine) -> list[SmallBackward
 
 
 def is_surely_faster(way: SmallBackward, problem: BackwardProblem) -> bool:
-    """Whether the way goes before Hopper's other kernel: every block has an SM, and no more is asked than was seen to
-    be faster."""
+    """Whether the way is preferred to Hopper's other kernel: every block has an SM, and the problem is not larger than
+    those for which it was measured to be faster."""
     f, queries = problem.forward, problem.forward.group * problem.forward.seq_q
     few = f.seq_k <= SURE_KEYS[padded(f.head_dim)][way.shape.rows]
     return few and queries <= SURE_QUERIES and queries * f.seq_k <= SURE_SCORES and way.is_one_round(problem)
 
 
 def every_small_kernel(chip: Chip) -> Iterator[SmallBackwardKernel]:
-    """All that a plan can choose on a chip."""
+    """All kernels that a plan can choose on a chip."""
     for dtype in chip.dtypes:
         for size, shapes in SHAPES.items():
             for shape in shapes:

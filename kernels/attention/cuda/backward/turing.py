@@ -61,11 +61,11 @@ SHAPES: dict[int, tuple[TuringShape, ...]] = {
     64: (TuringShape(128, 32, 4, 2, 2, 2), TuringShape(64, 64, 4, 1, 2, 2)),
     128: (TuringShape(128, 32, 8, 1, 1, 1), TuringShape(64, 64, 8, 2, 1, 1)),
 }
-"""By padded head dimension, the fastest where every SM has a block at the head; then one with fewer keys."""
+"""The shapes by padded head dimension: first the fastest where every SM has a block, then one with fewer keys."""
 
 
 def turing_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackward]:
-    """Every way of this kind, the one to take first at the head."""
+    """Every way of this kind; the preferred one is the first."""
     if machine.chip.name != "turing" or plain_refusal(problem) is not None:
         return []
     shapes = SHAPES[padded(problem.forward.head_dim)]
@@ -73,7 +73,7 @@ def turing_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
 
 
 def every_turing_kernel(chip: Chip) -> Iterator[PrepareKernel | SummingKernel | AmpereConvertKernel]:
-    """All that a plan can choose on a chip."""
+    """All kernels that a plan can choose on a chip."""
     if chip.name != "turing":
         return
     for dtype, size in itertools.product(chip.dtypes, SHAPES):

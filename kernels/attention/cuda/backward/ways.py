@@ -1,4 +1,4 @@
-"""Which ways there are of computing a backward pass, and which to take."""
+"""The ways of computing a backward pass, and which one to take."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`).""
 
 
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
-    """Every way of computing the problem, the one to take first at the head; the first of those with the `same_bits` is
-    for whoever wants them in every run."""
+    """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
+    that want the same bits in every run."""
     is_hoppers = hopper_refusal(problem, machine) is None
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []

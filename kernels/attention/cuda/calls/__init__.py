@@ -1,1 +1,1 @@
-"""A call of a user's: bound to its tensors, remembered for calls like it, and seen by autograd and torch.compile."""
+"""Calls of users: bound to their tensors, remembered for similar calls, and visible to autograd and torch.compile."""

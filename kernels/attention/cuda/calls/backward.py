@@ -34,7 +34,8 @@ def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options:
 
 
 def readable(dout: torch.Tensor) -> torch.Tensor:
-    """The gradient as kernels can read it: autograd may hand over any strides, also of an expanded number."""
+    """The gradient in a form that kernels can read, as autograd may pass any strides, even those of an expanded
+    number."""
     steps = [step for step, size in zip(dout.stride(), dout.shape, strict=True) if size > 1]
     plain = dout.stride(-1) == 1 or dout.shape[-1] == 1
     lies_well = all(step > 0 and step % 8 == 0 for step in steps[:-1]) and dout.data_ptr() % 16 == 0
@@ -43,7 +44,7 @@ def readable(dout: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTerms:
-    """By what a backward pass is computed."""
+    """How a backward pass is computed."""
 
     deterministic: bool = False
     way: str | None = None
@@ -110,7 +111,7 @@ def bind_backward(
 
 
 def way_for(problem: BackwardProblem, engine: Engine, deterministic: bool, way: str | None) -> BackwardWay:
-    """The way asked for, else the first. Raises `Unsupported`."""
+    """The way that is named, else the first. Raises `Unsupported`."""
     there_are = backward_ways(problem, engine.machine)
     fitting = [
         one for one in there_are if (way is None or one.name.startswith(way)) and (one.same_bits or not deterministic)
@@ -122,7 +123,7 @@ def way_for(problem: BackwardProblem, engine: Engine, deterministic: bool, way: 
 
 
 class Nothing(Bound):
-    """A backward pass where no row sees a key, or there are no rows: zeros."""
+    """A backward pass in which no row sees a key, or that has no rows: it writes zeros."""
 
     def __init__(self, gradients: tuple[torch.Tensor, ...], buffers: Buffers) -> None:
         super().__init__("nothing", lambda _: [], buffers, gradients)
@@ -143,7 +144,7 @@ def backward(
     dlse: torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK and dV. `deterministic` is what torch.use_deterministic_algorithms says, unless told otherwise."""
+    """dQ, dK and dV. By default `deterministic` is the setting of torch.use_deterministic_algorithms."""
     wanted = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     gradients = tuple(torch.empty_like(tensors[name]) for name in NAMES)
     assert len(gradients) == 3

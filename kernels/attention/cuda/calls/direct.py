@@ -1,6 +1,7 @@
-"""Attention with gradients where nobody watches: autograd's own function, without the dispatcher's ways through Python.
+"""Attention with gradients by a function of autograd, without the dispatcher's detours through Python.
 
-Whatever must see operators (torch.compile, tracing, modes, subclasses, a second derivative) gets them, by `gradients`.
+It is used where nothing has to see operators. torch.compile, tracing, modes, subclasses and second derivatives do need
+operators, and get them from `gradients`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ class Launcher(Protocol):
     """`Quick`."""
 
     def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        """The output and the log-sum-exps, now."""
+        """Launches now, and returns the output and the log-sum-exps."""
 
     def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
-        """What launches calls like this one, if that is known."""
+        """The function that launches calls like this one, if it is known."""
 
 
 class Way:
-    """How calls like one are computed and differentiated. `options` ask for the log-sum-exps, which the backward pass
-    needs; `pair` tells whether the caller wants them too. `known` launches without another look at the tensors, which
-    whoever calls has compared; it belongs to a thread, as plans do."""
+    """How calls like one are computed and differentiated. `options` request the log-sum-exps, which the backward pass
+    needs; `pair` says whether the caller wants them too. `known` launches without checking the tensors again, which the
+    caller has compared; it belongs to one thread, as plans do."""
 
     __slots__ = ("compute", "known", "launcher", "nothing", "options", "pair")
 
@@ -51,7 +52,7 @@ class Way:
 
 
 class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Launches at once, and at once again for the gradients."""
+    """The function of autograd: it launches directly, for the output and for the gradients."""
 
     @staticmethod
     def forward(ctx: Any, way: Way, *tensors: torch.Tensor) -> Answer:
@@ -66,8 +67,8 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None) -> Any:
-        """For each of `forward`'s arguments its gradient, None for those that have none; autograd drops those that
-        nobody needs."""
+        """The gradient of each argument of `forward`, None where there is none. Autograd drops those that are not
+        needed."""
         way, saved = ctx.way, ctx.saved_tensors
         dout = torch.zeros_like(saved[-2]) if dout is None else dout
         if torch.is_grad_enabled() or listening() or type(dout) is not torch.Tensor:
@@ -80,7 +81,7 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 def by_operator(
     saved: tuple[torch.Tensor, ...], dout: torch.Tensor, dlse: torch.Tensor | None, options: Options
 ) -> Three:
-    """The same gradients, or the same refusal, where somebody watches."""
+    """The same gradients, or the same refusal, by the operator, where something has to see it."""
     *tensors, out, lse = saved
     name, given = operator_arguments(dict(zip(options.names, tensors, strict=True)), options)
     three: Three = getattr(torch.ops.spotbench, f"{name}_backward")(dout, dlse, out, lse, *given)
@@ -88,7 +89,7 @@ def by_operator(
 
 
 apply: Callable[..., Answer] = super(torch.autograd.Function, Direct).apply
-"""`Direct.apply` without its look for functorch's transforms, which whoever calls has ruled out."""
+"""`Direct.apply` without its check for functorch's transforms, which the caller has excluded."""
 
 
 class Compiled(Protocol):
@@ -97,14 +98,15 @@ class Compiled(Protocol):
     def __call__(
         self, tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
     ) -> Callable[..., Answer] | None:
-        """What computes calls like this one, with the help of Python; None for what is not compiled."""
+        """The function that computes calls like this one, with the help of Python; None for calls that are not
+        compiled."""
 
 
 def differentiable_by(
     launcher: Launcher, compute: Compute, compiled: Compiled | None = None
 ) -> Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]:
-    """Gives for tensors and options what computes calls like these whose q, k or v want a gradient, now; nobody
-    watches. Each belongs to the thread that it was made for."""
+    """A function that returns, for tensors and options, the function for calls like these whose q, k or v want a
+    gradient and whose operators nothing has to see. Each result belongs to the thread that it was made for."""
 
     def make(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[..., Answer]:
         by_python = partial(apply, Way(launcher, compute, options))

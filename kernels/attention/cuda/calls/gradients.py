@@ -1,4 +1,4 @@
-"""How autograd sees attention: the operators' backward operators, and the function that leads from one to the other."""
+"""Attention for autograd: the backward operators of the operators, and the function that connects the two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {
     "attention": (*QKV, "mask"),
     "attention_varlen": (*QKV, "q_starts", "k_starts"),
 }
-"""The operators, and what their tensors are called; the mask comes last of all arguments."""
+"""The operators with the names of their tensors; the mask is the last of all arguments."""
 
 
 class Backward(Protocol):
@@ -66,7 +66,7 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor | None) -> Any:
-        """For each of `forward`'s arguments its gradient, None for those that have none."""
+        """The gradient of each argument of `forward`, None where there is none."""
         out, lse, *saved = ctx.saved_tensors
         given = list(ctx.rest)
         for place, x in zip(ctx.places, saved, strict=True):
@@ -80,7 +80,7 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
 
 
 def differentiable(name: str) -> Callable[..., Pair]:
-    """What autograd is told of an operator."""
+    """The function that is registered with autograd for an operator."""
 
     def run(*given: Any) -> Pair:
         tensors = named(name, given)
@@ -99,7 +99,7 @@ def differentiable(name: str) -> Callable[..., Pair]:
 
 
 def once(name: str) -> Callable[..., Three]:
-    """What autograd is told of a backward operator: there is no second derivative."""
+    """The function that is registered with autograd for a backward operator; it has no second derivative."""
 
     def run(*given: Any) -> Three:
         tensors = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, Tensor)}
@@ -162,7 +162,7 @@ def shapes(
 
 
 def register(compute: Backward) -> None:
-    """Tells autograd how the operators' gradients are computed, and the dispatcher by what."""
+    """Registers the gradients of the operators with autograd, and their kernels with the dispatcher."""
     for name in NAMES:
         library.impl(name, differentiable(name), "Autograd")
     for name, kernel in kernels_of(compute).items():

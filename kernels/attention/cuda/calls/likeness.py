@@ -1,4 +1,4 @@
-"""Tells whether a call's tensors are like those of a call made before: types, sizes, strides, devices, gradients."""
+"""Checks whether a call's tensors are like those of an earlier call: types, sizes, strides, devices, gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 Check = Callable[..., bool]
-"""Takes a call's tensors."""
+"""A function that takes a call's tensors and returns whether they are like those of the plan."""
 
 
 def key_of(*tensors: torch.Tensor) -> tuple[object, ...]:
-    """All that a plan depends on but its options and the remainders of the addresses."""
+    """Everything that a plan depends on, but its options and the remainders of the addresses."""
     return tuple((type(x), x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in tensors)
 
 
 def check_by_key(*tensors: torch.Tensor) -> Check:
-    """Whether other tensors are like these, and none of them wants a gradient now, in Python."""
+    """A check in Python whether other tensors are like these, and none of them wants a gradient now."""
     key = key_of(*tensors)
     if any(x.requires_grad for x in tensors):
         return lambda *given: not torch.is_grad_enabled() and key_of(*given) == key
@@ -37,9 +37,10 @@ def check_by_guard(*tensors: torch.Tensor) -> Check:
 
 
 def guard_of(*tensors: torch.Tensor) -> Check:
-    """torch.compile's guard. Where one of these tensors is given twice it must be so in other calls, and else not.
+    """The guard of torch.compile. Tensors that are one tensor here must be one tensor in other calls too, and others
+    not.
 
-    It does not ask whether gradients are on.
+    It does not check whether gradients are enabled.
     """
     first = {id(x): place for place, x in reversed(list(enumerate(tensors)))}
     again = [(first[id(x)], place) for place, x in enumerate(tensors) if first[id(x)] != place]
@@ -54,7 +55,7 @@ def guard_of(*tensors: torch.Tensor) -> Check:
 
 
 def guard_of_different(*tensors: torch.Tensor) -> Check:
-    """torch.compile's guard itself, which never lets one tensor given twice pass."""
+    """The plain guard of torch.compile, which never accepts one tensor that is given twice."""
     from torch._C._dynamo.guards import TensorGuards
 
     guards: Any = TensorGuards  # its stub is older than it is
@@ -63,17 +64,17 @@ def guard_of_different(*tensors: torch.Tensor) -> Check:
 
 
 def find_checker() -> Callable[..., Check]:
-    """By the guard if this PyTorch has it and it does what it must, else the comparison in Python."""
+    """The check by the guard, if this PyTorch has it and it works, else the comparison in Python."""
     return check_by_guard if guard_works() else check_by_key
 
 
 def find_guard() -> Callable[..., Check]:
-    """The same for those who ask by themselves whether gradients are on."""
+    """The same check for callers that check by themselves whether gradients are enabled."""
     return guard_of if guard_works() else check_by_key
 
 
 def guard_works() -> bool:
-    """Whether torch.compile's guard tells what it must."""
+    """Whether torch.compile's guard works as needed."""
     a, b, c, d, e, f = (torch.empty(1, 2, 3, 4) for _ in range(6))
     longer, transposed = torch.empty(1, 2, 5, 4), torch.empty(1, 3, 2, 4).transpose(1, 2)
     try:

@@ -1,4 +1,5 @@
-"""Bound calls that can be given other tensors of the same layout: addresses are written where the kernels read them."""
+"""Bound calls that can be used with other tensors of the same layout: new addresses are written where kernels read
+them."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ Call = Callable[..., Answer | None]
 """Takes a call's tensors; None if they need another plan after all."""
 
 Reader = Callable[[Sequence[int]], Sequence[int]]
-"""Takes from a list of addresses those that somebody holds."""
+"""A function that selects addresses from a list."""
 
 Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
-"""What packs addresses into an argument, from which offset on, and which of all it takes."""
+"""How addresses are written into an argument: the packing function, the argument, the offset, and the selection."""
 
 VECTOR_MASK = 15
 ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths")
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))
 ALIGNED = ("q", "k", "v", "out", "mask")
-"""Of these it matters how they miss their 16-byte boundary."""
+"""For these tensors it matters how far their address is from a 16-byte boundary."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class Run:
 def runs_of(
     argument: ctypes.Structure, addresses: Sequence[int], present: Container[int], owned: Sequence[range]
 ) -> list[Run] | None:
-    """Where an argument holds the addresses that are present; None if it holds one that cannot be accounted for."""
+    """The runs of fields in which an argument holds the present addresses; None if it holds an address of unknown
+    origin."""
     found: list[Run] = []
     for name, kind, *_ in argument._fields_:
         offset, value = getattr(type(argument), name).offset, getattr(argument, name)
@@ -84,13 +86,13 @@ def arguments_of(bound: Bound) -> Iterator[ctypes.Structure]:
 
 
 def no_more(buffers: Buffers) -> list[Step]:
-    """What makes the launches of a bound call whose own launches are moved from now on."""
+    """Replaces `make` of a bound call whose launches are moved from now on."""
     raise AssertionError(f"a moved call has its buffers for good, not {buffers}")
 
 
 @dataclass(slots=True)
 class Movable:
-    """A bound call that can be given other tensors of the same layout."""
+    """A bound call that can be used with other tensors of the same layout."""
 
     bound: Bound
     runs: list[Run]
@@ -149,12 +151,12 @@ class Form:
 
     @property
     def out_place(self) -> int | None:
-        """Where among the tensors the output is; None if the call makes it."""
+        """The index of the output among the tensors; None if the call makes the output."""
         return self.places.index(OUT) if OUT in self.places else None
 
 
 def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """By how many bytes q, k, v, a given output and a mask miss their boundary."""
+    """The distances in bytes of q, k, v, a given output and a mask from their 16-byte boundary."""
     found = dict(zip(names, tensors, strict=True))
     return tuple(found[name].data_ptr() & VECTOR_MASK if name in found else 0 for name in ALIGNED)
 
@@ -218,7 +220,7 @@ def plain_call(movable: Movable, form: Form, host: Host) -> Call | None:
 
 
 def reading(places: Sequence[int]) -> Reader:
-    """Takes those at the places, in their order."""
+    """A reader that selects the addresses at these places, in this order."""
     if len(places) == 1:
         only = places[0]
         return lambda addresses: (addresses[only],)

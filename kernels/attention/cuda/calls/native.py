@@ -33,7 +33,7 @@ def path_in(folder: Path) -> Path:
 
 
 def sealed(library: Path) -> bool:
-    """Whether it is there, can be of nobody else's making, and is what the compiler wrote."""
+    """Whether the library exists, can only have been made by a trusted user, and is what the compiler wrote."""
     return owned.sealed(library, library.with_suffix(".sha256"))
 
 
@@ -71,14 +71,15 @@ loaded: list[Path] = []
 
 
 def load(library: Path) -> None:
-    """Gives PyTorch its operators, unless it has them: a second library of the kind would end the process."""
+    """Registers the operators of the library with PyTorch, unless it has them already: a second library of this kind
+    would end the process."""
     if not loaded:
         torch.ops.load_library(str(library))
         loaded.append(library)
 
 
 def address_of(function: object) -> int:
-    """Of a function of a library, as ctypes has it."""
+    """The address of a function of a library, which ctypes has loaded."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What the compiled function (`native`) is told of passes: numbers alone, which it copies for each call."""
+"""The descriptions of passes for the compiled function (`native`): only numbers, which it copies for each call."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
 
 Write = tuple[int, int, int, int]
-"""An argument, an offset in it, which of a call's addresses goes there, and what is added to it."""
+"""An argument, an offset in it, the index of the address that is written there, and what is added to the address."""
 
 COMPILED: tuple[tuple[str, ...], ...] = (QKV, (*QKV, "mask"), (*QKV, "q_starts", "k_starts"))
 """The names of the tensors of calls that are compiled."""
 MOST_LEARNED = 4
-"""Likenesses of gradients that a plan is told of, one after the other; it knows the latest."""
+"""How many kinds of gradients a plan learns, one after the other; it keeps only the latest."""
 
 
 def current_context() -> int:
-    """The thread's, as the driver knows it."""
+    """The driver's handle of the thread's current context."""
     found = ctypes.c_void_p()
     driver().check(driver().library.cuCtxGetCurrent(ctypes.byref(found)), "asking for the current context")
     return found.value or 0
@@ -97,7 +97,7 @@ def backward_words(bound: Bound, given: Mapping[str, torch.Tensor], gradients: T
 
 
 class Taught:
-    """A plan of the compiled function, which learns its backward pass when there has been one."""
+    """A plan of the compiled function, which learns its backward pass once one was made."""
 
     numbers = itertools.count(1)
 
@@ -152,14 +152,14 @@ class Native:
         self.operators.impl("learning_backward", self.learning_backward, "CompositeExplicitAutograd")
 
     def close(self) -> None:
-        """No longer in use."""
+        """Stops using the compiled function."""
         self.operators._destroy()
 
     def call(
         self, tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
     ) -> Callable[..., Answer] | None:
-        """What computes calls like this one, which want gradients; None for what is not compiled. `by_python` computes
-        those that the compiled function does not serve."""
+        """The function that computes calls like this one, which want gradients; None for calls that are not compiled.
+        `by_python` computes those that the compiled function does not handle."""
         engine = self.engine_of(tensors[0].device)
         buffers = Buffers.now(engine)
         if options.names not in COMPILED or buffers.capturing or engine.host.current_device() != engine.device.index:
@@ -193,7 +193,7 @@ class Native:
 
 
 def single(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Calls that want the output alone."""
+    """The function for calls that want only the output."""
     run = torch.ops.spotbench_host.attention.default
 
     def call(
@@ -206,7 +206,7 @@ def single(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answe
 
 
 def pair(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Calls that want the log-sum-exps too."""
+    """The function for calls that want the log-sum-exps too."""
     run = torch.ops.spotbench_host.pair.default
 
     def call(

@@ -1,10 +1,10 @@
-"""The host's fast path: what a call costs once a call like it has been made before.
+"""The host's fast path for a call once a similar call has been made.
 
-A call like it: the same types, sizes, strides, device and options. Its plan is kept; what is left to do is to allocate
+A similar call has the same types, sizes, strides, device and options. Its plan is kept, so a call only has to allocate
 the output, write the addresses into the arguments and launch. Plans belong to a thread, which needs no lock for them.
 
-Whatever is unusual (a tensor that misses its 16-byte boundary, a subclass, a mode that listens to operators, another
-current device, a stream under capture whose kernels need memory of their own) takes the slower, general way.
+Unusual calls take the slower, general way: a tensor off its 16-byte boundary, a subclass, a mode that listens to
+operators, another current device, a stream under capture whose kernels need memory of their own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from kernels.attention.cuda.run.launching import Bound, Buffers
 __all__ = ["Answer", "Options", "Quick", "lse_shape"]
 
 MOST_RECENT = 8
-"""Plans of a set of options that are tried one after the other; beyond them a table is asked."""
+"""How many plans of a set of options are tried one after the other; further ones are in a table."""
 PLANS_PER_GENERATION = 128
-"""A thread keeps the plans used since the last but one time that so many new ones had come."""
+"""When this many new plans were made, a new generation begins. A thread keeps the plans that it used in the present or
+the last generation."""
 QKV = ("q", "k", "v")
 PAGED = (*QKV, "block_table", "k_lengths")
 """The tensors of a call whose keys are in pages; `q_starts` and `out` may follow."""
@@ -70,7 +71,7 @@ class Binder(Protocol):
 
 Differentiate = Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]
 Plan = tuple[Check, Callable[..., Any]]
-"""Which calls it is for, and what computes them: a `Call`, or one that always answers."""
+"""The check for the calls of the plan, and the function that computes them: a `Call`, or one that always answers."""
 
 
 class Plans(threading.local):
@@ -99,7 +100,7 @@ class Plans(threading.local):
 
     def to_front(self, key: tuple[object, ...], plan: Plan, *, wanting: bool = False) -> None:
         """Of the recent ones, or of those for tensors that want gradients."""
-        # A new list: another call of this thread (a signal handler, a finaliser) may be walking the present one.
+        # A new list, as another call of this thread (a signal handler, a finaliser) may be reading the present one.
         table = self.wanting if wanting else self.recent
         rest = [one for one in table.get(key, ()) if one[1] is not plan[1]]
         table[key] = [plan, *rest[: MOST_RECENT - 1]]
@@ -148,7 +149,7 @@ class Quick:
         return self.first((q, k, v), Options(*options))
 
     def call(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        """Any call; its tensors in the order of `options.names`."""
+        """Computes any call; `tensors` are in the order of `options.names`."""
         if not listening() and forward_ad._current_level < 0:
             plans, key = self.plans, recent_key(options)
             if plans.wanting and torch.is_grad_enabled():
@@ -163,7 +164,7 @@ class Quick:
         return self.first(tensors, options)
 
     def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        """Any call, now, whoever listens. The tensors are of PyTorch's own class."""
+        """Launches any call now, even if a mode listens. The tensors are of PyTorch's own class."""
         known = self.remembered(tensors, options)
         answer = None if known is None else known(*tensors)
         if answer is None:
@@ -172,14 +173,14 @@ class Quick:
         return answer
 
     def remembered(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Call | None:
-        """What launches calls like this one, of the most recent ones; it may still say that it cannot."""
+        """The function of a recent plan that launches calls like this one. It may still return None."""
         for check, known in self.plans.recent.get(recent_key(options), ()):
             if check(*tensors):
                 return known
         return None
 
     def first(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        """A call like none of the most recent ones."""
+        """Computes a call that is like none of the most recent ones."""
         given = dict(zip(options.names, tensors, strict=True))
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
@@ -210,7 +211,7 @@ class Quick:
         return answer
 
     def seen(self, given: dict[str, torch.Tensor], options: Options) -> Answer:
-        """By the operator; its result is copied to an output that is given."""
+        """Computes the call by the operator; the result is copied to a given output."""
         out = given.pop("out", None)
         answer = self.slow(given, options)
         if out is None:
@@ -220,7 +221,7 @@ class Quick:
         return (out, *rest) if rest else out
 
     def compute(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
-        """By a plan that is not recent, or a new one."""
+        """Computes the call by an older plan, or by a new one."""
         engine = self.engine_of(tensors[0].device)
         index = engine.device.index
         if engine.host.current_device() != index:
@@ -266,12 +267,12 @@ class Quick:
 
 
 def recent_key(options: Options) -> tuple[object, ...]:
-    """What recent plans are found by: as short as can be where there is nothing but q, k and v."""
+    """The key of recent plans, which is shortest if there are only q, k and v."""
     return options[:4] if options.names == QKV and options.window is None else options
 
 
 def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:
-    """Of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed."""
+    """The shape of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed."""
     if options.paged and q.dim() == 4:
         return q.shape[0], q.shape[2], q.shape[1]
     return tuple(q.shape[:3]) if options.longest is None else (q.shape[1], q.shape[0])

@@ -1,4 +1,5 @@
-"""The operators that PyTorch's compiler, modes and subclasses see: spotbench::attention and its packed sister."""
+"""The operators that PyTorch's compiler, modes and subclasses see: spotbench::attention, and those for packed sequences
+and paged caches."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def sides(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
 
 
 def window(left: int, right: int) -> tuple[int, int] | None:
-    """The same back."""
+    """The window from the two sides: the reverse of `sides`."""
     return None if left == right == -1 else (left, right)
 
 
@@ -59,7 +60,7 @@ def as_operator(tensors: dict[str, torch.Tensor], options: Options) -> Answer:
 
 
 def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tuple[str, tuple[Any, ...]]:
-    """The operator of a call, by its name, and what it is given."""
+    """The name of the operator for a call, and the operator's arguments."""
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     rest = (options.causal, scale, options.alignment, *sides(options.window))
@@ -100,7 +101,8 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
 
 
 def without_gradient(*given: Any) -> Pair:
-    """What autograd is told of `attention_paged`: a result that would have to carry a gradient is refused."""
+    """The function that is registered with autograd for `attention_paged`: it refuses a result that would need a
+    gradient."""
     names = ("q", "k_cache", "v_cache")
     inputs.refuse_derivatives(dict(zip(names, given, strict=False)))
     with torch._C._AutoDispatchBelowAutograd():
@@ -109,7 +111,8 @@ def without_gradient(*given: Any) -> Pair:
 
 
 def register(compute: Compute) -> None:
-    """Gives the operators their kernels and what the compiler's tracing needs; `gradients.register` the rest."""
+    """Registers the kernels of the operators and what the compiler's tracing needs; `gradients.register` registers the
+    rest."""
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
         torch.library.register_fake(f"spotbench::{name}", shapes(SUMS[name]), lib=library)
@@ -133,7 +136,7 @@ SUMS = {"attention": padded_sums, "attention_varlen": packed_sums, "attention_pa
 
 
 def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
-    """What an operator returns, without its contents: for the compiler's tracing and for meta tensors."""
+    """Empty tensors like those that an operator returns, for the compiler's tracing and for meta tensors."""
 
     def fake(q: torch.Tensor, *rest: Any) -> Pair:
         del rest

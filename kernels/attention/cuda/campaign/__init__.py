@@ -1,2 +1,2 @@
-"""What is run by hand on a GPU: tuning, stress, training, what a call costs the host; and the grids of what is
-published."""
+"""Programs that are run by hand on a GPU: tuning, stress, training, the cost of a call on the host; and the grids of
+published measurements."""

@@ -29,9 +29,9 @@ from kernels.attention.cuda.ways.dispatch import ways
 
 SWEEPS = 400
 NEAR = 4.0
-"""How fast a time loses weight with its distance from the best of its cell."""
+"""How fast the weight of a time falls with its distance from the best of its cell."""
 ENOUGH, LEAST = 4 * len(TERMS), 5
-"""Fewer times than the first say too little of a kind alone, and fewer than the second of it and its like together."""
+"""The least number of times to fit a kind by itself, and to fit it together with its like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
 
 
 def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, float]:
-    """Of the choices: how many, and their regret."""
+    """The number of the choices, and their regret."""
     values = sorted(x for race in found if (x := regret(race, prices)) is not None)
     if not values:
         return {"cells": 0}

@@ -29,7 +29,7 @@ DIGITS = 3
 
 Samples = dict[str, dict[str, list[float]]]
 TimedBy = Callable[[str], Callable[[Contender], Timer]]
-"""How each regime is timed: the harness's timers."""
+"""The timers of a regime, from the harness."""
 
 
 def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""From CUDA source to a cubin that passed its gates, in a cache."""
+"""Turns CUDA source into a cubin that has passed its gates, and keeps it in a cache."""

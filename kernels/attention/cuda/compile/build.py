@@ -69,7 +69,7 @@ def check_gates(entry: Entry, chip: Chip, resources: Resources | None) -> None:
 
 
 def source_sha256(entries: Iterable[Entry]) -> str:
-    """One hash of all sources that the entries are made of."""
+    """The hash of all sources of the entries."""
     digest = hashlib.sha256()
     for text in [*headers().values(), *(entry.source for entry in entries)]:
         digest.update(text.encode() + b"\0")
@@ -88,7 +88,8 @@ class Cache:
         return self.folder / f"{digest}-{target.name}-{entry.name}.{'ptx' if target.is_ptx else 'cubin'}"
 
     def load(self, path: Path) -> tuple[bytes, str] | None:
-        """The image and the compiler's log, if both are there and whole, and can be of nobody else's making."""
+        """The image and the compiler's log, if both exist and are complete, and only a trusted user can have made
+        them."""
         beside = path.with_suffix(".json")
         if not (owned.ours(path) and owned.ours(beside)):
             return None
@@ -102,8 +103,8 @@ class Cache:
         return image, str(record.get("log", ""))
 
     def store(self, path: Path, image: bytes, log: str) -> None:
-        """Atomic, so that a process killed here, or another that builds the same, leaves no half a file behind.
-        Raises `OSError`, for a folder of another user's too."""
+        """Stores an image and its log atomically, so that no incomplete file is left if the process is killed or
+        another one builds the same. Raises `OSError`, also for a folder of another user."""
         if not owned.ready(path.parent):
             raise PermissionError(f"{path.parent} belongs to another user")
         record = json.dumps({"sha256": hashlib.sha256(image).hexdigest(), "log": log}).encode()
@@ -176,7 +177,7 @@ def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | Non
 
 
 def describe(built: Sequence[Built]) -> list[dict[str, object]]:
-    """The rows of build.json: one a kernel."""
+    """The rows of build.json, one for each kernel."""
     return [
         {
             "kernel": one.name,

@@ -31,7 +31,7 @@ WORKER = Path(__file__).with_name("nvrtc_worker.py")
 
 
 def flags() -> tuple[str, ...]:
-    """What every kernel is compiled with, beside its target."""
+    """The options with which every kernel is compiled, beside the target."""
     return (LANGUAGE, "--ptxas-options=-v", *(("-lineinfo",) if os.environ.get(LINE_INFO) else ()))
 
 
@@ -182,7 +182,7 @@ class Nvcc:
 
 
 def nvrtc_candidates() -> list[Path]:
-    """Every NVRTC in sight, the ones that came with PyTorch first."""
+    """The paths of all NVRTC libraries that are found; those that came with PyTorch come first."""
     roots = [Path(entry) / "nvidia" for entry in sys.path if entry]
     found = [path for root in roots for path in sorted(root.glob("*/lib/libnvrtc.so.*"))]
     found += sorted(Path("/usr/local").glob("cuda*/lib64/libnvrtc.so.*"))

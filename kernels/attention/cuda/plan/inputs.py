@@ -1,4 +1,4 @@
-"""Which tensors can be computed with at all, told before anything else is asked of them."""
+"""Checks which tensors can be used at all, before anything else is checked."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def refuse_strange(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def wanting(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of those that want a gradient now."""
+    """The names of the tensors that want a gradient now."""
     return [name for name, x in tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
 
 def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises `Unsupported` where a result would have to carry a derivative and cannot."""
+    """Raises `Unsupported` where a result would need a derivative and cannot have one."""
     wants = wanting(tensors)
     if wants:
         raise Unsupported(
@@ -84,12 +84,13 @@ def refuse_overlaps(out: torch.Tensor, others: Mapping[str, torch.Tensor]) -> No
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
-    """Whether two elements may lie at one place."""
+    """Whether two elements of a tensor may be at the same address."""
     return x.numel() > 0 and not nest(x.shape, x.stride())
 
 
 def nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each stride steps over all that the smaller ones reach, so that no two elements lie at one place."""
+    """Whether each stride is larger than the reach of all smaller ones, so that no two elements are at the same
+    address."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(strides, sizes, strict=True) if size > 1):
         if stride <= reach:
@@ -99,7 +100,7 @@ def nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def span(x: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor, and the first behind its last."""
+    """The address of the first byte of a tensor, and the address after its last byte."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + length * x.element_size()
 

@@ -19,7 +19,7 @@ REGISTERS_PER_SM, REGISTERS_PER_THREAD, SHARED_BYTES_RESERVED = 65536, 255, 1024
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a [B, H, S, D] tensor lies: strides of batch, head and row in elements, and the address of its start."""
+    """The layout of a [B, H, S, D] tensor: strides of batch, head and row in elements, and the address of its start."""
 
     batch: int
     head: int
@@ -136,7 +136,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The chip at hand. `hopper`: kernels may use the instructions that Hopper alone has."""
+    """The chip that is used. `hopper` says whether kernels may use the instructions that only Hopper has."""
 
     chip: Chip
     sm_count: int
@@ -199,7 +199,7 @@ def blocks_per_sm(kernel: Kernel, chip: Chip) -> int:
 
 
 def slots_per_sm(shared_bytes: int, threads: int, chip: Chip) -> int:
-    """The same for any kernel."""
+    """How many blocks of any kernel an SM holds at a time, by their shared memory and threads."""
     by_shared = chip.shared_bytes_per_sm // (shared_bytes + SHARED_BYTES_RESERVED)
     by_registers = REGISTERS_PER_SM // (threads * (REGISTERS_PER_THREAD + 1))
     return max(1, min(by_shared, by_registers))
@@ -213,10 +213,11 @@ def visible_keys(problem: Problem, queries: int) -> int:
 
 
 def splits_for(blocks: int, sm_count: int, blocks_per_sm: int, tiles: int) -> int:
-    """Into how many parts the keys are cut so that the grid fills the chip.
+    """The number of parts into which the keys are cut so that the grid fills the chip.
 
-    One if there is a block for 80 % of the SMs already. Else the fewest parts with at least 95 % of the best share of
-    busy slots over the waves; but each part keeps at least 8 tiles, or joining costs more than it saves.
+    It is one if there is a block for 80 % of the SMs already. Otherwise it is the least number with at least 95 % of
+    the best share of busy slots over the waves. Each part keeps at least 8 tiles, as joining smaller ones costs too
+    much.
     """
     most = min(MAX_SPLITS, tiles // MIN_TILES_PER_SPLIT)
     if blocks >= 0.8 * sm_count or most <= 1:
@@ -255,7 +256,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
 
 
 def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
-    """The small tile where the large one would give an SM one block at most."""
+    """The kernel with the small tile where the large one would give an SM one block at most."""
     chip = machine.chip
     if not problem.is_vector:
         return Kernel(problem.dtype, size, problem.causal, False, SCALAR_TILES[size])

@@ -96,7 +96,7 @@ def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Te
 
 
 def window_of(window: object) -> Window | None:
-    """A window as it was given, checked. Raises TypeError."""
+    """Checks a window and returns it. Raises TypeError."""
     if window is None:
         return None
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
@@ -148,7 +148,7 @@ def mask_of(mask: torch.Tensor, shape: tuple[int, int, int, int], q: torch.Tenso
 
 
 def packed_layout(tensor: torch.Tensor, name: str) -> Layout:
-    """Of a [total, H, D] tensor, as one batch."""
+    """The layout of a [total, H, D] tensor, as one batch."""
     sizes, strides = tensor.shape, tensor.stride()
     if sizes[2] > 1 and strides[2] != 1:
         raise Unsupported(f"the last dimension of {name} must be contiguous; its stride is {strides[2]}")
@@ -157,7 +157,7 @@ def packed_layout(tensor: torch.Tensor, name: str) -> Layout:
 
 
 def hint(longest: int, total: int) -> int:
-    """A length to plan for: what was said, but at least 1 and at most all rows; 0 where there are none."""
+    """The length to plan for: `longest`, but at least 1 and at most all rows; 0 where there are no rows."""
     return min(max(longest, 1), total)
 
 

@@ -21,7 +21,7 @@ from kernels.attention.cuda.plan.posing import (
 )
 
 MOST_KEYS = 2**30 - 1
-"""Of a sequence: key numbers are 32 bits, with room for the limits of a window."""
+"""The most keys of a sequence: key numbers have 32 bits, with room for the limits of a window."""
 
 
 def check_paged_shapes(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, packed: bool) -> None:
@@ -79,15 +79,15 @@ def check_table(q: torch.Tensor, given: Mapping[str, torch.Tensor]) -> int:
 
 
 def pages_layout(cache: torch.Tensor, name: str) -> Layout:
-    """Of a [pages, page_size, H_kv, D] cache, with pages for batches."""
+    """The layout of a [pages, page_size, H_kv, D] cache, with pages as batches."""
     return layout(cache.transpose(1, 2), name)
 
 
 def queries_of(
     q: torch.Tensor, out: torch.Tensor, starts: torch.Tensor | None, max_seqlen_q: int | None, align_ends: bool
 ) -> tuple[int, Lengths | None, Layout, Layout]:
-    """The longest sequence of queries, where sequences begin if they are packed, and how q and out lie. Where nobody
-    said how long packed ones are, they are planned for as all alike."""
+    """The longest sequence of queries, the starts of packed sequences, and the layouts of q and out. Packed sequences
+    without a given longest length are planned for as if all had the same length."""
     if starts is None:
         return q.shape[1], None, layout(q.transpose(1, 2), "q"), layout(out.transpose(1, 2), "out")
     average = -(-q.shape[0] // max(1, starts.shape[0] - 1))

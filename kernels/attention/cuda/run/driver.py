@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver API that loading and launching a kernel takes, through ctypes."""
+"""The calls of the CUDA driver API that are needed to load and launch a kernel, through ctypes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class TensorMap(ctypes.Structure):
     tensor = ""
     """Which of a call's tensors it describes, e.g. `q`."""
     address = 0
-    """Where it lies, if it was made `aligned`."""
+    """The address of the map, if it was made by `aligned`."""
 
     @classmethod
     def aligned(cls) -> TensorMap:
-        """A map in memory of its own."""
+        """A new map in aligned memory of its own."""
         memory = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
         made = cls.from_buffer(memory, -ctypes.addressof(memory) % cls.ALIGNMENT)
         made.address = ctypes.addressof(made)
@@ -95,7 +95,7 @@ class Driver:
         self.contexts: dict[int, int] = {}
 
     def check(self, code: int, doing: str) -> None:
-        """Raise what `code` says, if it is not success."""
+        """Raises `CudaError` for a `code` that is not success."""
         if code:
             words = ctypes.c_char_p()
             self.library.cuGetErrorString(code, ctypes.byref(words))
@@ -109,7 +109,7 @@ class Driver:
         return value.value
 
     def enter(self, device_index: int) -> None:
-        """Make the device's primary context, which is PyTorch's, the calling thread's current one."""
+        """Makes the device's primary context, which PyTorch uses, the current context of the calling thread."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.check(self.library.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
         if context.value and self.contexts.get(device_index) == context.value:
@@ -122,7 +122,8 @@ class Driver:
 
     @contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Within, this thread may do what no stream records (allocate, load), whoever captures what meanwhile."""
+        """A context in which this thread may do what no stream records (allocate, load), even while somebody captures a
+        graph."""
         mode = ctypes.c_int(CAPTURE_MODE_RELAXED)
         exchange = self.library.cuThreadExchangeStreamCaptureMode
         self.check(exchange(ctypes.byref(mode)), "relaxing the thread's capture mode")
@@ -150,13 +151,14 @@ class Driver:
         return address.value
 
     def replace_address(self, tensor_map: TensorMap, address: int) -> None:
-        """Let a map describe another tensor of the same layout."""
+        """Makes a map describe another tensor of the same layout."""
         code = self.library.cuTensorMapReplaceAddress(tensor_map.address, address)
         if code:
             self.check(code, "giving a tensor map another address")
 
     def load(self, image: bytes, name: str, shared_bytes: int) -> Function:
-        """Load a cubin, or PTX that the driver translates, into the current context; raise the shared memory limit."""
+        """Loads a cubin, or PTX that the driver translates, into the current context, and raises the limit of shared
+        memory."""
         log = ctypes.create_string_buffer(LOG_BYTES)
         options = (ctypes.c_int * 3)(JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE)
         values = (ctypes.c_void_p * 3)(ctypes.addressof(log), LOG_BYTES, 1)
@@ -208,5 +210,5 @@ class Driver:
 
 @cache
 def driver() -> Driver:
-    """The process's one driver. Raises OSError where there is no libcuda."""
+    """The driver, one for each process. Raises OSError where there is no libcuda."""
     return Driver()

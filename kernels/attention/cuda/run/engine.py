@@ -19,7 +19,7 @@ from kernels.attention.cuda.run.host import Host, TorchHost
 
 
 def default_cache() -> Path:
-    """Where kernels are kept that nobody named a place for."""
+    """The default folder for compiled kernels."""
     return Path(os.environ.get("BENCH_KERNEL_CACHE", "~/.cache/bench-kernels")).expanduser()
 
 
@@ -71,7 +71,7 @@ class Engine:
         return [*table(self.chip)]  # what the native instructions of one chip add is compiled on demand
 
     def build_all(self, workers: int | None = None) -> list[Built]:
-        """Compile and load all kernels. Raises `BuildFailed`."""
+        """Compiles and loads all kernels. Raises `BuildFailed`."""
         entries = self.entries()
         built = build_all(entries, self.target, self.find_compiler(), self.cache, workers)
         for entry, one in zip(entries, built, strict=True):
@@ -84,7 +84,8 @@ class Engine:
         return self.compiler
 
     def function(self, entry: Entry) -> Function:
-        """The loaded kernel, compiled now if need be: better before a capture than in one, where it takes as long."""
+        """The loaded kernel, which is compiled now if needed. This takes as long during a capture, so it is better done
+        before."""
         found = self.functions.get(entry.name)
         if found is not None:
             return found

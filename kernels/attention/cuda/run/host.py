@@ -1,4 +1,4 @@
-"""What a launch asks PyTorch about its device, by the cheapest entrances."""
+"""The questions of a launch to PyTorch about its device, by the fastest calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Host(Protocol):
-    """The thread's present device and stream."""
+    """The current device and stream of the thread."""
 
     def current_device(self) -> int:
-        """Its index."""
+        """The index of the device."""
 
     def current_stream(self, device: int) -> int:
         """The driver's handle of the stream that PyTorch launches on."""
@@ -21,7 +21,8 @@ class Host(Protocol):
 
 
 class TorchHost:
-    """PyTorch's own answers. The methods are its C functions where it has them: a Python frame costs as much again."""
+    """PyTorch's answers. The methods are its C functions where it has them, as a Python frame costs as much as the call
+    itself."""
 
     def __init__(self) -> None:
         self.current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

@@ -1,4 +1,4 @@
-"""Steps, and a call with its tensors bound: what is left of a plan when it runs."""
+"""The steps of a call, and a call with its tensors bound: the parts of a plan that run."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class Buffers:
 
     @classmethod
     def now(cls, engine: Engine) -> Buffers:
-        """For PyTorch's current stream on the engine's device, as it is now."""
+        """The buffers for the stream that is PyTorch's current one on the engine's device now."""
         host = engine.host
         return cls(engine, stream=host.current_stream(engine.device.index), capturing=bool(host.capturing()))
 
     def scratch(self, size: int) -> int:
-        """`size` bytes, not initialised."""
+        """The address of `size` bytes that are not initialised."""
         memory = torch.empty(size, dtype=torch.uint8, device=self.engine.device)
         self.kept.append(memory)
         address: int = memory.data_ptr()
         return address
 
     def counter(self, size: int = Counters.SLOT_BYTES) -> int:
-        """`size` bytes that are zero whenever no launch with them is under way; kernels leave them zero."""
+        """The address of `size` bytes that are zero whenever no launch uses them; kernels leave them zero."""
         of = self.engine.counters
         made = of.take(size) if self.capturing else of.of_stream(self.stream, len(self.counters), size)
         self.counters.append(made)
@@ -110,7 +110,7 @@ class Bound:
         return cls(way.name, partial(way.steps, problem, scale), buffers, kept)
 
     def use(self, buffers: Buffers) -> None:
-        """Launch with these from now on."""
+        """Uses these buffers for launches from now on."""
         self.buffers = buffers
         self.plan: Sequence[Step] = self.make(buffers)
         self.held: list[object] = []
@@ -118,7 +118,7 @@ class Bound:
         self.has_state, self.is_fresh = buffers.has_state, True
 
     def renew(self, stream: int) -> None:
-        """Buffers for the next launch, if those that there are do not serve it."""
+        """Makes buffers for the next launch, if the present ones cannot be used for it."""
         capturing = bool(self.engine.host.capturing())
         served = self.buffers.stream == stream and self.buffers.capturing == capturing
         if not served or (capturing and not self.is_fresh):
@@ -153,5 +153,5 @@ class Bound:
                 self.fail(code)
 
     def fail(self, code: int) -> None:
-        """Raise what a launch's code says."""
+        """Raises the error for the code of a launch."""
         driver().check(code, f"launching {self.way}")

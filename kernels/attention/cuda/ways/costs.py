@@ -1,6 +1,6 @@
-"""How long a way would take: what its launches must do one after the other, priced by coefficients that were measured.
+"""Estimates how long a way takes: the work of its launches, multiplied by measured prices.
 
-A way's work is a few terms: one for the launch, the tiles that the busiest SM gets, the tiles of keys that it goes
+A way's work has a few terms: one for the launch, the tiles that the busiest SM gets, the tiles of keys that it goes
 through with them, the same spread evenly over all SMs, and bytes. Their prices in microseconds come from
 `prices/*.json`, which `campaign.fit` writes. Pure: no torch, no device.
 """
@@ -38,18 +38,18 @@ FOLDER = Path(__file__).parents[1] / "prices"
 SCHEMA = 1
 MEGABYTE = 1e6
 PLAYED = 512
-"""Up to so many tiles of different lengths are dealt out one by one; more of them even out."""
+"""Up to this many tiles of different lengths are assigned one by one; with more, the differences even out."""
 TERMS = ("launch", "tiles", "keys", "even", "megabytes", "joined")
 CAUTION = 1.15
-"""How many times as long as its price says a way is taken to be whose prices rest on few cells."""
+"""The price of a way is multiplied by this if it was measured in few cells only."""
 Terms = tuple[float, ...]
-"""In the order of TERMS; `joined` counts megabytes of parts that are written and read again."""
+"""The amounts in the order of TERMS; `joined` counts megabytes of parts that are written and read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker, the last to end, has to do: tiles of rows, and tiles of keys over all of those. `even`: tiles of
-    keys for each SM if all were shared out exactly."""
+    """The work of the worker that ends last: tiles of rows, and tiles of keys for all of these. `even` is the number of
+    tiles of keys for each SM if all were shared out exactly."""
 
     tiles: float
     keys: float
@@ -57,7 +57,8 @@ class Load:
 
 
 def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> Load:
-    """Row tiles of one head that go through so many tiles of keys, for `copies` heads, taken from the longest down."""
+    """The load if workers take row tiles from the longest down. `key_tiles` has the tiles of keys for each row tile of
+    a head; there are `copies` heads."""
     count, total = len(key_tiles) * copies, sum(key_tiles) * copies
     even = total / sm_count
     longest, shortest = max(key_tiles), min(key_tiles)
@@ -93,19 +94,19 @@ def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
 
 
 def megabytes(problem: Problem) -> float:
-    """Of Q, K, V and the output, each once."""
+    """The megabytes of Q, K, V and the output, each counted once."""
     rows = 2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k
     return problem.batch * rows * problem.head_dim * ELEMENT_BYTES / MEGABYTE
 
 
 def joined_megabytes(problem: Problem, parts: int) -> float:
-    """Of float32 outputs of parts."""
+    """The megabytes of the float32 outputs of the parts."""
     return 0.0 if parts == 1 else parts * problem.out_rows * problem.head_dim * 4 / MEGABYTE
 
 
 @singledispatch
 def terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
-    """What a way has to do for a problem; None for a way that nobody has described."""
+    """The terms of a way's work for a problem; None for a way without a description."""
     del way, problem, machine
     return None
 
@@ -120,7 +121,7 @@ def _(way: HopperWay, problem: Problem, machine: Machine) -> Terms:
 
 
 def of_grid(problem: Problem, machine: Machine, tiles: list[int], copies: int, slots: int, parts: int) -> Terms:
-    """Of a grid of blocks, several of which an SM may hold."""
+    """The terms of a grid of blocks, of which an SM may hold several."""
     parted = [max(1, -(-one // parts)) for one in tiles]
     found = load(parted, copies * parts, machine.sm_count * slots, machine.sm_count)
     joined = joined_megabytes(problem, parts)
@@ -179,8 +180,8 @@ def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
 
 
 def caution(way: Way) -> float:
-    """By what the price of a way is multiplied before it is compared with others. Hopper's way that cuts keys was
-    measured in 20 cells, the others in hundreds."""
+    """The factor for the price of a way before it is compared with others. Hopper's way that cuts keys was measured in
+    20 cells, the others in hundreds."""
     return CAUTION if isinstance(way, HopperWay) and way.kernel.split else 1.0
 
 
@@ -192,7 +193,7 @@ class Costs:
     prices: Mapping[str, Terms]
 
     def us(self, way: Way, problem: Problem, machine: Machine) -> float | None:
-        """What a way should take; None where it has no price."""
+        """The estimated microseconds of a way; None where it has no price."""
         price = next((self.prices[kind] for kind in kinds_of(way, problem) if kind in self.prices), None)
         work = terms(way, problem, machine) if price else None
         return None if price is None or work is None else sum(map(float.__mul__, price, work))

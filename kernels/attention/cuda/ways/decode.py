@@ -17,7 +17,7 @@ MOST_ROWS, FEW_ROWS = 128, 64
 nothing was measured: each 16 or 32 read all of K and V."""
 MOST_SPLITS = 128
 LEAST_KEYS = 256
-"""Keys a block takes at least: fewer, and joining the parts costs more than reading them."""
+"""The least number of keys for a block: with fewer, joining the parts would cost more than reading them."""
 MOST_JOINED_BYTES = 256 * 1024
 """Parts that one block joins by itself when it is the last; more are joined by a kernel of their own."""
 MOST_NARROW_ITEMS, MOST_NARROW_BYTES = {"hopper": 10}, 64 * 1024
@@ -109,7 +109,7 @@ TILES = {
 
 
 def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
-    """All that a plan chooses on a chip."""
+    """All kernels that a plan may choose on a chip."""
     for paged, dtype, ((head_dim, _), tile) in itertools.product((False, True), chip.dtypes, TILES[chip.name].items()):
         yield DecodeKernel(dtype, head_dim, tile, paged)
 
@@ -129,7 +129,7 @@ class DecodeLaunch:
 
 
 def why_not(problem: Problem) -> str | None:
-    """Why this is no way of computing a problem; None if it is one."""
+    """Why decoding cannot compute a problem; None if it can."""
     if not problem.is_vector:
         return "decoding needs rows that start on 16-byte boundaries"
     if problem.mask is not None:
@@ -165,7 +165,7 @@ def blocks_per_sm(kernel: DecodeKernel, chip: Chip) -> int:
 
 
 def splits_for(items: int, slots: int, keys: int) -> int:
-    """The fewest parts that fill the slots, each part long enough to pay."""
+    """The least number of parts that fill the slots, with parts that are long enough to be worth joining."""
     return fewest_parts(items, slots, max(1, min(MOST_SPLITS, keys // LEAST_KEYS)))
 
 

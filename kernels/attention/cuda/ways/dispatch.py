@@ -1,4 +1,4 @@
-"""Which way computes a problem: all there are, and the one to take."""
+"""Chooses the way that computes a problem, among all that can."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
-    """The way to take, and why: the measured table's, else by rule. Raises `Unsupported`."""
+    """The way to take, and the reason: from the measured table, else by rule. Raises `Unsupported`."""
     found = ways(problem, machine)
     chip = machine.chip.name, machine.sm_count
     return (
@@ -109,7 +109,7 @@ def by_table(
 
 
 def key_of(problem: Problem) -> Key:
-    """What the table knows a problem by."""
+    """The key of a problem in the table."""
     return Key(
         problem.dtype,
         padded(problem.head_dim),
@@ -122,7 +122,7 @@ def key_of(problem: Problem) -> Key:
 
 
 def by_rule(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str]:
-    """Where nothing was measured."""
+    """The way to take, by rule, where nothing was measured, and the reason."""
     by_kind: dict[type, Way] = {type(way): way for way in found}
     if problem.mask is not None and isinstance(found[0], HopperWay):
         general, few_tiles = by_kind[General], FEW_TILES_WITH_A_MASK * found[0].tiles(problem) <= machine.sm_count

@@ -1,4 +1,4 @@
-"""Everything the plain kernels do not know, as a way of computing a problem: windows, masks, lengths, packed heads."""
+"""A way for everything that the plain kernels do not support: windows, masks, lengths, packed heads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
 
 PAGED = "paged"
-"""In the place of a mask: keys in pages. There is no kernel with both."""
+"""The value of `mask` for keys in pages, as no kernel has both."""
 MASK_TYPES = {
     None: "NoMask",
     "bool": "BoolMask",
@@ -94,7 +94,8 @@ class GeneralLaunch:
 
 
 def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
-    """The chip's small tile, or a narrower one where the small one has registers too few for what comes on top."""
+    """The chip's small tile, or a narrower one where the small one would leave too few registers for the additional
+    work."""
     if size == 128 and masked and (chip.name == "turing" or not vector):
         return NARROW_128
     if chip.name == "ada" and size == 256 and vector:
@@ -119,7 +120,7 @@ def tile_for(problem: Problem, machine: Machine) -> Tile:
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
-    """All that a plan can choose on a chip."""
+    """All kernels that a plan can choose on a chip."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
         unmasked = base_tile(chip, size, vector=vector, masked=False)
         narrow = size == 256 and unmasked.keys > NARROW_256.keys
@@ -148,7 +149,7 @@ def packing(problem: Problem, rows: int) -> int:
 def plan_general(
     problem: Problem, machine: Machine, *, splits: int | None = None, tile: Tile | None = None, pack: int | None = None
 ) -> GeneralLaunch:
-    """How to compute a problem with whatever it has. The options override the choice. Raises `Unsupported`."""
+    """How to compute a problem with all its features. The options override the choice. Raises `Unsupported`."""
     check(problem, machine)
     tile = tile or tile_for(problem, machine)
     kernel = kernel_for(problem, tile)
