@@ -135,10 +135,10 @@ def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
     own = row.cells[place]
     if own is None or (of_value and math.isnan(own.calls_per_usd)):
         return UNKNOWN
-    told = f"{own.calls_per_usd:,.0f}" if of_value else digits(own.time.median_us.mid, 4)
+    shown = f"{own.calls_per_usd:,.0f}" if of_value else digits(own.time.median_us.mid, 4)
     against = own.value if of_value else own.speed
     won = (row.cheapest if of_value else row.fastest) == place
-    return Word(told, "differs" if won else "", _said(against))
+    return Word(shown, "differs" if won else "", _said(against))
 
 
 def _said(against: Against | None) -> str:
@@ -176,8 +176,8 @@ def _markdown_table(part: Table, found: Devices) -> Iterable[str]:
 def _markdown_cell(one: Cell) -> str:
     if isinstance(one, str):
         return cell(one)
-    told = f"**{cell(one.text)}**" if one.style == "differs" else cell(one.text)
-    return f"{told} ({cell(one.more)})" if one.more else told
+    shown = f"**{cell(one.text)}**" if one.style == "differs" else cell(one.text)
+    return f"{shown} ({cell(one.more)})" if one.more else shown
 
 
 def document(found: Devices) -> dict[str, Any]:

@@ -278,11 +278,11 @@ def history_document(
 
 
 def _point(one: Point) -> dict[str, Any]:
-    told = one.reading.fingerprint
+    fingerprint = one.reading.fingerprint
     keys = ("git_commit", "git_dirty", "payload_sha256", "backend", "device")
     return {
         "run_id": one.reading.run_id,
-        **{key: told.get(key) for key in keys},
+        **{key: fingerprint.get(key) for key in keys},
         "value": limits(one.reading.value),
         "ratio": limits(one.ratio) if one.ratio is not None else None,
         **_noise(one.reading.noise),

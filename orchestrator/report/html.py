@@ -68,11 +68,11 @@ def _summary(report: Report) -> Iterable[Part]:
     """What each regime means, and the results in words."""
     for part in report.study.parts():
         setting = part.settings[0] if part.settings else Setting("")
-        told = [Text(setting.meaning, "soft")] if setting.meaning else []
-        told += [Text(words, "lead") for words in [headline_of(part)] if words]
-        told += [Text(words) for words in sentences_of(part, report.planned)]
-        if told:
-            yield Box(setting.name.capitalize() or "Result", told)
+        in_words = [Text(setting.meaning, "soft")] if setting.meaning else []
+        in_words += [Text(words, "lead") for words in [headline_of(part)] if words]
+        in_words += [Text(words) for words in sentences_of(part, report.planned)]
+        if in_words:
+            yield Box(setting.name.capitalize() or "Result", in_words)
     for words in (report.second_clock(), report.money(), report.time()):
         if words:
             yield Text(words)
@@ -86,8 +86,8 @@ def _fewer(cases: int) -> str:
 def _side_by_side(study: Study, names: Mapping[str, str]) -> list[Part]:
     if not study.contrasts:
         return []
-    said = "The rival is the fastest baseline of the case in that regime."
-    return [_shared(study, said), tables.side_by_side(study, names)]
+    note = "The rival is the fastest baseline of the case in that regime."
+    return [_shared(study, note), tables.side_by_side(study, names)]
 
 
 def _speedups(study: Study, *, everything: bool) -> list[Part]:
@@ -104,11 +104,11 @@ def _speedups(study: Study, *, everything: bool) -> list[Part]:
 
 
 def _errors(study: Study) -> list[Part]:
-    told = (
+    caption = (
         "The errors are those on the inputs that were timed. An implementation that fails its check is not timed."
         f"{_fewer(len(study.case_ids))}"
     )
-    return drawn(figures.errors(study), told, figures.errors(study, figures.SLIM))
+    return drawn(figures.errors(study), caption, figures.errors(study, figures.SLIM))
 
 
 def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:

@@ -36,11 +36,11 @@ class Minutes:
 
     @property
     def text(self) -> str:
-        said = f"Measuring took {self.share:.0%} of {span(self.paid_s)} of machine time"
+        sentence = f"Measuring took {self.share:.0%} of {span(self.paid_s)} of machine time"
         if not self.parts:
-            return f"{said}."
+            return f"{sentence}."
         start = f"{span(sum(self.parts.values()))} after the request ({told(dict(self.parts))})"
-        return f"{said}; the first case began {start}."
+        return f"{sentence}; the first case began {start}."
 
     def document(self) -> dict[str, Any]:
         return {

@@ -73,8 +73,8 @@ def _n(value: float) -> str:
 
 def _string(text: str) -> str:
     """A PDF string in WinAnsi encoding; characters that it lacks are replaced."""
-    told = "".join(SAME.get(one, one) for one in text).encode("cp1252", "replace").decode("cp1252")
-    return "(" + re_escaped(told) + ")"
+    encodable = "".join(SAME.get(one, one) for one in text).encode("cp1252", "replace").decode("cp1252")
+    return "(" + re_escaped(encodable) + ")"
 
 
 def re_escaped(text: str) -> str:
@@ -134,14 +134,14 @@ def _circle(shape: Circle) -> Iterator[str]:
 
 def _text(shape: Words) -> str:
     style, (x, y) = shape.style, shape.at
-    told = "".join(SAME.get(one, one) for one in shape.text)
-    back = {"end": 1.0, "middle": 0.5}.get(style.anchor, 0.0) * width(told, style.size, bold=style.bold)
+    encodable = "".join(SAME.get(one, one) for one in shape.text)
+    back = {"end": 1.0, "middle": 0.5}.get(style.anchor, 0.0) * width(encodable, style.size, bold=style.bold)
     if shape.turned:
         place = f"0 1 -1 0 {_n(x)} {_n(-(y + back))}"
     else:
         place = f"1 0 0 1 {_n(x - back)} {_n(-y)}"
     font = "F2" if style.bold else "F1"
-    return f"{_rgb(style.fill or (0, 0, 0))} rg BT /{font} {_n(style.size)} Tf {place} Tm {_string(told)} Tj ET"
+    return f"{_rgb(style.fill or (0, 0, 0))} rg BT /{font} {_n(style.size)} Tf {place} Tm {_string(encodable)} Tj ET"
 
 
 def width(text: str, size: float, *, bold: bool = False) -> float:

@@ -145,11 +145,11 @@ def known(value: float) -> str:
 
 def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str]]]:
     """The heads, one for each implementation with counters, and a row for each figure."""
-    told = [(one.implementation, dict(figures_of(one))) for one in profiles if one.kernels]
-    if not told:
+    columns = [(one.implementation, dict(figures_of(one))) for one in profiles if one.kernels]
+    if not columns:
         return [], []
-    names = list(told[0][1])
-    return ["", *(name for name, _ in told)], [[name, *(values[name] for _, values in told)] for name in names]
+    names = list(columns[0][1])
+    return ["", *(name for name, _ in columns)], [[name, *(values[name] for _, values in columns)] for name in names]
 
 
 def roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) -> Board | None:

@@ -89,12 +89,12 @@ class Report:
             ("driver", "driver {}"), ("cuda", "CUDA {}"), ("cudnn", "cuDNN {}"), ("torch", "torch {}"),
             ("sm_clock_max_mhz", "at most {} MHz"), ("power_limit_w", "{} W"),
         )  # fmt: skip
-        said = [words.format(known[key]) for key, words in units if known.get(key)]
+        facts = [words.format(known[key]) for key, words in units if known.get(key)]
         if known.get("device_kind") == "cpu":
             cpu, threads = known.get("cpu"), known.get("threads")
-            said += [str(cpu)] if cpu else []
-            said += [count(threads, "thread")] if isinstance(threads, int) and threads else []
-        return tuple(dict.fromkeys((self.device, *said)))
+            facts += [str(cpu)] if cpu else []
+            facts += [count(threads, "thread")] if isinstance(threads, int) and threads else []
+        return tuple(dict.fromkeys((self.device, *facts)))
 
     def run_facts(self) -> tuple[str, ...]:
         """Facts about the run: when it ran, on which machine, with which code."""
@@ -107,8 +107,8 @@ class Report:
         if self.simulated:
             where = "embedded cloud: this machine"
         dirty = "+" if self.environment.get("git_dirty") else ""
-        made = (f"commit {commit}{dirty}" if commit else "", f"payload {payload}" if payload else "")
-        return tuple(part for part in (self.study.run_id, began, where, *made) if part)
+        code = (f"commit {commit}{dirty}" if commit else "", f"payload {payload}" if payload else "")
+        return tuple(part for part in (self.study.run_id, began, where, *code) if part)
 
     def again(self) -> dict[str, Any]:
         """The configuration that measures the same again, for a folder that was not fetched; empty where the spec is
@@ -134,13 +134,13 @@ class Report:
     @property
     def planned(self) -> int:
         """The number of cases that the run should measure; where it is not recorded, the number of measured cases."""
-        asked = self.manifest.get("cases_total")
+        planned = self.manifest.get("cases_total")
         measure = self.spec.get("measure")
-        if not isinstance(asked, int) and isinstance(measure, Mapping):
+        if not isinstance(planned, int) and isinstance(measure, Mapping):
             shapes, dtypes = measure.get("shapes"), measure.get("dtypes")
-            asked = len(shapes) * len(dtypes) if isinstance(shapes, list) and isinstance(dtypes, list) else 0
-        asked = asked if isinstance(asked, int) else 0
-        return max(asked, len(self.study.case_ids))
+            planned = len(shapes) * len(dtypes) if isinstance(shapes, list) and isinstance(dtypes, list) else 0
+        planned = planned if isinstance(planned, int) else 0
+        return max(planned, len(self.study.case_ids))
 
     @property
     def cases(self) -> str:
@@ -171,32 +171,34 @@ class Report:
     def busy(self) -> tuple[str, ...]:
         """A sentence for each sign that the host did other work while it measured."""
         groups = [t.group for case in self.study.cases for t in case.timings if t.timed]
-        said = []
+        signs = []
         load, processors = _middle(groups, "load_1m"), self.environment.get("cpu_count")
         if isinstance(processors, int) and load > processors + 1:
-            said.append(f"The host was busy with other work: a load of {load:.1f} on {count(processors, 'processor')}.")
+            signs.append(
+                f"The host was busy with other work: a load of {load:.1f} on {count(processors, 'processor')}."
+            )
         stolen = _mean(groups, "steal_percent")
         if stolen > MOST_STOLEN:
-            said.append(f"The host gave {stolen:.1f} % of the processors' time to other machines.")
-        return tuple(said)
+            signs.append(f"The host gave {stolen:.1f} % of the processors' time to other machines.")
+        return tuple(signs)
 
     def unsteady(self) -> tuple[str, ...]:
         """A sentence for each sign that implementations differed from themselves by more than chance allows, or by too
         much for useful results."""
-        said, controls = [], self.study.controls
+        signs, controls = [], self.study.controls
         wrong = false_verdicts(controls)
         if wrong > 1 and wrong > MOST_FALSE * len(controls):
-            said.append(
+            signs.append(
                 f"Implementations differed from themselves: the A/A control would have been called different in "
                 f"{wrong} of {of_controls(controls)}."
             )
         floors = sorted(one.noise.floor for one in self.study.contrasts if one.noise is not None)
         if floors and floors[len(floors) // 2] > MOST_NOISE:
-            said.append(
+            signs.append(
                 f"The noise is large: differences below {percent(floors[len(floors) // 2])} (median over comparisons) "
                 "cannot be distinguished from it."
             )
-        return tuple(said)
+        return tuple(signs)
 
     def headlines(self) -> tuple[str, ...]:
         """The result, one sentence for each setting."""
@@ -267,32 +269,34 @@ def headline_of(part: Study, prefix: str = "") -> str:
     if not best:
         return ""
     words = Counter(one.verdict for one in best)
-    said = ", ".join(f"{word} in {words[word]}" for word in Verdict if words[word])
-    return f"{prefix}{part.subject} against the fastest baseline of each case: {said} of {count(len(best), 'case')}."
+    verdicts = ", ".join(f"{word} in {words[word]}" for word in Verdict if words[word])
+    return (
+        f"{prefix}{part.subject} against the fastest baseline of each case: {verdicts} of {count(len(best), 'case')}."
+    )
 
 
 def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
     """Further results of one setting in sentences, of `total` planned cases. A mean is given only if all its cases have
     a verdict."""
-    said = []
+    results = []
     for baseline in [DEFAULT] if DEFAULT in part.baselines else part.baselines[:1]:
         mean = part.mean(baseline)
         if mean is not None and mean.decided == mean.cases > 1:
             over = of_cases(mean.cases, total, "compared")
-            said.append(f"{prefix}Geometric mean against {baseline} over {over}: {estimate(mean.ratio)}.")
+            results.append(f"{prefix}Geometric mean against {baseline} over {over}: {estimate(mean.ratio)}.")
     controls = part.controls
     if controls:
         names = list(dict.fromkeys(one.implementation for one in controls))
         itself = " measured against itself" if len(names) == 1 else ", each measured against itself,"
-        said.append(
+        results.append(
             f"{prefix}A/A control: {' and '.join(names)}{itself} would have been called "
             f"different in {false_verdicts(controls)} of {of_controls(controls)}."
         )
     shifts = sorted(one.order_shift for one in part.contrasts if not math.isnan(one.order_shift))
     if shifts:
         middle = digits(shifts[len(shifts) // 2])
-        said.append(f"{prefix}Running first instead of last changes the ratio by a factor of {middle} (median).")
-    return tuple(said)
+        results.append(f"{prefix}Running first instead of last changes the ratio by a factor of {middle} (median).")
+    return tuple(results)
 
 
 def of_controls(controls: Sequence[Control]) -> str:

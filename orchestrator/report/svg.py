@@ -130,8 +130,8 @@ class Board:
 
     def box(self, x: float, y: float, width: float, height: float, style: str, note: str = "") -> None:
         shape = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}"'
-        told = f"><title>{escape(note)}</title></rect>" if note else "/>"
-        self.parts.append(f'<rect {shape} class="{style}"{told}')
+        title = f"><title>{escape(note)}</title></rect>" if note else "/>"
+        self.parts.append(f'<rect {shape} class="{style}"{title}')
 
     def text(self, x: float, y: float, words: str, style: str = "", *, turned: bool = False) -> None:
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
@@ -144,13 +144,13 @@ class Board:
 
     def mark(self, x: float, y: float, look: Look, size: float = 4.5, note: str = "") -> None:
         """A point, in the colour and shape of an implementation; `note` shows when it is pointed at."""
-        told = f"<title>{escape(note)}</title>" if note else ""
+        title = f"<title>{escape(note)}</title>" if note else ""
         style, s = look.colour, size
         match look.shape:
             case "circle":
-                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="{style}">{told}</circle>'
+                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="{style}">{title}</circle>'
             case "ring":
-                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="o{style[1:]}">{told}</circle>'
+                body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{s:.1f}" class="o{style[1:]}">{title}</circle>'
             case _:
                 d = {
                     "square": f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z",
@@ -163,7 +163,7 @@ class Board:
                     f"l{2 * s:.1f} {-2 * s:.1f}",
                 }[look.shape]
                 kind = f"l{style[1:]}" if look.shape in ("cross", "plus") else style
-                body = f'<path d="{d}" class="{kind}">{told}</path>'
+                body = f'<path d="{d}" class="{kind}">{title}</path>'
         self.parts.append(body)
 
     def svg(self, css: str = "") -> str:

@@ -52,9 +52,9 @@ def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
     return Table("Side by side", heads, rows, left=left, wrap=left, groups=groups, stack=True)
 
 
-def _with(rival: str, said: Cell) -> Cell:
+def _with(rival: str, verdict: Cell) -> Cell:
     """The rival and the verdict in one cell, as three regimes with three columns each are wider than a screen."""
-    return replace(said, text=f"{rival}: {said.text}") if isinstance(said, Word) else said
+    return replace(verdict, text=f"{rival}: {verdict.text}") if isinstance(verdict, Word) else verdict
 
 
 def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
@@ -74,8 +74,8 @@ def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
 
 def _median(timing: Timing) -> Cell:
     """A median, with the timer's share where it is large enough to matter."""
-    told = digits(timing.median_us.mid, 4)
-    return Word(told, more=f"timer {timing.timer_share:.0%}") if timing.timer_share > TIMER_SHARE else told
+    median = digits(timing.median_us.mid, 4)
+    return Word(median, more=f"timer {timing.timer_share:.0%}") if timing.timer_share > TIMER_SHARE else median
 
 
 def verdicts(part: Study, names: Mapping[str, str]) -> Table:

@@ -131,8 +131,8 @@ def summary(points: Sequence[Point]) -> str:
         return "One run: nothing to compare with yet."
     if not words:
         return f"Never faster or slower in {count(len(points), 'run')}."
-    said = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
-    return f"{begun(said)} in {count(len(points), 'run')}."
+    numbers = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
+    return f"{begun(numbers)} in {count(len(points), 'run')}."
 
 
 def day_of(run_id: str) -> str:
@@ -145,19 +145,19 @@ def times(number: int) -> str:
 
 
 def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
-    told, value = point.reading.fingerprint, point.reading.value
+    fingerprint, value = point.reading.fingerprint, point.reading.value
     changed = point.change in (Verdict.FASTER, Verdict.SLOWER)
     word = point.change.value if point.change is not None else "first"
     ratio = f"{point.ratio.mid:.3f}×" if changed and point.ratio is not None else ""
-    dirty = "+" if told.get("git_dirty") else ""
+    dirty = "+" if fingerprint.get("git_dirty") else ""
     return [
         Word(point.reading.run_id, href=to(run_page(point.reading.run_id), own)),
         digits(value.mid, 4),
         within(value, places=2 if relative or value.mid < 100 else 1) or UNKNOWN,
         Word(f"◆ {word} {ratio}" if changed else word, word if changed else "", point.doubt),
         "; ".join(point.split),
-        f"{str(told.get('git_commit') or UNKNOWN)[:10]}{dirty}",
-        str(told.get("payload_sha256") or UNKNOWN)[:8],
+        f"{str(fingerprint.get('git_commit') or UNKNOWN)[:10]}{dirty}",
+        str(fingerprint.get("payload_sha256") or UNKNOWN)[:8],
     ]
 
 

@@ -103,7 +103,7 @@ def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: floa
         return Digest(dict(line), usd_per_hour=usd_per_hour, problem=problem)
     study = report.study
     over = relative_to(study)
-    told = {**report.environment, "device": study.device}
+    environment = {**report.environment, "device": study.device}
     return Digest(
         line=dict(line),
         workload=report.workload,
@@ -113,7 +113,7 @@ def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: floa
         counts=dict(Counter(best.verdict.value for case in study.cases if (best := case.best) is not None)),
         answers=study.answers,
         usd_per_hour=usd_per_hour,
-        fingerprint={key: value for key in KEPT if isinstance(value := told.get(key), str | bool) and value},
+        fingerprint={key: value for key in KEPT if isinstance(value := environment.get(key), str | bool) and value},
         busy="; ".join(words.rstrip(".") for words in report.busy()),
         cases=tuple(_case(case, study, over) for case in study.cases),
         problem=problem,

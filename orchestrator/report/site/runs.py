@@ -118,8 +118,8 @@ def page(digest: Digest, report: Report | None, body: Mapping[str, Any]) -> str:
             sections.insert(0, Section("Over time", [Text("Each case over all runs:", "soft"), Links("cases", links)]))
         return html.page(report, nav=nav(own), state=[*_state(digest)], more=sections)
     heading = f"Run {digest.run_id}"
-    told: list[Part] = [*_state(digest), Text("Nothing was measured.")]
-    return written(Page(heading, heading, told, sections, nav(own)))
+    report_parts: list[Part] = [*_state(digest), Text("Nothing was measured.")]
+    return written(Page(heading, heading, report_parts, sections, nav(own)))
 
 
 def _state(digest: Digest) -> Iterator[Part]:

@@ -50,11 +50,11 @@ def shared_pages(
 
 def source_of(followed: cases.Followed) -> str:
     """The digest of everything from which the page of a case is made."""
-    told = [
+    sources = [
         [
             asdict(series),
             [[run.run_id, dict(run.fingerprint), run.busy, case.value, case.noise, case.backend] for run, case in own],
         ]
         for series, own in sorted(followed.items())
     ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:32]
