@@ -86,12 +86,12 @@ def split(before: Reading, after: Reading) -> tuple[str, ...]:
     """Which parts of the code or its libraries differ between two runs, in words."""
     first, second = before.fingerprint, after.fingerprint
     code = [key for key in CODE if key != "git_commit" or not (known(before) and known(after))]
-    said = []
+    differences = []
     for key in (*code, *SOFTWARE):
         one, other = first.get(key), second.get(key)
         if one and other and one != other:
-            said.append(f"{NAMES.get(key, key)} {brief(one)} → {brief(other)}")
-    return tuple(said)
+            differences.append(f"{NAMES.get(key, key)} {brief(one)} → {brief(other)}")
+    return tuple(differences)
 
 
 NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": "kernel"}

@@ -69,8 +69,8 @@ class Work:
 
 def work_of(axes: Mapping[str, str]) -> Work | None:
     """The work of a case, from its axes (its pass is one of them); None where they do not give it."""
-    told = work.of_case(axes)
-    return None if told is None else Work(*told)
+    amounts = work.of_case(axes)
+    return None if amounts is None else Work(*amounts)
 
 
 def share(value: float, roof: float) -> float:

@@ -217,17 +217,23 @@ class Reader:
 
     def _group(self, cells: Sequence[str], at: _Places) -> _Growing | None:
         """The group that a row belongs to; None where the row names no case or no implementation."""
-        told = (cells[at.run_id], cells[at.case_id], cells[at.regime], cells[at.cache], cells[at.implementation])
-        if (found := self.known.get(told)) is not None:
+        cells_of_key = (
+            cells[at.run_id],
+            cells[at.case_id],
+            cells[at.regime],
+            cells[at.cache],
+            cells[at.implementation],
+        )
+        if (found := self.known.get(cells_of_key)) is not None:
             return found
-        run, case, regime, cache, implementation = told
+        run, case, regime, cache, implementation = cells_of_key
         if not case or not implementation:
             return None
         first = {name: text for name, place in at.first if (text := cells[place])}
         sensors = {name: array("d") for name in SENSORS}
-        made = self.known[told] = _Growing(first, sensors=sensors)
-        self.growing[Key(run, case, self._setting(regime, cache), implementation)] = made
-        return made
+        group = self.known[cells_of_key] = _Growing(first, sensors=sensors)
+        self.growing[Key(run, case, self._setting(regime, cache), implementation)] = group
+        return group
 
     def _setting(self, regime: str, cache: str) -> Setting:
         """The setting for a pair. Equal pairs share one object, as a million rows have only a few pairs."""
