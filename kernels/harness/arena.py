@@ -34,13 +34,11 @@ from kernels.harness.turns import Contender
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
 
 CHECKS_IN_EACH_REGIME = 3
-"""On average this many samples of an implementation are checked in each regime: they get new inputs, and their answers
-are judged."""
+"""In each regime on average this many samples of an implementation get new inputs, and their answers are judged."""
 ROUNDS = 2
 """The number of different new inputs in a regime; all implementations get the same ones."""
 REMEMBERED = 1.5
-"""If a call on inputs that were seen before is more than this many times faster than one on new inputs, it is not
-trusted."""
+"""A call on inputs that were seen before may be at most this many times faster than one on new inputs."""
 REMEMBERED_LEAST_US = 50.0
 PROBES = 7
 IMPLAUSIBLE = 1.5
@@ -126,12 +124,12 @@ class Arena:
             return []
         if case.id not in self.places:
             try:
-                told = self.judge.ask("writable", case=dict(case.values), seed=secrets.randbits(62))
+                answer = self.judge.ask("writable", case=dict(case.values), seed=secrets.randbits(62))
             except Answered as exc:
                 if exc.kind not in ("unavailable", "memory"):
                     raise
-                self.judge.fault, told = None, {"places": []}
-            self.places[case.id] = [int(one) for one in told["places"]]
+                self.judge.fault, answer = None, {"places": []}
+            self.places[case.id] = [int(one) for one in answer["places"]]
         return self.places[case.id]
 
     def bound(self, name: str, case: OwnCase, seed: int, check_seed: int) -> tuple[Bound, Check, int]:
@@ -139,12 +137,12 @@ class Arena:
         implementation, the verdict, and the size of one set of inputs in bytes. Raises `Unavailable` where it cannot
         run, and `Lost` or `Answered` where it failed."""
         hand = self.hand(name)
-        told = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
+        inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
         check = self.verdict(hand, case, check_seed, answer)
         role = "baseline_" if original(name) in self.baselines else "kernel_"
         call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
-        return Bound(name, call), check, int(told["set_bytes"])
+        return Bound(name, call), check, int(inputs["set_bytes"])
 
     def can_lend(self, hand: Hand) -> bool:
         """Whether the judge can copy from another process's memory on this device. It is tried once."""
@@ -319,14 +317,14 @@ class Arena:
         shortest = min((wall for wall, _, _ in hand.walls), default=0.0)
         most = max((said for _, said, _ in hand.walls), default=0.0)
         typical = statistics.median(each for _, _, each in hand.walls) if hand.walls else 0.0
-        enough = len(hand.walls) >= CLOCK_LEAST_SAMPLES
+        enough_samples = len(hand.walls) >= CLOCK_LEAST_SAMPLES
         hand.walls.clear()
         beyond = self.beyond_roof(case, typical)
         if beyond:
             return beyond
         pings = [self.round_trip_s(hand) for _ in range(PROBES)]
         slack = CLOCK_LEAST_S + 10 * min(pings)
-        if enough and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
+        if enough_samples and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
             return f"untrusted: it reports {most * 1e3:.3g} ms although at least {shortest * 1e3:.3g} ms passed"
         return self.remembers(hand)
 

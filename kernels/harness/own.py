@@ -84,24 +84,26 @@ class OwnWorkload:
 
     def cases(self, grid: Mapping[str, Any], where: str) -> tuple[OwnCase, ...]:
         """All of the workload's cases, or those that have one of the values that `grid` gives for its axes."""
-        told = self.describe()
+        description = self.describe()
         chosen = table(grid, where, (), ("axes",)).get("axes", {})
-        if not told:
+        if not description:
             return ()
         if not isinstance(chosen, Mapping) or not all(isinstance(values, list) for values in chosen.values()):
             raise BadSpec(f"{where}.axes must be an object of lists, not {shown(chosen)}")
-        unknown = sorted(set(chosen) - set(told["axes"]))
+        unknown = sorted(set(chosen) - set(description["axes"]))
         if unknown:
-            raise BadSpec(f"{where}.axes: {told['file']} has no axis {unknown[0]}; it has {', '.join(told['axes'])}")
-        rows = zip(told["cases"], told["skip"], told["flops"], told["bytes"], strict=True)
-        made = tuple(
+            raise BadSpec(
+                f"{where}.axes: {description['file']} has no axis {unknown[0]}; it has {', '.join(description['axes'])}"
+            )
+        rows = zip(description["cases"], description["skip"], description["flops"], description["bytes"], strict=True)
+        cases = tuple(
             OwnCase(values, case_id(values), skip, flops or 0.0, moved or 0.0)
             for values, skip, flops, moved in rows
             if all(text(values[axis]) in map(text, wanted) for axis, wanted in chosen.items())
         )
-        if not made:
-            raise BadSpec(f"{where}.axes leave no case of {told['file']}")
-        return made
+        if not cases:
+            raise BadSpec(f"{where}.axes leave no case of {description['file']}")
+        return cases
 
     def tests(self) -> tuple[OwnCase, ...]:
         """The cases that are judged and not timed."""

@@ -76,14 +76,14 @@ def described(workload: OwnWorkload) -> Described:
     folder = Path(workload.path)
     file = folder.with_name(f"{folder.name}.json")
     try:
-        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        told.pop("schema")
-        made = Described(folder=folder.resolve(), **told)
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        fields.pop("schema")
+        description = Described(folder=folder.resolve(), **fields)
     except (OSError, ValueError, TypeError, KeyError) as exc:
         raise BadSpec(f"{file.name}: cannot be read: {exc}") from exc
-    if made.format not in outputs.READERS:
-        raise BadSpec(f"{file.name}: format {made.format!r} is none of {', '.join(outputs.READERS)}")
-    return made
+    if description.format not in outputs.READERS:
+        raise BadSpec(f"{file.name}: format {description.format!r} is none of {', '.join(outputs.READERS)}")
+    return description
 
 
 def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> Ended:
