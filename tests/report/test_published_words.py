@@ -292,7 +292,7 @@ def test_the_table_of_the_backward_page_is_that_of_the_published_run(name: str, 
     text = (ROOT / "kernels" / "attention" / "cuda" / "BACKWARD.md").read_text()
     assert row_of(name, cases) in text
     flash = ratios(B200, "sdpa:flash", BACKWARD).each
-    assert f"FLASH takes {min(flash):.1f} to {max(flash):.1f} times as long as ours on 16 heads" in text
+    assert f"FLASH takes {min(flash):.1f} to {max(flash):.1f} times as long as `bench` on 16 heads" in text
 
 
 @pytest.mark.parametrize("folder", [F200, B200, F100, B100])
