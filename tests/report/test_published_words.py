@@ -112,29 +112,30 @@ def of_forward() -> Iterator[str]:
     smallest = [ratios(F200, rival, SMALLEST, regime) for regime in ("burst", "graph") for rival in (CUDNN, FA4)]
     h100 = ratios(F100, CUDNN, TRAINING), ratios(F100, FA4, TRAINING)
     yield (
-        f"the {len(cudnn.each)} cells of B4 H16 are {cudnn.mean} times as fast as cuDNN in graphs (geometric mean with "
-        f"its 95 % interval; {cudnn.span}) and {fa4[2].mean} times as fast as flash-attn-4 ({fa4[2].span})"
+        f"In the {len(cudnn.each)} cells of B4 H16 in `{F200}` `bench` is {cudnn.mean} times as fast as cuDNN in graphs "
+        f"(geometric mean with its 95 % interval; {cudnn.span}) and {fa4[2].mean} times as fast as flash-attn-4 ({fa4[2].span})"
     )
     yield (
-        f"holds {len(fa4[0].each)} cells of decoding, for which it was not asked to cut keys: in graphs {fa4[0].span} "
-        f"times as fast as it there, and {fa4[1].span} over few keys"
+        f"includes {len(fa4[0].each)} cells of decoding, in which flash-attn-4 was called without splitting the keys: in "
+        f"graphs `bench` is {fa4[0].span} times as fast there, and {fa4[1].span} times as fast over few keys"
     )
     yield (
-        f"are {smallest[0].span} times as fast as cuDNN and {smallest[1].span} times as fast as flash-attn-4, where "
-        f"graphs say {smallest[2].span} and {smallest[3].span}"
+        f"`bench` is {smallest[0].span} times as fast as cuDNN and {smallest[1].span} times as fast as flash-attn-4; in "
+        f"graphs these ratios are {smallest[2].span} and {smallest[3].span}"
     )
     words = {2: "two", 4: "four", 6: "six"}
     long = [case_id for case_id in lost(F200) if re.search("-q(8192|16384)-k.*-d64-full-", case_id)]
     short = [case_id for case_id in lost(F200) if case_id not in long and "-q256-k256-d128-full-" in case_id]
     assert len(long) + len(short) == len(lost(F200))
     yield (
-        f"{words[len(lost(F200))]} cells are lost to flash-attn-4, all without a mask: {words[len(long)]} of 8,192 and "
+        f"In graphs flash-attn-4 is faster in {words[len(lost(F200))]} cells, all without a mask: {words[len(long)]} of 8,192 and "
         f"16,384 tokens with D = 64, and {words[len(short)]} of 256 tokens with D = 128"
     )
     yield (
-        f"the {len(h100[0].each)} cells of B4 H16 are {h100[0].mean} times as fast as cuDNN in graphs ("
-        f"{h100[0].span}) and {h100[1].mean} times as fast as flash-attn-4 ({h100[1].span}); decoding is "
-        f"{ratios(F100, CUDNN, DECODING).mean} times as fast as cuDNN, and few keys {ratios(F100, CUDNN, FEW).mean}"
+        f"In the {len(h100[0].each)} cells of B4 H16 in `{F100}` `bench` is {h100[0].mean} times as fast as cuDNN in "
+        f"graphs ({h100[0].span}) and {h100[1].mean} times as fast as flash-attn-4 ({h100[1].span}); in "
+        f"decoding it is {ratios(F100, CUDNN, DECODING).mean} times as fast as cuDNN, and over few keys "
+        f"{ratios(F100, CUDNN, FEW).mean} times"
     )
 
 
@@ -149,11 +150,12 @@ def of_backward() -> Iterator[str]:
         f"{h200[1].mean} times as fast as flash-attn-4 ({h200[1].span})"
     )
     yield (
-        f"Of the {words[len(lost(B200))]} of all 42 cells that are lost to flash-attn-4 {words[len(long)]} have 8,192 "
-        f"tokens or more, and the other {words[len(full)]} no mask"
+        f"flash-attn-4 is faster in {words[len(lost(B200))]} of all 42 cells in graphs: {words[len(long)]} have 8,192 "
+        f"tokens or more, and the other {words[len(full)]} have no mask"
     )
     yield (
-        f"the same {len(h100[0].each)} cells are {h100[0].mean} times as fast as cuDNN in graphs ({h100[0].span}) and "
+        f"In the same {len(h100[0].each)} cells in `{B100}` `bench` is {h100[0].mean} times as fast as cuDNN in graphs "
+        f"({h100[0].span}) and "
         f"{h100[1].mean} times as fast as flash-attn-4 ({h100[1].span})"
     )
 
@@ -167,7 +169,7 @@ def of_clocks() -> Iterator[str]:
         f"(worst {graph.worst}), the steady state in {steady.within(0.02)} (worst {steady.worst})"
     )
     yield (
-        f"they are in {theirs.within(0.02)} of {len(theirs.pairs)} (below 10 µs within {theirs.short}): burst in "
+        f"they are within 2 % in {theirs.within(0.02)} of {len(theirs.pairs)} (below 10 µs within {theirs.short}): burst in "
         f"{burst_1.within(0.02)} of {len(burst_1.pairs)} ({burst_1.within(0.01)} within 1 %, worst {burst_1.worst}), "
         f"graph in {graph_1.within(0.02)} (worst {graph_1.worst})"
     )
@@ -182,7 +184,10 @@ def of_the_repeat() -> Iterator[str]:
         within = [sum(abs(apart) <= share for apart in both) for share in (0.02, 0.05)]
         assert within[1] == len(both)
         said.append((within[0], len(both)))
-    yield f"over cuDNN is within 2 % in {said[0][0]} of {said[0][1]} cases in graphs and {said[1][0]} in burst"
+    yield (
+        f"over cuDNN is within 2 % of that in `{F100}` in {said[0][0]} of {said[0][1]} cases in graphs and in "
+        f"{said[1][0]} in burst"
+    )
     whole = ratios(AGAIN, CUDNN, "", "burst")
     yield (
         f"In burst, where each case has an interval here, `bench` is {whole.mean} times as fast as cuDNN ({whole.span})"
