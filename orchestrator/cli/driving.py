@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.cli import interrupts
 from orchestrator.cli.streams import unheard
 from orchestrator.cli.watch import Watch
 from orchestrator.core.errors import NotFound
@@ -39,7 +39,7 @@ def driven(it: Driving) -> Run:
         engine = it.begun()
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=enough)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt what follows
+        interrupts.ignore()  # a second Ctrl-C must not interrupt what follows
         return _interrupted(it, engine)
 
 
@@ -64,14 +64,14 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     """After one Ctrl-C while a machine is requested: waits for it, because no other client would request it again. A
     second Ctrl-C stops the run."""
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # before the message: a quick second Ctrl-C counts too
+        interrupts.listen()  # before the message: a quick second Ctrl-C counts too
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.ignore()
         return _stopped(it)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.ignore()
 
 
 def _stopped(it: Driving) -> Run:

@@ -1,13 +1,16 @@
-"""What is installed as `bench`. All imports are inside the function, so that an early Ctrl-C gives no traceback."""
+"""What is installed as `bench`. Other imports are inside the function: an early Ctrl-C gives no traceback."""
 
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 
 def main() -> None:
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored where a shell says so
+            importlib.import_module("orchestrator.cli.interrupts").listen()
         importlib.import_module("orchestrator.cli.app").main()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -68,6 +68,8 @@ def _hint(run: Run) -> str:
         return pasted(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
         return f"`bench launch --resume {run.run_id}` tries again later; or allow more zones or regions"
+    if not run.vms and run.guest_of is None:
+        return f"`bench launch --resume {run.run_id}` asks for a machine again"
     kept = f"`bench fetch {run.run_id}` downloads the {count(run.cases_done, 'measured case')}"
     return kept if run.cases_done else f"`bench logs {run.run_id}` shows the machine's log"
 

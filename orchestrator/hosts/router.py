@@ -32,6 +32,10 @@ class ZoneRouter:
     def _of(self, zone: str) -> Cloud:
         return self.hosts if is_host(zone) else self.rented()
 
+    def ready(self, zone: str) -> None:
+        """Makes the client that a machine in this zone is asked of."""
+        self._of(zone)
+
     def insert(self, request: InstanceRequest) -> Accepted | Refusal:
         return self._of(request.zone).insert(request)
 

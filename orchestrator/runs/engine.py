@@ -63,6 +63,8 @@ class World:
     fleets: Callable[[str], None] | None = None
     """Looks after a fleet as its own client would, and settles what is over; None where no scheduler can be asked.
     Raises what schedulers raise."""
+    ready: Callable[[str], None] = lambda _: None
+    """Loads what is needed to ask for a machine in a zone. It takes seconds, and Ctrl-C meanwhile asks for none."""
 
     @property
     def ledger(self) -> LedgerStore:
@@ -201,6 +203,7 @@ class Engine:
         """Carries out a decision. False if another client is doing it, or knows more: then look again later."""
         match command:
             case do.Create(offer=offer, attempt=attempt):
+                self.world.ready(offer.zone)
                 refused = self._armed(run, offer, attempt)
                 if refused is not None and refused.kind == "settled":
                     ending = do.settled_by_another(run, self.world.clock.now())

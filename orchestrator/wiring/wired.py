@@ -295,6 +295,7 @@ class Wiring:
             history=self.history,
             shelf=self.shelf,
             fleets=self.fleets,
+            ready=self.everywhere.ready,
         )
 
     @cached_property
