@@ -34,8 +34,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
 WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "settings": ("settings.yaml", lambda folder: settings_file.change(folder / "settings.yaml", {"project": "p"})),
     "a record of a host": ("run.json", lambda folder: write_json(folder / "run.json", {"vm": "x"})),
-    "an object of a run": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x", once=False)),
-    "an object once": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x", once=True)),
+    "an object of a run": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x")),
+    "an object once": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x", over=0)),
 }
 
 

@@ -125,7 +125,7 @@ class EventWriter:
         """Stores one event in the bucket. False when it was refused, or when the writer is closing."""
         patience = Patience(self.clock, FOREVER_S, self.closing)
         try:
-            self.storage.put(f"runs/{self.run_id}/events/{name}", body, "application/json", patience, once=True)
+            self.storage.create(f"runs/{self.run_id}/events/{name}", body, "application/json", patience)
         except StorageError:
             return False
         try:

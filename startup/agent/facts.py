@@ -56,11 +56,13 @@ class Files:
         relative = PurePosixPath(path)
         if relative.is_absolute() or ".." in relative.parts:
             raise ValueError(f"{path!r} leads out of the results' directory")
-        case = relative.parts[0] == "cases"
         self.announced.add(path)
-        name = self.prefix + (path if case else "artifacts/" + path)
+        body = (self.out / path).read_bytes()
         content_type = CONTENT_TYPES.get(relative.suffix, "application/octet-stream")
-        self.storage.put(name, (self.out / path).read_bytes(), content_type, patience, once=case)
+        if relative.parts[0] == "cases":
+            self.storage.create(self.prefix + path, body, content_type, patience)
+        else:
+            self.storage.replace(f"{self.prefix}artifacts/{path}", body, content_type, patience)
         self.stored.add(path)
 
     def put_rest(self, patience: Patience) -> list[str]:

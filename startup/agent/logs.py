@@ -93,7 +93,7 @@ class LogUploader:
             try:
                 body = self.path.read_bytes()[self.start_at :]
                 if len(body) != self.stored_size:
-                    self.storage.put(self.name, body, "text/plain", patience)
+                    self.storage.replace(self.name, body, "text/plain", patience)
                     self.stored_size = len(body)
             except (OSError, StorageError):
                 return False

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlencode
 
@@ -28,36 +28,57 @@ class Storage:
         self.bucket = bucket
         self.metadata = metadata
         self.timing = timing
+        self.generations: dict[str, int] = {}
+        """The generation of each object that this writer replaces, as far as it knows."""
 
     @staticmethod
     def name_of(run_id: str, name: str) -> str:
         """The full name of an object of a run."""
         return f"runs/{run_id}/{name}"
 
-    def put(self, name: str, body: bytes, content_type: str, patience: Patience, once: bool = False) -> bool:
-        """Stores an object; with `once`, only when there is none of that name.
+    def create(self, name: str, body: bytes, content_type: str, patience: Patience) -> bool:
+        """Stores an object unless there is one of that name.
 
-        True when it was stored, False when `once` found it there already: that is success too, for the usual reason
-        is that an earlier try arrived and only its answer was lost.
+        True when it was stored, False when there is one already: that is success too, for the usual reason is that an
+        earlier try arrived and only its answer was lost.
         """
-        answer = self.upload(name, body, content_type, patience, {"ifGenerationMatch": "0"} if once else {})
-        if once and answer.status == 412:
+        answer = self.upload(name, body, content_type, patience, 0)
+        if answer.status == 412:
             return False
         self.expect(answer, "store " + name)
         return True
 
+    def replace(self, name: str, body: bytes, content_type: str, patience: Patience) -> None:
+        """Stores an object over whatever is there.
+
+        A request that was given up may still arrive later, after a newer one. So each request replaces only the
+        generation that was there when it was sent: once a newer one has been stored, an older one is refused. One
+        thread at a time may replace an object.
+        """
+        what, looked = "store " + name, False
+        while True:
+            answer = self.upload(name, body, content_type, patience, self.generations.get(name, 0))
+            if answer.status != 412:
+                break
+            # An earlier request has arrived meanwhile, or another attempt of this run has stored the object.
+            if looked and not patience.pause(self.timing.retry_first_s):
+                raise StorageError(f"could not {what} in bucket {self.bucket}: others replace it all the time")
+            there, looked = self.get(name, patience), True
+            self.generations[name] = there[1] if there is not None else 0
+            if there is not None and there[0] == body:
+                return
+        self.expect(answer, what)
+        self.generations[name] = self.generation_of(answer, what)
+
     def swap(self, name: str, body: bytes, generation: int, patience: Patience) -> int | None:
         """Replaces a JSON object if it has this generation (0: if it is not there). Returns its new generation; None
         when it has another by now. A replacement whose answer was lost is recognised by its bytes."""
-        answer = self.upload(name, body, "application/json", patience, {"ifGenerationMatch": str(generation)})
+        answer = self.upload(name, body, "application/json", patience, generation)
         if answer.status == 412:
             there = self.get(name, patience)
             return there[1] if there is not None and there[0] == body else None
         self.expect(answer, "store " + name)
-        try:
-            return int(json.loads(answer.body)["generation"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"store {name}: the answer names no generation") from error
+        return self.generation_of(answer, "store " + name)
 
     def get(self, name: str, patience: Patience) -> tuple[bytes, int] | None:
         """An object and its generation; None when there is none of that name."""
@@ -68,7 +89,15 @@ class Storage:
         self.expect(answer, "read " + name)
         return answer.body, int(answer.headers.get("x-goog-generation", "0"))
 
-    def upload(self, name: str, body: bytes, content_type: str, patience: Patience, only: Mapping[str, str]) -> Answer:
+    def generation_of(self, answer: Answer, what: str) -> int:
+        """The generation that an upload made."""
+        try:
+            return int(json.loads(answer.body)["generation"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{what}: the answer names no generation") from error
+
+    def upload(self, name: str, body: bytes, content_type: str, patience: Patience, generation: int) -> Answer:
+        """Sends an object that is to replace this generation of it; 0: there must be none yet."""
         boundary = uuid.uuid4().hex
         digest = base64.b64encode(hashlib.md5(body).digest()).decode()
         resource = json.dumps({"name": name, "contentType": content_type, "md5Hash": digest})
@@ -80,7 +109,7 @@ class Storage:
                 f"\r\n--{boundary}--\r\n".encode(),
             ]
         )
-        query = {"uploadType": "multipart", **only}
+        query = {"uploadType": "multipart", "ifGenerationMatch": str(generation)}
         url = f"{self.base_url}/upload/storage/v1/b/{self.bucket}/o?{urlencode(query)}"
         content = f"multipart/related; boundary={boundary}"
         return self.persist(lambda: self.request("POST", url, patience, payload, content), patience, "store " + name)

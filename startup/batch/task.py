@@ -156,7 +156,7 @@ class Task:
         known by its bytes."""
         data = json.dumps(document, sort_keys=True).encode()
         patience = Patience(self.clock, PATIENCE_S)
-        if self.storage.put(self.prefix + name, data, "application/json", patience, once=True):
+        if self.storage.create(self.prefix + name, data, "application/json", patience):
             return True
         there = self.storage.get(self.prefix + name, patience)
         return there is not None and there[0] == data

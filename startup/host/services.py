@@ -145,14 +145,16 @@ class Handler(QuietHandler):
         query = parse_qs(url.query)
         try:
             name, data = self.uploaded(query, body)
-            stored = self.server.machine.spool.put(name, data, once=query.get("ifGenerationMatch") == ["0"])
+            over = query.get("ifGenerationMatch")
+            generation = self.server.machine.spool.put(name, data, None if over is None else int(over[0]))
         except (BadName, ValueError, KeyError) as error:
             self.answer(400, str(error).encode())
         except OSError as error:
             # The agent insists for a while on what may pass: a disk can be cleared while it does.
             self.answer(503, f"the spool cannot be written: {error.strerror}".encode())
         else:
-            self.answer(200 if stored else 412, json.dumps({"name": name}).encode())
+            told = {"name": name, "generation": str(generation)}
+            self.answer(200 if generation else 412, json.dumps(told).encode())
 
     def do_DELETE(self) -> None:
         ours = self.path.rpartition("/")[2] == self.server.machine.run["vm"]
@@ -195,11 +197,12 @@ class Handler(QuietHandler):
             return
         name = unquote(rest.removeprefix("o/"))
         payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
-        if name == payload:
-            data: bytes | None = Path(machine.run["payload"]).read_bytes()
+        found = (Path(machine.run["payload"]).read_bytes(), 1) if name == payload else machine.spool.read(name)
+        if found is None:
+            self.answer(404)
         else:
-            data = machine.spool.read(name)
-        self.answer(404 if data is None else 200, data or b"", content_type="application/octet-stream")
+            data, generation = found
+            self.answer(200, data, content_type="application/octet-stream", x_goog_generation=str(generation))
 
     def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
         """Name and bytes of an upload. Raises ValueError for one that was damaged on the way."""

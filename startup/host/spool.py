@@ -24,6 +24,7 @@ class Spool:
         self.folder = folder
         self.known = known
         self.lock = threading.Lock()
+        self.generations: dict[str, int] = {}
         self.fresh = fresh or folder.parent / "unfinished"
 
     def path(self, name: str) -> Path:
@@ -32,26 +33,35 @@ class Spool:
             raise BadName(f"{name!r} is not the name of an object")
         return self.folder / name
 
-    def put(self, name: str, body: bytes, once: bool) -> bool:
-        """Stores an object whole or not at all; False when `once` finds it there. Raises OSError for a full disk."""
+    def put(self, name: str, body: bytes, over: int | None = None) -> int:
+        """Stores an object whole or not at all, and returns its new generation. With `over` it replaces only that
+        generation (0: there must be none), and returns 0 when there is another. Raises OSError for a full disk."""
         path = self.path(name)
         with self.lock:
-            if once and (name in self.known or path.exists()):
-                return False
+            there = self.generation(name)
+            if over not in (None, there):
+                return 0
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with self.fresh.open("wb") as file:
                     file.write(body)
                     file.flush()
                     os.fsync(file.fileno())
-                if not once:
+                if over != 0:
                     self.fresh.replace(path)
                 elif not self.named(path):
-                    return False
+                    return 0
                 keep_names(path.parent)
-                return True
+                self.generations[name] = there + 1
+                return there + 1
             finally:
                 self.fresh.unlink(missing_ok=True)
+
+    def generation(self, name: str) -> int:
+        """Counts the times that this process has stored an object; 0 where there is none. What was there before it, or
+        is in the bucket only, counts as stored once."""
+        there = name in self.known or self.path(name).exists()
+        return self.generations.get(name, 1) if there else 0
 
     def named(self, path: Path) -> bool:
         """Gives a new object its name unless another process did: of two that store it, on whichever machines of a
@@ -70,8 +80,10 @@ class Spool:
         here = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         return sorted(name for name in {*here, *self.known} if name.startswith(prefix))
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> tuple[bytes, int] | None:
+        """An object and its generation; None when it is not here."""
         try:
-            return self.path(name).read_bytes()
+            with self.lock:
+                return self.path(name).read_bytes(), self.generation(name)
         except (OSError, BadName):
             return None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from startup.agent.clock import Clock, Patience
+from startup.agent.metadata import Metadata
+from startup.agent.spec import Timing
+from startup.agent.storage import Storage
 from startup.host.services import Machine, Server, owns
 from startup.host.spool import Spool
+from tests.support.patience import PATIENCE_S
 
 VM = "bench-20261121-040000-host-0001-1"
 
@@ -68,7 +74,7 @@ def test_the_hosts_clock_may_be_off_and_the_services_tell_the_clients_time(tmp_p
 def test_what_arrives_in_part_is_not_stored(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     name = "runs/r/artifacts/log.txt"
-    spool.put(name, b"the whole log", once=False)
+    spool.put(name, b"the whole log")
     with served(Machine({"vm": VM}, spool)) as server:
         for length, stored in ((500, b"the whole log"), (5, b"short")):
             with socket.create_connection(server.server_address) as asking:
@@ -79,4 +85,21 @@ def test_what_arrives_in_part_is_not_stored(tmp_path: Path) -> None:
                 asking.shutdown(socket.SHUT_WR)
                 server.handle_request()
                 answer = asking.makefile("rb").read()  # to its end: then the request is done with
-            assert (spool.read(name), bool(answer)) == (stored, stored == b"short")
+            assert (spool.path(name).read_bytes(), bool(answer)) == (stored, stored == b"short")
+
+
+def test_an_attempt_replaces_what_it_stored_itself_and_what_an_earlier_one_left(tmp_path: Path) -> None:
+    name, spool = "runs/r/artifacts/log.txt", Spool(tmp_path / "spool")
+    run = {"vm": VM, "id": "1", "zone": "here", "metadata": {"bench-payload": '{"object": "payloads/x"}'}}
+    with served(Machine(run, spool)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for attempt in ("first", "second"):
+                storage = Storage(server.url, "b", Metadata(server.url.removeprefix("http://"), Clock()), Timing())
+                for text in (attempt, f"{attempt}, longer"):
+                    storage.replace(name, text.encode(), "text/plain", Patience(Clock(), PATIENCE_S))
+                    assert spool.path(name).read_text() == text
+        finally:
+            server.shutdown()
+            thread.join()

@@ -224,16 +224,33 @@ def test_a_name_cannot_lead_out_of_the_cache_folder(here: Here) -> None:
     spool = Spool(here.cache / "spool")
     for name in ("../x", "/x", "a/../b", "a//b", ".hidden", "a/.b", "a b", ""):
         with pytest.raises(BadName):
-            spool.put(name, b"", once=False)
+            spool.put(name, b"")
 
 
 def test_an_object_is_stored_once_and_what_the_bucket_has_counts(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", frozenset({"runs/r/cases/old.csv"}))
-    assert spool.put("runs/r/cases/new.csv", b"1", once=True)
-    assert not spool.put("runs/r/cases/new.csv", b"2", once=True)
-    assert not spool.put("runs/r/cases/old.csv", b"2", once=True)
-    assert spool.put("runs/r/artifacts/log.txt", b"1", once=False)
-    assert spool.put("runs/r/artifacts/log.txt", b"22", once=False)
-    assert spool.read("runs/r/cases/new.csv") == b"1"
+    assert spool.put("runs/r/cases/new.csv", b"1", over=0)
+    assert not spool.put("runs/r/cases/new.csv", b"2", over=0)
+    assert not spool.put("runs/r/cases/old.csv", b"2", over=0)
+    assert spool.put("runs/r/artifacts/log.txt", b"1")
+    assert spool.put("runs/r/artifacts/log.txt", b"22")
+    assert spool.read("runs/r/cases/new.csv") == (b"1", 1)
     assert spool.read("runs/r/cases/old.csv") is None
     assert spool.names("runs/r/cases/") == ["runs/r/cases/new.csv", "runs/r/cases/old.csv"]
+
+
+def test_an_object_of_the_spool_is_replaced_only_in_the_generation_that_the_writer_knows(tmp_path: Path) -> None:
+    name = "runs/r/artifacts/log.txt"
+    spool = Spool(tmp_path / "spool")
+    assert spool.put(name, b"old", 1) == 0, "there is none yet"
+    first = spool.put(name, b"old", 0)
+    second = spool.put(name, b"newer", first)
+    assert second > first > 0
+    assert spool.put(name, b"old", first) == 0
+    assert spool.put(name, b"old", 0) == 0
+    assert spool.read(name) == (b"newer", second)
+    assert spool.put(name, b"the bootstrap's") > second
+    of_the_next_attempt = Spool(tmp_path / "spool")
+    assert of_the_next_attempt.put(name, b"next", 0) == 0
+    _, there = of_the_next_attempt.read(name) or (b"", 0)
+    assert of_the_next_attempt.put(name, b"next", there) > there

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Answer, Drop, Reply, Request, scripted_server
 
 RUN = "20261121-040506-l4-7f3a"
@@ -25,15 +26,19 @@ INSTANCE = f"/compute/v1/projects/my-project/zones/us-central1-a/instances/{VM}"
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests whose `METHOD path` matches: a status, a cut line, or a delay."""
+    """What happens to the next `times` requests whose `METHOD path` matches: a status, a cut line, or a delay, for a
+    time or until an event. `done` counts those that were then carried out, whether or not anybody waits for the answer
+    any more."""
 
     pattern: str
     status: int = 0
     cut: str = ""  # "before" nothing is done, "after" it is done and only the answer is lost
     body: bytes = b'{"error": "injected"}'
     stall_s: float = 0.0
+    until: threading.Event | None = None
     times: float = 1
     fired: int = 0
+    done: int = 0
 
 
 @dataclass
@@ -121,11 +126,15 @@ class Cloud:
         if fault is not None:
             if fault.stall_s:
                 self.closing.wait(fault.stall_s)
+            if fault.until is not None:
+                fault.until.wait(PATIENCE_S)
             if fault.cut == "before":
                 return Drop()
             if fault.status:
                 return Reply(fault.status, data=fault.body)
         status, content, headers = self.route(asked)
+        if fault is not None:
+            fault.done += 1
         if fault is not None and fault.cut == "after":
             return Drop()
         return Reply(status, data=content, headers=headers)
