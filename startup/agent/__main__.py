@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -138,6 +139,7 @@ class Conductor:
                 next_run.write_text(json.dumps(claim.document()), encoding="utf-8")
                 self.keeper.lend(claim)
                 os.chdir(payload)
+                self.agent.await_log(math.inf)  # the next run's log begins where the file ends
                 env = {**self.environ, "BENCH_NEXT": str(next_run), "PYTHONUNBUFFERED": "1"}
                 os.execve(self.python, ["python3", "-m", "startup.agent"], env)
             except (StorageError, OSError, tarfile.TarError) as error:

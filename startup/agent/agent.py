@@ -303,7 +303,7 @@ class Agent:
         seconds = round(self.clock.monotonic() - began, 3)
         self.events.append("phase_finished", phase="finish", exit_code=1 if lost else 0, seconds=seconds)
         self.events.flush(patience)
-        self.log.await_copy(self.uploader.path, patience)
+        self.await_log(patience.left())
         self.uploader.upload(patience)
         if self.keeps and not self.spec.taken:
             return
@@ -313,6 +313,11 @@ class Agent:
         if self.events.flush(patience) and not self.spec.taken:
             (self.site.home / "last-word").touch()
         self.events.close()
+
+    def await_log(self, seconds: float) -> None:
+        """Waits until what was said last is in log.txt, but not for longer than its copy may be late."""
+        patience = Patience(self.clock, min(seconds, self.spec.timing.log_lag_s))
+        self.log.await_copy(self.uploader.path, patience, self.site.log_start)
 
 
 def first_line(text: str) -> str:

@@ -12,8 +12,6 @@ from startup.agent.clock import Clock, Patience
 from startup.agent.storage import Storage, StorageError
 
 LONGEST_LINE = 500
-LAG_S = 10.0
-"""How long to wait for the bootstrap, which copies lines to log.txt, in seconds. On a busy machine it may be late."""
 
 
 class Log:
@@ -37,25 +35,24 @@ class Log:
             except (OSError, ValueError):
                 pass
 
-    def await_copy(self, path: Path, patience: Patience) -> None:
-        """Waits until the last line is in `path`, to which another process copies from the pipe that this log writes
-        to. Waits `LAG_S` seconds at most, and not at all where there is no pipe."""
+    def await_copy(self, path: Path, patience: Patience, start: int = 0) -> None:
+        """Waits until the last line is in `path`, from byte `start` on: another process copies it from the pipe that
+        this log writes to, and may be late on a busy machine. Does not wait where there is no pipe."""
         try:
             if not stat.S_ISFIFO(os.fstat(self.stream.fileno()).st_mode):
                 return
         except (OSError, ValueError):
             return
-        until = patience.clock.monotonic() + LAG_S
-        while self.last.encode("utf-8", "replace") not in tail(path) and patience.clock.monotonic() < until:
+        while self.last.encode("utf-8", "replace") not in tail(path, start):
             if not patience.pause(0.01):
                 return
 
 
-def tail(path: Path, size: int = 8192) -> bytes:
-    """The last `size` bytes of a file; empty where it cannot be read."""
+def tail(path: Path, start: int, size: int = 8192) -> bytes:
+    """The last `size` bytes of a file, none of them before byte `start`; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            file.seek(max(start, file.seek(0, os.SEEK_END) - size))
             return file.read()
     except OSError:
         return b""

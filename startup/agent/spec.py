@@ -23,6 +23,7 @@ class Timing:
     retry_max_s: float = 8.0
     storage_patience_s: float = 180.0
     log_every_s: float = 10.0
+    log_lag_s: float = 10.0
     kill_grace_s: float = 5.0
     driver_wait_s: float = 180.0
     driver_poll_s: float = 3.0

@@ -26,6 +26,7 @@ TIMING = {
     "retry_max_s": 0.1,
     "storage_patience_s": PATIENCE_S,
     "log_every_s": 0.1,
+    "log_lag_s": PATIENCE_S,
     "kill_grace_s": 0.2,
     "driver_wait_s": 1,
     "driver_poll_s": 0.05,

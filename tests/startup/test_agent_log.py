@@ -45,7 +45,8 @@ class Copying(Clock):
     def sleep(self, seconds: float) -> None:
         self.slept += 1
         if self.slept == 3:
-            self.to.write_bytes(os.read(self.pipe, 65536))
+            with self.to.open("ab") as file:
+                file.write(os.read(self.pipe, 65536))
 
 
 def test_what_was_said_last_is_in_the_log_before_the_log_is_stored(tmp_path: Path) -> None:
@@ -59,6 +60,20 @@ def test_what_was_said_last_is_in_the_log_before_the_log_is_stored(tmp_path: Pat
     os.close(out)
     assert clock.slept == 3
     assert file.read_text().endswith(" the last\n")
+
+
+def test_what_the_run_before_it_said_last_is_not_taken_for_the_end_of_the_log(tmp_path: Path) -> None:
+    out, into = os.pipe()
+    file = tmp_path / "log.txt"
+    clock = Copying(out, file)
+    with os.fdopen(into, "w") as stream:
+        log = Log(stream, clock)
+        log.say("finish: succeeded")
+        file.write_text(f"{log.last}\n")  # two runs on one VM may end within a second
+        log.await_copy(file, Patience(clock, PATIENCE_S), file.stat().st_size)
+    os.close(out)
+    assert clock.slept == 3
+    assert file.read_text().count(" finish: succeeded\n") == 2
 
 
 def test_a_log_that_nobody_copies_is_not_waited_for(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.startup.cloud import BUCKET, RUN, VM, Cloud
 from tests.startup.conducted import Conducted
-from tests.startup.machine import CASES, Machine, payload, run_spec
+from tests.startup.machine import CASES, Machine, payload, run_spec, stub
 from tests.support.patience import await_truth
 
 NEXT = "20261121-050607-l4-0002"
@@ -135,6 +136,30 @@ def test_a_kept_vm_serves_a_claim_in_the_same_place_and_then_goes(tmp_path: Path
         assert "finish: succeeded" in log
         assert before > 0
         assert_gone(cloud, machine)
+
+
+LATE_TEE = f"""exec {sys.executable} -I -S -c '
+import sys, time
+with open(sys.argv[1], "ab", buffering=0) as log:
+    for line in sys.stdin.buffer:
+        if b"claimed by" in line:
+            time.sleep(2)
+        log.write(line)
+' "$3"
+"""
+"""It copies what it reads to log.txt, but is late with the last line of the VM's own run."""
+
+
+def test_the_log_of_a_run_on_a_kept_vm_begins_with_its_own_first_line(tmp_path: Path) -> None:
+    stub(tmp_path / "bin", "tee", LATE_TEE)
+    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
+        await_truth(lambda: waits(cloud))
+        claim(cloud)
+        assert machine.wait() == 0
+        assert f"claimed by {NEXT}" in machine.vm_file("log.txt").read_text()
+        log = cloud.objects[f"runs/{NEXT}/artifacts/log.txt"].decode()
+        assert "claimed by" not in log
+        assert log.splitlines()[0].endswith("preflight (at most 600 s)")
 
 
 def test_a_vm_is_kept_for_as_long_as_each_run_on_it_asks_for_it(tmp_path: Path) -> None:
