@@ -1,1 +1,1 @@
-"""The ways of computing the forward pass: their kernels and launches, what each would take, and which one is taken."""
+"""The ways of computing the forward pass: their kernels and launches, estimates of their time, and the choice."""

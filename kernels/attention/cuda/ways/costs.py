@@ -1,8 +1,8 @@
 """Estimates how long a way takes: the work of its launches, multiplied by measured prices.
 
-A way's work has a few terms: one for the launch, the tiles that the busiest SM gets, the tiles of keys that it goes
-through with them, the same spread evenly over all SMs, and bytes. Their prices in microseconds come from
-`prices/*.json`, which `campaign.fit` writes. Pure: no torch, no device.
+The work of a way is described by the terms of `TERMS`: the launch itself, the row tiles of the busiest SM, the key
+tiles that this SM reads for them, the average number of key tiles per SM, and megabytes moved. The prices of the terms
+in microseconds come from `prices/*.json`, which `campaign.fit` writes. Pure: no torch, no device.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ FOLDER = Path(__file__).parents[1] / "prices"
 SCHEMA = 1
 MEGABYTE = 1e6
 PLAYED = 512
-"""Up to this many tiles of different lengths are assigned one by one; with more, the differences even out."""
+"""Up to this many tiles of different lengths are assigned to workers one by one. With more tiles the differences
+average out, and a formula is used."""
 TERMS = ("launch", "tiles", "keys", "even", "megabytes", "joined")
 CAUTION = 1.15
-"""The price of a way is multiplied by this if it was measured in few cells only."""
+"""The estimated time of a way is multiplied by this if the way was measured in few cells only."""
 Terms = tuple[float, ...]
-"""The amounts in the order of TERMS; `joined` counts megabytes of parts that are written and read again."""
+"""One amount or one price for each term, in the order of TERMS. `joined` counts the megabytes of partial results,
+which are written and read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work of the worker that ends last: tiles of rows, and tiles of keys for all of these. `even` is the number of
-    tiles of keys for each SM if all were shared out exactly."""
+    """The work of the worker that ends last: its row tiles, and the key tiles of all of them together. `even` is the
+    number of key tiles per SM if the work were divided exactly."""
 
     tiles: float
     keys: float
@@ -57,8 +59,8 @@ class Load:
 
 
 def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> Load:
-    """The load if workers take row tiles from the longest down. `key_tiles` has the tiles of keys for each row tile of
-    a head; there are `copies` heads."""
+    """Return the load of the last worker if workers take the longest row tiles first. `key_tiles` has the number of key
+    tiles for each row tile of one head; there are `copies` heads."""
     count, total = len(key_tiles) * copies, sum(key_tiles) * copies
     even = total / sm_count
     longest, shortest = max(key_tiles), min(key_tiles)
@@ -69,7 +71,7 @@ def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> 
         return Load(float(waves), float(waves * longest), even)
     if count > PLAYED:
         return Load(count / workers + 0.5, total / workers + 0.5 * shortest, even)
-    ends = [(0, 0)] * workers  # tiles of keys, tiles of rows
+    ends = [(0, 0)] * workers  # for each worker: key tiles plus row tiles, row tiles
     for tile in sorted(key_tiles, reverse=True):
         for _ in range(copies):
             keys, tiles = ends[0]
@@ -79,7 +81,7 @@ def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> 
 
 
 def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
-    """How many tiles of keys each tile of rows goes through; at least 1."""
+    """Return for each row tile how many key tiles it reads; at least 1."""
     count, every = -(-problem.seq_q // rows), -(-problem.seq_k // keys)
     if not problem.causal and problem.window_offset is None:
         return [every] * count
@@ -94,19 +96,19 @@ def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
 
 
 def megabytes(problem: Problem) -> float:
-    """The megabytes of Q, K, V and the output, each counted once."""
+    """Return the megabytes (10^6 bytes) of Q, K, V and the output, each counted once."""
     rows = 2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k
     return problem.batch * rows * problem.head_dim * ELEMENT_BYTES / MEGABYTE
 
 
 def joined_megabytes(problem: Problem, parts: int) -> float:
-    """The megabytes of the float32 outputs of the parts."""
+    """Return the megabytes of the float32 outputs of the parts; 0 if the keys are not cut."""
     return 0.0 if parts == 1 else parts * problem.out_rows * problem.head_dim * 4 / MEGABYTE
 
 
 @singledispatch
 def terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
-    """The terms of a way's work for a problem; None for a way without a description."""
+    """Return the amounts of work of a way for a problem, in the order of TERMS; None if no function describes it."""
     del way, problem, machine
     return None
 
@@ -121,7 +123,7 @@ def _(way: HopperWay, problem: Problem, machine: Machine) -> Terms:
 
 
 def of_grid(problem: Problem, machine: Machine, tiles: list[int], copies: int, slots: int, parts: int) -> Terms:
-    """The terms of a grid of blocks, of which an SM may hold several."""
+    """Return the amounts of work of a grid of blocks, where one SM runs `slots` blocks at the same time."""
     parted = [max(1, -(-one // parts)) for one in tiles]
     found = load(parted, copies * parts, machine.sm_count * slots, machine.sm_count)
     joined = joined_megabytes(problem, parts)
@@ -166,9 +168,13 @@ def _(way: Small | SmallHopper, problem: Problem, machine: Machine) -> Terms:
 
 
 def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
-    """What a price is for: the way, the width of its kernel, whether rows end at different keys; and whether they do or
-    not. How many heads are packed, and into how many parts keys are cut, is in what there is to do. Decoding goes
-    through all keys for all rows: where the last row sees every key it costs what it costs without a mask."""
+    """Return the two kinds under which a way's price is looked up, the more exact one first.
+
+    The first names the way, the width of its kernel, `causal` or `full`, and the element type of a mask; in the second,
+    `any` stands for both `causal` and `full`. The numbers of packed heads and of parts are left out, because the
+    amounts of work contain them. Decoding reads all keys for all rows, so a causal problem whose last row sees every
+    key has the price of a full one.
+    """
     kernel = way.kernel if isinstance(way, HopperWay | Small | SmallHopper) else way.launch.kernel  # type: ignore[attr-defined]
     ragged = problem.causal or problem.window_offset is not None
     if isinstance(way, Decode) and problem.window_offset is None:
@@ -180,26 +186,27 @@ def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
 
 
 def caution(way: Way) -> float:
-    """The factor for the price of a way before it is compared with others. Hopper's way that cuts keys was measured in
-    20 cells, the others in hundreds."""
+    """Return the factor for the estimate of a way before it is compared with others. Hopper's way that cuts keys was
+    measured in 20 cells, the others in hundreds."""
     return CAUTION if isinstance(way, HopperWay) and way.kernel.split else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Prices in microseconds, by kind and term, on one chip; `about` says where they were measured, and how well."""
+    """Prices in microseconds, by kind and term, on one chip. `about` says where they were measured and how well they
+    fit."""
 
     about: Mapping[str, Any]
     prices: Mapping[str, Terms]
 
     def us(self, way: Way, problem: Problem, machine: Machine) -> float | None:
-        """The estimated microseconds of a way; None where it has no price."""
+        """Return the estimated microseconds of a way; None if it has no price."""
         price = next((self.prices[kind] for kind in kinds_of(way, problem) if kind in self.prices), None)
         work = terms(way, problem, machine) if price else None
         return None if price is None or work is None else sum(map(float.__mul__, price, work))
 
     def cheapest(self, found: Iterable[Way], problem: Problem, machine: Machine) -> tuple[Way, float] | None:
-        """The way that should be fastest, and its microseconds; None where none has a price."""
+        """Return the way with the least estimate and its microseconds; None if no way has a price."""
         known = [
             (us * caution(way), number, way, us)
             for number, way in enumerate(found)
@@ -209,7 +216,7 @@ class Costs:
 
 
 def parse(text: str) -> Costs:
-    """The prices in a file. Raises ValueError for one of another schema or with other terms."""
+    """Return the prices in the text of a file. Raises ValueError if its schema or its terms are others."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA or tuple(found["terms"]) != TERMS:
         raise ValueError(f"prices of schema {SCHEMA} for {', '.join(TERMS)} are wanted")
@@ -218,6 +225,6 @@ def parse(text: str) -> Costs:
 
 @cache
 def costs_for(chip: str, sm_count: int) -> Costs | None:
-    """The prices measured on a chip of this family with as many SMs; None if there are none."""
+    """Return the prices measured on a chip of this family with this number of SMs; None if there are none."""
     found = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     return next((one for one in found if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)

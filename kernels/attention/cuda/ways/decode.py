@@ -13,21 +13,23 @@ from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
 
 MOST_ROWS, FEW_ROWS = 128, 64
-"""Packed rows, queries times heads of a group, up to which this is a way, and up to which it is the one to take where
-nothing was measured: each 16 or 32 read all of K and V."""
+"""Limits of the packed rows (queries times heads of a group), because each 16 or 32 of them read all of K and V: with
+more than the first, decoding is not a way; up to the second, it is chosen where nothing was measured."""
 MOST_SPLITS = 128
 LEAST_KEYS = 256
-"""The least number of keys for a block: with fewer, joining the parts would cost more than reading them."""
+"""The smallest number of keys for a block: with fewer, joining the parts would cost more than reading the keys."""
 MOST_JOINED_BYTES = 256 * 1024
-"""Parts that one block joins by itself when it is the last; more are joined by a kernel of their own."""
+"""Up to this many bytes of partial results of an item, the block that ends last joins them; more are joined by a
+separate kernel."""
 MOST_NARROW_ITEMS, MOST_NARROW_BYTES = {"hopper": 10}, 64 * 1024
-"""By chip, up to how many tiles of 16 rows more than `FEW_ROWS` are cut into such, as far as that was timed, and the
-parts of them that one block joins by itself."""
+"""Limits for problems with more than `FEW_ROWS` rows that are cut into tiles of 16 rows: by chip, the largest number of
+such tiles (larger numbers were not timed); and the bytes of partial results that one block joins."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """`rows` packed rows a block; each of its `warps` takes `keys` at a time, with `stages` tiles on their way."""
+    """A block computes `rows` packed rows. Each of its `warps` reads `keys` at a time, and has `stages` tiles in
+    flight."""
 
     rows: int
     keys: int
@@ -36,13 +38,13 @@ class DecodeTile:
 
     @property
     def name(self) -> str:
-        """E.g. `16x16w8s3`."""
+        """The name of the tile, e.g. `16x16w8s3`."""
         return f"{self.rows}x{self.keys}w{self.warps}s{self.stages}"
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeKernel:
-    """A specialisation of `source/decode.cuh`. `head_dim` is padded; rows must start on 16-byte boundaries."""
+    """A specialisation of `source/decode.cuh`. `head_dim` is padded. Rows must start on 16-byte boundaries."""
 
     dtype: str
     head_dim: int
@@ -61,18 +63,18 @@ class DecodeKernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Q once, K and V for every stage of every warp."""
+        """The bytes of dynamic shared memory: Q once, and K and V for every stage of every warp."""
         t = self.tile
         return (t.rows + 2 * t.warps * t.stages * t.keys) * self.head_dim * 2
 
     @property
     def source(self) -> str:
-        """A translation unit whose one entry point is this kernel."""
+        """The text of a translation unit with this kernel as its only entry point."""
         t = self.tile
         config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {t.rows // 16}, {t.keys}, {t.warps}, {t.stages}"
         config += ", true" if self.paged else ""
         call = f"attention_decode<DecodeConfig<{config}>>(p)"
-        # Left to itself the compiler aims at two blocks an SM, which shared memory has no room for, and spills.
+        # Without a limit the compiler plans for two blocks per SM, for which shared memory has no room, and spills.
         return entry_point(self.name, self.threads, call, header="decode.cuh", blocks=1 if self.paged else None)
 
 
@@ -105,20 +107,20 @@ TILES = {
         (256, 16): DecodeTile(16, 16, 4, 3),
     },
 }
-"""The tile of a chip for a padded head dimension and a number of packed rows, 16 or 32."""
+"""By chip, then by padded head dimension and rows of a tile (16 or 32): the tile."""
 
 
 def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
-    """All kernels that a plan may choose on a chip."""
+    """Yield all kernels that a plan may choose on a chip."""
     for paged, dtype, ((head_dim, _), tile) in itertools.product((False, True), chip.dtypes, TILES[chip.name].items()):
         yield DecodeKernel(dtype, head_dim, tile, paged)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLaunch:
-    """A decision: the grid is (items, splits), an item being a row tile of a head of K and V of a batch.
+    """A planned launch. The grid is (items, splits); an item is one row tile of one head of K and V in one batch.
 
-    With `tickets` the block that ends last joins the parts of its item; without, `attention_combine` joins them all.
+    With `tickets`, the block that ends last joins the parts of its item. Without, `attention_combine` joins all parts.
     """
 
     kernel: DecodeKernel
@@ -129,7 +131,7 @@ class DecodeLaunch:
 
 
 def why_not(problem: Problem) -> str | None:
-    """Why decoding cannot compute a problem; None if it can."""
+    """Return why decoding cannot compute a problem; None if it can."""
     if not problem.is_vector:
         return "decoding needs rows that start on 16-byte boundaries"
     if problem.mask is not None:
@@ -145,15 +147,15 @@ def why_not(problem: Problem) -> str | None:
 
 
 def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
-    """32 rows where 16 would read the keys twice and the chip has registers for it; 16 where many rows share so few
-    heads of K that their keys come from the L2 cache and there are too few blocks."""
+    """Return the tile for a problem: 32 rows if 16 would read the keys twice and the chip has a tile of 32; but 16 if
+    there are many rows and so few heads of K that the keys are read from the L2 cache and there are too few blocks."""
     tiles, size = TILES[chip.name], padded(problem.head_dim)
     wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
     return tiles.get((size, wanted), tiles[size, 16])
 
 
 def is_narrow(problem: Problem, chip: Chip) -> bool:
-    """Whether many rows go through tiles of 16 though there are tiles of 32: where few heads of K are all there are."""
+    """Return whether to use tiles of 16 rows for many rows, though there are tiles of 32, because K has few heads."""
     rows = problem.seq_q * problem.group
     items = problem.batch * problem.kv_heads * -(-rows // 16)
     two = problem.is_plain and (padded(problem.head_dim), 32) in TILES[chip.name]
@@ -165,7 +167,8 @@ def blocks_per_sm(kernel: DecodeKernel, chip: Chip) -> int:
 
 
 def splits_for(items: int, slots: int, keys: int) -> int:
-    """The least number of parts that fill the slots, with parts that are long enough to be worth joining."""
+    """Return the smallest number of parts that fills the slots; at most MOST_SPLITS, and few enough that joining parts
+    of LEAST_KEYS keys or more is worth it."""
     return fewest_parts(items, slots, max(1, min(MOST_SPLITS, keys // LEAST_KEYS)))
 
 
@@ -177,7 +180,8 @@ def plan_decode(
     splits: int | None = None,
     tickets: bool | None = None,
 ) -> DecodeLaunch:
-    """How to decode a problem for which there is no `why_not`. The options override the choice."""
+    """Return the launch for a problem for which `why_not` returns None. `tile`, `splits` and `tickets` override the
+    choice."""
     tile = tile or tile_for(problem, machine.chip)
     kernel = DecodeKernel(problem.dtype, padded(problem.head_dim), tile, problem.pages is not None)
     rows = problem.seq_q * problem.group
@@ -194,18 +198,18 @@ def plan_decode(
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """`decode`, as `plan_decode` decided."""
+    """The way `decode`, with a launch that `plan_decode` planned."""
 
     launch: DecodeLaunch
 
     @property
     def name(self) -> str:
-        """E.g. `decode-16x16w8s3`; with the keys in 32 parts, `decode-16x16w8s3-32`."""
+        """The name of the way, e.g. `decode-16x16w8s3`; `decode-16x16w8s3-32` if the keys are cut into 32 parts."""
         parts = self.launch.splits
         return f"decode-{self.launch.kernel.tile.name}{'' if parts == 1 else f'-{parts}'}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """The kernel, and the one that joins the parts if the kernel does not do that itself."""
+        """Return the launch of the kernel, and of the kernel that joins the parts if this one does not join them."""
         launch = self.launch
         parameters = parameters_but_launch(problem, scale)
         parameters.lse = buffers.lse

@@ -1,4 +1,4 @@
-"""Chooses the way that computes a problem, among all that can."""
+"""Chooses one of the ways that can compute a problem."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from kernels.attention.cuda.ways.tuned import FAR, Key, Table, table_for
 
 LEAST_KEYS_TO_DECODE = 512
 FEW_KEYS_OF_ONE_ROW = 64
-"""Queries and keys, and columns of a head, up to which the portable kernel was faster with a mask of one row."""
+"""For a mask that is the same for all rows: if queries, keys and the width of a head are all at most this, the portable
+kernel was faster."""
 SMALL_TILE, SMALL_TILE_WIDTH, SMALL_TILE_OF_ONE_ROW = 64, 128, 1.1
-"""Keys of a tile, columns of a head, and by what the price of a shape with such tiles is multiplied where a mask has
-one row: its price is for no mask, and each tile's biases are waited for."""
+"""Keys of a tile, width of a head, and the factor for the estimate of such shapes with a mask that is the same for all
+rows. Their price was measured without a mask, but with one the kernel waits for the biases of each tile."""
 FEW_TILES_WITH_A_MASK = 6
-"""Where there is a tile of rows for one SM in so many at most, the portable kernel, which cuts keys, was faster."""
+"""With a mask, if at most one SM in this many gets a row tile, the portable kernel was faster, because it cuts the
+keys."""
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
-    """Every way that computes this problem. Raises `Unsupported` when there is none.
+    """Return every way that computes this problem. Raises `Unsupported` if there is none.
 
-    `dependent`: those instead that begin while the launch before them on the stream is ending; there may be none.
+    With `dependent`, return only the ways that begin while the previous launch on the stream is ending; there may be
+    none.
     """
     few_keys: list[Way] = []
     if problem.is_plain:
@@ -52,7 +55,8 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
-    """The way to take, and the reason: from the measured table, else by rule. Raises `Unsupported`."""
+    """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
+    `Unsupported` if no way computes the problem."""
     found = ways(problem, machine)
     chip = machine.chip.name, machine.sm_count
     return (
@@ -65,9 +69,12 @@ def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
 
 
 def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
-    """For a mask that is the same for all rows, the way to read it once for all of them whose shape should take the
-    least without it; where there are no prices, that with the fewest rows for an SM. None where there are no such ways,
-    and where they have few tiles and the portable kernel cuts the keys."""
+    """Return a way for a mask that is the same for all rows, and the reason.
+
+    Among the ways that read such a mask once for all rows, it is the one whose shape has the least estimate without the
+    mask; without prices, the one whose SMs get the fewest rows. Small problems get the general way. None if there
+    are no such ways, or if they have few tiles and the portable kernel cuts the keys.
+    """
     offered = [way for way in found if isinstance(way, HopperWay) and way.kernel.shape.biases]
     if not offered:
         return None
@@ -91,7 +98,8 @@ def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Co
 
 
 def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
-    """The way that should take the least time. Lengths that only the device knows have no cost."""
+    """Return the way with the least estimate, and the reason. None without prices, and for lengths that only the device
+    knows, for which there is no estimate."""
     unknown = problem.lengths is not None or problem.pages is not None
     made = None if costs is None or unknown else costs.cheapest(found, problem, machine)
     return None if made is None else (made[0], f"about {made[1]:.3g} us by its tiles, keys and bytes: the least of all")
@@ -100,8 +108,8 @@ def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Co
 def by_table(
     problem: Problem, found: Sequence[Way], table: Table | None, *, at_most: float = FAR
 ) -> tuple[Way, str] | None:
-    """The way that was fastest at the nearest measured size, so many doublings away at most. Windows, masks and lengths
-    were not measured."""
+    """Return the way that was fastest at the nearest measured size, and the reason. None if no measured size is within
+    `at_most` doublings, and for windows, masks and lengths, which were not measured."""
     if table is None or not problem.is_plain:
         return None
     picked = table.pick(key_of(problem), [way.name for way in found], at_most)
@@ -109,7 +117,7 @@ def by_table(
 
 
 def key_of(problem: Problem) -> Key:
-    """The key of a problem in the table."""
+    """Return the key under which the table has a problem of this size."""
     return Key(
         problem.dtype,
         padded(problem.head_dim),
@@ -122,7 +130,7 @@ def key_of(problem: Problem) -> Key:
 
 
 def by_rule(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str]:
-    """The way to take, by rule, where nothing was measured, and the reason."""
+    """Return the way for a problem of which nothing was measured, chosen by fixed rules, and the reason."""
     by_kind: dict[type, Way] = {type(way): way for way in found}
     if problem.mask is not None and isinstance(found[0], HopperWay):
         general, few_tiles = by_kind[General], FEW_TILES_WITH_A_MASK * found[0].tiles(problem) <= machine.sm_count

@@ -32,7 +32,7 @@ from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
 
 PAGED = "paged"
-"""The value of `mask` for keys in pages, as no kernel has both."""
+"""The value of `mask` in a kernel for keys in pages. No kernel supports both a mask and pages."""
 MASK_TYPES = {
     None: "NoMask",
     "bool": "BoolMask",
@@ -43,7 +43,7 @@ MASK_TYPES = {
 }
 MASK_SHORT = {None: "free", "bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", PAGED: PAGED}
 WIDE_64 = Tile(128, 64, 4, 2, False)
-"""For many rows at head dimension 64 where no mask takes registers."""
+"""The tile for many rows at head dimension 64 without a mask, which would need registers."""
 NARROW_128, NARROW_256 = Tile(64, 32, 4, 1, True), Tile(64, 32, 4, 1, False)
 
 
@@ -59,7 +59,7 @@ class GeneralKernel:
 
     @property
     def name(self) -> str:
-        """The entry point's name, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
+        """The name of the entry point, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
         kind = "vector" if self.vector else "scalar"
         return f"general_{SHORT[self.dtype]}_d{self.head_dim}_{MASK_SHORT[self.mask]}_{kind}_{self.tile.name}"
 
@@ -73,7 +73,7 @@ class GeneralKernel:
 
     @property
     def source(self) -> str:
-        """A translation unit whose one entry point is this kernel."""
+        """The text of a translation unit with this kernel as its only entry point."""
         t = self.tile
         numbers = ", ".join(map(str, (self.head_dim, t.rows, t.keys, t.warps, t.stages)))
         flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
@@ -83,7 +83,7 @@ class GeneralKernel:
 
 @dataclass(frozen=True, slots=True)
 class GeneralLaunch:
-    """A decision: the grid is (blocks, splits); `pack` heads of Q are rows of one tile."""
+    """A planned launch. The grid is (blocks, splits); a tile has the rows of `pack` heads of Q."""
 
     kernel: GeneralKernel
     pack: int
@@ -94,8 +94,8 @@ class GeneralLaunch:
 
 
 def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
-    """The chip's small tile, or a narrower one where the small one would leave too few registers for the additional
-    work."""
+    """Return the chip's small tile, or a narrower one where the small tile would leave too few registers for the
+    additional work of this kernel."""
     if size == 128 and masked and (chip.name == "turing" or not vector):
         return NARROW_128
     if chip.name == "ada" and size == 256 and vector:
@@ -104,12 +104,13 @@ def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
 
 
 def has_room(chip: Chip, size: int, *, vector: bool, masked: bool) -> bool:
-    """Whether the chip runs the wide tile."""
+    """Return whether kernels of this kind can use WIDE_64 on the chip."""
     return chip.name in ("ampere", "hopper") and size == 64 and vector and not masked
 
 
 def tile_for(problem: Problem, machine: Machine) -> Tile:
-    """The base tile; the wide one where there is work for it; for lengths one that `C::REPEATS`."""
+    """Return the tile for a problem: WIDE_64 if it fits and there are more blocks than SMs, else the base tile. Lengths
+    that only the device knows need a tile for which `C::REPEATS` is true in the source."""
     size, blocks = padded(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
     kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
     if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
@@ -120,7 +121,7 @@ def tile_for(problem: Problem, machine: Machine) -> Tile:
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
-    """All kernels that a plan can choose on a chip."""
+    """Yield all kernels that a plan can choose on a chip."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
         unmasked = base_tile(chip, size, vector=vector, masked=False)
         narrow = size == 256 and unmasked.keys > NARROW_256.keys
@@ -142,14 +143,15 @@ def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
 
 
 def packing(problem: Problem, rows: int) -> int:
-    """How many heads to pack: a whole group where the queries of one head would not fill a tile."""
+    """Return how many heads to pack: a whole group if the queries of one head do not fill a tile, else 1."""
     return problem.group if problem.seq_q < rows else 1
 
 
 def plan_general(
     problem: Problem, machine: Machine, *, splits: int | None = None, tile: Tile | None = None, pack: int | None = None
 ) -> GeneralLaunch:
-    """How to compute a problem with all its features. The options override the choice. Raises `Unsupported`."""
+    """Return the launch for a problem with all its features. `splits`, `tile` and `pack` override the choice. Raises
+    `Unsupported` if the kernel cannot compute it."""
     check(problem, machine)
     tile = tile or tile_for(problem, machine)
     kernel = kernel_for(problem, tile)
@@ -169,20 +171,21 @@ def plan_general(
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """`general`, as `plan_general` decided."""
+    """The way `general`, with a launch that `plan_general` planned."""
 
     launch: GeneralLaunch
 
     @property
     def name(self) -> str:
-        """E.g. `general-64x64w4s2q`; with 8 heads packed and the keys in 4 parts, `general-64x64w4s2q-pack8-4`."""
+        """The name of the way, e.g. `general-64x64w4s2q`; with 8 packed heads and the keys cut into 4 parts,
+        `general-64x64w4s2q-pack8-4`."""
         launch = self.launch
         pack = f"-pack{launch.pack}" if launch.pack > 1 else ""
         parts = f"-{launch.splits}" if launch.splits > 1 else ""
         return f"general-{launch.kernel.tile.name}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """The kernel, and the one that joins the parts if there are several."""
+        """Return the launch of the kernel, and of the kernel that joins the parts if there are several."""
         launch = self.launch
         parameters = parameters_but_launch(problem, scale)
         parameters.lse = buffers.lse

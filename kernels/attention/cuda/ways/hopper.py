@@ -1,7 +1,7 @@
 """The kernels for Hopper as ways of computing a problem: when they can be used, and their launches.
 
-A kernel reads Q, K and V through tensor maps, which the driver encodes from addresses and strides. What a map cannot
-describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) is left to the portable kernel.
+The kernels read Q, K and V through tensor maps, which the driver encodes from addresses and strides. Tensors that a map
+cannot describe (rows that do not begin on 16 bytes, heads broadcast with stride 0) are left to the portable kernel.
 """
 
 from __future__ import annotations
@@ -45,28 +45,32 @@ from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, p
 
 MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
 L2_SHARE = 0.64
-"""Of the L2 cache, for the K and V of a section of heads: half of it is as far from an SM as memory is near."""
+"""The fraction of the L2 cache that K and V of one section of heads may fill. It is less than 1 because half of the
+cache is nearly as far from an SM as memory is."""
 MASK_COLUMNS = 8
-"""What a lane fetches of a row of a mask at once; there must be no half of it at a row's end."""
+"""How many elements of a row of a mask a lane reads at once. The length of a row must be a multiple of it."""
 LEAST_TILES_OF_PART = 4
-"""Of keys: fewer, and joining the parts costs more than it saves."""
+"""The smallest number of key tiles in a part. With fewer, joining the parts costs more than cutting saves."""
 MOST_PARTS = 64
 SMALLER_TILE = 1.2
-"""Of kernels whose mask is staged: how many times as long all but the first take for as many rows."""
+"""For kernels that copy their mask through shared memory: how many times as long as the first of them the others take
+for the same number of rows."""
 LEAST_ROWS_OVER_PAGES, LEAST_PIECE = 128, 16
-"""Queries of a sequence and keys of a copy, below which the portable kernel takes less."""
+"""With fewer queries in a sequence than the first, or fewer keys in a copy than the second, the portable kernel is
+faster."""
 LEAST_PIECE_AT_ONCE = 64
-"""Keys of a copy, from which on one thread that looks up pages as it copies takes less than a warp that looks ahead."""
+"""With this many keys in a copy or more, one thread that looks up the pages while it copies is faster than a warp that
+looks them up ahead."""
 
 
 def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
-    """Whether a tensor map can describe a tensor with these sizes of batch, head and row."""
+    """Return whether a tensor map can describe a tensor with these numbers of batches, heads and rows."""
     steps = [s for s, size in zip((layout.batch, layout.head, layout.row), sizes, strict=True) if size > 1]
     return layout.is_vector and all(0 < step * ELEMENT_BYTES < MAP_STRIDE_LIMIT for step in steps)
 
 
 def refusal(problem: Problem, machine: Machine) -> str | None:
-    """Why no kernel here computes the problem; None if they do."""
+    """Return why no kernel of this module computes the problem; None if one does."""
     if not machine.hopper:
         return "this device, or what is compiled for, has no tensor copies and no wgmma"
     if problem.sign != 1:
@@ -84,7 +88,8 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
 
 
 def sizes_of(problem: Problem, name: str) -> tuple[int, int, int]:
-    """Batches, heads and rows of `q`, `k` or `v` as it lies in memory: packed sequences are one batch."""
+    """Return the batches, heads and rows of `q`, `k` or `v` in memory. Packed sequences are one batch; for pages of K
+    and V these are the pages, heads, and keys in a page."""
     heads, rows = (problem.heads, problem.seq_q) if name == "q" else (problem.kv_heads, problem.seq_k)
     if problem.pages is not None:
         return (1, heads, total_rows(problem)) if name == "q" else (problem.pages.count, heads, problem.pages.size)
@@ -94,7 +99,7 @@ def sizes_of(problem: Problem, name: str) -> tuple[int, int, int]:
 
 
 def follows(problem: Problem) -> bool:
-    """Whether the kernel for keys in pages computes a problem with such."""
+    """Return whether the kernel for keys in pages computes this problem, which has keys in pages."""
     assert problem.pages is not None
     apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
     in_a_row = problem.lengths is not None or problem.batch == 1 or (problem.q.batch, problem.out.batch) == apart
@@ -103,24 +108,25 @@ def follows(problem: Problem) -> bool:
 
 
 def piece_of(page: int) -> int:
-    """How many keys of a tile one copy moves, all of one page."""
+    """Return how many keys one copy moves: a number that divides both a page and a key tile."""
     return math.gcd(page, *(shape.keys for shape in PAGED_SHAPES.values()))
 
 
 def total_rows(problem: Problem) -> int:
-    """Of Q over all sequences, where they follow each other."""
+    """Return the number of rows of Q in all sequences together, which follow each other in memory."""
     return problem.lengths.total_q if problem.lengths else problem.batch * problem.seq_q
 
 
 def fetches(mask: Mask, keys: int) -> bool:
-    """Whether eight neighbouring elements of a mask can be fetched wherever a tile begins."""
+    """Return whether a lane can read eight neighbouring elements of a mask at once at the start of any tile."""
     size = MASK_BYTES[mask.dtype]
     apart = (mask.address, mask.batch, mask.head, mask.row)
     return mask.key == size and keys % MASK_COLUMNS == 0 and all(x % min(VECTOR_BYTES, 8 * size) == 0 for x in apart)
 
 
 def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """Every kernel here that computes the problem; none where `refusal` gives a reason."""
+    """Return every way of this module that computes the problem, but for `bias_ways`; an empty list if `refusal` gives
+    a reason."""
     if refusal(problem, machine) is not None:
         return []
     windowed, packed = problem.window_offset is not None, problem.lengths is not None
@@ -139,8 +145,8 @@ def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """The kernels for keys in pages; first, where a tile of keys comes in many copies, the one whose producer looks up
-    the pages of a tile while the copies of another wait."""
+    """Return the ways for keys in pages, the preferred one first. If a key tile takes many copies, that is the one
+    whose producer looks up the pages of a tile while the copies of another tile wait."""
     pages, width, left = problem.pages, widths(problem.head_dim)[0], problem.window_offset is not None
     assert pages is not None
     usual = HopperKernel(problem.dtype, width, problem.causal, left, PAGED_SHAPES[width], packed=True, paged=True)
@@ -149,7 +155,7 @@ def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """The kernels for a mask that is the same for all rows, however it lies; none for other problems."""
+    """Return the ways for a mask that is the same for all rows, with any layout; an empty list for other problems."""
     mask, left = problem.mask, problem.window_offset is not None
     if mask is None or not is_one_row(mask) or refusal(problem, machine) is not None:
         return []
@@ -163,8 +169,11 @@ def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
-    """Ways for a mask, which have no prices, the one first that should be fastest: of those whose mask is staged, with
-    the fewest rows that an SM goes through, a smaller tile's counted as somewhat more."""
+    """Return the ways for a mask, which have no prices, with the presumably fastest one first.
+
+    The ways that copy the mask through shared memory come first, ordered by the rows that one SM computes; for all but
+    the first shape these are multiplied by SMALLER_TILE.
+    """
     staged = [way for way in found if way.kernel.shape.masks]
 
     def rows(way: HopperWay) -> float:
@@ -176,7 +185,8 @@ def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
 
 
 def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
-    """The kernel that cuts keys into parts, where row tiles alone leave half of the SMs without work."""
+    """Return the way that cuts the keys into parts, if the row tiles alone leave half of the SMs without work; else an
+    empty list."""
     head_dim = widths(problem.head_dim)[0]
     if not problem.is_plain or head_dim not in SPLIT_SHAPES:
         return []
@@ -190,7 +200,7 @@ def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 
 
 def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
-    """The shapes that have registers for all that a problem has, the one to take first."""
+    """Return the shapes that have enough registers for the features of a problem, the preferred one first."""
     mask = problem.mask
     if mask is None:
         return [*(PACKED_SHAPES if problem.lengths is not None else SHAPES)[head_dim, problem.causal]]
@@ -203,37 +213,39 @@ def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
 
 
 def is_staged(mask: Mask, keys: int) -> bool:
-    """Whether tiles of a mask that lanes could fetch can be copied through shared memory: each row has its own, and all
-    begin on 16 bytes."""
+    """Return whether tiles of a mask for which `fetches` is true can also be copied through shared memory: each row has
+    memory that no other row uses, and all rows begin on 16 bytes."""
     apart = (mask.address, mask.batch, mask.head, mask.row)
     return mask.row >= keys * MASK_BYTES[mask.dtype] and all(x % VECTOR_BYTES == 0 for x in apart)
 
 
 def is_one_row(mask: Mask) -> bool:
-    """Whether a mask is the same for all rows of a head."""
+    """Return whether a mask is the same for all rows of a head."""
     return mask.row == 0
 
 
 def sharers(mask: Mask, problem: Problem) -> int:
-    """How many heads that follow each other share a mask: the same one of two batches, two of one batch, or 1."""
+    """Return how many heads that follow each other share a mask: 2 (the same head of two batches, or two heads of one
+    batch) or 1."""
     follow = problem.batch if mask.batch == 0 and mask.head != 0 else problem.heads
     return 2 if follow % 2 == 0 and 0 in (mask.batch, mask.head) else 1
 
 
 def widths(head_dim: int) -> list[int]:
-    """The widths of the kernels that compute a head dimension, the usual one first."""
+    """Return the widths of the kernels that compute a head dimension, the usual one first."""
     least = next(width for width in HEAD_DIMS if head_dim <= width)
     return [WIDER[least], least] if least in WIDER else [least]
 
 
 def section(problem: Problem, machine: Machine) -> int:
-    """How many heads of Q are worked on at a time; without a mask one: its rows follow each other."""
+    """Return how many heads of Q are computed at the same time; 1 if the problem is not causal, because then the rows
+    of a head follow each other."""
     return section_for(problem, int(machine.l2_bytes * L2_SHARE)) if problem.causal else 1
 
 
 @dataclass(frozen=True, slots=True)
 class HopperWay:
-    """One of these kernels."""
+    """A way: one of the kernels for Hopper, on a machine, with the keys cut into `parts`."""
 
     kernel: HopperKernel
     machine: Machine
@@ -241,29 +253,32 @@ class HopperWay:
 
     @property
     def name(self) -> str:
-        """E.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the usual one; with the keys
-        in 8 parts `fa90-128x128s2p-split-8`; with pages looked up ahead `fa90-128x128s2-ahead`."""
+        """The name of the way, e.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the
+        usual one; `fa90-128x128s2p-split-8` if the keys are cut into 8 parts; `fa90-128x128s2-ahead` if pages are
+        looked up ahead."""
         head_dim, parts = self.kernel.head_dim, f"-split-{self.parts}" if self.kernel.split else ""
         parts += "-ahead" if self.kernel.ahead else ""
         return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}{parts}"
 
     def tiles(self, problem: Problem) -> int:
-        """Tiles of rows over all sections of heads and parts; no less than there can be in packed sequences."""
+        """Return the number of row tiles in all sections of heads and all parts. For packed sequences it is an upper
+        bound."""
         return self.parts * self.tiles_of_part(problem)
 
     def tiles_of_part(self, problem: Problem) -> int:
-        """Those of one part."""
+        """Return the number of row tiles of one part; for packed sequences an upper bound."""
         if problem.lengths is not None or problem.pages is not None:
             return problem.heads * (total_rows(problem) // self.kernel.shape.rows + problem.batch)
         heads, sharing = self.section(problem), problem.batch * problem.heads // self.kernel.shape.sharers
         return -(-sharing // heads) * heads * -(-problem.seq_q // self.kernel.shape.rows)
 
     def section(self, problem: Problem) -> int:
-        """How many heads, or pairs of heads, are worked on at a time."""
+        """Return how many heads, or pairs of heads that share a mask, are computed at the same time."""
         return max(1, section(problem, self.machine) // self.kernel.shape.sharers)
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """One launch: no more blocks than SMs, which share out the tiles."""
+        """Return the launch, which has at most one block per SM; the blocks divide the tiles among them. If the keys
+        are cut, a second launch joins the parts."""
         shape, tiles, heads = self.kernel.shape, self.tiles(problem), self.section(problem)
         row_tiles = -(-problem.seq_q // shape.rows)
         parameters = HopperParameters(
@@ -291,7 +306,7 @@ class HopperWay:
             mask = problem.mask
             parameters.mask, parameters.mask_batch = mask.address, mask.batch
             parameters.mask_head, parameters.mask_row, parameters.mask_key = mask.head, mask.row, mask.key
-            if mask.batch == 0 and mask.head != 0:  # of a head, for all batches: they follow each other
+            if mask.batch == 0 and mask.head != 0:  # all batches of a head share the mask, and follow each other
                 parameters.batches = Divisor.of(problem.batch)
         if problem.lengths is not None:
             lengths = problem.lengths
@@ -308,7 +323,7 @@ class HopperWay:
         return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (*tensors, parameters)), *joined]
 
     def page(self, problem: Problem, parameters: HopperParameters) -> None:
-        """What there is to say of pages. Queries that are not packed are sequences of one length."""
+        """Set the parameters that describe pages. Queries that are not packed count as sequences of the same length."""
         pages = problem.pages
         assert pages is not None
         parameters.block_table, parameters.k_lengths = pages.table, pages.lengths
@@ -318,7 +333,8 @@ class HopperWay:
         parameters.seq_q, parameters.seq_k = total_rows(problem), pages.most
 
     def join(self, problem: Problem, scale: float, buffers: Buffers, parameters: HopperParameters) -> list[Step]:
-        """The launch that joins the parts, if there are parts; they get their memory here."""
+        """Return the launch that joins the parts; an empty list if there are none. Allocates the memory of the parts
+        and sets its addresses in `parameters`."""
         if not self.kernel.split:
             return []
         own = parameters_but_launch(problem, scale)
@@ -330,10 +346,10 @@ class HopperWay:
 
 
 def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
-    """The map of `q`, `k` or `v`, of which a copy moves `box_rows` rows of 64 columns."""
+    """Return the tensor map of `q`, `k` or `v`. One copy moves `box_rows` rows of 64 columns."""
     layout: Layout = getattr(problem, name)
     batch, heads, rows = sizes_of(problem, name)
-    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, and a map wants one
+    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, but a map needs one
     sizes, strides = (problem.head_dim, rows, heads, batch), (row, layout.head or row, layout.batch or row)
     made = driver().tensor_map(
         problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
@@ -343,7 +359,7 @@ def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
 
 
 def map_of_mask(problem: Problem, kernel: HopperKernel) -> TensorMap:
-    """The map of a mask that comes through shared memory: dimensions that it is broadcast over have one place."""
+    """Return the tensor map of a mask that is copied through shared memory. Broadcast dimensions have size 1."""
     mask = problem.mask
     assert mask is not None
     sizes = (problem.seq_k, problem.seq_q, problem.heads if mask.head else 1, problem.batch if mask.batch else 1)

@@ -1,4 +1,4 @@
-"""The kernels for Hopper: which there are, and what they are given."""
+"""The kernels for Hopper: their shapes, their sources, and their parameters."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ CHUNK_COLUMNS = 64
 MASK_PADDING = 8
 BIAS_BYTES = 4
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
-"""What a kernel's products are wide; shared memory holds whole chunks of 64 columns."""
+"""The widths of a kernel's matrix products, in columns. Shared memory holds whole chunks of 64 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a block works: consumer warpgroups of 64 rows, keys a tile, tiles of K and V in flight."""
+    """How a block works: its consumer warpgroups of 64 rows, the keys of a tile, the tiles of K and V in flight
+    (`stages`)."""
 
     warpgroups: int
     keys: int
     stages: int
     ping_pong: bool = False
     masks: int = 0
-    """Tiles of a mask in flight through shared memory; 0: it goes straight to registers."""
+    """Tiles of a mask in flight through shared memory; 0 if the mask is read straight into registers."""
 
     sharers: int = 1
-    """Heads that a block works on at once, with one mask."""
+    """Heads with the same mask that a block computes at the same time."""
 
     biases: int = 0
-    """Tiles in flight of a mask that is the same for all rows: one number for each key."""
+    """Tiles in flight of a mask that is the same for all rows, which has one number for each key."""
 
     @property
     def rows(self) -> int:
@@ -51,22 +52,23 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """E.g. `192x128s2p`: 192 rows, 128 keys, 2 stages; p for ping-pong, m2 for two stages of a mask, b4 for four
-        of a mask of one row."""
+        """The name of the shape, e.g. `192x128s2p`: 192 rows, 128 keys, 2 stages. `p` stands for ping-pong, `m2` for
+        two stages of a mask, `b4` for four stages of a mask that is the same for all rows."""
         masks = f"m{self.masks}" if self.masks else ""
         masks += f"x{self.sharers}" if self.sharers > 1 else ""
         masks += f"b{self.biases}" if self.biases else ""
         return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}{masks}"
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
+        """Return the bytes of dynamic shared memory for a padded head dimension: Q once, K and V for each stage."""
         columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
         return self.sharers * (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class HopperKernel:
-    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right`, `left`: which edges are masked."""
+    """One specialisation of `source/hopper/fa90.cuh`. `head_dim` is padded; `right` and `left` say which edges of the
+    scores are masked."""
 
     dtype: str
     head_dim: int
@@ -74,15 +76,15 @@ class HopperKernel:
     left: bool
     shape: Shape
     mask: str | None = None
-    """The element type of a mask that is a tensor."""
+    """The element type of the mask tensor; None without one."""
     packed: bool = False
-    """Whether it takes sequences of different lengths, one behind the other."""
+    """Whether its input is sequences of different lengths that follow each other."""
     split: bool = False
-    """Whether it computes parts of the keys of each row, which `Combine` joins."""
+    """Whether the keys of each row are cut into parts, whose results `Combine` joins."""
     paged: bool = False
-    """Whether its keys lie in pages."""
+    """Whether its keys are in pages."""
     ahead: bool = False
-    """Whether a warp looks the pages up, a tile ahead of their copies."""
+    """Whether a warp looks up the pages of the tile after the one that is being copied."""
 
     @property
     def name(self) -> str:
@@ -104,8 +106,8 @@ class HopperKernel:
 
     @property
     def mask_columns(self) -> int:
-        """What a copy of a staged mask is wide: its rows lie apart by so many elements, booleans by an odd multiple of
-        16."""
+        """The width in elements of a mask tile in shared memory, which is also the distance between its rows; for
+        booleans an odd multiple of 16."""
         return self.shape.keys | VECTOR_BYTES if self.mask == "bool" else self.shape.keys + MASK_PADDING
 
     @property
@@ -166,7 +168,7 @@ FULL, CAUSAL = False, True
 
 
 def turns(warpgroups: int, keys: int, stages: int) -> Shape:
-    """With ping-pong."""
+    """Return a shape with ping-pong: the warpgroups take turns."""
     return Shape(warpgroups, keys, stages, ping_pong=True)
 
 
@@ -186,9 +188,10 @@ SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (256, FULL): (Shape(2, 80, 2), turns(2, 80, 2), turns(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 80, 2), turns(2, 80, 2), Shape(2, 64, 2)),
 }
-"""The shapes that won somewhere, by padded head dimension and mask; the first is for what was not measured."""
+"""The shapes that were fastest in some cell, by padded head dimension and mask. The first is used where nothing was
+measured."""
 WIDER = {32: 64, 96: 128}
-"""Kernels of another width that compute a head dimension too: the wider are older, and may be as fast."""
+"""By width, a wider kernel that also computes these head dimensions. The wider kernels are older and may be as fast."""
 
 MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (64, False): (turns(2, 128, 3),),
@@ -200,8 +203,9 @@ MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (192, False): (Shape(2, 96, 2),),
     (192, True): (Shape(2, 64, 3),),
 }
-"""The same with a mask that is a tensor, by whether its elements take more than 16 bits: keys in groups of 32. At 256
-columns there are no registers for one: those come through shared memory."""
+"""The shapes for a mask tensor that is read straight into registers, by padded head dimension and whether its elements
+take more than 16 bits; the keys are in groups of 32. At 256 columns there are no registers for a mask, and it is copied
+through shared memory."""
 
 STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (64, False): (Shape(4, 64, 3, ping_pong=True, masks=2), Shape(2, 128, 2, ping_pong=True, masks=2)),
@@ -215,14 +219,14 @@ STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (256, False): (Shape(2, 48, 2, masks=2),),
     (256, True): (Shape(2, 48, 2, masks=2),),
 }
-"""The same for masks of numbers whose rows differ: tiles of them are copied through shared memory. The first is the
-fastest where it has enough tiles."""
+"""The shapes for masks of numbers whose rows differ and whose tiles are copied through shared memory, by the same key.
+The first is the fastest if there are enough tiles."""
 STAGED_BOOL_SHAPES = {256: (Shape(2, 64, 2, masks=2),)}
-"""The same for boolean masks, where there are no registers for one."""
+"""The same for boolean masks, by padded head dimension, where there are no registers for a mask."""
 
 
 def staged_shapes(head_dim: int, mask: str) -> tuple[Shape, ...]:
-    """The shapes for a mask with these elements, whose rows differ, the usual one first."""
+    """Return the shapes that copy a mask of this element type through shared memory, the usual one first."""
     if mask == "bool":
         return STAGED_BOOL_SHAPES.get(head_dim, ())
     return STAGED_SHAPES.get((head_dim, MASK_BYTES[mask] > 2), ())
@@ -238,7 +242,7 @@ BIAS_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 64, 2),),
 }
-"""The shapes without a mask that have registers for one that is the same for all rows."""
+"""The shapes that have registers for a mask that is the same for all rows, by padded head dimension and `right`."""
 LEFT_BIAS_SHAPES = {
     64: turns(2, 128, 3),
     128: Shape(2, 128, 2),
@@ -246,11 +250,11 @@ LEFT_BIAS_SHAPES = {
     192: Shape(2, 64, 3),
     256: Shape(2, 48, 2),
 }
-"""Those that have registers for a left edge too."""
+"""The shapes that have registers for such a mask and a left edge too, by padded head dimension."""
 
 
 def bias_shapes(head_dim: int, right: bool, left: bool) -> list[Shape]:
-    """The shapes for a mask that is the same for all rows, the usual one first."""
+    """Return the shapes for a mask that is the same for all rows, the usual one first."""
     with_left = [shape for width, shape in LEFT_BIAS_SHAPES.items() if width == head_dim]
     return [replace(shape, biases=BIAS_STAGES) for shape in (with_left if left else BIAS_SHAPES[head_dim, right])]
 
@@ -260,16 +264,16 @@ PACKED_SHAPES = SHAPES | {
     (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 64, 2),),
 }
-"""The same for packed sequences, whose limits take a few registers more."""
+"""The shapes for packed sequences, whose limits need a few more registers."""
 
 SPLIT_SHAPES = {64: turns(2, 128, 3), 128: turns(2, 128, 2)}
-"""The same for few rows over many keys, which are cut into parts."""
+"""The shapes for few rows over many keys, which are cut into parts; by padded head dimension."""
 PAGED_SHAPES = {64: turns(2, 128, 3), 128: Shape(2, 128, 2)}
-"""The same over keys in pages."""
+"""The shapes for keys in pages; by padded head dimension."""
 
 
 def table() -> Iterator[HopperKernel]:
-    """Every kernel without a window, which is built on demand."""
+    """Yield every plain kernel without a window, a mask or packed sequences. The others are built on demand."""
     for (head_dim, right), shapes in SHAPES.items():
         for shape, dtype in product(shapes, C_TYPE):
             yield HopperKernel(dtype, head_dim, right, False, shape)

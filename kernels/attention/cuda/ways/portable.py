@@ -1,4 +1,4 @@
-"""The portable kernel as a way of computing a problem: a planned launch, and what it passes to the device."""
+"""The portable kernel as a way of computing a problem: its planned launch, and the parameters for the device."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kernels.attention.cuda.plan.variants import Combine
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 ALL_BITS, SIGN_BITS = 0xFFFFFFFF, 0x80008000
-"""Of two 16-bit floats."""
+"""Bit masks for two 16-bit floats in one word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """`fa2`, as `planning.plan` decided."""
+    """The way `fa2`, with a launch that `planning.plan` planned."""
 
     launch: Launch
 
     @property
     def name(self) -> str:
-        """E.g. `fa2-128x64w4s2`; with the keys split in 4 parts, `fa2-128x64w4s2-4`."""
+        """The name of the way, e.g. `fa2-128x64w4s2`; `fa2-128x64w4s2-4` if the keys are cut into 4 parts."""
         tile, parts = self.launch.kernel.tile, self.launch.splits
         shape = (
             f"fa2-{tile.rows}x{tile.keys}w{tile.warps}s{tile.stages}{'' if self.launch.kernel.vector else '-scalar'}"
@@ -29,7 +29,7 @@ class Portable:
         return shape if parts == 1 else f"{shape}-{parts}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """The kernel, and the one that joins the parts if there are several."""
+        """Return the launch of the kernel, and of the kernel that joins the parts if there are several."""
         launch = self.launch
         parameters = parameters_of(problem, launch, scale)
         parameters.lse = buffers.lse
@@ -39,7 +39,8 @@ class Portable:
 
 
 def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffers) -> None:
-    """Memory for the output and the log-sum-exp of each part, float32, if the keys are cut in several."""
+    """Allocate memory for the float32 output and log-sum-exp of each part, and set its addresses in `parameters`. Does
+    nothing if the keys are not cut."""
     values = parameters.splits * problem.out_rows * problem.head_dim
     if parameters.splits > 1:
         parameters.partial_out = buffers.scratch((values + parameters.splits * problem.out_rows) * 4)
@@ -47,14 +48,14 @@ def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffe
 
 
 def joining(problem: Problem, parameters: Parameters) -> Step:
-    """The launch that joins the parts: for it the rows of all heads are one after the other."""
+    """Return the launch that joins the parts. It takes the rows of all heads as one sequence of rows."""
     combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
     own.all_heads = problem.out_rows // own.seq_q
     return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
 
 
 def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
-    """The launch's parameters but for the pointers to what the kernel writes beside `out`."""
+    """Return the parameters of a launch. The caller adds the addresses of all outputs but `out`."""
     parameters = parameters_but_launch(problem, scale)
     parameters.row_tiles = Divisor.of(launch.row_tiles)
     parameters.section = Divisor.of(launch.section)
@@ -65,7 +66,8 @@ def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
 
 
 def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
-    """What the problem alone decides. A packed tensor is one batch as long as all of its sequences."""
+    """Return the parameters that depend on the problem alone. A packed tensor counts as one batch, as long as all its
+    sequences together."""
     q, k, v, out, mask, lengths = problem.q, problem.k, problem.v, problem.out, problem.mask, problem.lengths
     steps = {
         f"{name}_{axis}": getattr(of, axis) * ELEMENT_BYTES

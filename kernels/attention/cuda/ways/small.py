@@ -1,8 +1,9 @@
-"""Ways for few keys: kernels that see all keys of a head at once and take one pass of softmax over them.
+"""Ways for few keys: kernels that read all keys of a head at once and compute softmax over them in one pass.
 
 There are two kinds. `registers` loads Q, K and V from global memory straight into the fragments of the tensor cores;
-each warp has its own keys and all warps of a block the same rows. `shared` copies everything into shared memory first,
-where several groups of rows use it. Both join what their warps found in shared memory. README.md says which one pays.
+each warp has different keys, and all warps of a block have the same rows. `shared` copies everything into shared memory
+first, where several groups of rows use it. Both join the results of their warps in shared memory. README.md says which
+kind is faster where.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from kernels.attention.cuda.run.launching import Buffers, Step
 
 MAX_GRID_YZ = 65535
 SHARED_BYTES_FOR_TWO = 96 * 1024
-"""Up to here the exchange between warps has a place of its own: a second block still fits where an SM has 228 KB."""
+"""Up to this many bytes, the exchange between warps gets memory that nothing else uses. A second block still fits on an
+SM with 228 KB."""
 
 
 class SmallParameters(ctypes.Structure):
@@ -38,7 +40,7 @@ class SmallParameters(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a block works: `row_warps` times `key_warps` warps, each with `rows` rows by `keys` keys."""
+    """How a block works: it has `row_warps` times `key_warps` warps, and each computes `rows` rows by `keys` keys."""
 
     kind: str
     rows: int
@@ -48,7 +50,8 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """E.g. `r16k4x32`: 16 rows a block, its keys in 4 parts of 32; `s32k4x64` for the kind in shared memory."""
+        """The name of the shape, e.g. `r16k4x32`: registers, 16 rows per block, 4 warps with 32 keys each; `s32k4x64`
+        for the kind in shared memory."""
         return f"{self.kind[0]}{self.all_rows}k{self.key_warps}x{self.keys}"
 
     @property
@@ -64,7 +67,7 @@ class Shape:
         return self.row_warps * self.key_warps * 32
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory for a padded head dimension."""
+        """Return the bytes of dynamic shared memory for a padded head dimension."""
         exchange = exchange_bytes(self.all_rows, head_dim, self.key_warps)
         if self.kind == "registers":
             return 0 if self.key_warps == 1 else exchange
@@ -73,7 +76,8 @@ class Shape:
 
 
 def exchange_bytes(rows: int, head_dim: int, parties: int) -> int:
-    """What `parties` leave for each other in shared memory: float32 output, and a maximum and a sum for each row."""
+    """Return the bytes of shared memory through which `parties` exchange results: the float32 output, and a maximum and
+    a sum for each row."""
     return rows * parties * (head_dim * 4 + 8)
 
 
@@ -97,16 +101,17 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         *(in_shared(2, 4, 16), in_shared(2, 4, 32), in_shared(4, 4, 32), in_shared(2, 4, 64), in_shared(4, 4, 64)),
     ),
 }
-"""By padded head dimension. Measurement decides between those that fit a problem."""
+"""The shapes by padded head dimension. Measurements decide between the shapes that fit a problem."""
 
 
 PREFERRED, FEW_ROWS = ("small-r16k4x16", "small-r16k4x32", "small-s32k4x64"), 4096
-"""Where nothing was measured: these ways, each where the one before has too few keys, up to so many rows of all heads.
-They were the fastest on an H200 at batch 2, 8 heads and 64, 128 and 256 keys."""
+"""The ways to choose where nothing was measured, and the largest number of rows in all heads for which to choose them.
+The first way that has enough keys is chosen. They were the fastest on an H200 at batch 2, 8 heads and 64, 128 and 256
+keys."""
 
 
 class BlockShape(Protocol):
-    """How a block works: its name, its threads, and the shared memory that it needs for a head dimension."""
+    """How a block works: its name, its number of threads, and the bytes of shared memory for a head dimension."""
 
     @property
     def name(self) -> str: ...
@@ -122,7 +127,7 @@ S = TypeVar("S", bound=BlockShape)
 
 @dataclass(frozen=True)
 class Entry(Generic[S]):
-    """One entry point for few keys. `dependent` kernels wait for the launch before them by themselves."""
+    """One entry point for few keys. `dependent` kernels start early and wait on the device for the previous launch."""
 
     dtype: str
     head_dim: int
@@ -132,7 +137,7 @@ class Entry(Generic[S]):
 
     @property
     def name(self) -> str:
-        """E.g. `small_bf16_d64_causal_r16k4x32`."""
+        """The name of the entry point, e.g. `small_bf16_d64_causal_r16k4x32`."""
         mask = "causal" if self.causal else "full"
         name = f"small_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{self.shape.name}"
         return f"{name}_dependent" if self.dependent else name
@@ -148,11 +153,12 @@ class Entry(Generic[S]):
 
 @dataclass(frozen=True)
 class SmallKernel(Entry[Shape]):
-    """One specialisation for warps, with K and V in registers or in shared memory."""
+    """One specialisation of `source/small/registers.cuh` or `source/small/shared.cuh`."""
 
     @property
     def source(self) -> str:
-        """A translation unit whose one entry point is this kernel. One block an SM is enough: registers go to loads."""
+        """The text of a translation unit with this kernel as its only entry point. The kernel asks for only one block
+        per SM, so that the loads get many registers."""
         s = self.shape
         sizes = (s.rows, s.key_warps, s.keys) if s.kind == "registers" else (s.row_warps, s.key_warps, s.keys)
         flags = (str(flag).lower() for flag in (self.causal, self.dependent))
@@ -169,17 +175,17 @@ class SmallKernel(Entry[Shape]):
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A way: one kernel, a block for each tile of rows."""
+    """A way: one kernel, with one block for each row tile."""
 
     kernel: SmallKernel
 
     @property
     def name(self) -> str:
-        """E.g. `small-r16k4x32`, or `small-r16k4x32-dependent`."""
+        """The name of the way, e.g. `small-r16k4x32` or `small-r16k4x32-dependent`."""
         return f"small-{self.kernel.shape.name}{'-dependent' if self.kernel.dependent else ''}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """The one launch."""
+        """Return the only launch."""
         parameters = parameters_of(problem, self.kernel.shape.all_rows, scale)
         parameters.lse = buffers.lse
         grid = (parameters.row_tiles, problem.heads, problem.batch)
@@ -187,19 +193,19 @@ class Small:
 
 
 def padded(head_dim: int) -> int | None:
-    """The head dimension of the kernel that computes `head_dim`; None if there is none."""
+    """Return the head dimension of the kernel that computes `head_dim`; None if there is none."""
     return next((size for size in SHAPES if head_dim <= size), None)
 
 
 def fits(shape: Shape, problem: Problem, chip: Chip, head_dim: int) -> bool:
-    """Whether a block of this shape sees all keys, without half of it being idle, and the chip can hold it."""
+    """Return whether a block of this shape reads all keys, fits on the chip, and is not half idle."""
     enough = problem.seq_k <= shape.all_keys
     wasteful = shape.all_keys > 64 and problem.seq_k * 2 <= shape.all_keys
     return enough and not wasteful and shape.shared_bytes(head_dim) <= chip.shared_bytes_per_block
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Small]:
-    """Every way of this kind that computes a problem; none is not an error."""
+    """Return every way of this kind that computes a problem; there may be none."""
     size = padded(problem.head_dim)
     span = max(problem.k.row, problem.v.row) * ELEMENT_BYTES * problem.seq_k
     if (
@@ -220,7 +226,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
 
 def table(chip: Chip) -> Iterator[SmallKernel]:
-    """Every kernel of a chip, but for the dependent ones."""
+    """Yield every kernel of a chip that is not dependent."""
     if min(chip.capabilities) < 80:
         return
     for dtype in chip.dtypes:
@@ -232,7 +238,8 @@ def table(chip: Chip) -> Iterator[SmallKernel]:
 
 
 def parameters_of(problem: Problem, rows: int, scale: float) -> SmallParameters:
-    """The launch's parameters but for the log-sum-exp's address; `rows` is how many rows of Q a block takes."""
+    """Return the parameters of a launch whose blocks compute `rows` rows of Q each. The caller sets the address of the
+    log-sum-exp."""
     q, k, v, out = problem.q, problem.k, problem.v, problem.out
     steps = {
         f"{name}_{axis}": getattr(of, axis) * ELEMENT_BYTES

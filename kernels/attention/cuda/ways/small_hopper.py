@@ -1,4 +1,4 @@
-"""Ways for few keys on Hopper: all K and V of a head by tensor copies into shared memory, products by warpgroups."""
+"""Ways for few keys on Hopper: tensor copies bring all K and V of a head into shared memory, warpgroups multiply."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from kernels.attention.cuda.ways.small import (
 
 GROUP_ROWS, GROUP_THREADS = 64, 128
 OWN_PLACE_BYTES = 226 * 1024
-"""Up to here the exchange between warpgroups has a place of its own; barriers take the rest of a block's 227 KB."""
+"""Up to this many bytes, the exchange between warpgroups gets memory that nothing else uses. Barriers take the rest of
+a block's 227 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """How a block works: warpgroups of 64 rows, each with every `key_groups`-th of `blocks` blocks of `keys` keys.
+    """How a block works: its warpgroups compute 64 rows, each for every `key_groups`-th of `blocks` blocks of `keys`
+    keys.
 
-    `cluster` thread blocks of the same head load K and V together. `ahead` keeps two blocks of scores at
-    a time; without it there is one, and all of K is loaded before V.
+    `cluster` thread blocks of the same head load K and V together. With `ahead`, a warpgroup holds the scores of two
+    blocks of keys at a time; without, of one, and all of K is loaded before V.
     """
 
     row_groups: int
@@ -44,9 +46,9 @@ class GroupShape:
 
     @property
     def name(self) -> str:
-        """E.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 of them.
+        """The name of the shape, e.g. `w64k2x128b4`: 64 rows, 2 warpgroups for the keys, 4 blocks of 128 keys.
 
-        `c4` is for clusters of four, `s` for a single block of scores at a time.
+        `c4` stands for clusters of four, `s` for the scores of a single block of keys at a time.
         """
         clusters, single = f"c{self.cluster}" if self.cluster > 1 else "", "" if self.ahead else "s"
         return f"w{self.rows}k{self.key_groups}x{self.keys}b{self.blocks}{clusters}{single}"
@@ -64,7 +66,7 @@ class GroupShape:
         return self.row_groups * self.key_groups * GROUP_THREADS
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory for a padded head dimension."""
+        """Return the bytes of dynamic shared memory for a padded head dimension."""
         tiles = (self.rows + 2 * self.all_keys) * head_dim * ELEMENT_BYTES
         exchange = 0 if self.key_groups == 1 else exchange_bytes(self.rows, head_dim, self.key_groups)
         return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
@@ -105,7 +107,7 @@ GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
         ),
     ),
 }
-"""By padded head dimension. Measurement decides between those that fit a problem."""
+"""The shapes by padded head dimension. Measurements decide between the shapes that fit a problem."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +134,17 @@ class GroupKernel(Entry[GroupShape]):
 
 @dataclass(frozen=True, slots=True)
 class SmallHopper:
-    """A way: one kernel, a block for each tile of rows."""
+    """A way: one kernel, with one block for each row tile."""
 
     kernel: GroupKernel
 
     @property
     def name(self) -> str:
-        """E.g. `small-w64k2x128b4`."""
+        """The name of the way, e.g. `small-w64k2x128b4`."""
         return f"small-{self.kernel.shape.name}{'-dependent' if self.kernel.dependent else ''}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """The one launch."""
+        """Return the only launch."""
         shape = self.kernel.shape
         parameters = parameters_of(problem, shape.rows, scale)
         parameters.row_tiles = -(-parameters.row_tiles // shape.cluster) * shape.cluster
@@ -154,14 +156,15 @@ class SmallHopper:
 
 
 def fits(shape: GroupShape, problem: Problem) -> bool:
-    """Whether a block of this shape sees all keys with half of it busy, and clusters are not mostly padding."""
+    """Return whether a block of this shape reads all keys, more than half of it is busy, and its cluster is full at
+    least once."""
     enough = shape.all_keys // 2 < problem.seq_k <= shape.all_keys
     tiles = -(-problem.seq_q // shape.rows)
     return enough and (shape.cluster == 1 or tiles >= shape.cluster)
 
 
 def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[SmallHopper]:
-    """Every way of this kind that computes a problem; none is not an error."""
+    """Return every way of this kind that computes a problem; there may be none."""
     size = padded(problem.head_dim)
     if (
         size is None
@@ -178,7 +181,7 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
 
 
 def table(chip: Chip) -> Iterator[GroupKernel]:
-    """Every kernel of this kind, but for the dependent ones."""
+    """Yield every kernel of this kind that is not dependent."""
     for dtype in chip.dtypes:
         for size in SHAPES:
             for shape in GROUP_SHAPES[size]:

@@ -1,6 +1,7 @@
-"""Measured tables of which way is fastest where: data, written by `campaign.tune`, read by `dispatch`. No torch.
+"""Measured tables of the fastest way by size: data that `campaign.tune` writes and `dispatch` reads. No torch.
 
-A file a chip, one line a cell. A problem takes the way of the nearest cell, in the logarithms of its sizes.
+There is one file for each chip, with one line for each cell. A problem takes the way of the nearest cell; the distance
+is measured in the logarithms of the sizes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ FOLDER = Path(__file__).parents[1] / "tables"
 SCHEMA = 1
 SIZES = ("all_heads", "seq_q", "seq_k", "group")
 FAR = 2.0
-"""A cell more than this many doublings away, over all sizes, says nothing about a problem."""
+"""A cell that is more than this many doublings away, over all sizes, is not used for a problem."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What a choice depends on. `all_heads` is batch times heads of Q, `group` heads of Q to one of K and V."""
+    """The values on which a choice depends. `all_heads` is batch times heads of Q; `group` is the number of heads of Q
+    for one head of K and V."""
 
     dtype: str
     head_dim: int
@@ -39,14 +41,15 @@ class Key:
         return f"{self.all_heads} heads{group}, {self.seq_q} queries, {self.seq_k} keys"
 
     def distance(self, other: Key) -> float:
-        """Doublings between two problems of one element type, head dimension and mask."""
+        """Return the distance in doublings between two problems with the same element type, head dimension and mask."""
         steps = (math.log2(getattr(self, name) / getattr(other, name)) for name in SIZES)
         return math.sqrt(sum(step * step for step in steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A cell: the winner, how much longer every other way takes (0.02 is 2 %), and microseconds a call by regime."""
+    """A cell: the fastest way, how much longer every other way takes (0.02 is 2 %), and the microseconds of a call by
+    regime. `at` is the time of the measurement, in UTC."""
 
     key: Key
     way: str
@@ -56,49 +59,50 @@ class Choice:
 
     @property
     def second(self) -> str:
-        """The next best; empty where there was no other."""
+        """The name of the second fastest way; empty if there was no other."""
         return min(self.behind, key=lambda name: (self.behind[name], name), default="")
 
     @property
     def margin(self) -> float:
-        """How much longer the second takes."""
+        """How much longer the second fastest way takes (0.02 is 2 %)."""
         return self.behind.get(self.second, 0.0)
 
 
 def stem(way: str) -> str:
-    """A way's name without the number of parts that it cuts the keys into: `fa2-64x64w4s2` of `fa2-64x64w4s2-4`."""
+    """Return a way's name without the number of parts into which it cuts the keys: `fa2-64x64w4s2` for
+    `fa2-64x64w4s2-4`."""
     return re.sub(r"-\d+$", "", way)
 
 
 def lead(cell: Choice) -> str:
-    """How far the winner is ahead, in words."""
+    """Return in words by how much the winner is faster than the second."""
     return f"{cell.margin:.1%} before {cell.second}" if cell.second else "no other way"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The cells of one chip, and where they were measured, with what."""
+    """The cells of one chip. `about` says on which device and with which software they were measured."""
 
     about: Mapping[str, Any]
     cells: tuple[Choice, ...] = ()
     picked: dict[tuple[Key, tuple[str, ...], float], tuple[str, str] | None] = field(
         default_factory=dict, compare=False
     )
-    """What was answered before: a search takes longer than an eager call may."""
+    """The earlier answers of `pick`, because a search takes longer than an eager call may."""
 
     def pick(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
-        """One of the ways that compute the problem, and why: the winner of the nearest cell whose winner is among them.
+        """Return one of the ways `names`, and the reason: the winner of the nearest cell whose winner is among them.
 
-        Into how many parts it cuts the keys depends on the sizes, so that may differ. None where all cells are more
-        than so many doublings away.
+        The number of parts into which it cuts the keys may differ, because it depends on the sizes. None if all such
+        cells are more than `at_most` doublings away.
         """
-        asked = key, tuple(names), at_most
-        if asked not in self.picked:
-            self.picked[asked] = self.search(key, names, at_most)
-        return self.picked[asked]
+        question = key, tuple(names), at_most
+        if question not in self.picked:
+            self.picked[question] = self.search(key, names, at_most)
+        return self.picked[question]
 
     def search(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
-        """`pick`, without memory."""
+        """Return what `pick` returns, but search each time."""
         by_stem = {stem(name): name for name in names}
         near = (
             (distance, cell)
@@ -113,19 +117,20 @@ class Table:
         return by_stem[stem(cell.way)], f"measured {where} on {self.about['device']}: {lead(cell)}"
 
     def nearest(self, key: Key) -> list[tuple[float, Choice]]:
-        """The cells of this element type, head dimension and mask that are not too far, with their distances."""
+        """Return the cells with this element type, head dimension and mask that are at most FAR doublings away, each
+        with its distance, the nearest first."""
         kind = (key.dtype, key.head_dim, key.causal)
         same = (cell for cell in self.cells if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind)
         found = [(key.distance(cell.key), cell) for cell in same]
         return sorted((one for one in found if one[0] <= FAR), key=lambda one: (one[0], one[1].key))
 
     def merged(self, about: Mapping[str, Any], cells: Iterable[Choice]) -> Table:
-        """This table with the new cells in the place of the old."""
+        """Return this table with the new cells; they replace old cells with the same key."""
         found = {cell.key: cell for cell in (*self.cells, *cells)}
         return Table(about, tuple(found[key] for key in sorted(found)))
 
     def text(self) -> str:
-        """The file's contents: the same table is always the same bytes."""
+        """Return the text of the file. The same table always gives the same text."""
         rows = ",\n  ".join(json.dumps(as_row(cell), sort_keys=True) for cell in self.cells)
         about = json.dumps(dict(self.about), sort_keys=True)
         return f'{{\n "schema": {SCHEMA},\n "about": {about},\n "cells": [\n  {rows}\n ]\n}}\n'
@@ -136,7 +141,7 @@ def as_row(cell: Choice) -> dict[str, Any]:
 
 
 def parse(text: str) -> Table:
-    """The table in a file. Raises ValueError for one of another schema."""
+    """Return the table in the text of a file. Raises ValueError if it has another schema."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA:
         raise ValueError(f"a table of schema {SCHEMA} is wanted, not of {found.get('schema')!r}")
@@ -150,6 +155,6 @@ def parse(text: str) -> Table:
 
 @cache
 def table_for(chip: str, sm_count: int) -> Table | None:
-    """The table measured on a chip of this family with as many SMs; None if there is none."""
+    """Return the table measured on a chip of this family with this number of SMs; None if there is none."""
     tables = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     return next((one for one in tables if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)
