@@ -1,4 +1,4 @@
-"""The problems that tuning races over; those that are published are in grids.yaml."""
+"""The problems that tuning measures. The problems of published measurements are in grids.yaml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DECODE_LENGTHS = (8192, 32768, 131072)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One problem. `group` says why it is measured."""
+    """One problem. `group` names the measurement that it belongs to."""
 
     group: str
     dtype: str
@@ -28,12 +28,12 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """4 B H S_q S_k D, half of them if causal."""
+        """The floating-point operations of a call: 4 B H S_q S_k D, half of that if causal."""
         return 4.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim * (0.5 if self.causal else 1.0)
 
     @property
     def set_bytes(self) -> int:
-        """Bytes of Q, K, V and the output together: what a call must move at least."""
+        """The bytes of Q, K, V and the output together, which a call must at least move."""
         rows = 2 * self.heads * self.seq_q + 2 * self.kv_heads * self.seq_k
         return 2 * self.batch * rows * self.head_dim
 
@@ -47,14 +47,15 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """E.g. `main bf16 b4 h16 q1024 k1024 d128 causal`; h64/8 where K and V have fewer heads."""
+        """The name of the cell, e.g. `main bf16 b4 h16 q1024 k1024 d128 causal`; `h64/8` if K and V have fewer heads
+        than Q."""
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}/{self.kv_heads}"
         sizes = f"b{self.batch} {heads} q{self.seq_q} k{self.seq_k} d{self.head_dim}"
         return f"{self.group} {self.short_dtype} {sizes} {self.mask}"
 
 
 def chosen(cells: Iterable[Cell], wanted: str) -> list[Cell]:
-    """The cells whose name has every one of the words of `wanted`."""
+    """Return the cells whose names contain all words of `wanted`, which are separated by spaces."""
     words = wanted.split()
     return [cell for cell in cells if set(words) <= set(cell.name.split())]
 

@@ -1,8 +1,9 @@
-"""What windows, masks, lengths, packed heads and pages cost, against the plain kernel and PyTorch: made on the spot.
+"""Measures what windows, masks, lengths, packed heads and pages cost, beside the plain kernel and PyTorch.
 
     python -m kernels.attention.cuda.campaign.features
 
-Each row is one problem in bf16, timed as graphs by the harness's timers; microseconds a call, side by side.
+It prints one line for each problem in bf16: the median microseconds of a call for each contender, in CUDA graphs, from
+the harness's timers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def randn(batch: int, heads: int, seq: int, head_dim: int) -> torch.Tensor:
 
 
 def general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, pack: int | None = None) -> Bound:
-    """The general kernel where nothing asks for it."""
+    """Bind the general kernel to a problem that does not need its features."""
     engine, out = engine_of(q.device), torch.empty_like(q)
     problem = problem_of(q, k, v, out, causal=causal, alignment="bottom-right")
     way = General(plan_general(problem, engine.machine, pack=pack))
@@ -45,7 +46,8 @@ def general(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, 
 
 
 def paged(queries: int, page: int | None, head_dim: int, *, batch: int = 4, keys: int = 8192) -> Bound:
-    """32 heads of Q and 8 of K and V over pages in random order; over keys one behind the other without a page."""
+    """Bind a problem of 32 heads of Q and 8 of K and V. Its keys are in pages of `page` keys in random order; without
+    `page` they follow each other."""
     q = randn(batch, queries, 32, head_dim)
     k, v = (randn(batch, keys, 8, head_dim) for _ in range(2))
     if page is None:
@@ -58,7 +60,7 @@ def paged(queries: int, page: int | None, head_dim: int, *, batch: int = 4, keys
 
 
 def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Call:
-    """The one fused backend of PyTorch's that takes a mask."""
+    """Return a call of the only fused backend of PyTorch that supports masks."""
 
     def call() -> torch.Tensor:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -68,7 +70,7 @@ def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
 
 
 def problems(head_dim: int) -> Iterator[tuple[str, dict[str, Call]]]:
-    """Each problem's name and contenders."""
+    """Yield the name of each problem, and its contenders by name."""
     q, k, v = (randn(4, 16, 4096, head_dim) for _ in range(3))
     made = torch.empty_like
     plain = bind(q, k, v, made(q), causal=True, way="fa2")

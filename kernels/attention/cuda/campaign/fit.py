@@ -1,9 +1,9 @@
-"""Fits the prices that dispatch goes by to recorded times, and says how good its choices are.
+"""Fits the prices that dispatch uses to recorded times, and says how good the resulting choices are.
 
     python3 -m kernels.attention.cuda.campaign.fit --rows ROWS.jsonl ... --costs COSTS.json [--held-out HELD.jsonl]
 
-A row is a cell and the microseconds that each way took in a graph; `"alignment": "bottom-right"` beside them where
-causal is meant so. Needs no GPU.
+A row has a cell and the microseconds that each way took in a graph. A causal problem whose mask is aligned with the
+last key also has `"alignment": "bottom-right"`. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from kernels.attention.cuda.ways.dispatch import ways
 
 SWEEPS = 400
 NEAR = 4.0
-"""How fast the weight of a time falls with its distance from the best of its cell."""
+"""How fast the weight of a time falls with its distance from the best time of its cell."""
 ENOUGH, LEAST = 4 * len(TERMS), 5
-"""The least number of times to fit a kind by itself, and to fit it together with its like."""
+"""The smallest number of times for a price of an exact kind (`full`, `causal`), and for a price of an `any` kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One way in one cell: what it has to do, how long that took, and by what its price is multiplied to compare it."""
+    """One way in one cell: its kinds, its amounts of work, its measured microseconds, and the factor for its estimate
+    in comparisons."""
 
     kinds: tuple[str, str]
     work: Terms
@@ -46,12 +47,12 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A cell's ways by name."""
+    """The timed ways of one cell, by name."""
 
     cell: Cell
     ways: Mapping[str, Timed]
     near: float | None = None
-    """The best time where not all ways are here."""
+    """The best time in microseconds of all ways, if `ways` has only some of them."""
 
     @property
     def best(self) -> float:
@@ -59,7 +60,7 @@ class Race:
 
 
 def problem_of_cell(cell: Cell, alignment: str = "top-left") -> Problem:
-    """A cell's problem with dense tensors."""
+    """Return the problem of a cell, with dense tensors."""
 
     def dense(heads: int, rows: int) -> Layout:
         return Layout(heads * rows * cell.head_dim, rows * cell.head_dim, cell.head_dim, 4096)
@@ -71,7 +72,7 @@ def problem_of_cell(cell: Cell, alignment: str = "top-left") -> Problem:
 
 
 def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]:
-    """The rows that have times, with what each way has to do."""
+    """Yield a race for each row that has times, with the amounts of work of each way."""
     for row in rows:
         if not row.get("us"):
             continue
@@ -87,7 +88,8 @@ def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]
 
 
 def price(timed: Sequence[tuple[Terms, float, float]]) -> Terms:
-    """Prices, none negative, for which the squares of relative errors are least: (work, microseconds, weight) each."""
+    """Return the prices, none negative, with the least weighted sum of squared relative errors. `timed` has a (work,
+    microseconds, weight) for each time."""
     count = len(TERMS)
     matrix = [[0.0] * count for _ in range(count)]
     right = [0.0] * count
@@ -111,7 +113,7 @@ def predicted(prices: Terms, work: Terms) -> float:
 
 
 def fit(found: Sequence[Race]) -> dict[str, Terms]:
-    """Prices for every kind with enough times. A way near its cell's best counts more."""
+    """Return prices for every kind with enough times. A way whose time is near the best of its cell has more weight."""
     by_kind: dict[str, list[tuple[Terms, float, float]]] = defaultdict(list)
     for race in found:
         for one in race.ways.values():
@@ -122,12 +124,12 @@ def fit(found: Sequence[Race]) -> dict[str, Terms]:
 
 
 def price_of(one: Timed, prices: Mapping[str, Terms]) -> Terms | None:
-    """A way's own price, or that of its like; None where there is neither."""
+    """Return the price of a way's exact kind, else of its `any` kind; None if there is neither."""
     return next((prices[kind] for kind in one.kinds if kind in prices), None)
 
 
 def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
-    """How many times as long as the best the way that the prices choose took; None where nothing has a price."""
+    """Return the time of the way that the prices choose, divided by the best time; None if no way has a price."""
     known = {
         name: predicted(own, one.work) * one.caution
         for name, one in race.ways.items()
@@ -137,7 +139,7 @@ def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
 
 
 def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, float]:
-    """The number of the choices, and their regret."""
+    """Return the number of cells with a choice, and the mean, median, 95th percentile and worst of their regrets."""
     values = sorted(x for race in found if (x := regret(race, prices)) is not None)
     if not values:
         return {"cells": 0}
@@ -151,7 +153,8 @@ def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, floa
 
 
 def crossed(found: Sequence[Race], parts: int = 5) -> dict[str, float]:
-    """The same for cells that the prices have not seen: each fifth judged by the other four."""
+    """Return the number of cells and the 95th percentile and worst of their regrets, with prices that were fitted to
+    other cells: the cells are divided into `parts`, and each part is judged by prices from the others."""
     order, values = list(found), []
     random.Random(1).shuffle(order)
     for part in range(parts):
@@ -162,7 +165,7 @@ def crossed(found: Sequence[Race], parts: int = 5) -> dict[str, float]:
 
 
 def text(costs: Costs) -> str:
-    """The file's contents: the same prices are always the same bytes."""
+    """Return the text of the file. The same prices always give the same text."""
     rows = ",\n  ".join(
         f"{json.dumps(kind)}: {json.dumps([float(f'{x:.4g}') for x in price])}" for kind, price in costs.prices.items()
     )

@@ -2,8 +2,8 @@
 
     python -m kernels.attention.cuda.campaign.host --out host.jsonl
 
-`back to back` is wall time over calls that nobody waits for, so that the slower of host and device shows; `host` is the
-time until a call returns while the device is kept busy; `sync` waits for the device after each call.
+`back to back` is the wall time of calls without a wait between them, which shows the slower of host and device. `host`
+is the time until a call returns while the device is kept busy. `sync` waits for the device after each call.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SPIN_CYCLES, CALLS_UNDER_SPIN = 4_000_000, 100
 
 
 def say(*words: object) -> None:
-    """To standard output, at once."""
+    """Print the words to standard output and flush it."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-    """PyTorch's attention pinned to a backend, whose context it enters on each call."""
+    """Return a call of PyTorch's attention with one backend. Each call enters the context of the backend."""
     chosen = BACKENDS[backend]
 
     def call() -> object:
@@ -47,7 +47,8 @@ def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal
 
 
 def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Call]:
-    """Ours by the two ways of calling it, PyTorch's default, and each backend that takes the problem."""
+    """Return the calls by name: ours (plain, with log-sum-exp, bound in advance), PyTorch's default, and each backend
+    of PyTorch that supports the problem. A call that raises RuntimeError is left out."""
 
     def ours() -> object:
         return attention(q, k, v, causal=causal)
@@ -77,7 +78,8 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) 
 
 
 def back_to_back(call: Call) -> float:
-    """Microseconds a call, over enough calls for a hundredth of a second."""
+    """Return the wall microseconds per call over calls of about BACK_TO_BACK_S in all, at least 10 and at most
+    MAX_CALLS."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     call()
@@ -91,7 +93,7 @@ def back_to_back(call: Call) -> float:
 
 
 def host_only(call: Call) -> float:
-    """Microseconds until a call returns; the device is busy with a spin kernel meanwhile."""
+    """Return the mean microseconds until a call returns, while a spin kernel keeps the device busy."""
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)
     started = time.perf_counter()
@@ -103,7 +105,7 @@ def host_only(call: Call) -> float:
 
 
 def synchronised(call: Call) -> float:
-    """Microseconds from a call to its result, one at a time."""
+    """Return the mean microseconds from a call to the end of its work on the device, one call at a time."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(SYNC_CALLS):

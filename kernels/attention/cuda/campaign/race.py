@@ -1,6 +1,6 @@
 """Finds the fastest of several ways of one computation: few rounds for all, more for those that stay near the best.
 
-What decides is pure: `scores` and `choice` look at recorded times only, so the same rows always give the same table.
+The decision is pure: `scores` and `choice` use recorded times only, so the same rows always give the same table.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from kernels.harness.timers import Timer
 from kernels.harness.turns import Contender
 
 STAGES = ((3, 2, 1.12), (5, 3, 1.025), (8, 5, 1.0))
-"""Rounds of burst, rounds of graph, and how much worse than the best may go on to the next stage."""
+"""For each stage: rounds of burst, rounds of graph, and the largest score, relative to the best, with which a way goes
+on to the next stage."""
 REGIMES = ("burst", "graph")
 REFERENCE = "cudnn"
-"""Timed along, to see where we stand; never chosen."""
+"""This backend is timed too, for comparison; it is never chosen."""
 DIGITS = 3
 
 Samples = dict[str, dict[str, list[float]]]
 TimedBy = Callable[[str], Callable[[Contender], Timer]]
-"""The timers of a regime, from the harness."""
+"""Returns for a regime the harness's maker of timers."""
 
 
 def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """How many times as long as the best a way takes, the geometric mean over both regimes; 1 is best in both."""
+    """Return for each way its median time divided by the best median, as the geometric mean over both regimes. A score
+    of 1 means best in both."""
     names = [name for name in samples if name != REFERENCE]
     middle = {name: [statistics.median(samples[name][regime]) for regime in REGIMES] for name in names}
     best = [min(middle[name][i] for name in names) for i in range(len(REGIMES))]
@@ -41,12 +43,12 @@ def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, fl
 
 
 def ranking(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[float, str]]:
-    """Scores and names, the best first; ways that are level come in the order of their names."""
+    """Return (score, name) of each way, the best first. Equal scores are in the order of the names."""
     return sorted((score, name) for name, score in scores(samples).items())
 
 
 class Track:
-    """The harness's timers for a field, each made when it is first needed."""
+    """The harness's timers for the contenders of a race. Each timer is made when it is first needed."""
 
     def __init__(
         self, field: Mapping[str, Contender], timed_by: TimedBy, pause: Callable[[float], None] = time.sleep
@@ -56,7 +58,7 @@ class Track:
         self.calls: dict[str, int] = dict.fromkeys(field, 0)
 
     def time(self, name: str, regime: str) -> float:
-        """Microseconds a call of one measurement, on the next input sets. Raises `Unavailable`."""
+        """Measure a contender once on its next input sets. Return the microseconds per call. Raises `Unavailable`."""
         one = self.field[name]
         with one.scope():
             timer = self.timers.get((name, regime))
@@ -70,7 +72,7 @@ class Track:
 
 
 def rounds(track: Track, names: list[str], regime: str, count: int, chance: random.Random) -> dict[str, list[float]]:
-    """So many measurements of each, in an order that changes from round to round."""
+    """Return `count` measurements of each contender, in microseconds per call. Each round has another random order."""
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(count):
         for name in chance.sample(names, len(names)):
@@ -84,10 +86,11 @@ def race(
     chance: random.Random,
     pause: Callable[[float], None] = time.sleep,
 ) -> Samples:
-    """Microseconds a call by way and regime. Each stage times those that the last one left."""
+    """Return the measured microseconds per call, by way and regime. Each stage times the ways that the stage before it
+    left in the race."""
     samples: Samples = {name: {regime: [] for regime in REGIMES} for name in field}
     track, racing = Track(field, timed_by, pause), list(field)
-    rounds(track, racing, "burst", 1, chance)  # a round that nobody counts
+    rounds(track, racing, "burst", 1, chance)  # a first round, which is not counted
     for *counts, keep in STAGES:
         for regime, count in zip(REGIMES, counts, strict=True):
             for name, values in rounds(track, racing, regime, int(count), chance).items():
@@ -101,12 +104,13 @@ def race(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers, at least one."""
+    """Return the geometric mean of positive numbers. There must be at least one."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of recorded races, gzipped or not; a last line that a kill cut short is left out."""
+    """Return the rows of a file of recorded races, gzipped or not. Reading ends at the first line that is not JSON: a
+    process that was killed may leave such a last line."""
     data = path.read_bytes()
     found = []
     for line in (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines():
@@ -118,12 +122,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def of_kind(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind."""
+    """Return the rows of one kind."""
     return [row for row in rows if row["kind"] == kind]
 
 
 def row_of(cell: Cell, samples: Samples, absent: Mapping[str, str], at: str) -> dict[str, Any]:
-    """What a race is recorded as."""
+    """Return the row that records a race."""
     times = {
         name: {regime: [round(us, DIGITS) for us in values] for regime, values in by_regime.items()}
         for name, by_regime in samples.items()
@@ -132,26 +136,27 @@ def row_of(cell: Cell, samples: Samples, absent: Mapping[str, str], at: str) -> 
 
 
 def finalists(row: Mapping[str, Any]) -> Samples:
-    """The ways that reached the last stage that was run: only these were timed often enough to be judged."""
+    """Return the times of the ways that reached the last stage of the race. Only these were timed often enough to
+    choose from."""
     times: Samples = {name: found for name, found in row["times_us"].items() if name != REFERENCE}
     most = max(len(found["burst"]) for found in times.values())
     return {name: found for name, found in times.items() if len(found["burst"]) == most}
 
 
 def choice(row: Mapping[str, Any]) -> Choice:
-    """The winner of a recorded race, and how far behind it the others are."""
+    """Return the winner of a recorded race, with how much longer the others take."""
     everyone = scores(row["times_us"])
     last = scores(finalists(row))
     winner = min(last, key=lambda name: (last[name], name))
     behind = {name: score / everyone[winner] - 1 for name, score in everyone.items()}
-    behind |= {name: score / last[winner] - 1 for name, score in last.items()}  # timed longer: known better
+    behind |= {name: score / last[winner] - 1 for name, score in last.items()}  # more samples, so more exact
     us = {regime: round(statistics.median(row["times_us"][winner][regime]), 2) for regime in REGIMES}
     others = {name: round(max(0.0, value), 4) for name, value in sorted(behind.items()) if name != winner}
     return Choice(key_of(from_row(row["cell"])), winner, others, us, row["at"])
 
 
 def key_of(cell: Cell) -> Key:
-    """What the table looks a cell up by."""
+    """Return the key of a cell in the table."""
     return Key(
         cell.dtype,
         cell.head_dim,
@@ -164,7 +169,7 @@ def key_of(cell: Cell) -> Key:
 
 
 def against_reference(row: Mapping[str, Any], name: str) -> dict[str, float]:
-    """How many times as fast as the reference a way is, by regime; empty where the reference is absent."""
+    """Return the median time of the reference divided by that of a way, by regime; empty if the reference is absent."""
     times = row["times_us"]
     if REFERENCE not in times:
         return {}

@@ -1,9 +1,9 @@
-"""Whether every launch gives the same bits: two streams at once, while a third copies as fast as it can.
+"""Checks that every launch gives the same bits: two streams compute while a third copies as fast as it can.
 
 python3 -m kernels.attention.cuda.campaign.stress --launches 10000
 python3 -m kernels.attention.cuda.campaign.stress --launches 10000 --pass backward
 
-The backward pass is asked in its deterministic mode: of the other, dQ's last bits may differ by design.
+The backward pass runs in its deterministic mode. In the other mode the last bits of dQ may differ by design.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ SHAPES: tuple[Shape, ...] = (
 
 @dataclass(slots=True)
 class Lane:
-    """One stream with a call of its own, its outputs, and how many launches differed from the first."""
+    """One stream with its call. `written` are the outputs of the call, `wanted` the bits of the first launch, and
+    `differing` counts the launches whose outputs differ from them."""
 
     stream: torch.cuda.Stream
     call: Bound
@@ -61,12 +62,13 @@ class Lane:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers: NaN equals itself, and zero does not equal minus zero."""
+    """Return the tensor's bits as integers, so that NaN equals itself and zero does not equal minus zero."""
     return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
 
 
 def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> list[Lane]:
-    """Two calls on the same inputs, each with a stream and outputs of its own, and what the first of them wrote."""
+    """Return two calls on the same inputs, each with another stream and other outputs. Both are compared with what the
+    first call wrote."""
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal = shape
     q, k, v, slope = (
         torch.randn(batch, h, s, head_dim, device="cuda", dtype=dtype)
@@ -91,7 +93,8 @@ def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> l
 
 
 def stress(engine: Engine, launches: int, direction: str = "forward") -> dict[str, Any]:
-    """The row: of how many launches how many differed, by shape. Each shape takes its share, in both element types."""
+    """Return a row with the number of launches and of differing launches, in all and by shape. The launches are divided
+    evenly over all shapes and both element types."""
     started, rows = time.perf_counter(), []
     noise = torch.cuda.Stream()
     source = torch.empty(NOISE_BYTES, dtype=torch.uint8, device="cuda").random_()

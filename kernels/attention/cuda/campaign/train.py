@@ -1,10 +1,10 @@
-"""Whether a transformer learns the same with our attention as with PyTorch's, and how long its steps take.
+"""Checks that a transformer learns the same with our attention as with PyTorch's, and times its steps.
 
 python3 -m kernels.attention.cuda.campaign.train --steps 1000
 
-Three models of one seed see the same text in the same order: one with our attention, two with PyTorch's by different
-backends. What the two differ by in loss is what rounding alone does; ours may differ from the first by no more than
-twice that. Steps are taken in turns, some of each model, so that the machine is the same for all.
+Three models with the same seed see the same text in the same order: one uses our attention, two use different backends
+of PyTorch. The losses of these two differ only by rounding. The losses of ours may differ from those of the first
+backend by at most twice as much. The models take turns of a few steps each, so that all see the same machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TEXT: Final = Path(__file__).resolve().parents[4]
 SYMBOLS: Final = 256
 OURS, FIRST, SECOND = "bench", "sdpa:cudnn", "sdpa:flash"
 NOISE_TIMES: Final = 2.0
-"""How much further from the first of PyTorch's backends ours may be than the second is."""
+"""Our losses may differ from those of PyTorch's first backend by this many times the difference of its two backends."""
 LEAST_NOISE: Final = 1e-4
 TURN: Final = 10
-"""Steps of one model before the next has its turn."""
+"""The number of steps of one model before the next model takes its turn."""
 LEAST_TURNS: Final = 3
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,7 +43,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An attention, and the scope within which it is called, which is entered once a turn."""
+    """An attention function, and the scope in which it is called. The scope is entered once per turn."""
 
     attend: Attend
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -51,7 +51,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model and its batches."""
+    """The size of a model and of its batches."""
 
     layers: int = 6
     heads: int = 16
@@ -61,7 +61,7 @@ class Size:
 
 
 class Block(nn.Module):  # type: ignore[misc] # torch may be missing where types are checked
-    """Attention and two layers, each added to what came in."""
+    """Attention, then two linear layers; each of both is added to its input."""
 
     def __init__(self, size: Size, attend: Attend) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):  # type: ignore[misc] # torch may be missing where types
 
 
 class Model(nn.Module):  # type: ignore[misc] # likewise
-    """Bytes in, the logits of each next byte out."""
+    """The model: its input is bytes, its output the logits of each next byte."""
 
     def __init__(self, size: Size, attend: Attend) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Model(nn.Module):  # type: ignore[misc] # likewise
 
 @dataclass(slots=True)
 class Trained:
-    """One model on its way: its loss after each step, and the seconds of each turn."""
+    """One model in training: its loss at each step, and the seconds of each turn."""
 
     way: Way
     model: Model
@@ -108,7 +108,7 @@ class Trained:
     turns: list[float] = field(default_factory=list)
 
     def turn(self, batches: Sequence[Tensor]) -> None:
-        """A step on each batch, timed together."""
+        """Take one step on each batch, and record the losses and the seconds of all these steps together."""
         device, losses = batches[0].device.type, []
         started = now(device)
         with self.way.scope():
@@ -125,33 +125,34 @@ class Trained:
 
 
 def now(device: str) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Wait until the device has finished its work, and return the time in seconds of a monotonic clock."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Our kernels."""
+    """Return the output of our attention."""
     found = attention(q, k, v, causal=True)
     assert isinstance(found, Tensor), "no log-sum-exp was asked for"
     return found
 
 
 def pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch's, by the backend of the scope."""
+    """Return the output of PyTorch's attention; the scope decides the backend."""
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def text_of(folder: Path) -> Tensor:
-    """The bytes of the sources and documents in a folder, in the order of their names."""
+    """Return the bytes of the sources and documents in a folder, in the order of their paths."""
     kinds = ("*.py", "*.md", "*.cuh")
     paths = sorted(path for kind in kinds for path in folder.rglob(kind) if ".venv" not in path.parts)
     return torch.tensor(list(b"\n".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
 
 
 def train(ways: Mapping[str, Way], size: Size, text: Tensor, steps: int, device: str) -> dict[str, Trained]:
-    """Every model trained for so many steps on the same batches of `text`, in turns."""
+    """Train one model for each way, in turns, for at least `steps` steps on the same batches of `text`. Return the
+    models by name."""
     found = {}
     for name, way in ways.items():
         torch.manual_seed(1)
@@ -170,7 +171,8 @@ def train(ways: Mapping[str, Way], size: Size, text: Tensor, steps: int, device:
 
 
 def judged(found: Mapping[str, Trained]) -> dict[str, Any]:
-    """The row: how far losses are apart, whether that is noise, and the ratio of the steps' times, turn by turn."""
+    """Return a row with the mean differences of the losses, whether ours is within the noise, the milliseconds per
+    step, and the median over turns of the ratios of step times."""
     first = found[FIRST].losses
     apart = {
         name: statistics.fmean(abs(a - b) for a, b in zip(found[name].losses, first, strict=True))

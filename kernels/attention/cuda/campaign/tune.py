@@ -1,9 +1,9 @@
-"""Measures every way of computing on the GPU at hand and writes the table that dispatch goes by.
+"""Measures every way of computing on the GPU of this machine and writes the table that dispatch uses.
 
     python3 -m kernels.attention.cuda.campaign.tune --seconds 200 --table TABLE.json [--merge OLD.json]
-    python3 -m kernels.attention.cuda.campaign.tune --from ROWS.jsonl --table TABLE.json   # no GPU: the choice alone
+    python3 -m kernels.attention.cuda.campaign.tune --from ROWS.jsonl --table TABLE.json   # chooses only, needs no GPU
 
-Cells come in the order in which they matter; those that the time does not reach are left out of the table.
+The most important cells are measured first. Cells that are not reached in time are left out of the table.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ SHORT_LENGTHS, LONGEST = LENGTHS[:6], 16384
 SEED = 20261121
 SAVE_EVERY = 10
 RELATIVE_ERROR = {"float16": 2.4e-3, "bfloat16": 1.6e-2}
-"""Two rounded results are compared: twice what one may be off."""
+"""The largest relative error between two results. Both are rounded, so it is twice the error that one may have."""
 MOST_SETS = 24
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_inputs(cell: Cell, count: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """N(0, 1), the same for every race of a cell; each set in memory of its own."""
+    """Return `count` sets of Q, K and V with elements from N(0, 1), each set in separate memory. They are the same for
+    every race of a cell."""
     generator = torch.Generator(device).manual_seed(cell.seq_q * 131 + cell.seq_k * 7 + cell.head_dim)
 
     def tensor(heads: int, rows: int) -> torch.Tensor:
@@ -79,7 +80,8 @@ def square(dtype: str, batch: int, heads: int, seq: int, head_dim: int, causal: 
 
 
 def cells() -> list[Cell]:
-    """64 heads in all first, the campaign's own; then 16, decoding, 256 and 4, and the other element type."""
+    """Return the cells in the order in which they are measured: for each element type 64 heads in all, then 16, then
+    decoding; at the end, for bfloat16 only, 256 and 4 heads."""
     found: list[Cell] = []
     for dtype in (BF16, FP16):
         for batch, heads in ((4, 16), (2, 8)):
@@ -93,7 +95,7 @@ def cells() -> list[Cell]:
 
 
 def posed(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[Way]]:
-    """The problem of these tensors, and every way of computing it."""
+    """Return the problem of these tensors, and every way of computing it."""
     problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
     return problem, ways(problem, engine.machine)
 
@@ -103,7 +105,8 @@ def bound(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Seque
 
 
 def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
-    """Compile and load every kernel of every way of every cell; those that do not build, with why."""
+    """Compile and load every kernel of every way of every cell. Return the kernels that do not build, by name, with the
+    reason."""
     entries: dict[str, Entry] = {}
     for cell in wanted:
         q = torch.empty(
@@ -138,7 +141,8 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
 
 
 def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Every way that computes the cell right, warm, and cuDNN to compare with; and what is wrong with the others."""
+    """Return the contenders for a cell: every way whose result is right, after a first call, and cuDNN for comparison.
+    Return also the other ways, with the reason why they are absent."""
     sets = make_inputs(cell, 1 + min(MOST_SETS, math.ceil(2 * engine.machine.l2_bytes / cell.set_bytes)), engine.device)
     q, k, v = sets[0]
     field: dict[str, Contender] = {}
@@ -172,7 +176,7 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """One line: the cell, the winner against cuDNN, and the others' place behind it."""
+    """Return one line: the cell, the winner and its speed relative to cuDNN, the second way, and the absent ways."""
     made = choice(row)
     vs = " ".join(
         f"{regime} {made.us[regime]:.1f}us {x:.3f}x" for regime, x in against_reference(row, made.way).items()
@@ -184,7 +188,7 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> Iterator[dict[str, Any]]:
-    """Race every cell until the time is over; each row is on disk before it is given."""
+    """Race every cell until the clock reads `end`. Write each row to the file `rows`, then yield it."""
     timers = {regime: timer_for(engine.device, regime) for regime in REGIMES}
     chance = random.Random(SEED)
     with rows.open("w") as out:
@@ -209,7 +213,7 @@ def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> I
 
 
 def about(engine: Engine) -> dict[str, Any]:
-    """Where the times are from."""
+    """Return the device and the software with which the times were measured."""
     return {
         "device": torch.cuda.get_device_name(),
         "chip": engine.chip.name,
@@ -222,7 +226,8 @@ def about(engine: Engine) -> dict[str, Any]:
 
 
 def table_of(old: Path | None, where: Mapping[str, Any], made: Sequence[Choice]) -> Table:
-    """A table of the new cells, in the place of the old ones' where there is an old table."""
+    """Return the table of the new cells; with an old table, the old one in which they replace cells with the same
+    key."""
     before = parse(old.read_text()) if old else Table(where)
     return before.merged(where, made)
 
