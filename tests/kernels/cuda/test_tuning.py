@@ -248,7 +248,7 @@ def test_the_tuned_grid_holds_the_campaign_s_problems() -> None:
 
 
 def test_a_race_is_told_in_one_line_with_the_ratio_to_cudnn() -> None:
-    words = tune.told(raced({"fa90-a": 90.0, "fa2-b": 100.0, REFERENCE: 99.0}))
+    words = tune.line_of(raced({"fa90-a": 90.0, "fa2-b": 100.0, REFERENCE: 99.0}))
     assert "fa90-a" in words
     assert "1.100x" in words
     assert "+11.1% fa2-b" in words

@@ -179,18 +179,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="rows that only judge")
     parser.add_argument("--chip", default="h200")
     parser.add_argument("--costs", type=Path, help="the file to write")
-    asked = parser.parse_args(arguments)
-    machine = machine_named(asked.chip)
-    seen = [race for path in asked.rows for race in races(read(path), machine)]
+    options = parser.parse_args(arguments)
+    machine = machine_named(options.chip)
+    seen = [race for path in options.rows for race in races(read(path), machine)]
     prices = fit(seen)
     about: dict[str, Any] = {"chip": machine.chip.name, "sm_count": machine.sm_count, "fitted": judged(seen, prices)}
     about["crossed"] = crossed(seen)
-    unseen = [race for path in asked.held_out for race in races(read(path), machine)]
+    unseen = [race for path in options.held_out for race in races(read(path), machine)]
     if unseen:
         about["held_out"] = judged(unseen, prices)
     sys.stdout.write(json.dumps(about) + "\n")
-    if asked.costs:
-        asked.costs.write_text(text(Costs(about, prices)))
+    if options.costs:
+        options.costs.write_text(text(Costs(about, prices)))
     return 0
 
 

@@ -131,15 +131,15 @@ def main() -> None:
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, help="append a row for each length and regime to this file")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     chance = random.Random(1)
-    for seq in wanted.lengths:
-        shape = (wanted.batch, wanted.heads, seq, wanted.head_dim)
-        q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, wanted.dtype)) for _ in range(3))
-        calls = contenders(q, k, v, wanted.causal)
+    for seq in options.lengths:
+        shape = (options.batch, options.heads, seq, options.head_dim)
+        q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for _ in range(3))
+        calls = contenders(q, k, v, options.causal)
         for regime, measure in REGIMES.items():
             times: dict[str, list[float]] = {name: [] for name in calls}
-            for round_ in range(wanted.rounds + 1):
+            for round_ in range(options.rounds + 1):
                 for name in chance.sample(list(calls), len(calls)):
                     us = measure(calls[name])
                     if round_:
@@ -147,9 +147,15 @@ def main() -> None:
             medians = {name: statistics.median(values) for name, values in times.items()}
             words = " ".join(f"{name} {value:.2f}" for name, value in medians.items())
             say(f"s{seq} {regime}: {words} | sdpa/ours {medians['sdpa'] / medians['ours']:.2f}")
-            if wanted.out:
-                row = {"shape": shape, "causal": wanted.causal, "dtype": wanted.dtype, "regime": regime, "us": medians}
-                with wanted.out.open("a") as out:
+            if options.out:
+                row = {
+                    "shape": shape,
+                    "causal": options.causal,
+                    "dtype": options.dtype,
+                    "regime": regime,
+                    "us": medians,
+                }
+                with options.out.open("a") as out:
                     out.write(json.dumps(row) + "\n")
 
 

@@ -127,9 +127,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--launches", type=int, default=10_000)
     parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with torch.no_grad():
-        found = stress(engine_of(torch.device("cuda")), asked.launches, asked.direction)
+        found = stress(engine_of(torch.device("cuda")), options.launches, options.direction)
     sys.stdout.write(json.dumps(found) + "\n")
     return 1 if found["differing"] else 0
 

@@ -201,14 +201,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--head-dim", type=int, default=64, help="of 1,024 columns in all")
-    asked = parser.parse_args()
-    size = Size(heads=1024 // asked.head_dim, head_dim=asked.head_dim)
+    options = parser.parse_args()
+    size = Size(heads=1024 // options.head_dim, head_dim=options.head_dim)
     ways = {
         OURS: Way(ours),
         **{name: Way(pytorch, Sdpa(name.removeprefix("sdpa:")).scope) for name in (FIRST, SECOND)},
     }
-    row = judged(train(ways, size, text_of(TEXT), max(asked.steps, LEAST_TURNS * TURN), "cuda"))
-    row |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "head_dim": asked.head_dim}
+    row = judged(train(ways, size, text_of(TEXT), max(options.steps, LEAST_TURNS * TURN), "cuda"))
+    row |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "head_dim": options.head_dim}
     sys.stdout.write(json.dumps(row) + "\n")
     return 0 if row["within_noise"] else 1
 

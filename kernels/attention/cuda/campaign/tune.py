@@ -175,7 +175,7 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
     return field, absent
 
 
-def told(row: Mapping[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
     """Return one line: the cell, the winner and its speed relative to cuDNN, the second way, and the absent ways."""
     made = choice(row)
     vs = " ".join(
@@ -240,29 +240,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--merge", type=Path, metavar="OLD", help="a table whose other cells are kept")
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--only", default="", metavar="WORDS", help="the cells with these words, e.g. 'bf16 d128'")
-    asked = parser.parse_args(arguments)
-    if asked.source:
-        rows = read(asked.source)
+    options = parser.parse_args(arguments)
+    if options.source:
+        rows = read(options.source)
         where = of_kind(rows, "about")[-1]["about"]
-        asked.table.write_text(table_of(asked.merge, where, [choice(row) for row in of_kind(rows, "race")]).text())
+        options.table.write_text(table_of(options.merge, where, [choice(row) for row in of_kind(rows, "race")]).text())
         return
     warnings.simplefilter("ignore")  # of a backend that does not take a cell
     started = time.perf_counter()
-    end = started + asked.seconds
+    end = started + options.seconds
     with torch.no_grad():
         engine = engine_of(torch.device("cuda"))
-        wanted = chosen(cells(), asked.only)
+        wanted = chosen(cells(), options.only)
         build_everything(engine, wanted)
         say(f"built in {time.perf_counter() - started:.1f} s")
         made: list[Choice] = []
         where = about(engine)
-        asked.table.parent.mkdir(parents=True, exist_ok=True)
-        for number, row in enumerate(measure(engine, wanted, end, asked.rows or asked.table.with_suffix(".jsonl")), 1):
+        options.table.parent.mkdir(parents=True, exist_ok=True)
+        for number, row in enumerate(
+            measure(engine, wanted, end, options.rows or options.table.with_suffix(".jsonl")), 1
+        ):
             made.append(choice(row))
-            say(f"{time.perf_counter() - started:6.1f} {told(row)}")
+            say(f"{time.perf_counter() - started:6.1f} {line_of(row)}")
             if number % SAVE_EVERY == 0:
-                asked.table.write_text(table_of(asked.merge, where, made).text())
-        asked.table.write_text(table_of(asked.merge, where, made).text())
+                options.table.write_text(table_of(options.merge, where, made).text())
+        options.table.write_text(table_of(options.merge, where, made).text())
         say(f"{len(made)} of {len(wanted)} cells in {time.perf_counter() - started:.0f} s")
 
 
