@@ -41,13 +41,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--spec", type=Path, required=True, help="what to do, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="where results go; created if absent")
     parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
-    asked = parser.parse_args(arguments)
-    facts = Facts(acknowledged=not asked.no_ack)
+    options = parser.parse_args(arguments)
+    facts = Facts(acknowledged=not options.no_ack)
     try:
-        spec = read_spec(asked.spec, asked.step)
+        spec = read_spec(options.spec, options.step)
         if spec.profile is not None:  # in every step: what is profiled is what was built and measured
             os.environ[LINE_INFO] = "1"
-        return perform(asked.step, spec, asked.out, facts)
+        return perform(options.step, spec, options.out, facts)
     except BadSpec as exc:
         facts.send("problem", cause="spec_refused", detail=str(exc))
         return BAD_SPEC

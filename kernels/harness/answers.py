@@ -122,10 +122,10 @@ def tree_of(value: Any, files: list[Any], keep: Callable[[torch.Tensor, int], An
     return len(files) - 1
 
 
-def read(told: list[Any], device: torch.device) -> torch.Tensor:
+def read(entry: list[Any], device: torch.device) -> torch.Tensor:
     """A tensor from its file, or from another process's memory. That process may have written anything there, so the
     bytes are only copied and never interpreted as code."""
-    place, dtype, shape = told
+    place, dtype, shape = entry
     kind = getattr(torch, str(dtype))
     count = int(torch.Size(shape).numel())
     if not count:

@@ -108,14 +108,14 @@ class Arena:
         """The judge's verdict on one answer. Raises `Lost` and `Answered` if the judge itself fails."""
         first = bool(self.baselines) and original(hand.name) == self.baselines[0]
         try:
-            told = self.judge.ask(
+            reply = self.judge.ask(
                 "judge", case=dict(case.values), case_id=case.id, seed=seed,
                 tree=answer["tree"], files=answer["files"], baseline=first,
             )  # fmt: skip
         except Lost as exc:
             raise Answered("workload", exc.reason("while the reference was computed")) from exc
-        error, limit = (float("nan") if told[key] is None else float(told[key]) for key in ("max_abs_error", "limit"))
-        return Check(bool(told["passed"]), error, limit, str(told["reason"])[:300])
+        error, limit = (float("nan") if reply[key] is None else float(reply[key]) for key in ("max_abs_error", "limit"))
+        return Check(bool(reply["passed"]), error, limit, str(reply["reason"])[:300])
 
     def writable(self, case: OwnCase) -> list[int]:
         """The indices of the inputs of a case into which answers may be written. Raises `Lost` and `Answered` if the
@@ -150,8 +150,8 @@ class Arena:
             self.lends = False
             if self.device.type == "cuda":
                 with contextlib.suppress(Lost, Answered):
-                    told = hand.ask("specimen")
-                    self.lends = self.judge.ask("borrowed", files=told["files"])["sums"] == [1023 * 512.0]
+                    reply = hand.ask("specimen")
+                    self.lends = self.judge.ask("borrowed", files=reply["files"])["sums"] == [1023 * 512.0]
                 hand.fault = self.judge.fault = None
         return self.lends
 
@@ -193,11 +193,11 @@ class Arena:
         free = max(1, processes.free_bytes(self.device) // max(1, len(bounds)))
         # What is larger than the cache passes it by itself; a second copy would only take memory.
         most = 1 if size >= AIM * known else MOST_SETS[self.device.type]
-        asked = rotation(self.cache, size, known, free, most)
-        had, lost = asked.sets, {}
+        wanted = rotation(self.cache, size, known, free, most)
+        had, lost = wanted.sets, {}
         for one in bounds:
             try:
-                had = min(had, int(self.hand(one.implementation).ask("spread", count=asked.sets)["sets"]))
+                had = min(had, int(self.hand(one.implementation).ask("spread", count=wanted.sets)["sets"]))
             except (Lost, Answered, Unavailable) as exc:
                 lost[one.implementation] = against(one.implementation, exc, "while its inputs were copied")
 
@@ -212,7 +212,7 @@ class Arena:
             copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, had))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
-        turns = asked if had == asked.sets else rotation(self.cache, size, known, had * size, had)
+        turns = wanted if had == wanted.sets else rotation(self.cache, size, known, had * size, had)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
     def still_right(self, judged: Judged) -> Judged:
@@ -249,8 +249,8 @@ class Arena:
         found = self.verdict(hand, case, seed, answer)
         if not found.passed:
             return replace(found, reason=f"right before timing, wrong after: {found.reason}")
-        told = self.afterthoughts(name, case)
-        return replace(found, passed=False, reason=told) if told else found
+        reason = self.afterthoughts(name, case)
+        return replace(found, passed=False, reason=reason) if reason else found
 
     def load(self, name: str) -> Built | BuildFailed | Unavailable:
         """Starts the implementation's process, which imports the workload and builds what has to be built."""
@@ -302,11 +302,11 @@ class Arena:
         def make(contender: Contender) -> RemoteTimer:
             hand = cast(Place, contender.plans[0]).hand
             try:
-                told = hand.ask("timer", regime=regime)
+                reply = hand.ask("timer", regime=regime)
             except (Lost, Answered) as exc:
                 raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
             turn = self.turns.setdefault(contender.implementation, Turn())
-            return RemoteTimer(hand, regime, int(told["calls_made"]), float(told["overhead_us"]), turn)
+            return RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
 
         return make
 
@@ -381,18 +381,18 @@ def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome
     return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)
 
 
-def open_arena(asked: Spec, device: torch.device) -> Arena:
+def open_arena(spec: Spec, device: torch.device) -> Arena:
     """The arena of one step; each of its processes is started when it is first needed."""
-    assert isinstance(asked.workload, OwnWorkload), "others run here"
-    start = starter(asked.workload, device, asked.threads)
+    assert isinstance(spec.workload, OwnWorkload), "others run here"
+    start = starter(spec.workload, device, spec.threads)
     return Arena(
         device=device,
-        seed=asked.seed,
-        cache=asked.cache,
-        blocks=asked.repeats,
-        limit_s=asked.answer_limit_s,
+        seed=spec.seed,
+        cache=spec.cache,
+        blocks=spec.repeats,
+        limit_s=spec.answer_limit_s,
         start=start,
-        judge=Hand("", start, max(asked.answer_limit_s, READING_LIMIT_S)),
-        baselines=tuple(asked.workload.describe().get("baselines", ())),
-        writes=bool(asked.workload.describe().get("writes")),
+        judge=Hand("", start, max(spec.answer_limit_s, READING_LIMIT_S)),
+        baselines=tuple(spec.workload.describe().get("baselines", ())),
+        writes=bool(spec.workload.describe().get("writes")),
     )

@@ -203,10 +203,10 @@ class Bench:
         del fresh
         if not lend or size_of(at_once) < LEND_BYTES:
             return {"fault": "", **written(at_once, folder)}
-        told, self.shown = lent(at_once)
+        reply, self.shown = lent(at_once)
         del at_once
         release(self.device)
-        return {"fault": "", **told, "lent": True}
+        return {"fault": "", **reply, "lent": True}
 
     def taken(self) -> Reply:
         """Frees the memory of an answer once the judge has copied it."""
@@ -216,8 +216,8 @@ class Bench:
 
     def specimen(self) -> Reply:
         """A tensor that is lent to try out lending before any answer is lent."""
-        told, self.shown = lent(torch.arange(1024.0, device=self.device))
-        return told
+        reply, self.shown = lent(torch.arange(1024.0, device=self.device))
+        return reply
 
     def given(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
         """The input tensors that an implementation must not write to."""

@@ -37,7 +37,7 @@ def device_name(where: torch.device) -> str:
     return str(torch.cuda.get_device_name(where)) if where.type == "cuda" else cpu_model()
 
 
-def record(where: torch.device, asked: Spec) -> dict[str, object]:
+def record(where: torch.device, spec: Spec) -> dict[str, object]:
     """The content of environment.json. What is not known or does not apply is null."""
     cuda = where.type == "cuda"
     sensors = nvml(where)
@@ -65,11 +65,11 @@ def record(where: torch.device, asked: Spec) -> dict[str, object]:
         **(sensors.settings() if sensors else dict.fromkeys(SETTINGS)),
         **in_kernel(where, sensors),
         "nvrtc": nvrtc_version() if cuda else None,
-        "threads": asked.threads or torch.get_num_threads(),
+        "threads": spec.threads or torch.get_num_threads(),
         "cpu_clock_overhead_ns": timers.clock_overhead_ns(),
         "timer_overhead_us": round(timers.timer_overhead_us(where), 4),
-        "protocol": protocol(where, asked),
-        **{key: asked.machine.get(key) or None for key in MACHINE},
+        "protocol": protocol(where, spec),
+        **{key: spec.machine.get(key) or None for key in MACHINE},
         "spotbench": source.get("spotbench"),
         "git_commit": source.get("git_commit"),
         "git_dirty": source.get("git_dirty"),
@@ -78,20 +78,20 @@ def record(where: torch.device, asked: Spec) -> dict[str, object]:
     }
 
 
-def protocol(where: torch.device, asked: Spec) -> dict[str, object]:
+def protocol(where: torch.device, spec: Spec) -> dict[str, object]:
     """How measurements are made: the settings of the spec, and the constants of the harness. Times are in seconds."""
     cuda = where.type == "cuda"
     why_no_gate = CudaStream(where).why_no_gate if cuda else ""
     return {
-        "regime": asked.regime,
-        "repeats": asked.repeats,
-        "warmup": asked.warmup,
+        "regime": spec.regime,
+        "repeats": spec.repeats,
+        "warmup": spec.warmup,
         "warmup_limit_s": warming.LIMIT_S[where.type],
         "warmup_window_blocks": warming.WINDOW_BLOCKS,
         "warmup_tolerance": warming.TIME_TOLERANCE,
-        "stop_at_relative_ci": asked.stop_at_relative_ci,
-        "case_budget_s": asked.case_budget_s,
-        "cache": asked.cache,
+        "stop_at_relative_ci": spec.stop_at_relative_ci,
+        "case_budget_s": spec.case_budget_s,
+        "cache": spec.cache,
         "cache_turned_over": input_sets.AIM,
         "most_input_sets": input_sets.MOST_SETS[where.type],
         "timer": "CUDA events" if cuda else "perf_counter_ns",

@@ -113,15 +113,15 @@ class RemoteTimer:
         queued = self.queued()
         began = time.perf_counter()
         try:
-            told = self.hand.ask("sample", regime=self.regime, first=plans[0].at, keep=self.turn.wanted)
+            reply = self.hand.ask("sample", regime=self.regime, first=plans[0].at, keep=self.turn.wanted)
         except (Lost, Answered) as exc:
             raise Unavailable(exc.reason(f"while it was timed ({self.regime})")) from exc
         wall = max(0.0, time.perf_counter() - began - (self.queued() - queued))
-        timed = Timed(**told["timed"])
+        timed = Timed(**reply["timed"])
         if not timed.latency_us >= 0:
             raise Unavailable("untrusted: it reports a negative time for a call")
         self.hand.walls.append((wall, timed.latency_us * self.calls_made / 1e6, timed.latency_us / 1e6))
-        self.rest = float(told["rest_s"])
+        self.rest = float(reply["rest_s"])
         return timed
 
     def queued(self) -> float:

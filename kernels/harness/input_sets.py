@@ -31,14 +31,14 @@ class Rotation:
     cache: str
 
 
-def rotation(asked: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
-    """The number of copies that `asked` (`cold` or `warm`) needs, up to `most`. `set_bytes` is what one call reads and
+def rotation(cache: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
+    """The number of copies that `cache` (`cold` or `warm`) needs, up to `most`. `set_bytes` is what one call reads and
     writes.
 
     Even a set that is larger than `AIM` caches gets a second one where memory allows. Where memory does not suffice for
     cold caches the state is `mixed`: some of the inputs may still be in the cache.
     """
-    if asked == "warm":
+    if cache == "warm":
         return Rotation(1, "warm")
     wanted = 1 + max(1, math.ceil(AIM * cache_bytes / set_bytes))
     sets = max(1, min(wanted, most, free_bytes // set_bytes))

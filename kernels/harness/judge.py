@@ -74,8 +74,8 @@ class Judge:
 
     def refused(self, exc: Exception) -> BadWorkload:
         """The error to raise when the workload's reference raises: it is the workload's own fault."""
-        told = place(exc, self.definition.file)
-        return BadWorkload(f"{told}: the reference raises {type(exc).__name__}: {exc}")
+        where = place(exc, self.definition.file)
+        return BadWorkload(f"{where}: the reference raises {type(exc).__name__}: {exc}")
 
     def by_own_check(self, case: dict[str, Any], seed: int, output: Any) -> Check:
         """The verdict of the workload's own check, with the distance from the reference's output where the two can be
@@ -106,7 +106,7 @@ class Judge:
             if size_of(output) >= LARGE_BYTES:
                 del output
                 release(self.device)
-            return told_of(verdict)
+            return reply_of(verdict)
         exact = self.right(case, case_id, seed)
         output = unflattened(tree, [read(one, self.device) for one in files])
         _, leaves_out = criterion.flattened(output)
@@ -125,7 +125,7 @@ class Judge:
         if size_of(output) >= LARGE_BYTES:
             del output, leaves_out
             release(self.device)
-        return told_of(verdict)
+        return reply_of(verdict)
 
     def borrowed(self, files: list[Any]) -> Reply:
         """The sums of lent answers, from which the harness learns whether lending between two processes works."""
@@ -142,8 +142,8 @@ class Judge:
 
     def tolerance(self, case: dict[str, Any]) -> Mapping[str, float] | None:
         """The tolerance that the workload itself gives; None where it gives none."""
-        told = self.definition.tolerance
-        return told(case) if callable(told) else told
+        tolerance = self.definition.tolerance
+        return tolerance(case) if callable(tolerance) else tolerance
 
     def right(self, case: dict[str, Any], case_id: str, seed: int) -> criterion.Exact:
         """The right answer for a seed. At most two are kept, and only one if it is large."""
@@ -193,7 +193,7 @@ class Judge:
         return {}
 
 
-def told_of(verdict: Check) -> Reply:
+def reply_of(verdict: Check) -> Reply:
     """A verdict as plain data."""
     return {
         "passed": verdict.passed,

@@ -142,8 +142,8 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
     assert by is not None, "and a yardstick"
     size = problem.set_bytes(case, judged.inputs)
     cache = cache_bytes(device) or ASSUMED_CACHE_BYTES
-    asked = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
-    sets = copies(judged.inputs, asked.sets, problem.copied)
+    planned = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
+    sets = copies(judged.inputs, planned.sets, problem.copied)
     calls: dict[str, list[Call]] = {}
     peaks: dict[str, int | None] = {}
     for one in judged.bound:
@@ -171,7 +171,7 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
         fault = partial(check_copies, by=by)
         return spoilt(session.facts, judged, replace(outcome, bound=bound), fault)
 
-    had = asked if count == asked.sets else rotation(session.spec.cache, size, cache, count * size)
+    had = planned if count == planned.sets else rotation(session.spec.cache, size, cache, count * size)
     return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), had
 
 

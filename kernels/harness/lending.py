@@ -51,10 +51,10 @@ def lend(one: torch.Tensor) -> list[Any]:
 
 def borrowed(place: list[Any], size: int, device: torch.device) -> torch.Tensor:
     """A copy of `size` bytes of another process's memory, on this device. Raises `RuntimeError`."""
-    told, offset = str(place[0]), int(place[1])
+    handle_hex, offset = str(place[0]), int(place[1])
     torch.zeros(1, device=device)  # makes the device's context the current one
     library, address = driver(), ctypes.c_uint64()
-    handle = Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(told)[:HANDLE_BYTES]))
+    handle = Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(handle_hex)[:HANDLE_BYTES]))
     check(library.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(LAZY_PEER_ACCESS)), "borrowing")
     try:
         copy = torch.as_tensor(Bytes(address.value + offset, size), device=device).clone()

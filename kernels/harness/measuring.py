@@ -75,10 +75,10 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
     rng = axes.order(case, session.spec.seed)
     with ExitStack() as stack:
         measured_in: list[Regime] = []
-        asked = regimes(session.spec.regime, session.device.type, case)
-        for number, name in enumerate(asked, start=1):
+        names = regimes(session.spec.regime, session.device.type, case)
+        for number, name in enumerate(names, start=1):
             spool = stack.enter_context(Spool(folder))
-            extent = extent_of(session, number / len(asked), began)
+            extent = extent_of(session, number / len(names), began)
             by = Instruments(timed_by(name), clocks(session.device, sustained=name == SUSTAINED))
             measured = measure(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))

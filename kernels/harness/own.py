@@ -62,20 +62,20 @@ class OwnWorkload:
     form: str
     path: str
     read: Callable[[], Mapping[str, Any]] | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)
+    description: Mapping[str, Any] = field(default_factory=dict)
 
     grid_keys = ()
 
     def describe(self) -> Mapping[str, Any]:
         """The description of the workload. Raises `BadSpec` with file and line where it cannot be read."""
-        if not self.told and self.read is not None:
-            self.told = self.read()
-        return self.told
+        if not self.description and self.read is not None:
+            self.description = self.read()
+        return self.description
 
     @property
     def name(self) -> str:
         """The file's own name."""
-        return str(self.told.get("name", ""))
+        return str(self.description.get("name", ""))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class OwnWorkload:
 
     def knows(self, implementation: str) -> bool:
         """Whether the workload has an implementation of that name."""
-        return implementation in self.shown() or not self.told
+        return implementation in self.shown() or not self.description
 
     def implementation(self, name: str, _site: Site) -> Implementation:
         """A placeholder, as no implementation of the workload runs in the harness's process."""

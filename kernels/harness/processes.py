@@ -35,8 +35,8 @@ def prepare(workload: Path) -> None:
     """Sets what every worker for a workload has imported before it begins. It is called before the first worker
     starts."""
     folder = workload if workload.is_dir() else workload.parent
-    told = (b"torch.compile", b"class Model")
-    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in told)
+    words = (b"torch.compile", b"class Model")
+    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in words)
     SPAWN.set_forkserver_preload(["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])])
 
 
@@ -68,9 +68,9 @@ class Answered(Exception):
 class Worker:
     """One process, and our end of its pipe. Only data comes back: JSON of a bounded size."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self.pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=entry, args=(theirs, dict(told)), daemon=True)
+        self.process = SPAWN.Process(target=entry, args=(theirs, dict(settings)), daemon=True)
         with short_paths():
             self.process.start()
         theirs.close()
@@ -134,11 +134,11 @@ def short_paths() -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def entry(pipe: Connection, told: dict[str, Any]) -> None:
+def entry(pipe: Connection, settings: dict[str, Any]) -> None:
     """The main function of a worker."""
     from kernels.harness.worker import serve
 
-    serve(pipe, told)
+    serve(pipe, settings)
 
 
 def descendants(root: int | None) -> list[int]:

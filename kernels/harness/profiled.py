@@ -40,18 +40,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", required=True)
     parser.add_argument("--implementation", required=True)
     parser.add_argument("--out", default="", help="the stem of what PyTorch's profiler writes; none under ncu")
-    asked = parser.parse_args(arguments)
-    spec = parse(asked.spec.read_text(encoding="utf-8"), described)
+    options = parser.parse_args(arguments)
+    spec = parse(options.spec.read_text(encoding="utf-8"), described)
     if spec.threads:
         torch.set_num_threads(spec.threads)
     device = environment.device()
     with torch.inference_mode(), tempfile.TemporaryDirectory(prefix="bench-profile-") as logs:
-        call = caller(spec, asked.case, asked.implementation, Site(device, spec.threads, Path(logs), default_cache()))
+        call = caller(
+            spec, options.case, options.implementation, Site(device, spec.threads, Path(logs), default_cache())
+        )
         for _ in range(WARM_CALLS):
             call()
         settle(device)
-        if asked.out:
-            trace(call, device, asked.implementation, asked.out)
+        if options.out:
+            trace(call, device, options.implementation, options.out)
         else:
             torch.cuda.profiler.start()
             call()
@@ -95,8 +97,8 @@ def trace(call: Callable[[], Any], device: torch.device, name: str, stem: str) -
         with gzip.open(f"{stem}.trace.json.gz", "wb") as packed:
             packed.write(plain.read_bytes())
     table = sorted((row(one) for one in seen.key_averages()), key=lambda one: -(one["device_us"] or one["cpu_us"]))
-    told = {"schema": 1, "tool": "torch.profiler", "calls": BLOCK, "rows": table[:MOST_ROWS]}
-    Path(f"{stem}.table.json").write_text(json.dumps(told, indent=1) + "\n")
+    content = {"schema": 1, "tool": "torch.profiler", "calls": BLOCK, "rows": table[:MOST_ROWS]}
+    Path(f"{stem}.table.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def row(one: Any) -> dict[str, Any]:

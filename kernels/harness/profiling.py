@@ -100,17 +100,17 @@ def recorded(out: Path) -> Machine | None:
 def profile_all(spec: Spec, out: Path, facts: Facts, machine: Machine) -> int:
     """Makes a profile for each implementation and case of the spec; a failure is recorded with its reason. Always
     returns 0, as the measurements stay valid. While one is profiled, the texts of the one before are written."""
-    asked = spec.profile
-    assert asked is not None, "the step is run only where something is to be profiled"
+    profile = spec.profile
+    assert profile is not None, "the step is run only where something is to be profiled"
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     cases = {case.id: case for case in spec.measure}
-    tool = find_tool(machine.kind, asked.set, os.environ)
+    tool = find_tool(machine.kind, profile.set, os.environ)
     if tool.why_not:
         log(f"profile: {tool.why_not}")
     rows: list[dict[str, Any]] = []
     waiting: deque[Future[dict[str, Any]]] = deque()
 
-    def told(future: Future[dict[str, Any]]) -> None:
+    def record(future: Future[dict[str, Any]]) -> None:
         row = future.result()
         rows.append(row)
         log(f"profiled {row['implementation']} on {row['case_id']}: {row['reason'] or ', '.join(row['files'])}")
@@ -118,17 +118,17 @@ def profile_all(spec: Spec, out: Path, facts: Facts, machine: Machine) -> int:
             facts.send("profiled", path=path, case_id=row["case_id"], implementation=row["implementation"])
 
     with ThreadPoolExecutor(1) as writer:
-        for case_id in asked.cases:
-            for name in asked.implementations or tuple(dict.fromkeys(map(original, spec.implementations))):
+        for case_id in profile.cases:
+            for name in profile.implementations or tuple(dict.fromkeys(map(original, spec.implementations))):
                 began = time.monotonic()
                 job = Job(spec, out, case_id, name)
-                row = looked_at(job, asked.set, tool, cases.get(case_id))
+                row = looked_at(job, profile.set, tool, cases.get(case_id))
                 waiting.append(writer.submit(finished, job, tool, row, began))
                 while waiting and waiting[0].done():  # what is whole may be stored before the next has ended
-                    told(waiting.popleft())
+                    record(waiting.popleft())
         for future in waiting:
-            told(future)
-    summary = {"schema": 1, "set": asked.set, "device": machine.device, "profiles": rows}
+            record(future)
+    summary = {"schema": 1, "set": profile.set, "device": machine.device, "profiles": rows}
     (out / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
     facts.send("profiled", path=SUMMARY, case_id="", implementation="")
     return 0
@@ -227,9 +227,9 @@ def write_pages(ncu: str, stem: Path) -> None:
         ("rules.csv", ["--page", "details", "--csv"]),
     )
     with ThreadPoolExecutor() as at_once:
-        asked = {suffix: at_once.submit(run, [ncu, "--import", report, *options]) for suffix, options in pages}
-    for suffix, told in asked.items():
-        Path(f"{stem}.{suffix}").write_text(told.result().stdout, encoding="utf-8")
+        futures = {suffix: at_once.submit(run, [ncu, "--import", report, *options]) for suffix, options in pages}
+    for suffix, future in futures.items():
+        Path(f"{stem}.{suffix}").write_text(future.result().stdout, encoding="utf-8")
     with Path(report).open("rb") as plain, gzip.open(f"{report}.gz", "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     Path(report).unlink()

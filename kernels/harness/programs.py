@@ -119,57 +119,57 @@ def how(ended: Ended, limit_s: float) -> str:
 
 def perform(step: str, session: Session, workload: OwnWorkload) -> int:
     """The step `build` or `measure` of a program; its exit code. Raises `BadSpec`."""
-    told = described(workload)
-    return build_program(session, told) if step == "build" else measure_program(session, told)
+    program = described(workload)
+    return build_program(session, program) if step == "build" else measure_program(session, program)
 
 
-def build_program(session: Session, told: Described) -> int:
+def build_program(session: Session, program: Described) -> int:
     """Runs the build command, if there is one; its output is kept as build.log."""
     facts = session.facts
-    if not told.build:
+    if not program.build:
         facts.send("gate", name="kernel_loads", passed=True, detail="nothing to build")
         return DONE
     errors = session.out / "build.log"
-    ended = run(told.build, told.folder, told.build_limit_s, session.out / "build.out", errors)
+    ended = run(program.build, program.folder, program.build_limit_s, session.out / "build.out", errors)
     if ended.code == 0:
-        facts.send("gate", name="kernel_loads", passed=True, detail=f"`{told.build}` in {ended.seconds:.1f} s"[:200])
+        facts.send("gate", name="kernel_loads", passed=True, detail=f"`{program.build}` in {ended.seconds:.1f} s"[:200])
         return DONE
-    detail = f"`{told.build}` {how(ended, told.build_limit_s)}"
+    detail = f"`{program.build}` {how(ended, program.build_limit_s)}"
     facts.send("gate", name="kernel_loads", passed=False, detail=detail[:200])
     facts.send("problem", cause="build_failed", detail=f"{detail}\n{ended.tail}".strip())
     return FAILED
 
 
-def measure_program(session: Session, told: Described) -> int:
+def measure_program(session: Session, program: Described) -> int:
     """Runs the command, reads its output, and stores the results case by case."""
     facts = session.facts
     printed = session.out / "program.out"
-    written = told.folder / told.output if told.output else printed
-    if told.output:
+    written = program.folder / program.output if program.output else printed
+    if program.output:
         written.unlink(missing_ok=True)
-    ended = run(told.command, told.folder, told.limit_s, printed, session.out / "program.log")
+    ended = run(program.command, program.folder, program.limit_s, printed, session.out / "program.log")
     try:
         if ended.code != 0:
-            raise Unreadable(how(ended, told.limit_s))
+            raise Unreadable(how(ended, program.limit_s))
         if not written.is_file() or written.is_symlink():
-            raise Unreadable(f"wrote no file {told.output}")
+            raise Unreadable(f"wrote no file {program.output}")
         if written.stat().st_size > outputs.MOST_BYTES:
             raise Unreadable(f"wrote more than {outputs.MOST_BYTES >> 20} MB")
-        results = outputs.read(told.format, written.read_text(encoding="utf-8", errors="replace"), told.folder)
+        results = outputs.read(program.format, written.read_text(encoding="utf-8", errors="replace"), program.folder)
     except Unreadable as exc:
-        facts.send("problem", cause="program_failed", detail=f"`{told.command}`: {exc}\n{ended.tail}".strip()[:4000])
+        facts.send("problem", cause="program_failed", detail=f"`{program.command}`: {exc}\n{ended.tail}".strip()[:4000])
         return FAILED
-    store(session, told, results)
+    store(session, program, results)
     return DONE
 
 
-def store(session: Session, told: Described, results: Iterable[Result]) -> None:
+def store(session: Session, program: Described, results: Iterable[Result]) -> None:
     """Writes a file for each case; each is stored by the agent before the next one."""
-    asked, facts = session.spec, session.facts
+    spec, facts = session.spec, session.facts
     cases = grouped(results)
     names = tuple(dict.fromkeys(name for cell, _ in cases for name in cell.axes))
-    origin = rows.Origin(asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__))
-    left = [(cell, listed) for cell, listed in cases if cell.id not in asked.skip_cases]
+    origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
+    left = [(cell, listed) for cell, listed in cases if cell.id not in spec.skip_cases]
     facts.send(
         "planned",
         cases=[cell.id for cell, _ in left],
@@ -179,9 +179,9 @@ def store(session: Session, told: Described, results: Iterable[Result]) -> None:
     for index, (cell, listed) in enumerate(left, start=1):
         place = {"case_id": cell.id, "index": index, "of": len(left)}
         facts.send("case_started", **place)
-        made = [row for one in listed for row in table(origin, told, cell, one, names)]
+        made = [row for one in listed for row in table(origin, program, cell, one, names)]
         count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", measurement_columns(names), made)
-        timed = {one.implementation or told.name: one for one in listed}
+        timed = {one.implementation or program.name: one for one in listed}
         facts.send(
             "case_finished",
             path=f"cases/{cell.id}.csv",
@@ -218,13 +218,13 @@ def name_of(one: Result) -> str:
 
 
 def table(
-    origin: rows.Origin, told: Described, cell: Cell, one: Result, names: tuple[str, ...]
+    origin: rows.Origin, program: Described, cell: Cell, one: Result, names: tuple[str, ...]
 ) -> Iterable[Mapping[str, str]]:
     """A row for each sample, or one row with the reason. Regime and backend mark them as reported by the program."""
     shared = {
         **{name: cell.axes.get(name, "") for name in names},
         "case_id": cell.id, "run_id": origin.run_id, "vm": origin.vm, "device": origin.device, "torch": origin.torch,
-        "regime": REGIME, "backend": f"{REGIME}:{told.format}", "implementation": one.implementation or told.name,
+        "regime": REGIME, "backend": f"{REGIME}:{program.format}", "implementation": one.implementation or program.name,
         "started_at": now(),
     }  # fmt: skip
     if not one.samples_us:

@@ -13,10 +13,10 @@ busy without a graph. It is also heavy enough for a power limit to slow a device
 its `flops`."""
 
 
-def regimes(asked: str, device: str, case: Case) -> tuple[str, ...]:
+def regimes(regime: str, device: str, case: Case) -> tuple[str, ...]:
     """The regimes of a case on a kind of device (`cuda` or `cpu`), in the order in which they are measured."""
-    if asked != BOTH:
-        return tuple(asked.split("+"))
+    if regime != BOTH:
+        return tuple(regime.split("+"))
     if device != "cuda":
         return BURST, SUSTAINED
     heavy = getattr(case, "flops", 0.0) >= HELD_BACK_FLOPS

@@ -85,10 +85,10 @@ def watched_in(timed_by: Callable[[Contender], Timer], contender: Contender) -> 
 
 
 def row(
-    judged: Judged, origin: rows.Origin, contender: Contender, regime: str, told: tuple[float, Watched | Missed]
+    judged: Judged, origin: rows.Origin, contender: Contender, regime: str, result: tuple[float, Watched | Missed]
 ) -> rows.Row:
     """A row with the median of the ordinary measurement, and what CUPTI and our timer show now."""
-    unwatched_us, found = told
+    unwatched_us, found = result
     backends = {one.implementation: one.backend for one in judged.bound}
     if isinstance(found, Missed):
         log(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {found.why}")

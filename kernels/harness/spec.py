@@ -122,7 +122,7 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
         skip_cases=frozenset(skip),
         stop_at_relative_ci=None if tight is None else positive(tight, "stop_at_relative_ci"),
         case_budget_s=case_budget_s(spec.get("case_budget_usd"), spec.get("usd_per_hour")),
-        machine={key: text_of(told, f"machine.{key}") for key, told in machine.items()},
+        machine={key: text_of(value, f"machine.{key}") for key, value in machine.items()},
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
         answer_limit_s=positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
@@ -131,10 +131,10 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
     )
 
 
-def implementations_of(workload: Workload, told: object) -> tuple[str, ...]:
+def implementations_of(workload: Workload, data: object) -> tuple[str, ...]:
     """The implementations that are measured. A control needs the implementation that it controls. Raises `BadSpec`."""
     found = names(
-        all_of(workload, told), "implementations", workload.shown(), lambda one: workload.knows(original(one))
+        all_of(workload, data), "implementations", workload.shown(), lambda one: workload.knows(original(one))
     )
     for one in found:
         if one != original(one) and original(one) not in found:
@@ -144,15 +144,15 @@ def implementations_of(workload: Workload, told: object) -> tuple[str, ...]:
 
 def profile_of(data: object) -> Profile:
     """What is to be profiled. Raises `BadSpec`."""
-    told = table(data, "profile", ("cases",), ("implementations", "set"))
+    fields = table(data, "profile", ("cases",), ("implementations", "set"))
     for key in ("cases", "implementations"):
-        listed = told.get(key, [])
+        listed = fields.get(key, [])
         if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed):
             raise BadSpec(f"profile.{key} must be a list of names, not {shown(listed)}")
     return Profile(
-        tuple(told["cases"]),
-        tuple(told.get("implementations", ())),
-        name(told.get("set", SETS[0]), "profile.set", SETS),
+        tuple(fields["cases"]),
+        tuple(fields.get("implementations", ())),
+        name(fields.get("set", SETS[0]), "profile.set", SETS),
     )
 
 
@@ -177,13 +177,13 @@ def original(implementation: str) -> str:
     return implementation.removesuffix(CONTROL)
 
 
-def all_of(workload: Workload, asked: object) -> object:
+def all_of(workload: Workload, data: object) -> object:
     """The names of the spec, where `*` is replaced by every implementation, and `*:aa` by the control of the first."""
     shown = workload.shown()
-    if not isinstance(workload, OwnWorkload) or not isinstance(asked, list) or ALL in shown:
-        return asked
+    if not isinstance(workload, OwnWorkload) or not isinstance(data, list) or ALL in shown:
+        return data
     written = {ALL: list(shown), ALL + CONTROL: [shown[0] + CONTROL]}
-    return [name for one in asked for name in (written.get(one, [one]) if isinstance(one, str) else [one])]
+    return [name for one in data for name in (written.get(one, [one]) if isinstance(one, str) else [one])]
 
 
 def cases(workload: Workload, grid: Mapping[str, object], where: str) -> tuple[Case, ...]:

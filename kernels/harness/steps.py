@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.harness import environment, measuring, rows, spec
+from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena, open_arena
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew, one_line
@@ -18,6 +18,7 @@ from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import regimes
 from kernels.harness.second_clock import ask_cupti
+from kernels.harness.spec import Spec, original
 from kernels.harness.workload import BuildFailed, BuildRecord
 
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
@@ -78,12 +79,12 @@ def tell_loaded(session: Session, crew: Crew) -> int:
     return WRONG if loaded else NOT_BUILT
 
 
-def arena_of(asked: spec.Spec, device: torch.device) -> Arena | None:
+def arena_of(spec: Spec, device: torch.device) -> Arena | None:
     """The processes for a user's own workload; None for our workloads, and where nothing is known of the workload
     yet."""
-    if not isinstance(asked.workload, OwnWorkload) or not asked.workload.told:
+    if not isinstance(spec.workload, OwnWorkload) or not spec.workload.description:
         return None
-    return open_arena(asked, device)
+    return open_arena(spec, device)
 
 
 def tell_built(session: Session, record: BuildRecord) -> None:
@@ -106,7 +107,7 @@ def smoke_test(session: Session, crew: Crew, subject: str) -> int:
     if passed:
         return DONE
     session.facts.send("problem", cause="kernel_wrong" if outcome.wrong else "gate_failed", detail=outcome.reason)
-    others = {spec.original(name) for name in session.spec.implementations} - {subject}
+    others = {original(name) for name in session.spec.implementations} - {subject}
     return WRONG if outcome.wrong and others else GATE_FAILED
 
 
@@ -127,24 +128,24 @@ def check_all(session: Session) -> int:
 
 def measure_all(session: Session) -> int:
     """Checks and then times each case. The agent has stored a case's file before the next case starts."""
-    asked, facts = session.spec, session.facts
+    spec, facts = session.spec, session.facts
     try:
         timed_by = measuring.timers(session)
     except ValueError as exc:
         raise BadSpec(str(exc)) from exc
     crew = build_all(session)
-    origin = rows.Origin(asked.run_id, asked.vm, environment.device_name(session.device), str(torch.__version__))
+    origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
     facts.send(
         "planned",
-        cases=[case.id for case in asked.planned],
-        total=len(asked.measure),
+        cases=[case.id for case in spec.planned],
+        total=len(spec.measure),
         measurements_per_implementation=sum(
-            asked.repeats * len(regimes(asked.regime, session.device.type, case)) for case in asked.measure
+            spec.repeats * len(regimes(spec.regime, session.device.type, case)) for case in spec.measure
         ),
     )
     wrong, measured = False, []
-    for index, case in enumerate(asked.planned, start=1):
-        place = {"case_id": case.id, "index": index, "of": len(asked.planned)}
+    for index, case in enumerate(spec.planned, start=1):
+        place = {"case_id": case.id, "index": index, "of": len(spec.planned)}
         facts.send("case_started", **place)
         began = time.monotonic()
         done = measuring.measure_case(session, crew, case, origin, timed_by)

@@ -104,8 +104,8 @@ def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) 
     counts = {len(one.work) for one in own}
     each, rest = divmod(min(counts), timer.calls_made)
     if len(counts) > 1 or rest or not each:
-        told = " or ".join(map(str, sorted(counts)))
-        return Missed(f"CUPTI has {told} kernels of a sample of {timer.calls_made} calls")
+        counted = " or ".join(map(str, sorted(counts)))
+        return Missed(f"CUPTI has {counted} kernels of a sample of {timer.calls_made} calls")
     calls = timer.calls_made - timer.warm
     timed = [one.work[timer.warm * each :] for one in own]
     spans = [span_of(work) / 1000 / calls for work in timed]

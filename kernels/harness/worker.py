@@ -30,15 +30,15 @@ from kernels.harness.workload import BuildFailed, Unavailable
 PDEATHSIG = 1
 
 
-def serve(pipe: Connection, told: dict[str, Any]) -> None:
+def serve(pipe: Connection, settings: dict[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
     alone(pipe)
     handles = Handles()
-    device = torch.device(told["device"])
-    if told["threads"]:
-        torch.set_num_threads(told["threads"])
+    device = torch.device(settings["device"])
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
     subject: Any = None
-    file = Path(told["path"])
+    file = Path(settings["path"])
     with torch.inference_mode():
         while True:
             try:
@@ -47,7 +47,7 @@ def serve(pipe: Connection, told: dict[str, Any]) -> None:
                 os._exit(0)
             try:
                 if request["op"] == "load":
-                    definition = load(told["form"], file)
+                    definition = load(settings["form"], file)
                     file = definition.file
                     name = request["name"]
                     subject = Judge(definition, device) if name is None else Bench(definition, name, device)

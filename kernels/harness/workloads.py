@@ -13,11 +13,11 @@ from kernels.harness.workload import Workload
 
 
 def find(name: object) -> Workload:
-    """The workload called `name`, or a user's own, which is told as an object of `form` and `path` (below the payload).
+    """The workload called `name`, or a user's own, given as an object of `form` and `path` (below the payload).
     Raises `BadSpec` where there is none."""
     if isinstance(name, dict):
-        told = table(name, "workload", ("form", "path"))
-        return OwnWorkload(text_of(told["form"], "workload.form"), text_of(told["path"], "workload.path"))
+        fields = table(name, "workload", ("form", "path"))
+        return OwnWorkload(text_of(fields["form"], "workload.form"), text_of(fields["path"], "workload.path"))
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise BadSpec(f"workload: {shown(name)} is no name of a workload, as {DEFAULT_WORKLOAD} is")
     module = f"kernels.{name}.workload"

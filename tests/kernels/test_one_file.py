@@ -139,7 +139,7 @@ def test_a_grid_chooses_among_the_axes_and_names_what_it_does_not_know() -> None
     told = {"name": "mine", "file": "mine.py", "axes": ["rows", "dtype"], "implementations": ["torch"],
             "cases": [{"rows": 2, "dtype": "float32"}, {"rows": 3, "dtype": "float32"}],
             "skip": ["", ""], "flops": [None, 6.0], "bytes": [None, None]}  # fmt: skip
-    workload = OwnWorkload("file", "mine.py", told=told)
+    workload = OwnWorkload("file", "mine.py", description=told)
     assert [case.id for case in workload.cases({"axes": {"rows": ["3"]}}, "measure")] == ["rows3-float32"]
     assert workload.cases({}, "measure")[1].axes == {"axis:rows": "3", "dtype": "float32"}
     with pytest.raises(BadSpec, match=r"mine\.py has no axis cols; it has rows, dtype"):
