@@ -1,15 +1,15 @@
-// What one block does: which rows and keys are its own, and when copies, barriers and arithmetic take their turns.
+// What one block does: which rows and keys it processes, and the order of copies, barriers and arithmetic.
 #pragma once
 #include "paged.cuh"
 
-// Which output rows and which keys this block works on.
+// The output rows and the keys of this block.
 struct Work {
-  int head, row0;   // head of all batches together
+  int head, row0;   // the head, counted over all batches
   int first, last;  // tiles first .. last - 1 of keys
 };
 
-// Causal row tiles differ in length: the longest go first, so that the short ones fill the gaps at the end. Heads are
-// taken a section at a time, so that the K and V in flight fit the L2 cache; the last section may have heads too many.
+// Causal row tiles differ in length: the longest go first, so that the short ones fill the gaps at the end. Heads are taken a
+// section at a time, so that the K and V in use fit in the L2 cache; the last section may have too many heads.
 template <class C>
 DEVICE Work work_of_block(const AttentionParams& p, int block) {
   Work w;
@@ -50,19 +50,20 @@ struct ScopeIf<true> {
 template <class C>
 struct Block {
   const AttentionParams& p;
-  int first, last;             // as in Work
+  int first, last;             // see Work
   Warp<C> warp;
-  const char *k, *v;           // this thread's first chunk of the next K tile, of the V tile beside it; of the first page's first row
-  u32 q_tile;                  // shared memory: Q, then stages of K and V
-  u32 q_lane;                  // where this lane's ldmatrix rows of Q start
+  const char *k, *v;           // this thread's first chunk of the next tile of K, and of V; with pages, of the first page
+  u32 q_tile;                  // address in shared memory of Q; the stages of K and V follow
+  u32 q_lane;                  // the start of this lane's ldmatrix rows of Q
   typename ScopeIf<C::GENERAL>::Type scope;
 
   static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
 
-  // Registers are full in the main loop: what takes a few instructions to find again is not kept across it.
+  // Registers are full in the main loop. Values that take only a few instructions to compute are not kept across the loop, but
+  // computed again.
   __device__ __forceinline__ Share share_again() const { return share_of_thread<C>(thread_again(), p.head_dim); }
 
-  // This thread's first chunk of K's first stage.
+  // The address of this thread's first chunk in the first stage of K.
   __device__ __forceinline__ u32 chunk(const Share& share) const {
     return q_tile + C::Q_BYTES + swizzled<C>(share.row0, share.chunk);
   }
@@ -85,16 +86,17 @@ struct Block {
       return p.seq_k;
   }
 
-  // How many keys the block's first row sees.
+  // The number of keys that the block's first row sees.
   __device__ __forceinline__ int limit() const { return work_of_block<C>(p, block_again()).row0 + p.causal_offset + 1; }
 
-  // Tiles that end beyond the last key, or beyond what the block's first row sees. Once false it stays so.
+  // Whether tile n ends beyond the last key, or beyond what the block's first row sees. Once this is false, it is false for all
+  // further tiles.
   __device__ __forceinline__ bool needs_mask(int n) const {
     if constexpr (C::GENERAL) return C::HAS_MASK || !is_open<C>(scope, n);
     return (n + 1) * C::BN > p.seq_k || (C::CAUSAL && (n + 1) * C::BN > limit());
   }
 
-  // A warp all of whose rows end before this tile has nothing to compute in it.
+  // Whether this warp has anything to compute in tile n: it has not if all its rows end before the tile.
   template <bool MASKED>
   __device__ __forceinline__ bool active(int n) const {
     if constexpr (C::GENERAL) return !MASKED || sees<C>(p, scope, n, (thread_again() >> 5) * C::MI * 16);
@@ -114,7 +116,7 @@ struct Block {
     }
   }
 
-  // Scores that a mask has been added to are scaled already.
+  // Scores to which a mask was added are already scaled.
   template <bool MASKED>
   __device__ __forceinline__ void softmax() {
     warp.template softmax<MASKED>(C::HAS_MASK ? 1.0f : p.scale_log2);
@@ -124,7 +126,7 @@ struct Block {
     if constexpr (!C::PAGED) k -= (u32)C::BN * p.k_row, v -= (u32)C::BN * p.v_row;
   }
 
-  // Tile n of K or V, the one at hand, from this thread's first chunk in shared memory on.
+  // Copies tile n of K or V, which is the current tile, to shared memory from this thread's first chunk on.
   template <bool BOUNDED>
   __device__ __forceinline__ void copy_k(u32 first, int n, const Share& share) const {
     if constexpr (C::PAGED)
@@ -154,8 +156,8 @@ struct Block {
       to.load(v, p.v_row, rows, share);
   }
 
-  // Two stages: the next tile's K and V are on their way during the whole of this one. One barrier a tile: it publishes the
-  // tile that has landed, and tells that every warp has left the stage about to be overwritten.
+  // Two stages: the next tile's K and V are in flight during all of the present tile. There is one barrier per tile. It makes
+  // the tile that has landed visible, and it ensures that every warp has left the stage that is overwritten next.
   template <bool MASKED>
   __device__ __forceinline__ void step_ahead(int n) {
 #if HAS_ASYNC_COPY
@@ -177,7 +179,7 @@ struct Block {
 #endif
   }
 
-  // One stage: V travels while S = Q K^T runs, the next K while the softmax and P V run.
+  // One stage: V is in flight while S = Q K^T runs, and the next K while the softmax and P V run.
   template <bool MASKED>
   __device__ __forceinline__ void step_single(int n) {
     const bool computes = active<MASKED>(n);
@@ -228,7 +230,7 @@ struct Block {
       step_single<MASKED>(n);
   }
 
-  // The rows of a pack's heads, each from where it lies.
+  // Writes the rows of the heads of a pack, each to its own address.
   __device__ __forceinline__ void copy_packed_q(u32 first, const Share& share) const {
 #pragma unroll
     for (int i = 0; i < C::BM / C::ROWS_PER_PASS; i++) {
@@ -274,6 +276,6 @@ struct Block {
     for (; n >= first && needs_mask(n); n--) step<true>(n);
     for (; n >= first && !(C::GENERAL && needs_mask(n)); n--) step<false>(n);
     if constexpr (C::GENERAL)
-      for (; n >= first; n--) step<true>(n);  // what a window has left of the first keys
+      for (; n >= first; n--) step<true>(n);  // the last tiles, where a window hides some of the first keys
   }
 };

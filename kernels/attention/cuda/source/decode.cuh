@@ -1,10 +1,11 @@
-// Attention of few queries over many keys: decoding, one or a few new tokens against a long cache.
+// Attention of few queries over many keys: decoding, which is one or a few new tokens against a long cache.
 //
-// The work is to read K and V once, at the memory's own speed; arithmetic hardly counts. The query heads that share a head of
-// K and V, and their few queries, are packed into the rows of one 16-row fragment, so that each key is read once for all of
-// them. The keys are split over blocks, and in a block over its warps. A warp has a ring of tiles of its own in shared memory
-// and waits for nobody: while it multiplies one tile, the next ones are on their way, and no barrier stands in its loop. At the
-// end the warps of a block are joined through shared memory, and the blocks through global memory by whichever ends last.
+// The work is to read K and V once, at the speed of memory; arithmetic hardly counts. The query heads that share a head of K
+// and V, and their few queries, are packed into the rows of one 16-row fragment, so that each key is read once for all of them.
+// The keys are split over blocks, and in a block over its warps. Each warp has a separate ring of tiles in shared memory and
+// never waits for another warp: while it multiplies one tile, the next tiles are in flight, and its loop has no barrier. At the
+// end the results of the warps of a block are joined through shared memory, and those of the blocks through global memory by
+// the block that ends last.
 //
 //   Packed groups: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023, for the sharing itself.
 //   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
@@ -17,7 +18,7 @@ struct DecodeConfig {
   static constexpr int D = D_, MI = MI_, KEYS = KEYS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool VECTOR = true, ASYNC = HAS_ASYNC_COPY, CAUSAL = true;
   static constexpr bool Q_IN_REGISTERS = MI * D <= 128;
-  static constexpr bool PAGED = PAGED_;  // keys in pages, as a table says
+  static constexpr bool PAGED = PAGED_;  // keys are in pages, which a table lists
 
   static constexpr int BM = MI * 16, BN = KEYS, THREADS = WARPS * 32;
   static constexpr int ROW_BYTES = D * 2;
@@ -43,14 +44,14 @@ struct DecodeWarp {
   const AttentionParams& p;
   const Scope& scope;
   Warp<C> warp;
-  const char *k, *v;  // this lane's chunk of this lane's first row; of the first page's first row
+  const char *k, *v;  // this lane's chunk of this lane's first row; with pages, of the first page's first row
   int lane;
   int valid;          // whether the lane's chunk lies inside the head dimension
-  u32 q_lane;         // where this lane's ldmatrix rows of Q start
-  u32 ring;           // this warp's own tiles: K and V of each stage
+  u32 q_lane;         // the start of this lane's ldmatrix rows of Q
+  u32 ring;           // this warp's tiles: K and V of each stage
 
-  // From the lane's first chunk in a tile to its chunk in pass i: the row's low three bits, which the swizzle XORs into the
-  // chunk's index, are those of the lane's first row plus those of a number known here.
+  // The address of the lane's chunk in pass i, from the address of its first chunk. The swizzle XORs the row's low three bits
+  // into the chunk's index; these bits are those of the lane's first row plus those of a number known at compile time.
   static __device__ __forceinline__ u32 chunk_of(u32 first, int i) {
     return (first ^ ((u32)(i * C::ROWS_PER_PASS & 7) << 4)) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
   }
@@ -61,7 +62,7 @@ struct DecodeWarp {
   __device__ __forceinline__ bool has_row(int n, int i) const { return n * C::KEYS + lane / C::CHUNKS + i * C::ROWS_PER_PASS < scope.seq_k; }
 
 #if HAS_ASYNC_COPY
-  // Tile n of K or V into the ring; a group of its own, empty where there is no such tile.
+  // Copies tile n of K or V into the ring. It is a separate group of copies, which is empty if there is no such tile.
   __device__ __forceinline__ void fetch(u32 first, const char* source, u32 row_stride, int n) const {
     if (n < scope.last && valid) {
       source += (i64)n * C::KEYS * row_stride;
@@ -70,7 +71,7 @@ struct DecodeWarp {
     copy_async_commit();
   }
 
-  // The tile's rows, one behind the other from this lane's first on.
+  // Copies the tile's rows, which follow each other, from this lane's first row on.
   __device__ __forceinline__ void copy_rows(u32 first, const char* source, u32 row_stride, int n) const {
     if ((n + 1) * C::KEYS <= scope.seq_k) {
 #pragma unroll
@@ -83,7 +84,7 @@ struct DecodeWarp {
     }
   }
 
-  // The same where the tile's keys lie in `pages`, as `pages_of` gave them.
+  // The same for a tile whose keys are in `pages`, which `pages_of` returned.
   __device__ __forceinline__ void fetch_paged(u32 first, const char* first_page, i64 page_stride, u32 row_stride, int n, int pages) const {
     if (n < scope.last) {
       if (tile_has_one_page()) {
@@ -103,7 +104,7 @@ struct DecodeWarp {
   }
 #endif
 
-  // Tile n of K or V into the ring.
+  // Copies tile n of K or V into the ring.
   __device__ __forceinline__ void fetch_k(u32 first, int n, int pages) const {
 #if HAS_ASYNC_COPY
     if constexpr (C::PAGED)
@@ -123,8 +124,8 @@ struct DecodeWarp {
 
   __device__ __forceinline__ bool tile_has_one_page() const { return (p.page.divisor & (C::KEYS - 1)) == 0; }
 
-  // The pages of tile n, where keys have pages: lane l has that of the tile's key l % KEYS, or of the sequence's last key. It is
-  // asked for a tile ahead: the copies that need it do not wait for it.
+  // The pages of tile n, where keys are in pages: lane l has the page of the tile's key l % KEYS, or of the sequence's last
+  // key. It is requested one tile ahead, so the copies that need it do not wait for it.
   __device__ __forceinline__ int pages_of(int n) const {
     if constexpr (C::PAGED) {
       if (n >= scope.last) return 0;
@@ -166,8 +167,8 @@ struct DecodeWarp {
     for (int i = 0; i < C::PASSES; i++) store_shared(chunk_of(first, i), chunk[i]);
   }
 
-  // This warp's share of the block's tiles: every WARPS-th. Groups of copies are committed in the order K, V, K, V ..., a ring
-  // ahead; a tile's place is asked for anew as soon as the tile has been read.
+  // Processes this warp's share of the block's tiles, which is every WARPS-th. Groups of copies are committed in the order K,
+  // V, K, V ..., one ring ahead. As soon as a tile has been read, the next copy into its place starts.
   __device__ __forceinline__ void all_tiles(int first) {
 #if HAS_ASYNC_COPY
     u32 stage = 0;
@@ -190,7 +191,7 @@ struct DecodeWarp {
       stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;
     }
 #else
-    if constexpr (C::D > 128 || C::MI > 1) {  // no registers to hold tiles in while computing
+    if constexpr (C::D > 128 || C::MI > 1) {  // there are no registers that could hold tiles during the computation
       for (int n = first; n < scope.last; n += C::WARPS) {
         Chunk tile[C::PASSES];
         sync_warp();
@@ -228,7 +229,7 @@ struct DecodeWarp {
 #endif
   }
 
-  // The ring's first tiles on their way; what they will never write, beyond the head dimension, is zeroed.
+  // Starts the copies of the ring's first tiles. What copies will never write, beyond the head dimension, is zeroed.
   __device__ __forceinline__ void start(int first) const {
 #if HAS_ASYNC_COPY
     const u32 chunk = first_chunk();
@@ -249,8 +250,8 @@ struct DecodeWarp {
   }
 };
 
-// Byte offset of 16 bytes of float32 output in a warp's ring. Rows are XORed into pairs of chunks, so that neither the
-// accumulators' pairs nor whole chunks meet a bank twice.
+// The byte offset of 16 bytes of float32 output in a warp's ring. Rows are XORed into pairs of chunks, so that neither the
+// accumulators' pairs nor whole chunks have bank conflicts.
 template <class C>
 DEVICE u32 float_chunk(int row, int chunk) {
   return (u32)(row * C::D * 4 + ((chunk ^ ((row & 7) << 1)) << 4));
@@ -258,8 +259,8 @@ DEVICE u32 float_chunk(int row, int chunk) {
 
 DEVICE float top_of(float top) { return top == MINUS_INFINITY ? 0.0f : top; }  // inf - inf would be NaN
 
-// The warps' parts become one in shared memory: every warp's O relative to the block's maximum in its ring, and each row's
-// maximum and sum behind the warps' own in the place of Q.
+// Joins the results of the warps in shared memory: every warp's O, relative to the block's maximum, is in its ring, and each
+// row's maximum and sum follow those of the warps in the place of Q.
 template <class C>
 DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
   const int lane = of.lane;
@@ -313,7 +314,7 @@ DEVICE void write_four(const AttentionParams& p, const Scope& scope, const Place
   *(Words*)(out_row(p, scope, at) + column * 2) = Words{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
 }
 
-// The block's rows, normalised: to the output, or to this split's part of it.
+// Writes the block's rows, normalised, to the output or to this split's part of it.
 template <class C>
 DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, u32 rings, int thread) {
   const int fours = p.head_dim / 4;
@@ -345,8 +346,9 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, 
   }
 }
 
-// out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written.
-// A thread sums four columns of a row, many parts at once: the first are on their way while a warp a row finds the weights.
+// out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written. A
+// thread sums four columns of a row, many parts at once. The first parts are in flight while one warp per row computes the
+// weights.
 template <class C>
 struct Parts {
   static constexpr int AT_ONCE = C::MI == 1 ? 16 : 8;
@@ -447,8 +449,9 @@ template <class C>
 DEVICE void attention_decode(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory), rings = q_tile + C::Q_BYTES;
-  // Sequences longer than the host was told have more row tiles than the grid: a block takes every row_tiles-th, and joins
-  // none before it has written its parts of all. All but the turn is found again in each: registers are full in the main loop.
+  // If sequences are longer than the host was told, there are more row tiles than the grid has: a block computes every
+  // row_tiles-th tile, and joins none before it has written its parts of all. Everything but the number of the turn is computed
+  // again in each turn, because registers are full in the main loop.
   for (int turn = 0;; turn++) {
     const int thread = thread_again(), lane = thread & 31, w = thread >> 5;
     const Scope scope = scope_of_turn<C>(p, block_again(), turn);
@@ -467,7 +470,7 @@ DEVICE void attention_decode(const AttentionParams& p) {
       of.k = first_k_row(p, scope) + row0 * p.k_row + chunk0;
       of.v = first_v_row(p, scope) + row0 * p.v_row + chunk0;
     }
-    copy_q<C>(p, scope, q_tile, thread);  // first: behind the tiles it would come last, and nothing could begin
+    copy_q<C>(p, scope, q_tile, thread);  // first: after the tiles it would arrive last, and nothing could start
     of.start(scope.first + w);
 #if HAS_ASYNC_COPY
     copy_async_wait<2 * C::STAGES>();

@@ -1,7 +1,7 @@
 // The chip's own instructions, each behind one function, and nothing else.
 //
 // No CUDA header is included, so the same text compiles with NVRTC, with nvcc and, with SIMT_SHIM defined, with a C++ compiler
-// that runs a fiber for each thread. Everything above this file is ordinary C++ that knows no PTX.
+// that runs a fiber for each thread. All other files are ordinary C++ without PTX.
 #pragma once
 
 typedef unsigned char u8;
@@ -13,7 +13,7 @@ typedef long long i64;
 struct Half {};      // IEEE binary16
 struct BFloat16 {};  // the upper half of IEEE binary32
 
-struct alignas(16) Chunk {  // eight 16-bit elements: what one copy moves
+struct alignas(16) Chunk {  // eight 16-bit elements, which is what one copy moves
   u32 x, y, z, w;
 };
 
@@ -55,7 +55,7 @@ DEVICE float log2_approx(float x) {
   return y;
 }
 
-// a b + c rounded once, and a b rounded by itself, whatever the compiler would make of an expression.
+// Computes a b + c rounded once, and a b rounded separately, however the compiler would combine an expression.
 DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 
@@ -66,13 +66,13 @@ DEVICE bool any_lane(bool x) { return __any_sync(~0u, x) != 0; }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
-// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside.
+// Returns the same value, but hides it from the compiler, so that what is computed from it inside a loop stays inside.
 DEVICE u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// Reads that the compiler must repeat: what is computed from them after the main loop need not stay in registers across it.
+// Reads that the compiler must repeat, so that what is computed from them after the main loop takes no registers in the loop.
 DEVICE int thread_again() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -89,7 +89,7 @@ DEVICE int blocks_again() {
   return x;
 }
 
-// Two floats rounded to nearest even, `low` in the lower 16 bits.
+// Rounds two floats to nearest even; `low` goes to the lower 16 bits.
 template <class T>
 DEVICE u32 pack(float low, float high);
 
@@ -105,7 +105,7 @@ SPECIALISED u32 pack<Half>(float low, float high) {
   return packed;
 }
 
-// The float of a 16-bit element.
+// Returns a 16-bit element as a float.
 template <class T>
 DEVICE float unpack(u16 bits);
 
@@ -153,7 +153,7 @@ SPECIALISED void mma<Half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 #endif
 
-// Shared memory is addressed by its own 32-bit addresses: half the registers of a generic pointer.
+// Shared memory is addressed by 32-bit addresses, which take half the registers of a generic pointer.
 DEVICE u32 shared_address(const void* pointer) {
   u32 address;
   asm("{ .reg .u64 a; cvta.to.shared.u64 a, %1; cvt.u32.u64 %0, a; }" : "=r"(address) : "l"(pointer));
@@ -199,7 +199,7 @@ DEVICE Pair load_shared_pair(u32 address) {
   return pair;
 }
 
-// What another block has written during this launch: read where blocks meet, in the L2 cache.
+// Reads what another block has written during this launch, from the L2 cache, where blocks meet.
 DEVICE Chunk load_fresh(const Chunk* global) {
   Chunk c;
   asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(global) : "memory");
@@ -212,7 +212,7 @@ DEVICE float load_fresh(const float* global) {
 }
 
 // Counts up to `last` and starts again from zero; returns the count before. What the block's threads wrote before a barrier is
-// seen by whoever takes a later ticket, and after another barrier by its block.
+// visible to every thread that takes a later ticket, and after another barrier to all of that thread's block.
 DEVICE u32 take_ticket(u32* counter, u32 last) {
   u32 before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
@@ -233,16 +233,17 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
 }
 
 #if HAS_ASYNC_COPY
-// 16 bytes from global to shared memory.
+// Copies 16 bytes from global to shared memory.
 DEVICE void copy_async(u32 shared, const char* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// The same, or 16 zero bytes with nothing read.
+// The same, or writes 16 zero bytes without reading.
 DEVICE void copy_async_or_zero(u32 shared, const char* global, bool copy) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(copy ? 16 : 0) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the latest `pending` groups of this thread have landed (for this thread: a barrier must follow).
+// Waits until all but the latest `pending` groups of this thread have landed. This holds for this thread only: a barrier must
+// follow.
 template <int pending>
 DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

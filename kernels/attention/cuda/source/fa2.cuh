@@ -1,8 +1,8 @@
 // Scaled dot-product attention, forward, by the FlashAttention-2 schedule on mma.sync: every NVIDIA GPU from Turing on.
 //
-// One block computes BM rows of one head's output. Q stays; K and V pass through shared memory in tiles of BN keys, last tile
-// first, so that only the first few tiles carry the code for masks. Scores and probabilities never leave registers: the
-// accumulator layout of S = Q K^T is the operand layout of P V after packing pairs to 16 bits.
+// One block computes BM rows of one head's output. Q stays in place. K and V pass through shared memory in tiles of BN keys,
+// the last tile first, so that only the first few turns have the code for masks. Scores and probabilities never leave
+// registers: after pairs are packed to 16 bits, the accumulator layout of S = Q K^T is the operand layout of P V.
 //
 //   FlashAttention-2: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
 //   Split keys: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023.
@@ -46,14 +46,15 @@ DEVICE void attention_fa2(const AttentionParams& p) {
     results.write(block.warp, lse);
 }
 
-// The same with anything that may differ: a window, packed heads, sequences of different lengths, a mask. Causal or not is a
-// matter of the limits alone. Grid: (packs of all batches, rounded up to whole sections, * row_tiles; splits).
+// The same with all features: a window, packed heads, sequences of different lengths, a mask. Whether it is causal only changes
+// the limits. Grid: (packs of all batches, rounded up to whole sections, * row_tiles; splits).
 template <class C>
 DEVICE void attention_general(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory);
-  // Sequences longer than the host was told have more row tiles than the grid: a block takes every row_tiles-th. All but the turn
-  // is found again in each: registers are full in the main loop.
+  // If sequences are longer than the host was told, there are more row tiles than the grid has: a block computes every
+  // row_tiles-th tile. Everything but the number of the turn is computed again in each turn, because registers are full in the
+  // main loop.
   for (int turn = 0;; turn++) {
     const int index = block_again(), section = divide(index, p.section_tiles);
     const int within = index - section * (int)p.section_tiles.divisor, place = divide(within, p.section);

@@ -1,7 +1,7 @@
-// The first rung: the definition, one warp for each row of the output, everything read from global memory.
+// The first rung: the definition of attention, one warp for each row of the output, everything read from global memory.
 //
-// A lane holds every 32nd element of the row of Q and of the output. Scores are joined over the warp by shuffles; the
-// softmax is taken as the keys go by, rescaling the output when the maximum grows, so no score is ever stored.
+// A lane holds every 32nd element of the row of Q and of the output. Scores are summed over the warp by shuffles. The softmax
+// is updated key by key, and the output is rescaled when the maximum grows, so no score is ever stored.
 #pragma once
 #include "params.cuh"
 

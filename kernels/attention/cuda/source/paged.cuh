@@ -1,18 +1,18 @@
-// Where keys lie that are kept in pages: a cache whose pages belong to sequences in any order, as a table says.
+// How to find keys that are in pages: a cache whose pages belong to sequences in any order, which a table lists.
 //
-// Key j of a sequence is row j % page of the page that the sequence's row of the table names at j / page. Entries are read for
-// keys that there are and for no others, so the rest of a row may hold anything.
+// Key j of a sequence is row j % page of the page in entry j / page of the sequence's row of the table. Only entries of
+// existing keys are read, so the rest of a row may have any values.
 //
 //   Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 #pragma once
 #include "scope.cuh"
 
-// The page of a key that there is.
+// The page of an existing key.
 DEVICE int page_of_key(const AttentionParams& p, const Scope& s, int key) {
   return p.block_table[s.batch * p.table_row + divide(key, p.page)];
 }
 
-// Bytes from the first page to a key, whose page is known.
+// The bytes from the first page to a key whose page is known.
 DEVICE i64 offset_of_key(const AttentionParams& p, int key, int page, i64 page_stride, u32 row_stride) {
   const int row = key - divide(key, p.page) * (int)p.page.divisor;
   return page * page_stride + (i64)((u64)(u32)row * row_stride);
@@ -21,8 +21,8 @@ DEVICE i64 offset_of_key(const AttentionParams& p, int key, int page, i64 page_s
 DEVICE const char* first_k_page(const AttentionParams& p, const Scope& s) { return p.k + s.kv_head * p.k_head; }
 DEVICE const char* first_v_page(const AttentionParams& p, const Scope& s) { return p.v + s.kv_head * p.v_head; }
 
-// As `copy_tile`, of tile n of keys. `first_page` is the address of this thread's chunk of the first page's first row. The table
-// is read for some passes at once, so that they wait for it together.
+// Like `copy_tile`, for tile n of keys. `first_page` is the address of this thread's chunk of the first page's first row. The
+// table is read for several passes at once, so that these wait for it together.
 template <class C, bool BOUNDED>
 DEVICE void copy_paged_tile(const AttentionParams& p, const Scope& s, u32 first, const char* first_page, i64 page_stride,
                             u32 row_stride, int n, const Share& share) {
@@ -61,7 +61,7 @@ DEVICE void copy_paged_tile(const AttentionParams& p, const Scope& s, u32 first,
   }
 }
 
-// As `Staged::load`, of tile n of keys.
+// Like `Staged::load`, for tile n of keys.
 template <class C>
 DEVICE void load_paged_tile(const AttentionParams& p, const Scope& s, Staged<C, C::BN>& staged, const char* first_page,
                             i64 page_stride, u32 row_stride, int n, const Share& share) {

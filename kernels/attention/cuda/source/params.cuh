@@ -1,4 +1,4 @@
-// What every kernel here is given: one problem, described once on the host.
+// The parameters of all kernels here: one problem, described once on the host.
 #pragma once
 #include "device.cuh"
 
@@ -36,12 +36,12 @@ struct AttentionParams {
   int splits, tiles_per_split;
   float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
 
-  // Read only by the kernels with features: whatever stands above keeps its place, and the plain kernels their code.
-  // There `all_heads` counts packs of all batches, and `seq_q` is the length of a packed tensor.
-  u32* tickets;           // one count an item, zero between launches: which block joins the parts
+  // Read only by the kernels with features. The fields above keep their places, so the code of the plain kernels does not
+  // change. Here `all_heads` counts packs of all batches, and `seq_q` is the length of a packed tensor.
+  u32* tickets;           // one count for each item, zero between launches: it says which block joins the parts
   const int* q_starts;    // sequence b is rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
   const int* k_starts;
-  const char* mask;       // what is added to the scaled scores, or which keys may be seen
+  const char* mask;       // what is added to the scaled scores, or which keys are seen
   i64 mask_batch, mask_head, mask_row;  // strides in bytes, 0 where the mask is broadcast
   i64 all_rows;           // rows of the output over all heads
   u32 mask_key;           // stride in bytes
@@ -49,9 +49,10 @@ struct AttentionParams {
   int align_ends;         // both offsets count from the last key of a sequence for its last row
   Divisor pack;           // heads of Q that share a head of K and V and are computed as rows of one tile: 1 or group
   Divisor packs;          // packs in a batch
-  u32 q_keep, q_flip;     // Q's bits are masked by the one and flipped by the other: a scale of 0 or less, as scale_log2 is positive
+  u32 q_keep, q_flip;     // Q's bits are masked and then flipped with these, for a scale <= 0; scale_log2 is positive
 
-  // Read only by the kernels of paged keys, where k_batch and v_batch are strides of pages and seq_k all keys a table can name.
+  // Read only by the kernels for keys in pages. There k_batch and v_batch are strides of pages, and seq_k is the number of keys
+  // for which a row of the table has room.
   const int* block_table;  // [batch, table_row]: the pages of a sequence, in the order of its keys
   const int* k_lengths;    // keys of a sequence
   i64 table_row;           // stride in entries
@@ -69,18 +70,19 @@ DEVICE char* output_head(const AttentionParams& p, int head) {
 
 constexpr float LN_2 = 0.69314718055994531f;
 
-// Where an exponent scale s - top is one fused operation, it keeps what rounding took from top = scale s of the largest score: up
-// to half a unit in the last place. For a large top that is no trifle, and for a huge one the exponential overflows. There the
-// product is rounded like top. A row decides for itself, so its result never depends on its neighbours.
+// Where an exponent scale s - top is one fused operation, it contains the rounding error of top = scale s of the largest score:
+// up to half a unit in the last place. For a large top this error matters, and for a huge one the exponential overflows. There
+// the product is rounded like top. Each row decides separately, so its result never depends on its neighbours.
 constexpr float LARGE = 65536.0f, LARGEST = 3.4e38f;
 DEVICE bool is_large(float top) { return fabsf(top) > LARGE && fabsf(top) < LARGEST; }
 DEVICE float exponent(float score, float scale, float top, bool large) {
   return large ? rounded_product(score, scale) - top : fused(score, scale, -top);
 }
 
-// The scale of a row whose largest score is `most`, for exponents as one fused operation each. What rounding took from scale most,
-// up to 8 below 2^28, shifts all exponents of the row alike, so it changes no weight. From there on scores that differ at all
-// differ by 16 or more: the largest have all the weight, with any larger scale too, and with a power of two the product is exact.
+// The scale of a row whose largest score is `most`, for exponents as one fused operation each. The rounding error of scale most
+// is up to 8 below 2^28, and shifts all exponents of the row equally, so it changes no weight. From 2^28 on, scores that differ
+// at all differ by 16 or more: the largest scores have all the weight, with any larger scale too, and with a power of two the
+// product is exact.
 constexpr float HUGE_TOP = 268435456.0f;
 DEVICE float power_of_two_from(float x) { return __int_as_float((__float_as_int(x) + 0x7fffff) & 0x7f800000); }
 DEVICE float scale_for(float most, float scale) {

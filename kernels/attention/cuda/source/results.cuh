@@ -1,13 +1,13 @@
-// From the accumulators of a warp to the output: whole, or as one of several parts that a second kernel joins.
+// From the accumulators of a warp to the output: to the output itself, or to one of several parts that a second kernel joins.
 #pragma once
 #include "block.cuh"
 
 template <class C>
 struct Results {
   const AttentionParams& p;
-  int head, row0;  // this lane's first row; of the tile, where heads are packed
+  int head, row0;  // row0: this lane's first row; where heads are packed, its row in the tile
   int lane;
-  u32 q_tile;      // the warp's own rows of Q's tile, free by now
+  u32 q_tile;      // the warp's own rows of Q's tile, which is no longer needed
   typename ScopeIf<C::GENERAL>::Type scope;
 
   __device__ __forceinline__ bool has(int row) const {
@@ -23,7 +23,7 @@ struct Results {
     else
       return (i64)head * p.seq_q + row;
   }
-  // Where it lies; `out` is the head's first row where heads are not packed.
+  // The address of a row. `out` is the address of the head's first row where heads are not packed.
   __device__ __forceinline__ char* address(char* out, int row) const {
     if constexpr (C::GENERAL)
       return ::out_row(p, scope, place_of_row(p, scope, row));
@@ -31,7 +31,7 @@ struct Results {
       return out + row * p.out_row;
   }
 
-  // Normalises O and gives each row's log-sum-exp, base 2: -inf for a row that saw no key, whose output is zero.
+  // Normalises O and computes each row's log-sum-exp in base 2: -inf for a row that saw no key, whose output is zero.
   __device__ __forceinline__ void normalise(Warp<C>& warp, float (&lse)[C::MI][2]) const {
 #pragma unroll
     for (int i = 0; i < C::MI; i++)
@@ -95,7 +95,7 @@ struct Results {
         }
       }
     if (C::VECTOR) {
-      // Through shared memory, so that each lane stores 16 bytes and neighbours fill whole sectors.
+      // Goes through shared memory, so that each lane stores 16 bytes and neighbouring lanes fill whole sectors.
       sync_warp();
       int warp_row0 = row0 - (lane >> 2);
 #pragma unroll
@@ -108,8 +108,9 @@ struct Results {
   }
 };
 
-// Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp a row,
-// four a block. A lane finds the weights of every 32nd part and sums every 32nd group of four columns, with several parts'
+// Joins the parts of a split computation: out = sum_i 2^(lse_i - max) out_i / sum_i 2^(lse_i - max). One warp computes a row,
+// and a block has four. A lane computes the weights of every 32nd part and sums every 32nd group of four columns, with the
+// loads of several parts in flight at once: this takes the time of a few accesses to the L2 cache, not of one access per part.
 // loads on their way at once: the time is that of a few trips to the L2 cache, not of one a part.
 template <class T>
 DEVICE void attention_combine(const AttentionParams& p) {

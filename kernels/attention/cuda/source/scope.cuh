@@ -1,16 +1,16 @@
-// Which rows and which keys a block works on when anything may differ: packed heads, windows, masks, sequences of many lengths.
+// The rows and keys of a block of the kernels with features: packed heads, windows, masks, sequences of different lengths.
 #pragma once
 #include "warp.cuh"
 
-// The rows of a tile are those of a pack of query heads: packed row r is query r / pack of the pack's head r % pack. So a tile
-// is filled by several heads where one has few queries, and each key is read once for all of them.
+// The rows of a tile are those of a pack of query heads: packed row r is query r / pack of the pack's head r % pack. So several
+// heads fill a tile where one head has few queries, and each key is read once for all of them.
 struct Scope {
   int batch, first_head, kv_head;
-  int row0, rows;          // first packed row of the tile; packed rows of the tile that there are
+  int row0, rows;          // first packed row of the tile; number of packed rows in the tile
   int q_start, k_start;    // where the sequence starts in packed tensors
   int seq_q, seq_k;
   int below, above;        // query i sees keys i + below .. i + above
-  int first, last;         // tiles first .. last - 1 of keys: this split's share of those that any row sees
+  int first, last;         // tiles first .. last - 1 of keys: this split's share of the tiles that any row sees
   int open_from, open_to;  // keys that every row of the tile sees
 };
 
@@ -47,7 +47,7 @@ DEVICE Scope scope_of(const AttentionParams& p, int pack, int row_tile) {
   return s;
 }
 
-// Where packed row r of the tile lies: its query and its head of Q.
+// Where packed row r of the tile comes from: its query and its head of Q.
 struct Place {
   int query, head;
 };
@@ -92,7 +92,7 @@ DEVICE bool sees(const AttentionParams& p, const Scope& s, int n, int warp_row) 
   return n * C::BN <= last + s.above && (n + 1) * C::BN > first + s.below;
 }
 
-// Scores of tile n that a row does not see become -inf. The warp's rows start at packed row `warp_row` of the tile.
+// Sets scores of tile n that a row does not see to -inf. The warp's rows start at packed row `warp_row` of the tile.
 template <class C>
 DEVICE void hide(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n, int warp_row, int lane) {
   const int column = n * C::BN + 2 * (lane & 3);
@@ -115,8 +115,8 @@ SPECIALISED float mask_value<FloatMask>(const char* at) { return *(const float*)
 
 constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.0e38f;
 
-// Scores of tile n, scaled, plus the mask, all times log2(e). A mask's largest negative numbers stay numbers: where all keys of
-// a row have one and the same, they all weigh the same.
+// Makes the scores of tile n scaled, plus the mask, all times log2(e). The largest negative numbers of a mask stay finite: if
+// all keys of a row have the same one, they all get the same weight.
 template <class C>
 DEVICE void add_mask(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n, int warp_row, int lane) {
 #pragma unroll

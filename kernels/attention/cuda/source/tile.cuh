@@ -1,9 +1,9 @@
-// How a block is cut into tiles, and how the tiles of K and V get into shared memory.
+// How a block is divided into tiles, and how the tiles of K and V get into shared memory.
 #pragma once
 #include "params.cuh"
 
-// What a kernel knows beyond its tile: nothing, or windows, packed heads and sequences of many lengths, with a kind of mask or with
-// keys in pages. A boolean mask says which keys are seen; the others are added to the scaled scores.
+// The features of a kernel: none, or windows, packed heads and sequences of different lengths, with a kind of mask or with keys
+// in pages. A boolean mask says which keys are seen; other masks are added to the scaled scores.
 struct Plain {};
 struct NoMask {};
 struct BoolMask {};
@@ -26,14 +26,15 @@ template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN
 struct Config {
   typedef MASK_ Mask;
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
-  // Has registers to take one row tile after the other, where sequences are longer than the host was told.
+  // Whether it has registers to compute one row tile after the other, which is needed if sequences are longer than the host was
+  // told.
   static constexpr bool REPEATS = GENERAL && (D_ <= 128 || BN_ <= 32);
   static constexpr bool PAGED = Same<Mask, PagedKeys>::value;
   static constexpr bool HAS_MASK = GENERAL && !PAGED && !Same<Mask, NoMask>::value;
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;
-  static constexpr bool VECTOR = VECTOR_;  // 16-byte accesses; else element by element, for any alignment and head dim
+  static constexpr bool VECTOR = VECTOR_;  // 16-byte accesses; else element by element, for any alignment and head dimension
   static constexpr bool ASYNC = VECTOR && HAS_ASYNC_COPY;
 
   static constexpr int THREADS = WARPS * 32;
@@ -50,8 +51,8 @@ struct Config {
   static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run a tile ahead");
 };
 
-// Byte offset of a 16-byte chunk in a tile. The low three bits of the chunk's index are XORed with those of the row, so that
-// eight rows of one column of chunks fall on eight different groups of banks: ldmatrix and the stores are free of conflicts.
+// The byte offset of a 16-byte chunk in a tile. The low three bits of the chunk's index are XORed with those of the row, so
+// that eight rows of one column of chunks are in eight different groups of banks, and ldmatrix and stores have no conflicts.
 template <class C>
 DEVICE u32 swizzled(int row, int chunk) {
   return (u32)(row * C::ROW_BYTES + ((chunk ^ (row & 7)) << 4));
@@ -60,7 +61,7 @@ DEVICE u32 swizzled(int row, int chunk) {
 // What one thread moves of every tile: chunk `chunk` of rows row0, row0 + ROWS_PER_PASS, ...
 struct Share {
   int row0, chunk;
-  int valid;  // of the chunk's eight elements, how many lie inside the head dimension
+  int valid;  // how many of the chunk's eight elements are inside the head dimension
 };
 
 template <class C>
@@ -73,8 +74,8 @@ DEVICE Share share_of_thread(int thread, int head_dim) {
   return share;
 }
 
-// From this thread's first chunk in a tile to its chunk in pass i. A pass moves by a multiple of eight rows, which leaves the
-// swizzle alone, except where rows are so long that a pass has only four.
+// The address of this thread's chunk in pass i, from the address of its first chunk in the tile. A pass moves by a multiple of
+// eight rows, which does not change the swizzle, except where rows are so long that a pass has only four.
 template <class C>
 DEVICE u32 chunk_of_pass(u32 first, int i) {
   static_assert(C::ROWS_PER_PASS % 4 == 0, "");
@@ -97,7 +98,7 @@ DEVICE Chunk load_chunk(const char* source, int valid) {
   return c;
 }
 
-// A tile through registers: loads first, stores later, so that arithmetic can stand between them.
+// Copies a tile through registers: loads first, stores later, so that arithmetic can come between them.
 template <class C, int ROWS>
 struct Staged {
   static constexpr int N = ROWS / C::ROWS_PER_PASS;
@@ -115,8 +116,8 @@ struct Staged {
   }
 };
 
-// Rows from `rows` on become zero, not garbage: a probability of 0 times a NaN would still be NaN. `first` is the address of
-// this thread's first chunk. Asynchronous copies leave chunks beyond the head dimension alone: those are zeroed once.
+// Rows from `rows` on become zero, because a probability of 0 times a NaN would still be NaN. `first` is the address of this
+// thread's first chunk. Asynchronous copies do not write chunks beyond the head dimension; those are zeroed once.
 template <class C, int ROWS, bool BOUNDED, class ROW_STRIDE>
 DEVICE void copy_tile(u32 first, const char* source, ROW_STRIDE row_stride, int rows, const Share& share) {
 #if HAS_ASYNC_COPY

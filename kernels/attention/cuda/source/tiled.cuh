@@ -8,7 +8,7 @@
 // 128 threads: thread t owns rows 4 (t / 8) .. + 3, of the scores columns t % 8 + 8 j, of the output columns t % 8 + 8 j.
 template <class T, int D, bool CAUSAL>
 DEVICE void attention_tiled(const AttentionParams& p) {
-  constexpr int ROWS = 64, KEYS = 32, PITCH = D + 1;  // one word of padding: a column of a tile touches every bank
+  constexpr int ROWS = 64, KEYS = 32, PITCH = D + 1;  // one word of padding, so that a column of a tile uses every bank
   SHARED_MEMORY(memory);
   float* q_tile = (float*)memory;           // [ROWS][PITCH]
   float* kv_tile = q_tile + ROWS * PITCH;   // [KEYS][PITCH]: K, then V

@@ -1,9 +1,9 @@
-// What one warp does with a tile of keys: scores, softmax, product with V. No barrier and no copy is here.
+// What one warp does with a tile of keys: scores, softmax, product with V. There are no barriers and no copies here.
 #pragma once
 #include "tile.cuh"
 
 // O is rescaled only when a row's maximum has grown by more than this power of two since the last time. Until then the
-// exponentials are taken against the older maximum: they stay below 2^8, exact in relative terms, and most tiles skip the
+// exponentials are relative to the older maximum: they stay below 2^8, are exact in relative terms, and most tiles skip the
 // multiplication of all of O.
 #define RESCALE_THRESHOLD 8.0f
 
@@ -12,8 +12,8 @@
 template <class C>
 struct Warp {
   typedef typename C::T T;
-  // Whether scaling and subtracting is one operation, but for rows with a large maximum: where scores take so many registers that
-  // the compiler finds none for scaled ones.
+  // Whether scaling and subtracting is one operation, except in rows with a large maximum. It is one where scores take so many
+  // registers that the compiler finds none for scaled scores.
   static constexpr bool FUSES = C::MI > 1 && C::D <= 64;
   float o[C::MI][C::NO][4];
   float s[C::MI][C::NS][4];
@@ -75,7 +75,7 @@ struct Warp {
     }
   }
 
-  // Scores become -inf from the first key that there is not or that a row may not see. Both limits count from this lane's
+  // Sets scores to -inf from the first key that does not exist or that a row may not see. Both limits count from this lane's
   // first column; each row sees one key more than the row above it.
   __device__ __forceinline__ void mask(int keys_left, int first_row_limit) {
 #pragma unroll
@@ -95,7 +95,7 @@ struct Warp {
       }
   }
 
-  // The scores of row r of fragment i become -inf before column `first` and from column `limit` on, both counted from this
+  // Sets the scores of row r of fragment i to -inf before column `first` and from column `limit` on. Both count from this
   // lane's first column.
   __device__ __forceinline__ void mask_row(int i, int r, int first, int limit) {
 #pragma unroll
@@ -105,7 +105,7 @@ struct Warp {
     }
   }
 
-  // S becomes exp2(scale_log2 S - top), unnormalised; scores that are scaled already come with 1.
+  // S becomes exp2(scale_log2 S - top), unnormalised. For scores that are already scaled the scale is 1.
   template <bool MASKED>
   __device__ __forceinline__ void softmax(float scale_log2) {
 #pragma unroll
@@ -114,8 +114,8 @@ struct Warp {
       bool grown = false;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        // Scaled before the maximum is subtracted, and not in one operation with it: what that would keep of a huge product's rounding
-        // is a huge exponent.
+        // Scaled before the maximum is subtracted, not in one operation with it. One operation would keep the rounding error of
+        // a huge product, which would be a huge exponent.
         if constexpr (!FUSES) {
 #pragma unroll
           for (int j = 0; j < C::NS; j++) {
@@ -129,7 +129,7 @@ struct Warp {
         most = fmaxf(most, shuffle_xor(most, 1));
         most = fmaxf(most, shuffle_xor(most, 2));
         if constexpr (FUSES) most = rounded_product(most, scale_log2);
-        bool grows = most > top[i][r] + RESCALE_THRESHOLD;  // false while everything so far is masked
+        bool grows = most > top[i][r] + RESCALE_THRESHOLD;  // false as long as everything so far is masked
         correction[r] = grows ? exp2_approx(top[i][r] - most) : 1.0f;
         top[i][r] = grows ? most : top[i][r];
         grown |= grows;
@@ -168,13 +168,13 @@ struct Warp {
     }
   }
 
-  // What two floats lost when they were packed, packed.
+  // What two floats lost when they were packed, itself packed.
   static __device__ __forceinline__ u32 lost(u32 packed, float low, float high) {
     return pack<T>(low - unpack<T>((u16)packed), high - unpack<T>((u16)(packed >> 16)));
   }
 
-  // O += P V. If EXACT, every weight goes in two parts, itself rounded and what the rounding left: as exact as float32, for
-  // twice the products, in kernels that wait for memory anyway.
+  // O += P V. If EXACT, every weight has two parts, the rounded weight and the rounding error: this is as exact as float32, and
+  // takes twice as many products, in kernels that wait for memory anyway.
   template <bool EXACT = false>
   __device__ __forceinline__ void accumulate(u32 v_lane) {
 #pragma unroll

@@ -1,13 +1,14 @@
-// The backward pass by mma.sync with five products, for chips from Ampere on: a block keeps a tile of keys, and goes through the
-// tiles of queries that see them, over all heads of a group.
+// The backward pass by mma.sync with five products, for chips from Ampere on. A block keeps a tile of keys, and processes all
+// tiles of queries that see these keys, over all heads of a group.
 //
-// Scores and slopes are computed turned, with keys as rows. Where each warp has keys of its own, the accumulators, packed to 16
-// bits, are the operands of dV += P^T dO and dK += dS^T Q as they stand, and only dS goes through shared memory, for dQ = dS K.
-// Where warps share keys, P goes through it too: then a warp has 32 keys, and reads less for each product.
+// Scores and slopes (dS) are computed transposed, with keys as rows. Where each warp has different keys, the accumulators,
+// packed to 16 bits, are directly the operands of dV += P^T dO and dK += dS^T Q, and only dS goes through shared memory, for dQ
+// = dS K. Where warps share keys, P goes through shared memory too; then a warp has 32 keys, and reads less for each product.
 #pragma once
 #include "backward/ampere_sums.cuh"
 
-// WARPS warps by FRAGMENTS times 16 keys; STAGES tiles of Q and dO; SLOPES tiles of dS; scores of a tile in PARTS.
+// A block has WARPS warps with FRAGMENTS times 16 keys each, STAGES tiles of Q and dO, and SLOPES tiles of dS. A warp computes
+// the scores of a tile in PARTS.
 template <class T_, int D_, int KEYS_, int QUERIES_, int WARPS_, int FRAGMENTS_, int STAGES_, int SLOPES_, int PARTS_>
 struct Ampere {
   typedef T_ T;
@@ -17,11 +18,11 @@ struct Ampere {
   static constexpr int WARP_KEYS = FRAGMENTS * 16, KEY_WARPS = KEYS / WARP_KEYS, QUERY_WARPS = WARPS / KEY_WARPS;
   static constexpr bool SHARES = QUERY_WARPS > 1;
   static constexpr int WARP_QUERIES = QUERIES / QUERY_WARPS, PART = WARP_QUERIES / PARTS;
-  static constexpr int UNITS = PART / 8, DEPTH = PART / 16;          // of a warp's scores at a time
-  static constexpr int COLUMNS = D / QUERY_WARPS, OUT = COLUMNS / 8;  // of dK and dV, a warp
+  static constexpr int UNITS = PART / 8, DEPTH = PART / 16;          // of the scores that a warp computes at a time
+  static constexpr int COLUMNS = D / QUERY_WARPS, OUT = COLUMNS / 8;  // of dK and dV, for one warp
   static constexpr int K_BYTES = KEYS * ROW_BYTES, Q_BYTES = QUERIES * ROW_BYTES;
   static constexpr int SLOPE_ROW_BYTES = QUERIES * 2, SLOPE_BYTES = KEYS * SLOPE_ROW_BYTES, STAT_BYTES = QUERIES * 4;
-  // Where it all lies in shared memory. WEIGHTS: P, where it goes through shared memory.
+  // Offsets in shared memory. WEIGHTS is P, where P goes through shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
   static constexpr int WEIGHTS = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = WEIGHTS + (SHARES ? SLOPE_BYTES : 0);
   static constexpr int DELTA = SHIFT + STAGES * STAT_BYTES, BYTES = DELTA + STAGES * STAT_BYTES;
@@ -38,10 +39,10 @@ struct AmpereBlock {
   const BackwardParams& p;
   u32 memory;
   Share share;
-  int lane, warp, warp_key, warp_query;  // the first of the warp's keys and queries within a tile
+  int lane, warp, warp_key, warp_query;  // warp_key, warp_query: the first of the warp's keys and queries within a tile
   int batch, kv_head, first_head, key0;
-  int first_tile, end_tile;              // of queries, that pass by
-  int head, tile, next_head, next_tile;  // the one that is computed; the next to be copied
+  int first_tile, end_tile;              // the tiles of queries to process
+  int head, tile, next_head, next_tile;  // the tile that is computed; the tile to copy next
   float dk[C::FRAGMENTS][C::OUT][4], dv[C::FRAGMENTS][C::OUT][4];
 
 #if HAS_ASYNC_COPY
@@ -54,7 +55,7 @@ struct AmpereBlock {
       copy_async_or_zero(to + swizzled<C>(row, share.chunk), source + row * row_bytes + share.chunk * 16, row < left);
     }
   }
-  // Chunks beyond the head dimension, which copies leave alone.
+  // Zeroes the chunks beyond the head dimension, which copies do not write.
   __device__ __forceinline__ void clear() const {
     if (share.valid) return;
     for (int row = share.row0; row < 2 * C::KEYS + 2 * C::STAGES * C::QUERIES; row += C::ROWS_PER_PASS)
@@ -67,7 +68,7 @@ struct AmpereBlock {
     const int row = next_tile * C::QUERIES;
     copy<C::QUERIES>(memory + to, base + batch * at.batch + next_head * at.head + row * at.row, at.row, p.seq_q - row);
   }
-  // The next tile of queries, if there is one, with its rows' numbers.
+  // Copies the next tile of queries, if there is one, with the shifts and deltas of its rows.
   __device__ __forceinline__ void copy_next(int stage) {
     if (next_head < first_head + (int)p.group.divisor) {
       copy_queries(C::Q + stage * C::Q_BYTES, p.q, p.at_q);
@@ -86,7 +87,7 @@ struct AmpereBlock {
   }
 #endif
 
-  // c += x y^T for the warp's rows x of a tile of keys, K or V, and this lane's place y in a tile of queries.
+  // c += x y^T. The rows x are the warp's rows of a tile of keys (K or V); y is this lane's address in a tile of queries.
   template <u32 TILE>
   __device__ __forceinline__ void multiply(float (&c)[C::FRAGMENTS][C::UNITS][4], u32 y) const {
     const u32 x = memory + TILE + swizzled<C>(warp_key + (lane & 15), lane >> 4);
@@ -107,7 +108,7 @@ struct AmpereBlock {
       }
     }
   }
-  // out += x y for 16 columns of x in registers, y's rows being the queries.
+  // out += x y, for 16 columns of x in registers. The rows of y are the queries.
   __device__ __forceinline__ void accumulate(float (&out)[C::FRAGMENTS][C::OUT][4], const u32 (&x)[C::FRAGMENTS][4], u32 y) const {
 #pragma unroll
     for (int j = 0; j < C::OUT; j += 2) {
@@ -128,7 +129,8 @@ struct AmpereBlock {
         x[f][i] = pack<T>(c[f][2 * kk + i / 2][i % 2 * 2], c[f][2 * kk + i / 2][i % 2 * 2 + 1]);
   }
 
-  // In a tile of P or dS, KEYS x QUERIES: eight rows of one column of chunks fall on eight groups of banks.
+  // The offset in a tile of P or dS, KEYS x QUERIES. Eight rows of one column of chunks fall on eight different groups of
+  // banks.
   static __device__ __forceinline__ u32 slope_at(int key, int chunk) {
     const int turn = C::QUERIES == 32 ? key >> 1 & 3 : key & 7;
     return (u32)(key * C::SLOPE_ROW_BYTES + ((chunk ^ turn) << 4));
@@ -142,12 +144,13 @@ struct AmpereBlock {
         store_shared((at ^ ((query / 8 + i / 2) << 4)) + (f * 16 + i % 2 * 8) * C::SLOPE_ROW_BYTES, x[f][i]);
   }
 
-  // The numbers (SHIFT or DELTA) of those four of 16 queries whose columns this lane holds.
+  // Loads the numbers (SHIFT or DELTA) of the four of 16 queries whose columns this lane holds.
   __device__ __forceinline__ void load_four(float (&x)[4], u32 numbers, int stage, int query) const {
     const Chunk c = load_shared(memory + numbers + stage * C::STAT_BYTES + (lane & 3) * 16 + query * 4);
     x[0] = __int_as_float((int)c.x), x[1] = __int_as_float((int)c.y), x[2] = __int_as_float((int)c.z), x[3] = __int_as_float((int)c.w);
   }
-  // Scores become weights; what a query does not see weighs nothing. `query`: the first, within the tile.
+  // Turns scores into weights. The weight is zero where a query does not see a key. `query` is the first query, within the
+  // tile.
   template <bool MASKED>
   __device__ __forceinline__ void weigh(float (&s)[C::FRAGMENTS][C::UNITS][4], int stage, int query) const {
     const int first = tile * C::QUERIES + query + 2 * (lane & 3);
@@ -162,7 +165,7 @@ struct AmpereBlock {
           const int key = key0 + warp_key + f * 16 + r * 8 + (lane >> 2);
           const int low = key < p.seq_k ? key - p.above - first : C::QUERIES, high = key - p.below - first;
 #pragma unroll
-          for (int e = 0; e < 4; e++) {  // the lane's columns: 0, 1, 8, 9
+          for (int e = 0; e < 4; e++) {  // the lane's columns are 0, 1, 8 and 9
             float& x = s[f][2 * i + e / 2][2 * r + e % 2];
             const int column = 16 * i + e / 2 * 8 + e % 2;
             x = exp2_approx(fused(x, p.scale_log2, -shift[e]));
@@ -176,7 +179,7 @@ struct AmpereBlock {
     return last < p.seq_k && last <= query0 + p.above && key0 >= query0 + C::QUERIES - 1 + p.below;
   }
 
-  // Weights and slopes of the warp's keys for `PART` queries, of which the sums of dP begin at -delta.
+  // Computes weights and slopes of the warp's keys for `PART` queries. The sums of dP start at -delta.
   __device__ __forceinline__ void score(float (&s)[C::FRAGMENTS][C::UNITS][4], float (&d)[C::FRAGMENTS][C::UNITS][4], int stage,
                                         int query, bool masked) const {
     const u32 y = swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1) + stage * C::Q_BYTES + query * C::ROW_BYTES;
@@ -208,12 +211,13 @@ struct AmpereBlock {
 #pragma unroll
         for (int i = 0; i < 4; i++) d[f][j][i] *= s[f][j][i];
   }
-  // A tile's queries by this warp's keys: dS, and P where it is shared, to shared memory; dV and dK where it is not.
+  // Processes a tile of queries with this warp's keys. dS goes to shared memory, and so does P where warps share keys; else dV
+  // and dK are summed here.
   __device__ __forceinline__ void compute(int stage, u32 slopes) {
     const bool masked = !is_open();
     const u32 rows = swizzled<C>(lane & 15, lane >> 4) + stage * C::Q_BYTES;
 #if HAS_VECTOR_ADDITIONS
-#pragma unroll 1  // with two at a time the compiler spills from sm_90 on
+#pragma unroll 1  // with two at a time the compiler spills, from sm_90 on
 #else
 #pragma unroll
 #endif
@@ -238,7 +242,7 @@ struct AmpereBlock {
       }
     }
   }
-  // dV and dK from weights and slopes that several warps have left in shared memory.
+  // Adds to dV and dK from the weights and slopes that several warps have written to shared memory.
   __device__ __forceinline__ void sum_shared(int stage, u32 slopes) {
     const u32 rows = (swizzled<C>(lane & 15, lane >> 4) ^ ((warp / C::KEY_WARPS * C::OUT) << 4)) + stage * C::Q_BYTES;
     const u32 at = slope_at(warp_key + (lane & 15), lane >> 4);
@@ -255,7 +259,7 @@ struct AmpereBlock {
     }
   }
 
-  // This warp's share of dQ = dS K for a tile of queries, added to its sums.
+  // Computes this warp's share of dQ = dS K for a tile of queries, and adds it to the sums.
   __device__ __forceinline__ void add_dq(u32 slopes, int of_head, int of_tile) const {
     float c[Sums::FRAGMENTS][Sums::UNITS][4];
 #pragma unroll
@@ -337,7 +341,8 @@ struct AmpereBlock {
       }
   }
 
-  // With a tile of keys of a head of K, over all batches. Returns whether any query sees them.
+  // Starts with a tile of keys of one head of K; `head_of_all` counts over all batches. Returns whether any query sees these
+  // keys.
   __device__ __forceinline__ bool begin(int head_of_all, int key_tile) {
     const int thread = (int)threadIdx.x;
     share = share_of_thread<C>(thread, p.head_dim);
@@ -358,8 +363,8 @@ struct AmpereBlock {
   }
 };
 
-// Grid: p.items tiles of keys, in sections of heads; the last section may have too many. Under a causal mask the first tiles are
-// seen by the most queries: the longest first, over all heads of a section.
+// Grid: p.items tiles of keys, in sections of heads; the last section may have too many. Under a causal mask the first tiles of
+// keys are seen by the most queries, so the longest tiles start first, over all heads of a section.
 template <class B>
 DEVICE void go_through_queries(const BackwardParams& p) {
   SHARED_MEMORY(memory);

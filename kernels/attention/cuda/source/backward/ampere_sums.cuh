@@ -1,5 +1,5 @@
-// The way of dQ in the backward pass by mma.sync: each block adds its keys' share of a tile of queries to float32 sums in global
-// memory, in the order that registers have, and another kernel makes 16-bit rows of them.
+// How the backward pass by mma.sync sums dQ: each block adds its keys' share of a tile of queries to float32 sums in global
+// memory, in the order of the registers. Another kernel converts the sums to 16-bit rows.
 #pragma once
 #include "backward/problem.cuh"
 #include "small/exchange.cuh"
@@ -24,7 +24,7 @@ DEVICE void add_four(float* to, const float (&x)[4]) {
 #endif
 #endif
 
-// How the warps of a block share a tile of dQ, QUERIES x D: each has FRAGMENTS times 16 rows of COLUMNS columns.
+// How the warps of a block share a tile of dQ, which is QUERIES x D: each has FRAGMENTS times 16 rows of COLUMNS columns.
 template <class T_, int D_, int QUERIES_, int WARPS_>
 struct AmpereSums {
   typedef T_ T;
@@ -36,7 +36,7 @@ struct AmpereSums {
 
   DEVICE_MEMBER static int row(int warp) { return warp % ROW_WARPS * ROWS; }
   DEVICE_MEMBER static int column(int warp) { return warp / ROW_WARPS * COLUMNS; }
-  // A warp's addition is 128 or 512 bytes in a row.
+  // One addition of a warp writes 128 or 512 contiguous bytes.
   DEVICE_MEMBER static float* place(float* tile, int warp, int unit, int lane) {
     return tile + warp * WARP_FLOATS + unit * 128 + lane * (HAS_VECTOR_ADDITIONS ? 4 : 1);
   }
@@ -65,7 +65,8 @@ struct AmpereSums {
   }
 };
 
-// Four units are 32 columns of 16 rows, of which each lane of four writes eight. `base`: where a head's rows lie.
+// Writes four units, which are 32 columns of 16 rows; each lane of a quad writes eight columns. `base` is the address of the
+// head's first row.
 template <class T>
 DEVICE void write_units(const float (&x)[4][4], char* base, i64 row_bytes, int row0, int rows, int column0, int columns, int lane,
                         float factor) {
@@ -81,7 +82,7 @@ DEVICE void write_units(const float (&x)[4][4], char* base, i64 row_bytes, int r
   }
 }
 
-// Grid: query tiles of all heads, with the warps of the kernel that added.
+// Grid: query tiles of all heads. A block has as many warps as the kernel that added the sums.
 template <class S>
 DEVICE void backward_ampere_convert(const BackwardParams& p) {
   const int thread = (int)threadIdx.x, warp = thread >> 5, lane = thread & 31;

@@ -1,4 +1,4 @@
-// After Hopper's backward pass: sums of dQ, in the order that registers had, times the scale, as 16-bit rows.
+// Runs after Hopper's backward pass: scales the sums of dQ, which are in the order of the registers, and writes 16-bit rows.
 #pragma once
 #include "backward/problem.cuh"
 #include "small/instructions.cuh"
@@ -10,7 +10,7 @@ struct Convert {
   static constexpr int THREADS = 256;
 };
 
-// Grid: query tiles of all heads. The two halves of a block take the shares of the two warpgroups.
+// Grid: query tiles of all heads. The two halves of a block convert the shares of the two warpgroups.
 template <class C>
 DEVICE void backward_convert(const BackwardParams& p) {
   wait_for_previous();

@@ -1,12 +1,13 @@
-// The backward pass for Hopper where all blocks run at once: one launch, no workspace, the same bits in every run.
+// The backward pass for Hopper where all blocks run at the same time: one launch, no workspace, the same bits in every run.
 //
-// As in small.cuh there are blocks of two roles: one keeps a tile of keys and makes dK and dV, the other keeps a tile of queries
-// and makes dQ. What is kept are the rows of the scores, so accumulators, packed to 16 bits, are the operands of the products
-// that follow: nothing goes through shared memory and nothing is added up in memory. As in hopper.cuh one warp moves data by
-// tensor copies and two warpgroups multiply by wgmma; two more warps make the sums of dout * out of tiles that have landed.
+// As in small.cuh, a block has one of two roles: it keeps a tile of keys and computes dK and dV, or it keeps a tile of queries
+// and computes dQ. It keeps the rows of the scores, so the accumulators, packed to 16 bits, are the operands of the next
+// products: no scores go through shared memory, and blocks add up nothing in memory. As in hopper.cuh, one warp moves data by
+// tensor copies and two warpgroups multiply by wgmma. Two more warps compute the sums of dout * out from tiles that have
+// landed.
 //
-// A block keeps 128 rows, 64 to a warpgroup; or 64, for which the warpgroups take the passing tiles in turn, and add up their
-// results at the end, each element in one order.
+// A block keeps 128 rows, 64 for each warpgroup; or 64 rows, for which the warpgroups take alternate tiles and add their
+// results at the end, each element in a fixed order.
 #pragma once
 #include "backward/instructions.cuh"
 #include "backward/prepare.cuh"
@@ -22,7 +23,8 @@ struct BackwardFew {
   static constexpr int KEPT_CHUNK_BYTES = ROWS * CHUNK_ROW_BYTES, KEPT_BYTES = CHUNKS * KEPT_CHUNK_BYTES;
   static constexpr int TILE_CHUNK_BYTES = TILE * CHUNK_ROW_BYTES, TILE_BYTES = CHUNKS * TILE_CHUNK_BYTES;
   static constexpr int STAGE_BYTES = 3 * TILE_BYTES, NUMBERS = ROWS > TILE ? ROWS : TILE, NUMBER_BYTES = NUMBERS * 4;
-  // Where it all lies in shared memory: K and V, or Q and dout; tiles of Q, dout and out, or of K and V; shifts and deltas.
+  // Offsets in shared memory: K and V, or Q and dout; then stages with tiles of Q, dout and out, or of K and V; then shifts and
+  // deltas.
   static constexpr int FIRST = 0, SECOND = KEPT_BYTES, PASSING = 2 * KEPT_BYTES, SHIFT = PASSING + STAGES * STAGE_BYTES;
   static constexpr int BARRIERS = 4 + 5 * STAGES, DELTA = SHIFT + STAGES * NUMBER_BYTES, WAITS = DELTA + STAGES * NUMBER_BYTES;
   static constexpr int BYTES = WAITS + BARRIERS * 8;
@@ -59,7 +61,7 @@ struct FewBarriers {
   }
 };
 
-// A place in the ring of stages, and how many heads of the group are still to come: in one register.
+// A place in the ring of stages, and the number of heads of the group still to process, in one register.
 template <class C>
 struct FewPlace {
   u32 word;
@@ -71,7 +73,7 @@ struct FewPlace {
   __device__ __forceinline__ void next_head() { word -= 8; }
 };
 
-// What a block keeps, and the tiles first .. end - 1 that pass by, of which those on one side of `edge` are masked.
+// The rows that a block keeps, and the tiles first .. end - 1 that it processes. The tiles on one side of `edge` are masked.
 struct FewTile {
   int batch, kv_head, first_head, heads, row0, first, end, edge;
 };
@@ -104,7 +106,7 @@ DEVICE FewTile few_tile_of(const BackwardParams& p) {
   return t;
 }
 
-// One thread that starts all copies.
+// The thread that starts all copies.
 template <class C, bool KEYS>
 struct FewProducer {
   const BackwardParams& p;
@@ -122,7 +124,7 @@ struct FewProducer {
         copy_box(memory + to + chunk * chunk_bytes + box * (C::BOX * C::CHUNK_ROW_BYTES), map, full, chunk * C::CHUNK_COLUMNS,
                  row + box * C::BOX, head, batch);
   }
-  // Of what the block keeps; found anew, its place takes no registers in the loop.
+  // Copies what the block keeps. The place of the tile is computed again here, so that it takes no registers in the loop.
   __device__ __forceinline__ void copy_kept(u32 to, int chunk_bytes, const TensorMap& map, u32 full) const {
     const FewTile t = few_tile_of<C, KEYS>(p);
     copy<C::ROWS>(to, chunk_bytes, map, full, t.row0, KEYS ? t.kv_head : t.first_head, t.batch);
@@ -144,7 +146,7 @@ struct FewProducer {
         copy<C::TILE>(to + C::TILE_BYTES, C::TILE_CHUNK_BYTES, KEYS ? dout : v, barriers.y(stage), row, head, t.batch);
         if constexpr (KEYS)
           copy<C::TILE>(to + 2 * C::TILE_BYTES, C::TILE_CHUNK_BYTES, out, barriers.out(stage), row, head, t.batch);
-        else if (due)  // where tiles of K and V leave room
+        else if (due)  // where the tiles of K and V leave room
           copy_kept(C::PASSING + 2 * C::TILE_BYTES, C::STAGE_BYTES, out, barriers.out());
         due = false;
         place.next();
@@ -152,14 +154,15 @@ struct FewProducer {
   }
 };
 
-// The warps that make the numbers of rows of Q: the log-sum-exp in base 2, +inf where nothing is seen, and delta.
+// The warps that compute two numbers for each row of Q: the shift, which is the log-sum-exp in base 2 (+inf where the row sees
+// nothing), and delta.
 template <class C, bool KEYS>
 struct FewHelper {
   typedef typename C::T T;
   const BackwardParams& p;
   FewBarriers<C> barriers;
   u32 memory;
-  int helper;  // a thread's number among them
+  int helper;  // this thread's number among the threads of these warps
 
   static constexpr int THREADS = C::HELPERS * 32, ROWS = KEYS ? C::TILE : C::ROWS, OWN = ROWS / THREADS;
 
@@ -200,7 +203,7 @@ struct FewHelper {
       for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head())
 #pragma unroll 1
         for (int n = t.first; n < t.end; n++) {
-          const FewTile again = few_tile_of<C, KEYS>(p);  // found anew, it takes no registers in the loop
+          const FewTile again = few_tile_of<C, KEYS>(p);  // computed again, so that it takes no registers in the loop
           const u32 tile = C::PASSING + place.stage() * C::STAGE_BYTES;
           const int next_group = again.batch * (int)p.heads.divisor + again.first_head + (int)p.group.divisor;
           fetch(lse, less, next_group - (int)(place.word >> 3), n * C::TILE);
@@ -229,15 +232,15 @@ struct FewConsumer {
   u32 memory;
   int warpgroup;
   float first[RESULTS], second[KEYS ? RESULTS : 1];  // dK and dV, or dQ
-  float shift[2], delta[2];                          // of the lane's rows, where those are queries
+  float shift[2], delta[2];                          // of the lane's rows, if the block keeps queries
 
-  // Found anew where they are needed, they take no registers in the loop.
+  // These are computed again where they are needed, so that they take no registers in the loop.
   __device__ __forceinline__ int lane() const { return thread_again() & 31; }
   __device__ __forceinline__ int warp() const { return thread_again() >> 5 & 3; }
-  // The first of the lane's two rows, of the block's.
+  // The first of the lane's two rows, counted from the block's first row.
   __device__ __forceinline__ int row() const { return (C::IN_TURN ? 0 : warpgroup * C::WARPGROUP_ROWS) + warp() * 16 + (lane() >> 2); }
 
-  // x y^T for this warpgroup's 64 kept rows of x, and all rows of a tile y.
+  // Starts x y^T for this warpgroup's 64 kept rows of x and all rows of a tile y.
   __device__ __forceinline__ void start_turned(float (&c)[SCORES], u32 x, u32 y) const {
     const u32 a = matrix(opaque(memory) + x + (C::IN_TURN ? 0 : warpgroup * (C::WARPGROUP_ROWS * C::CHUNK_ROW_BYTES)), 16);
     const u32 b = matrix(memory + y, 16);
@@ -250,7 +253,7 @@ struct FewConsumer {
     }
     warpgroup_commit();
   }
-  // results += x y for x in registers.
+  // Starts results += x y, for x in registers.
   __device__ __forceinline__ void start_along(float (&results)[RESULTS], const u32 (&x)[SCORES / 2], u32 y) const {
     const u32 b = matrix(memory + y, C::TILE_CHUNK_BYTES);
     warpgroup_fence();
@@ -260,8 +263,9 @@ struct FewConsumer {
     warpgroup_commit();
   }
 
-  // Of each of the lane's two rows, the first column that it sees of those that have passed its edge, or the first that it does
-  // not see. Keys beyond the last are of concern only where they pass by.
+  // Computes for each of the lane's two rows the column at which its mask begins or ends: if the block keeps keys, the first
+  // column that sees the row; if it keeps queries, the first column that the row does not see. Keys beyond the last one need a
+  // mask only where the block keeps queries.
   __device__ __forceinline__ void edges(int (&of)[2], int n) const {
     const int row0 = few_tile_of<C, KEYS>(p).row0 + row(), column0 = n * C::TILE + 2 * (lane() & 3);
     of[0] = row0 + (KEYS ? -p.above : p.above + 1) - column0, of[1] = of[0] + 8;
@@ -309,7 +313,7 @@ struct FewConsumer {
         const int at = 8 * i + x, low = KEYS ? x / 4 * 2 : x / 2 % 2, high = KEYS ? low + 1 : low;
         slopes[at / 2] = pack<T>(s[at] * (d[at] - of[low]), s[at + 1] * (d[at + 1] - of[high]));
         weights[at / 2] = pack<T>(s[at], s[at + 1]);
-        if (MASKED && KEYS) {  // here, where it takes the fewest registers
+        if (MASKED && KEYS) {  // here it takes the fewest registers
           const int column = 16 * i + x / 4 * 8 - edge[x / 2 % 2];
           const u32 seen = column >= 0 ? ~0u : column == -1 ? 0xffff0000u : 0;
           weights[at / 2] &= seen, slopes[at / 2] &= seen;
@@ -335,7 +339,7 @@ struct FewConsumer {
         step<MASKED>(n, place);
     }
   }
-  // Of four columns of sixteen in shared memory, or of the lane's two rows.
+  // The numbers of four of sixteen columns, from shared memory, or those of the lane's two rows.
   __device__ __forceinline__ void four_of(float (&of)[4], u32 from, const float (&rows)[2]) const {
     if constexpr (KEYS) {
       const Chunk c = load_shared(from);
@@ -345,7 +349,8 @@ struct FewConsumer {
     }
   }
 
-  // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
+  // A quad of lanes holds 32 columns of a row in pieces of two columns. After a 4x4 transpose each lane has eight neighbouring
+  // columns.
   __device__ __forceinline__ Chunk gathered(int lane, u32 a, u32 b, u32 c, u32 d) const {
     const bool odd = lane & 1, high = lane & 2;
     u32 other = shuffle_xor(odd ? a : b, 1);
@@ -358,7 +363,7 @@ struct FewConsumer {
     if (high) b = other; else d = other;
     return Chunk{a, b, c, d};
   }
-  // Columns FROM .. TO - 1 of this warpgroup's rows.
+  // Writes columns FROM .. TO - 1 of this warpgroup's rows.
   template <int FROM, int TO>
   __device__ __forceinline__ void write(char* base, const Strides& at, const FewTile& t, const float (&c)[RESULTS], float factor) const {
     const int own_lane = lane(), own_row = row(), rows = KEYS ? p.seq_k : p.seq_q, head = KEYS ? t.kv_head : t.first_head;
@@ -377,7 +382,7 @@ struct FewConsumer {
     }
   }
 
-  // Leaves registers FROM .. TO - 1 for the other warpgroup; adds to them what it has left.
+  // `leave` writes registers FROM .. TO - 1 to shared memory for the other warpgroup; `add` adds what the other has left.
   template <int FROM, int TO>
   __device__ __forceinline__ void leave(const float (&c)[RESULTS], u32 at) const {
 #pragma unroll
@@ -394,7 +399,7 @@ struct FewConsumer {
       c[i + 2] += __int_as_float((int)more.z), c[i + 3] += __int_as_float((int)more.w);
     }
   }
-  // The first warpgroup has dK, or the first columns of dQ; the other has dV, or the others.
+  // The first warpgroup finishes dK, or the first half of the columns of dQ; the other finishes dV, or the second half.
   __device__ __forceinline__ void finish_in_turn(const FewTile& t) {
     const u32 at = memory + C::PASSING + (thread_again() & 127) * 16, other = at + RESULTS * (C::WARPGROUP_THREADS * 4);
     constexpr int HALF = RESULTS / 2;
@@ -449,7 +454,7 @@ struct FewConsumer {
     for (place.set_heads(KEYS ? (int)p.group.divisor : 1); place.has_heads(); place.next_head()) {
       const FewTile of = few_tile_of<C, KEYS>(p);
       if constexpr (KEYS) {
-        steps<C::CAUSAL>(of.first, of.end - of.first, place);  // two loops are more than there are registers for
+        steps<C::CAUSAL>(of.first, of.end - of.first, place);  // there are not enough registers for two loops
       } else {
         steps<false>(0, of.edge, place);
         steps<true>(of.edge, of.end - of.edge, place);
@@ -465,7 +470,7 @@ struct FewConsumer {
   }
 };
 
-// Grid: p.items blocks that keep keys, p.tiles a head of K, and after them p.query_tiles for each head of Q.
+// Grid: p.items blocks that keep keys, p.tiles for each head of K; after them p.query_tiles blocks for each head of Q.
 template <class C>
 DEVICE void backward_few(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& dout, const TensorMap& out,
                          const BackwardParams& p) {

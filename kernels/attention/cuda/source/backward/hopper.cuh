@@ -1,12 +1,14 @@
 // The backward pass for Hopper: tensor copies, wgmma, one warpgroup that moves data and two that compute.
 //
-// A block keeps 128 keys, 64 to a warpgroup, and goes through the tiles of queries that see them, over all heads of a group.
-// Scores and slopes are computed turned: accumulators have keys as rows, so that, packed to 16 bits, they are the operands of
-// dV += P^T dO and dK += dS^T Q as they stand. dQ sums over both warpgroups' keys: dS goes through shared memory for it, and dQ
-// through shared memory to sums in global memory, which another kernel converts. ORDERED: every sum is made in the order of the
-// keys, so that it has the same bits in every run; tiles of keys wait for the turn of each tile of queries (order.cuh).
+// A block keeps 128 keys, 64 for each warpgroup, and processes all tiles of queries that see these keys, over all heads of a
+// group. Scores and slopes (dS) are computed transposed: the accumulators have keys as rows, so that, packed to 16 bits, they
+// are directly the operands of dV += P^T dO and dK += dS^T Q. dQ is a sum over the keys of both warpgroups: for it, dS goes
+// through shared memory, and dQ goes through shared memory to sums in global memory, which another kernel converts. If ORDERED,
+// every sum is made in the order of the keys, so that it has the same bits in every run: each tile of keys waits for its turn
+// at each tile of queries (order.cuh).
 //
-//   The order of the products and the way of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
+//   The order of the products and the handling of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao,
+//   "FlashAttention-3", 2024.
 #pragma once
 #include "backward/instructions.cuh"
 #include "backward/order.cuh"
@@ -19,27 +21,28 @@ struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
   static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDERED_;
-  static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // queries from the last tile, which all keys see, to the first
+  static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // from the last tile of queries, which sees all keys, to the first
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
   static constexpr int K_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, K_BYTES = CHUNKS * K_CHUNK_BYTES;
   static constexpr int Q_CHUNK_BYTES = QUERIES * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
   static constexpr int STAT_BYTES = QUERIES * 4;
-  static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries
+  static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries per chunk
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
   static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "a warpgroup's share of dQ is 64 x 64");
-  // Where it all lies in shared memory.
+  // Offsets in shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
   static constexpr int BYTES = DELTA + STAGES * STAT_BYTES;
-  // Named barriers. ORDERED: SUM_FULL is one a stage, which both warpgroups make full; SUM_EMPTY one a stage and warpgroup.
+  // Named barriers. If ORDERED, there is one SUM_FULL for each stage, which both warpgroups fill, and one SUM_EMPTY for each
+  // stage and warpgroup.
   static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
   static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
   static constexpr int TILE_THREADS = PAIR_THREADS + 32;
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
-  static constexpr bool EARLY_DV = D == 128;  // dV is begun before dP is awaited; 128 queries leave no registers for it
+  static constexpr bool EARLY_DV = D == 128;  // dV starts before the wait for dP; 128 queries leave no registers for that
 };
 
 struct BackwardTile {
@@ -47,8 +50,9 @@ struct BackwardTile {
   int first, masked;  // query tiles first .. masked - 1 are masked, masked .. p.query_tiles - 1 are not
 };
 
-// False for the surplus heads of the last section: only at the end, or a tile would keep in registers what it was before. Under a causal mask the first tiles of keys are seen by the most queries: the
-// longest first, over all heads of a section.
+// Sets the tile of work. Returns false for the surplus heads of the last section; it does so only at the end, as otherwise the
+// old tile would have to stay in registers. Under a causal mask the first tiles of keys are seen by the most queries, so the
+// longest tiles come first, over all heads of a section.
 template <class C>
 DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t) {
   const int section = divide(index, p.section_tiles), within = index - section * (int)p.section_tiles.divisor;
@@ -90,8 +94,8 @@ struct BackwardBarriers {
   }
 };
 
-// All that a thread keeps from tile to tile, in one register: a place in the ring of two stages (bit 0 is the stage, bit 1 the
-// parity of its phase), the parity of K and V's phase, and how many heads of the group are still to come.
+// Everything that a thread keeps from tile to tile, in one register: a place in the ring of two stages (bit 0 is the stage, bit
+// 1 the parity of its phase), the parity of the phase of K and V, and the number of heads of the group still to process.
 struct BackwardPlace {
   u32 word;
   __device__ __forceinline__ int stage() const { return (int)(word & 1); }
@@ -105,21 +109,21 @@ struct BackwardPlace {
   __device__ __forceinline__ bool is_last_head() const { return word < 16; }
 };
 
-// One thread that takes work and starts all copies.
+// The thread that takes work and starts all copies.
 template <class C>
 struct BackwardProducer {
   const BackwardParams& p;
   const TensorMap &q, &k, &v, &dout;
   BackwardBarriers<C> barriers;
   u32 memory;
-  volatile int* slots;  // of two: K's place may be given back while the tile before is still written out
+  volatile int* slots;  // two slots: the place of K may be released while the results of the tile before are still being written
 
   __device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 full, int chunk_bytes, int row, int head, int batch) const {
 #pragma unroll
     for (int chunk = 0; chunk < C::CHUNKS; chunk++)
       copy_box(memory + to + chunk * chunk_bytes, map, full, chunk * C::CHUNK_COLUMNS, row, head, batch);
   }
-  // A tile of Q or dO, and its rows' numbers.
+  // Copies a tile of Q or dO, and the shifts or deltas of its rows.
   __device__ __forceinline__ void copy_rows(u32 to, u32 stats_to, const TensorMap& map, const float* stats, u32 full, int stage, int n,
                                             int head, int batch) const {
     barrier_arrive_expecting(full, C::Q_BYTES + C::STAT_BYTES);
@@ -138,7 +142,7 @@ struct BackwardProducer {
   __device__ __forceinline__ void copy_kv(int index, u32 parity) const {
     BackwardTile t;
     backward_tile_of<C>(p, index, t);
-    barrier_wait(barriers.v_empty(), parity);  // V first: its place is given back first
+    barrier_wait(barriers.v_empty(), parity);  // V first, because its place is released first
     barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
     copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
     barrier_wait(barriers.k_empty(), parity);
@@ -147,21 +151,23 @@ struct BackwardProducer {
     copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
   }
 
-  // Where sums have an order, work is taken in its order and only by blocks that run: the first that is not done waits for none.
+  // Where sums have an order, work is taken in that order, and only by blocks that are running. So the first unfinished tile of
+  // keys never waits.
   __device__ __forceinline__ int first_item() const { return C::ORDERED ? atomicAdd(p.counter, 1) : (int)blockIdx.x; }
   __device__ __forceinline__ int next_item() const { return (C::ORDERED ? 0 : blocks_again()) + atomicAdd(p.counter, 1); }
 
-  // The first queries of a tile of keys set out before the keys, whose places are in use to the end of the tile before.
+  // The first queries of a tile of keys are copied before the keys, because the places of the keys are in use until the tile
+  // before has ended.
   __device__ __forceinline__ void run() const {
     BackwardPlace place = {2 | 4};  // an empty ring: the phases before the first count as ended
     for (int index = first_item(); index < p.items; index = next_item()) {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
-      int due = (int)opaque((u32)index);  // opaque: or the compiler makes two loops of this one, and has no registers for them
+      int due = (int)opaque((u32)index);  // opaque, or the compiler makes two loops, and runs out of registers
       int head = t.kv_head * (int)p.group.divisor, n = C::LAST_FIRST ? p.query_tiles - 1 : t.first;
       place.set_heads((int)p.group.divisor);
 #pragma unroll 1
-      do {  // one loop over heads and tiles, which has one place where the keys set out: also keys that no query sees
+      do {  // one loop over heads and tiles copies the keys in one place, also keys that no query sees
         if (C::LAST_FIRST ? n >= t.first : n < p.query_tiles) {
           barrier_wait(barriers.q_empty(place.stage()), place.parity());
           copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), n, head, t.batch);
@@ -190,11 +196,11 @@ struct BackwardConsumer {
   typedef typename C::T T;
   const BackwardParams& p;
   BackwardBarriers<C> barriers;
-  u32 memory, sum_to;  // sum_to: where the warp that adds this warpgroup's share of dQ, or in an order all of it, is told where to
+  u32 memory, sum_to;  // sum_to: where `share_of` is left for the warp that adds dQ
   int warpgroup;
   float dk[C::D / 2], dv[C::D / 2];
 
-  // Found anew where they are needed, they take no registers in the loop.
+  // These are computed again where they are needed, so that they take no registers in the loop.
   __device__ __forceinline__ int lane() const { return thread_again() & 31; }
   __device__ __forceinline__ int warp() const { return thread_again() >> 5 & 3; }
 
@@ -202,7 +208,8 @@ struct BackwardConsumer {
     if (lane() == 0) barrier_arrive(empty);
   }
 
-  // x y^T for this warpgroup's 64 rows of x (K or V), and all queries of y (Q or dO); added to c where `accumulate` is not 0.
+  // Starts x y^T for this warpgroup's 64 rows of x (K or V) and all queries of y (Q or dO); it is added to c if `accumulate` is
+  // not 0.
   __device__ __forceinline__ void start_turned(float (&c)[C::QUERIES / 2], u32 x, u32 y, int accumulate) const {
     const u32 a = matrix(memory + x + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + y, 16);
     warpgroup_fence();
@@ -214,12 +221,12 @@ struct BackwardConsumer {
     }
     warpgroup_commit();
   }
-  // The numbers (SHIFT or DELTA) of the four of the i-th 16 queries whose columns this lane holds.
+  // Loads the numbers (SHIFT or DELTA) of the four of the i-th 16 queries whose columns this lane holds.
   __device__ __forceinline__ void load_four(float (&x)[4], u32 numbers, int stage, int i) const {
     const Chunk c = load_shared(memory + numbers + stage * C::STAT_BYTES + (lane() & 3) * 16 + i * 64);
     x[0] = __int_as_float((int)c.x), x[1] = __int_as_float((int)c.y), x[2] = __int_as_float((int)c.z), x[3] = __int_as_float((int)c.w);
   }
-  // -delta of each query, in the place of a product that is to be added to it.
+  // Sets d to -delta of each query; a product is then added to it.
   __device__ __forceinline__ void load_deltas(float (&d)[C::QUERIES / 2], int stage) const {
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
@@ -228,9 +235,9 @@ struct BackwardConsumer {
 #pragma unroll
       for (int x = 0; x < 8; x++) d[8 * i + x] = -delta[x / 4 * 2 + x % 2];
     }
-    settled(d);  // each in a register of its own
+    settled(d);  // keeps each number in a separate register
   }
-  // out += x y for x in registers, y's rows being the queries.
+  // Starts out += x y, for x in registers. The rows of y are the queries.
   __device__ __forceinline__ void start_along(float (&out)[C::D / 2], const u32 (&x)[C::QUERIES / 4], u32 y) const {
     const u32 b = matrix(memory + y, C::Q_CHUNK_BYTES);
     warpgroup_fence();
@@ -239,7 +246,7 @@ struct BackwardConsumer {
       wgmma_registers<T, C::D>(out, x + 4 * step, descriptor(b + step * (16 * C::CHUNK_ROW_BYTES / C::UNITS)), 1);
     warpgroup_commit();
   }
-  // This warpgroup's share of dQ = dS K: half of the queries or half of the columns.
+  // Starts this warpgroup's share of dQ = dS K: half of the queries or half of the columns.
   __device__ __forceinline__ void start_dq(float (&dq)[32], u32 slope) const {
     const bool by_queries = C::QUERIES == 128;
     const u32 a = matrix(memory + slope + (by_queries ? warpgroup * C::SLOPE_CHUNK_BYTES : 0), 16);
@@ -253,7 +260,7 @@ struct BackwardConsumer {
     warpgroup_commit();
   }
 
-  // Scores that a query does not see become -inf.
+  // Sets scores that a query does not see to -inf.
   __device__ __forceinline__ void mask(float (&s)[C::QUERIES / 2], int key0, int query0) const {
     const int own_lane = lane(), own_warp = warp();
 #pragma unroll
@@ -269,19 +276,19 @@ struct BackwardConsumer {
     }
   }
 
-  // What the warp that adds this warpgroup's share of a tile of queries is told, never 0: where to; in an order, 1 + whose turn
-  // it must be, and which tile.
+  // What the warp that adds dQ of a tile of queries needs to know; it is never 0. It is the address of this warpgroup's sums;
+  // if ORDERED, it is 1 + the turn of these keys, and the number of the tile.
   __device__ __forceinline__ u64 share_of(int key0, int tile) const {
     if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)tile;
     return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
   }
 
   __device__ __forceinline__ void step(int key0, int n, bool is_last, bool masked, int sum_tile, BackwardPlace& place) {
-    const bool last = is_last && place.is_last_head();  // after which nothing reads V, then K
+    const bool last = is_last && place.is_last_head();  // after this step nothing reads V, and then nothing reads K
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
     const int stage = place.stage();
     barrier_wait(barriers.dout_full(stage), place.parity());
-    load_deltas(d, stage);  // while no product is under way: ptxas would wait for its end here
+    load_deltas(d, stage);  // while no product is in flight, as otherwise ptxas would wait here for its end
     barrier_wait(barriers.q_full(stage), place.parity());
     start_turned(s, C::K, C::Q + stage * C::Q_BYTES, 0);
     start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
@@ -357,7 +364,8 @@ struct BackwardConsumer {
     place.next();
   }
 
-  // A quad of lanes holds 32 columns of a row in pieces of two. Exchanged as a 4x4 transpose, each lane has eight in a row.
+  // A quad of lanes holds 32 columns of a row in pieces of two columns. After a 4x4 transpose each lane has eight neighbouring
+  // columns.
   __device__ __forceinline__ Chunk gathered(int lane, u32 a, u32 b, u32 c, u32 d) const {
     const bool odd = lane & 1, high = lane & 2;
     u32 other = shuffle_xor(odd ? a : b, 1);
@@ -387,7 +395,8 @@ struct BackwardConsumer {
     }
   }
 
-  // The present tile of work; read again where registers are full. One lane reads, the one that later releases K.
+  // Returns the present tile of work. It is read again, because registers are full. Only the lane that later releases K reads
+  // it.
   __device__ __forceinline__ int present(const volatile int* slots, const BackwardPlace& place) const {
     return uniform(lane() == 0 ? slots[place.k_parity()] : 0);
   }
@@ -434,8 +443,8 @@ struct BackwardConsumer {
   }
 };
 
-// A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives: what it did
-// before is seen by the side that waits. BACKWARD.md has why racecheck says otherwise.
+// A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives, and the side
+// that waits sees what the other wrote before. BACKWARD.md explains why racecheck still reports hazards.
 template <class C>
 DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
   named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
@@ -454,7 +463,7 @@ DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int 
   if (lane == 0) additions_done();
 }
 
-// Grid: at most p.items and at most one block an SM.
+// Grid: at most p.items blocks, and at most one block per SM.
 template <class C>
 DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& dout, const BackwardParams& p) {
   SHARED_MEMORY(bytes);

@@ -1,4 +1,4 @@
-// Hopper's instructions that only the backward pass has use for, each behind one function.
+// Hopper's instructions that only the backward pass uses, each behind one function.
 #pragma once
 #include "hopper/instructions.cuh"
 
@@ -6,29 +6,29 @@
 #include "simt_backward.h"
 #else
 
-// `bytes` from global to shared memory, in order; the barrier counts them.
+// Copies `bytes` from global to contiguous shared memory; the barrier counts the bytes.
 DEVICE void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
 
-// Adds floats in shared memory to those in global memory, `bytes` of them; asynchronous.
+// Adds `bytes` of floats in shared memory to floats in global memory; asynchronous.
 DEVICE void add_floats(u64 to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
-// Puts them there in place of what is there; waited for as additions are.
+// Writes the floats to global memory instead of adding them; the same waits apply as for additions.
 DEVICE void store_floats(u64 to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 DEVICE void additions_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Shared memory may be written again; the additions themselves need not have happened.
+// Waits until shared memory may be written again; the additions themselves may still be pending.
 DEVICE void additions_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void additions_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Waits until a number in global memory is `own`: additions that start afterwards come after those that were done before another
-// block gave that number.
+// Waits until a number in global memory is `own`. Additions that start afterwards come after the additions that were done
+// before another block set that number.
 DEVICE void await_turn(const int* turn, int own) {
   int now;
   do {
@@ -41,7 +41,7 @@ DEVICE void give_turn(int* turn, int next) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
 }
 
-// Shared memory that this thread has written is seen by products and copies that start after a barrier.
+// Makes what this thread has written to shared memory visible to products and copies that start after a barrier.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Stores four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of matrix i.

@@ -1,15 +1,15 @@
-// Sums of dQ in the order of the keys, so that they have the same bits in every run: beside them stands which tile of keys is to
-// be added next to each tile of queries.
+// Sums of dQ in the order of the keys, so that they have the same bits in every run. For each tile of queries, a number beside
+// the sums says which tile of keys is to be added next.
 #pragma once
 #include "backward/instructions.cuh"
 #include "backward/problem.cuh"
 
-// A warp that adds every second tile of queries that its block makes, both warpgroups' shares at once: while it waits for the turn,
-// and until its addition has happened, the next tile is the other warp's. `own` is the stage of its tiles. The first tile of keys
-// puts its share in the place of what is there, which nobody has to clear.
+// A warp that adds every second tile of queries of its block, the shares of both warpgroups at once. While it waits for the
+// turn of its keys, and until its addition is done, the other warp handles the next tile. `own` is the stage of its tiles. The
+// share of the first tile of keys replaces the old sums, so nobody has to clear them.
 template <class C>
 DEVICE void backward_ordered_adder(const BackwardParams& p, u32 memory, u32 told, int own, int lane) {
-  const int next_empty = C::SUM_EMPTY + C::WARPGROUPS * (own ^ 1);  // where the other's tile is awaited
+  const int next_empty = C::SUM_EMPTY + C::WARPGROUPS * (own ^ 1);  // the barrier at which the other warp's tile is awaited
   if (own == 1)
     for (int warpgroup = 0; warpgroup < C::WARPGROUPS; warpgroup++) named_arrive(next_empty + warpgroup, C::SUM_THREADS);
   for (;;) {

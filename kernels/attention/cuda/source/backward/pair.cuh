@@ -1,23 +1,24 @@
-// The backward pass for every chip from Turing on, as two kernels of one shape: one keeps a tile of keys and goes through the
-// queries that see it (dK, dV); the other keeps a tile of queries and goes through the keys that they see (dQ). Each computes the
-// weights anew: seven products where five would do. In return nothing is added up in memory: every element is written once, by
-// one block, in one order, so the result is the same bit for bit in every run, and no float32 copy of anything is needed.
+// The backward pass for every chip from Turing on, as two kernels with one template: one keeps a tile of keys and processes all
+// queries that see it (dK, dV); the other keeps a tile of queries and processes all keys that they see (dQ). Each computes the
+// weights again, which takes seven products instead of five. In return nothing is added up in memory: every element is written
+// once, by one block, in a fixed order. So the result has the same bits in every run, and no float32 copy of anything is
+// needed.
 //
-// What is kept is the rows of the scores, what passes by is their columns. Weights never leave registers: the accumulators of the
-// scores, packed to 16 bits, are the operands of the next product.
+// The block keeps the rows of the scores, and their columns come in tiles. Weights never leave registers: the accumulators of
+// the scores, packed to 16 bits, are the operands of the next product.
 #pragma once
 #include "backward/products.cuh"
 #include "scope.cuh"
 
-// A block keeps ROWS rows, 16 to a warp, and takes COLUMNS at a time. OUT columns of the results are computed by a block: the
-// grid's y says which. KEYS: what is kept is keys.
+// A block keeps ROWS rows, 16 for each warp, and processes COLUMNS at a time. It computes OUT columns of the results; the
+// grid's y says which. If KEYS, the kept rows are keys.
 template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_>
 struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK> {
   static constexpr int OUT = OUT_, NOUT = OUT_ / 8;
   static constexpr bool KEYS = KEYS_;
 };
 
-// One sequence's lengths, offsets and what they hide.
+// The lengths and offsets of one sequence, and the limits of what its rows see.
 struct Extent {
   int batch, head, kv_head;     // of Q; of K and V
   int q_start, k_start, seq_q, seq_k, below, above;
@@ -60,7 +61,7 @@ struct PairBlock {
     return 0.0f;
   }
 
-  // Scores become weights, and the products with dout the slopes of the scores.
+  // Turns scores into weights, and the products with dout into slopes of the scores.
   template <bool OPEN>
   __device__ __forceinline__ void weigh(int head, int row0, int column0) {
     const float *shifts = p.shift + stat_row(head), *deltas = p.delta + stat_row(head);
@@ -79,7 +80,7 @@ struct PairBlock {
           const bool seen = (OPEN && !C::HAS_MASK) || is_seen(query, key);
           const float added = C::HAS_MASK && seen ? bias(head, query, key) : 0.0f;
           const float of = C::KEYS ? column_shift : shift[r];
-          // A mask's infinity hides: rows that see nothing else have a shift of +inf, others a finite one.
+          // An infinity of the mask hides a key: rows that see nothing else have a shift of +inf, other rows a finite one.
           float weight = seen ? exp2_approx(C::HAS_MASK ? fused(s, p.scale_log2, added) - of : fused(s, p.scale_log2, -of)) : 0.0f;
           s = weight;
           d = weight == 0.0f ? 0.0f : weight * (d - (C::KEYS ? column_delta : delta[r]));
@@ -87,10 +88,11 @@ struct PairBlock {
       }
   }
 
-  // A tile's rows; those from `rows` on become zero. A pass may be as short as two rows, so each finds its own place.
+  // Copies the rows of a tile; rows from `rows` on become zero. A pass may be as short as two rows, so each pass computes its
+  // place.
   template <int ROWS>
   __device__ __forceinline__ void copy(u32 tile, const char* source, i64 row_bytes, int rows) const {
-    const Share share = share_of_thread<C>(thread_again(), p.head_dim);  // again: registers are full in the main loop
+    const Share share = share_of_thread<C>(thread_again(), p.head_dim);  // computed again, because registers are full in the main loop
 #pragma unroll
     for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) {
       const int row = share.row0 + i * C::ROWS_PER_PASS;
@@ -121,7 +123,7 @@ struct PairBlock {
     sync_block();
   }
 
-  // The tiles of what passes by that any kept row has to do with: from `*from` to the returned one.
+  // Sets `*from` to the first tile of columns that any kept row needs, and returns the end of these tiles.
   __device__ __forceinline__ int range(int row0, int* from) const {
     const int rows = C::KEYS ? e.seq_k : e.seq_q, columns = C::KEYS ? e.seq_q : e.seq_k;
     const int last_row = (row0 + C::BM < rows ? row0 + C::BM : rows) - 1;
@@ -186,7 +188,7 @@ struct PairBlock {
     const Share share = share_of_thread<C>(thread, p.head_dim);
     const int rows = C::KEYS ? e.seq_k : e.seq_q;
     sync_block();
-    if (C::ASYNC && share.valid == 0) {  // chunks beyond the head dimension, which copies leave alone
+    if (C::ASYNC && share.valid == 0) {  // chunks beyond the head dimension, which copies do not write
       clear<2 * C::BM>(kept, share);
       clear<2 * C::BN>(passing, share);
     }
@@ -219,8 +221,8 @@ struct PairBlock {
   }
 };
 
-// Grid: (tiles of every head of every sequence, D / OUT). A sequence longer than the host was told gets its other tiles from the
-// same blocks.
+// Grid: (tiles of every head of every sequence, D / OUT). If a sequence is longer than the host was told, the same blocks
+// compute its other tiles.
 template <class C>
 DEVICE void backward_pair(const BackwardParams& p) {
   SHARED_MEMORY(memory);

@@ -1,11 +1,11 @@
-// Before the backward pass: of every row of Q, the sum of dout * out, and the log-sum-exp in base 2.
+// Runs before the backward pass: computes for every row of Q the sum of dout * out, and the log-sum-exp in base 2.
 #pragma once
 #include "backward/problem.cuh"
 #include "small/instructions.cuh"
 
-// LANES lanes take a row, eight elements each; D <= 8 LANES. TURNED: of every 16 rows, each quad lane's values lie together, as
-// Hopper's kernel reads them, and `sums` is cleared, and the turns where there are: where tiles are counted. KEEPS_SUMS: only
-// the turns, for sums that are all put in place of what is there.
+// LANES lanes process a row, eight elements each; D <= 8 LANES. If TURNED, the values that a lane of a quad needs of every 16
+// rows are next to each other, as Hopper's kernel reads them; `sums` is cleared, and the turns too where there are turns, which
+// is where tiles are counted. If KEEPS_SUMS, only the turns are cleared, because all sums will be replaced.
 template <class T_, int LANES_, bool VECTOR_, bool TURNED_, bool KEEPS_SUMS_ = false>
 struct Prepare {
   typedef T_ T;

@@ -1,4 +1,4 @@
-// What the kernels of the backward pass are given: one problem, described once on the host, and the same for all of them.
+// The parameters of the kernels of the backward pass: one problem, described once on the host, the same for all of them.
 #pragma once
 #include "params.cuh"
 #include "tile.cuh"
@@ -11,36 +11,36 @@ struct BackwardParams {
   const char *q, *k, *v, *out, *dout;
   char *dq, *dk, *dv;
   const float* lse;   // of the forward pass: [batch, heads, seq_q], natural logarithm
-  const float* dlse;  // its gradient, laid out alike; or null
+  const float* dlse;  // its gradient, with the same layout; or null
   float* shift;       // lse in base 2, +inf for rows that see no key: their exponentials are zero
   float* delta;       // sums of dout * out over a row, less dlse
-  float* sums;        // where blocks add up dq, SUMS_OF_TILE to a tile of queries, and after them whose turn it is; or null
+  float* sums;        // where blocks add up dq: SUMS_OF_TILE for each tile of queries, then the turns; or null
   int* counter;       // [2], zero before and after a launch that takes work from it
-  const int* q_starts;  // sequence b is rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
+  const int* q_starts;  // sequence b has rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
   const int* k_starts;
   const char* mask;
   Strides at_q, at_k, at_v, at_out, at_dout, at_dq, at_dk, at_dv, at_mask;
   i64 mask_key;
   Divisor heads, kv_heads;  // of Q; of K and V
   Divisor group;            // heads of Q that share a head of K and V
-  Divisor tiles;            // of what a block keeps, a head
-  Divisor section;          // heads whose tiles are taken before any of the next ones'
+  Divisor tiles;            // tiles of kept rows per head
+  Divisor section;          // heads whose tiles are taken before the tiles of the next heads
   Divisor section_tiles;
-  Divisor stat_rows;        // rows a head has in shift and delta
+  Divisor stat_rows;        // rows per head in shift and delta
   int all_heads, all_kv_heads;  // over all batches
   int items;                // tiles of work, in all sections
   int seq_q, seq_k, head_dim;
-  int query_tiles;          // of Q, a head: where a kernel fixes their height
+  int query_tiles;          // tiles of Q per head, for kernels that fix their height
   int above, below;         // query i sees keys i + below .. i + above
   int align_ends;           // both count from the last key of a sequence for its last query
   float scale, scale_log2;  // scale_log2 = scale * log2(e)
 };
 
 static constexpr int SUMS_OF_TILE = 64 * 128, SHARES_OF_TILE = 2;
-// Of each share of a tile's sums, which tile of keys is to be added next.
+// Returns for each share of a tile's sums the number that says which tile of keys is to be added next.
 DEVICE int* turns_of(const BackwardParams& p) { return (int*)(p.sums + (i64)p.all_heads * p.query_tiles * SUMS_OF_TILE); }
 
-// Eight 16-bit elements' products with eight others', summed.
+// Returns the sum of the products of eight 16-bit elements with eight others.
 template <class T>
 DEVICE float dot(const Chunk& a, const Chunk& b) {
   const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};

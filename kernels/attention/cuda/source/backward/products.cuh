@@ -1,8 +1,8 @@
-// The products of the backward pass by mma.sync, for kernels that keep rows of the scores: what C says is in tile.cuh's terms.
+// The products of the backward pass by mma.sync, for kernels that keep rows of the scores. C has the names of tile.cuh.
 #pragma once
 #include "backward/problem.cuh"
 
-// x y^T for 16 rows of x from `warp_row` on and C::NS * 8 rows of y.
+// Computes x y^T for 16 rows of x from `warp_row` on and C::NS * 8 rows of y.
 template <class C>
 DEVICE void multiply_turned(float (&c)[C::NS][4], u32 x_tile, u32 y_tile, int warp_row, int lane) {
   const u32 x = x_tile + swizzled<C>(warp_row + (lane & 15), lane >> 4);
@@ -25,7 +25,7 @@ DEVICE void multiply_turned(float (&c)[C::NS][4], u32 x_tile, u32 y_tile, int wa
   }
 }
 
-// out += x y, for x in registers, y's rows along the sum, of which C::NOUT * 8 columns from `column` on.
+// Computes out += x y, for x in registers. The sum runs over the rows of y; C::NOUT * 8 columns from `column` on are used.
 template <class C>
 DEVICE void accumulate(float (&out)[C::NOUT][4], const float (&x)[C::NS][4], u32 y_tile, int column, int lane) {
   typedef typename C::T T;

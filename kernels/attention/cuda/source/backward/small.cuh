@@ -1,9 +1,11 @@
-// The backward pass over few keys, in one launch and without a workspace. There are blocks of two roles: one keeps a tile of
-// keys and makes dK and dV, the other keeps a tile of queries and makes dQ. Each computes the weights anew (seven products where
-// five would do), so blocks neither wait for each other nor add up in memory: every element is written once, in one order.
+// The backward pass over few keys, in one launch and without a workspace. A block has one of two roles: it keeps a tile of keys
+// and computes dK and dV, or it keeps a tile of queries and computes dQ. Each computes the weights again (seven products
+// instead of five), so blocks neither wait for each other nor add up in memory: every element is written once, in a fixed
+// order.
 //
-// A block's warps are ROW_WARPS by GROUPS. What passes by comes in tiles, of which each group takes a share of its own; at the
-// end the groups' results are added up in shared memory. The sums of dout * out are taken from tiles of both on their way in.
+// A block has ROW_WARPS by GROUPS warps. The columns of the scores come in tiles, and each group processes a different part of
+// each tile. At the end the results of the groups are added up in shared memory. The sums of dout * out are computed from tiles
+// of both as they arrive.
 #pragma once
 #include "backward/products.cuh"
 #include "small/exchange.cuh"
@@ -21,7 +23,8 @@ struct BackwardSmall {
   static_assert(ROWS_PER_PASS % 8 == 0 && CHUNKS <= 32, "a row's chunks are copied by neighbouring lanes");
 };
 
-// A block of one of the roles. KEYS: it keeps K and V, and Q, dout and out pass by; else it keeps these, and K and V pass by.
+// A block of one of the roles. If KEYS, it keeps K and V, and tiles of Q, dout and out come in; else it keeps Q, dout and out,
+// and tiles of K and V come in.
 template <class C, bool KEYS>
 struct SmallRole {
   typedef typename C::T T;
@@ -37,9 +40,9 @@ struct SmallRole {
   const BackwardParams& p;
   u32 memory;
   Share share;
-  int lane, group, warp_row;  // the group's number; the first of the warp's rows within the tile
+  int lane, group, warp_row;  // the number of the group; the first of the warp's rows within the tile
   int batch, kv_head, first_head, row0;
-  int low[2], high[2];        // of each of the lane's rows: the columns that it sees
+  int low[2], high[2];        // for each of the lane's rows: the columns that it sees
   int warp_low, warp_high;    // the columns that any of the warp's rows sees
   int first_tile, tiles, heads;
   int loaded_head, loaded_tile;
@@ -48,7 +51,7 @@ struct SmallRole {
   float score[C::NS][4], slope[C::NS][4];
   float first[C::NOUT][4];               // dK, or dQ
   float second[KEYS ? C::NOUT : 1][4];   // dV
-  float shift[2], delta[2];              // of this lane's rows, where those are queries
+  float shift[2], delta[2];              // of this lane's rows, if the block keeps queries
 
   __device__ __forceinline__ const char* q_rows(const char* base, const Strides& at, int head) const {
     return base + batch * at.batch + (first_head + head) * at.head;
@@ -70,7 +73,7 @@ struct SmallRole {
       copy_async_or_zero(tile + swizzled<C>(row, share.chunk), source + row * row_bytes + share.chunk * 16, row < left);
     }
   }
-  // Chunks beyond the head dimension, which copies leave alone.
+  // Zeroes the chunks beyond the head dimension, which copies do not write.
   __device__ __forceinline__ void clear() const {
     if (share.valid) return;
     for (int row = share.row0; row < KEPT * C::ROWS + C::STAGES * PARTS * C::TILE; row += C::ROWS_PER_PASS)
@@ -92,7 +95,7 @@ struct SmallRole {
       copy_q(memory + 2 * C::KEPT_BYTES, p.out, p.at_out, 0, row0);
     }
   }
-  // The next tile that passes by, if there is one: over all heads of the group.
+  // Copies the next tile of columns, if there is one, over all heads of the group.
   __device__ __forceinline__ void copy_next(int stage) {
     if (loaded_head < heads) {
       const u32 to = memory + STAGES_AT + stage * STAGE_BYTES;
@@ -110,7 +113,7 @@ struct SmallRole {
     copy_async_commit();
   }
 
-  // Sets out for the log-sum-exps (and their gradients) of queries from `query` on that this thread writes down later.
+  // Starts to load the log-sum-exps (and their gradients) of queries from `query` on, which this thread writes later.
   __device__ __forceinline__ void fetch_numbers(int head, int query) {
 #pragma unroll
     for (int i = 0; i < STATS; i++) {
@@ -121,7 +124,8 @@ struct SmallRole {
       less[i] = mine && p.dlse ? p.dlse[at] : 0.0f;
     }
   }
-  // Each row's shift (its log-sum-exp in base 2, +inf where it sees nothing) and delta, from chunks that this thread has copied.
+  // Writes each row's shift (its log-sum-exp in base 2, +inf where it sees nothing) and delta, from chunks that this thread has
+  // copied.
   __device__ __forceinline__ void write_numbers(u32 to, u32 dout_tile, u32 out_tile) const {
 #pragma unroll
     for (int i = 0; i < STATS; i++) {
@@ -135,7 +139,7 @@ struct SmallRole {
     }
   }
 
-  // Scores become weights, and the products with dout the slopes of the scores.
+  // Turns scores into weights, and the products with dout into slopes of the scores.
   __device__ __forceinline__ void weigh(int column0, u32 stats) {
 #pragma unroll
     for (int j = 0; j < C::NS; j++) {
@@ -177,7 +181,7 @@ struct SmallRole {
       if (unit >= C::NOUT) return second[unit - C::NOUT][i];
     return first[unit][i];
   }
-  // Four units are 32 columns, of which each lane of four writes eight.
+  // Four units are 32 columns; each lane of a quad writes eight of them.
   __device__ __forceinline__ void write(const float (&mine)[OWN][4], int from) {
 #pragma unroll
     for (int four = 0; four < OWN; four += 4) {
@@ -265,7 +269,7 @@ struct SmallRole {
     }
   }
 
-  // Head `head` of all batches' (of K, or of Q), and its tile of kept rows.
+  // Computes one tile of kept rows. `head` counts the heads of K, or of Q, over all batches.
   __device__ __forceinline__ void run(int head, int kept_tile) {
     const Divisor& per_batch = KEYS ? p.kv_heads : p.heads;
     const int thread = (int)threadIdx.x, warp = thread >> 5;
@@ -305,7 +309,7 @@ struct SmallBytes {
   static constexpr int value = KEYS > QUERIES ? KEYS : QUERIES;
 };
 
-// Grid: p.items blocks that keep keys, p.tiles a head of K, and after them p.query_tiles for each head of Q.
+// Grid: p.items blocks that keep keys, p.tiles for each head of K; after them p.query_tiles blocks for each head of Q.
 template <class C>
 DEVICE void backward_small(const BackwardParams& p) {
   SHARED_MEMORY(memory);

@@ -1,13 +1,13 @@
-// The backward pass by mma.sync with five products, for Turing: ampere.cuh's way in 64 KB of shared memory and without
+// The backward pass by mma.sync with five products, for Turing: the method of ampere.cuh in 64 KB of shared memory and without
 // asynchronous copies.
 //
-// A warp keeps its rows of V in registers: V is an operand of dP alone, always the same one, while K serves dQ too. The next tile of
-// queries is loaded into registers before the products that end a tile, and stored where it is read when none reads the tile
-// any more. Rows' numbers come from global memory, in the shadow of the scores.
+// A warp keeps its rows of V in registers, because V is only an operand of dP, and always the same one, while K is needed for
+// dQ too. The next tile of queries is loaded into registers before the products that end a tile, and stored in its place when
+// no warp reads the old tile any more. Shifts and deltas of rows come from global memory while the scores are computed.
 #pragma once
 #include "backward/ampere.cuh"
 
-// WARPS warps by FRAGMENTS times 16 keys; scores of a tile in PARTS.
+// A block has WARPS warps with FRAGMENTS times 16 keys each. A warp computes the scores of a tile in PARTS.
 template <class T_, int D_, int KEYS_, int QUERIES_, int WARPS_, int FRAGMENTS_, int PARTS_>
 struct Turing {
   typedef T_ T;
@@ -16,11 +16,11 @@ struct Turing {
   static constexpr int WARP_KEYS = FRAGMENTS * 16, KEY_WARPS = KEYS / WARP_KEYS, QUERY_WARPS = WARPS / KEY_WARPS;
   static constexpr bool SHARES = QUERY_WARPS > 1;
   static constexpr int WARP_QUERIES = QUERIES / QUERY_WARPS, PART = WARP_QUERIES / PARTS;
-  static constexpr int UNITS = PART / 8, DEPTH = PART / 16;          // of a warp's scores at a time
-  static constexpr int COLUMNS = D / QUERY_WARPS, OUT = COLUMNS / 8;  // of dK and dV, a warp
+  static constexpr int UNITS = PART / 8, DEPTH = PART / 16;          // of the scores that a warp computes at a time
+  static constexpr int COLUMNS = D / QUERY_WARPS, OUT = COLUMNS / 8;  // of dK and dV, for one warp
   static constexpr int K_BYTES = KEYS * ROW_BYTES, Q_BYTES = QUERIES * ROW_BYTES;
   static constexpr int SLOPE_ROW_BYTES = QUERIES * 2, SLOPE_BYTES = KEYS * SLOPE_ROW_BYTES;
-  // Where it all lies in shared memory. WEIGHTS: P, where it goes through shared memory.
+  // Offsets in shared memory. WEIGHTS is P, where P goes through shared memory.
   static constexpr int K = 0, Q = K + K_BYTES, DOUT = Q + Q_BYTES, SLOPE = DOUT + Q_BYTES, WEIGHTS = SLOPE + SLOPE_BYTES;
   static constexpr int BYTES = WEIGHTS + (SHARES ? SLOPE_BYTES : 0);
   typedef AmpereSums<T, D, QUERIES, WARPS> Sums;
@@ -33,14 +33,14 @@ struct TuringBlock : AmpereBlock<C> {
   typedef AmpereBlock<C> Base;
   typedef typename C::T T;
   typedef float Scores[C::FRAGMENTS][C::UNITS][4];
-  static constexpr int ROWS = C::QUERIES / C::ROWS_PER_PASS;  // of a tile, a thread
+  static constexpr int ROWS = C::QUERIES / C::ROWS_PER_PASS;  // rows of a tile, for one thread
   using Base::p, Base::memory, Base::lane, Base::warp, Base::warp_key, Base::warp_query, Base::batch, Base::kv_head;
   using Base::first_head, Base::first_tile, Base::end_tile, Base::head, Base::tile, Base::key0;
   using Base::dk, Base::dv;
   u32 v[C::FRAGMENTS][C::D / 16][4];
   Chunk next_q[ROWS], next_dout[ROWS];
 
-  // Each finds its place again: registers are full in the main loop.
+  // Each of these computes its place again, because registers are full in the main loop.
   template <int N>
   __device__ __forceinline__ void load(Chunk (&rows)[N], const char* source, i64 row_bytes, int left) const {
     const Share share = share_of_thread<C>(thread_again(), p.head_dim);
@@ -60,7 +60,7 @@ struct TuringBlock : AmpereBlock<C> {
   __device__ __forceinline__ void load_keys(Chunk (&rows)[C::KEYS / C::ROWS_PER_PASS], const char* base, const Strides& at) const {
     load(rows, base + batch * at.batch + kv_head * at.head + key0 * at.row, at.row, p.seq_k - key0);
   }
-  // A tile of queries, out of global memory, and later to where it is read.
+  // Loads a tile of queries from global memory, and later stores it where it is read.
   __device__ __forceinline__ void load_queries(int of_head, int of_tile) {
     const int row = of_tile * C::QUERIES, left = p.seq_q - row;
     load(next_q, p.q + batch * p.at_q.batch + of_head * p.at_q.head + row * p.at_q.row, p.at_q.row, left);
@@ -69,7 +69,7 @@ struct TuringBlock : AmpereBlock<C> {
   __device__ __forceinline__ bool has_next() const {
     return tile + 1 < end_tile || head + 1 < first_head + (int)p.group.divisor;
   }
-  // The one after this, if there is one.
+  // The tile after this one, if there is one.
   __device__ __forceinline__ void load_next() {
     const bool same = tile + 1 < end_tile;
     if (has_next()) load_queries(same ? head : head + 1, same ? tile + 1 : first_tile);
@@ -78,7 +78,7 @@ struct TuringBlock : AmpereBlock<C> {
     store_rows(C::Q, next_q);
     store_rows(C::DOUT, next_dout);
   }
-  // V goes to its registers by way of K's place.
+  // Brings V into its registers, by way of K's place.
   __device__ __forceinline__ void load_keys_and_values() {
     Chunk k_rows[C::KEYS / C::ROWS_PER_PASS], v_rows[C::KEYS / C::ROWS_PER_PASS];
     load_keys(v_rows, p.v, p.at_v);
@@ -94,7 +94,7 @@ struct TuringBlock : AmpereBlock<C> {
     store_rows(C::K, k_rows);
   }
 
-  // Those numbers of 16 queries whose columns this lane holds.
+  // Loads the numbers of those of 16 queries whose columns this lane holds.
   __device__ __forceinline__ void load_numbers(float (&x)[C::DEPTH][4], const float* numbers, int query) const {
     const i64 row = (i64)(batch * (int)p.heads.divisor + head) * (int)p.stat_rows.divisor + tile * C::QUERIES + query;
 #pragma unroll
@@ -116,7 +116,7 @@ struct TuringBlock : AmpereBlock<C> {
           const int key = key0 + warp_key + f * 16 + r * 8 + (lane >> 2);
           const int low = key < p.seq_k ? key - p.above - first : C::QUERIES, high = key - p.below - first;
 #pragma unroll
-          for (int e = 0; e < 4; e++) {  // the lane's columns: 0, 1, 8, 9
+          for (int e = 0; e < 4; e++) {  // the lane's columns are 0, 1, 8 and 9
             float& x = s[f][2 * i + e / 2][2 * r + e % 2];
             const int column = 16 * i + e / 2 * 8 + e % 2;
             x = exp2_approx(fused(x, p.scale_log2, -shift[i][e]));
@@ -124,7 +124,7 @@ struct TuringBlock : AmpereBlock<C> {
           }
         }
   }
-  // d += V dO^T for the warp's rows of V and this lane's place y in dO.
+  // d += V dO^T, for the warp's rows of V. y is this lane's address in dO.
   __device__ __forceinline__ void multiply_values(Scores& d, u32 y) const {
 #pragma unroll
     for (int kk = 0; kk < C::D / 16; kk++)
@@ -139,7 +139,7 @@ struct TuringBlock : AmpereBlock<C> {
         }
       }
   }
-  // Weights and slopes of the warp's keys for `PART` queries, of which the sums of dP begin at -delta.
+  // Computes weights and slopes of the warp's keys for `PART` queries. The sums of dP start at -delta.
   __device__ __forceinline__ void score(Scores& s, Scores& d, int query) const {
     const u32 y = memory + swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1) + query * C::ROW_BYTES;
     float shift[C::DEPTH][4], delta[C::DEPTH][4];
@@ -170,7 +170,8 @@ struct TuringBlock : AmpereBlock<C> {
 #pragma unroll
         for (int i = 0; i < 4; i++) d[f][j][i] *= s[f][j][i];
   }
-  // A tile's queries by this warp's keys: dS, and P where it is shared, to shared memory; dV and dK where it is not.
+  // Processes a tile of queries with this warp's keys. dS goes to shared memory, and so does P where warps share keys; else dV
+  // and dK are summed here.
   __device__ __forceinline__ void compute() {
     const u32 rows = memory + swizzled<C>(lane & 15, lane >> 4);
 #pragma unroll 1
@@ -192,7 +193,8 @@ struct TuringBlock : AmpereBlock<C> {
       for (int kk = 0; kk < C::DEPTH; kk++) {
         Base::fragments_of(x, d, kk);
         Base::store(memory + C::SLOPE, x, query + kk * 16);
-        // Opaque but for the first, or the places of all operands are kept through the loop, and registers spill.
+        // Opaque in all turns but the first, as otherwise the places of all operands are kept through the loop, and registers
+        // spill.
         if constexpr (!C::SHARES) Base::accumulate(dk, x, (kk ? opaque(rows) : rows) + C::Q + (query + kk * 16) * C::ROW_BYTES);
       }
     }
@@ -220,7 +222,7 @@ struct TuringBlock : AmpereBlock<C> {
   }
 };
 
-// Grid: as backward_ampere's.
+// Grid: the same as for backward_ampere.
 template <class C>
 DEVICE void backward_turing(const BackwardParams& p) {
   go_through_queries<TuringBlock<C>>(p);

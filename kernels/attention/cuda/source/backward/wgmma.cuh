@@ -1,4 +1,4 @@
-// The one product that the forward kernels have no use for: A in shared memory, read along its rows.
+// The one product that the forward kernels do not use: A is in shared memory, and is read along its rows.
 #pragma once
 #include "hopper/wgmma.cuh"
 
@@ -6,7 +6,7 @@
 template <class T, int N>
 DEVICE void wgmma_turned(float (&d)[N / 2], u64 a, u64 b, int accumulate);
 
-#ifndef SIMT_SHIM  // which has one definition for all widths
+#ifndef SIMT_SHIM  // it has one definition for all widths
 
 #define TURNED_64(TYPE, NAME)                                                                                              \
   SPECIALISED void wgmma_turned<TYPE, 64>(float (&d)[32], u64 a, u64 b, int accumulate) {                                  \

@@ -1,8 +1,8 @@
-// A mask that is the same for all rows: one number for each key, its bias, read once for a tile of keys by the producer's warp.
+// A mask that is the same for all rows: one number (bias) for each key, which the producer's warp reads once per tile of keys.
 #pragma once
 #include "hopper/schedule.cuh"
 
-// Element `at` of a mask, as what is added to a scaled score; minus infinity where there is none.
+// Element `at` of a mask, as the number to add to a scaled score; minus infinity where there is no element.
 template <class M>
 DEVICE float bias_at(const char* at, bool there) {
   if constexpr (M::BYTES == 1)
@@ -19,7 +19,7 @@ struct FetchedBias {
   static constexpr int LANES = 32, EACH = (C::KEYS + LANES - 1) / LANES;
   float own[EACH];
 
-  // `row`: the mask's only one; keys from seq_k on are hidden.
+  // Reads the biases. `row` is the mask's only row; keys from seq_k on are hidden.
   __device__ __forceinline__ void fetch(const char* row, i64 step, int first, int seq_k, int lane) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -27,14 +27,14 @@ struct FetchedBias {
       own[i] = bias_at<typename C::Mask>(row + key * step, within < C::KEYS && key < seq_k);
     }
   }
-  // Whether any key of the tile is seen. Gathers the warp.
+  // Whether any key of the tile is seen. All lanes of the warp must call it.
   __device__ __forceinline__ bool seen() const {
     bool any = false;
 #pragma unroll
     for (int i = 0; i < EACH; i++) any |= own[i] != MINUS_INFINITY;
     return any_lane(any);
   }
-  // To a tile's place, and behind it for each lane that will ask whether any of the keys is seen.
+  // Writes the biases to a tile's place; after them, for each lane that asks, whether any of the keys is seen.
   __device__ __forceinline__ void store(u32 to, bool seen, int lane) const {
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -44,17 +44,17 @@ struct FetchedBias {
   }
 };
 
-// What a consumer reads of the same: the two columns of every eight that are its lane's.
+// A consumer's view of such biases: of every eight columns, the two that its lane holds.
 template <class C>
 struct KeyBias {
   MaskPlace<C> place;
-  u32 from;  // in stage 0
+  u32 from;  // address of this lane's biases in stage 0
 
   __device__ __forceinline__ void begin(u32 tiles, int lane) { place.count = 0, from = tiles + 8 * (lane & 3); }
   __device__ __forceinline__ u32 tile() const { return from + place.stage() * C::MASK_TILE_BYTES; }
   __device__ __forceinline__ bool seen() const { return uniform((int)load_shared_word(tile() + C::KEYS * 4)) != 0; }
 
-  // Scores of the lane become scale score + bias, in units of the natural exponent.
+  // The lane's scores become scale score + bias, in units of the natural exponent.
   __device__ __forceinline__ void add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
     const u32 biases = tile();
 #pragma unroll

@@ -1,8 +1,8 @@
-// A warpgroup's share of a block: 64 rows, every key they see.
+// A warpgroup's share of a block: 64 rows, and every key that they see.
 //
-// Accumulators of a 64xN product: warp w has rows 16 w .. + 15, a lane rows lane / 4 and lane / 4 + 8 of those and, of every eight
-// columns, two from 2 (lane % 4) on. Register 4 i + 2 r + e is column 8 i + e of row r. Packed to 16 bits in pairs, the same
-// registers are the A operand of the next product.
+// Accumulators of a 64xN product: warp w has rows 16 w .. + 15. Of those, a lane has rows lane / 4 and lane / 4 + 8; of every
+// eight columns it has two, from 2 (lane % 4) on. Register 4 i + 2 r + e is column 8 i + e of row r. Packed to 16 bits in
+// pairs, the same registers are the A operand of the next product.
 #pragma once
 #include "hopper/mask.cuh"
 #include "hopper/producer.cuh"
@@ -14,14 +14,14 @@ struct Consumer {
   const HopperParams& p;
   Barriers<C> barriers;
   int warpgroup, warp, lane;
-  u32 q_matrix, k_matrix, v_matrix;  // as wgmma addresses them; stage 0
-  u32 v_tiles;                       // shared memory
+  u32 q_matrix, k_matrix, v_matrix;  // as wgmma addresses them, for stage 0
+  u32 v_tiles;                       // address in shared memory
 
   float out[C::OUT_REGISTERS];
   float score[C::SCORE_REGISTERS];
   u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
   float top[2], sum[2], correction[2];
-  // The mask of the tile whose scores come next.
+  // The mask of the tile whose scores are computed next.
   typedef typename Either<C::STAGED, StagedMask<C>, MaskTile<typename C::Mask, C::KEYS>>::Type Tensor;
   typename Either<C::KEY_BIAS, KeyBias<C>, Tensor>::Type given;
 
@@ -54,7 +54,8 @@ struct Consumer {
 
   // ---- softmax
 
-  // Which this is of the warpgroups at work on its head; the first of its rows, and of this thread's, of all of Q.
+  // The number of this warpgroup among those of its head; the first row of the warpgroup, and of this thread, counted over all
+  // of Q.
   __device__ __forceinline__ int place_in_head() const { return C::SHARERS == 1 ? warpgroup : warpgroup % C::WARPGROUPS_OF_HEAD; }
   __device__ __forceinline__ int rows_begin(const Tile& tile) const { return tile.row0 + place_in_head() * C::WARPGROUP_ROWS; }
   __device__ __forceinline__ int first_row(const Tile& tile) const {
@@ -65,7 +66,7 @@ struct Consumer {
     const int column = n * C::KEYS + 2 * (lane & 3), row = first_row(tile);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int end = keys_of<C>(p, tile);  // first key that this row does not see
+      int end = keys_of<C>(p, tile);  // the first key that this row does not see
       if (C::BOUNDED_RIGHT) end = min(end, row + 8 * r + p.last_offset + shift_of<C>(tile) + 1);
       end -= column;
 #pragma unroll
@@ -84,20 +85,22 @@ struct Consumer {
     }
   }
 
-  // Asks for the mask of tile n, which is there by the time the scores are. Rows that Q does not have read the last one's.
+  // Starts to load the mask of tile n, which arrives before the scores do. Rows beyond the end of Q read the mask of the last
+  // row.
   __device__ __forceinline__ void fetch_mask(const Tile& tile, int n) {
     if constexpr (C::HAS_TENSOR && C::MASK_STAGES == 0) {
       const char* head = p.mask + tile.batch * p.mask_batch + tile.head * p.mask_head;
       const int row = first_row(tile), last = p.seq_q - 1;
       const char* const rows[2] = {head + min(row, last) * p.mask_row, head + min(row + 8, last) * p.mask_row};
       given.fetch(rows, n * C::KEYS, p.seq_k, lane);
-      // Elements of 32 bits come faster than memory answers: the mask of a tile is sent for two tiles before it is fetched.
+      // Elements of 32 bits are needed faster than memory delivers them, so the mask is brought to the L2 cache two tiles
+      // ahead.
       if (C::Mask::BYTES == 4 && n - TILES_AHEAD >= tile.first) given.bring(rows, (n - TILES_AHEAD) * C::KEYS, lane);
     }
   }
 
-  // From here on a kernel with a mask has scaled scores, in units of the natural exponent: a mask's largest negative numbers
-  // stay numbers, so where all keys of a row have one and the same, they all weigh the same.
+  // From here on a kernel with a mask has scaled scores, in units of the natural exponent. The largest negative numbers of a
+  // mask stay finite, so if all keys of a row have the same one, they all get the same weight.
   __device__ __forceinline__ void add_mask() {
     const float scale = p.scale_log2 * LN_2;
     if constexpr (C::MASK_STAGES > 0) {
@@ -108,13 +111,14 @@ struct Consumer {
       given.add_to(score, scale, lane);
     }
   }
-  // This warp has read its rows of a tile of the mask, or has no use for them.
+  // Releases a tile of the mask: this warp has read its rows, or does not need them.
   __device__ __forceinline__ void pass_mask() {
     sync_warp();
     release(barriers.mask_empty(given.place.stage()));
     given.place.count++;
   }
-  // Whether any key of tile n is seen. One whose keys a mask of one row hides has no K and V, and is done with here.
+  // Whether any key of tile n is seen. A tile whose keys are all hidden by a mask of one row has no K and V, and is released
+  // here.
   __device__ __forceinline__ bool sees(const Tile& tile, int n) {
     if constexpr (C::KEY_BIAS) {
       barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());
@@ -130,11 +134,11 @@ struct Consumer {
     return fabsf(most) * LOG2_E_OF_MASK >= LARGEST ? 0.5f : scale_for(most, LOG2_E_OF_MASK);
   }
 
-  // Scores become exp2(scale_log2 (score - top)); `correction` is what sums so far are to be multiplied by.
+  // Turns scores into exp2(scale_log2 (score - top)). The sums so far must be multiplied by `correction`.
   __device__ __forceinline__ void softmax() {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float even = top[r], odd = score[2 * r];  // two chains: half as long
+      float even = top[r], odd = score[2 * r];  // two chains, each half as long
 #pragma unroll
       for (int i = 0; i < C::KEYS / 8; i += 2) {
         even = fmaxf(even, fmaxf(score[4 * i + 2 * r], score[4 * i + 2 * r + 1]));
@@ -185,8 +189,8 @@ struct Consumer {
     if (lane == 0) barrier_arrive(empty);
   }
 
-  // Rows of V behind the end of a packed sequence are the next one's: zeros in their place, for nothing of another sequence may
-  // be felt, not even a NaN that is weighed with zero. Every warpgroup writes the same.
+  // Zeroes the rows of V after the end of a packed sequence, which belong to the next sequence. No value of another sequence
+  // may have an effect, not even a NaN with a weight of zero. All warpgroups write the same zeros.
   __device__ __forceinline__ void empty_foreign_rows(const Tile& tile, int n, int stage) const {
     if constexpr (C::PACKED) {
       const int from = tile.seq_k - n * C::KEYS;
@@ -201,8 +205,8 @@ struct Consumer {
     }
   }
 
-  // Products of two tiles of keys are under way at once: the scores of tile n and the output of tile n + 1. The softmax of tile n
-  // runs under the latter.
+  // Products of two tiles of keys are in flight at the same time: the scores of tile n and the output of tile n + 1. The
+  // softmax of tile n runs during the latter.
   __device__ __forceinline__ void step(const Tile& tile, int n, Place<C>& place, bool masked) {
     const Place<C> following = place.next();
     fetch_mask(tile, n);
@@ -228,8 +232,9 @@ struct Consumer {
     place = following;
   }
 
-  // Past tiles of keys that none of this warpgroup's rows sees. Turns are taken and passed all the same. Elsewhere a product
-  // gathers a warp's lanes between a wait and a release; here one that fell behind could still be waiting two phases later.
+  // Skips the tiles of keys that no row of this warpgroup sees. It still takes and passes its turns. In other places a product
+  // brings the lanes of a warp together between a wait and a release; here a lane that fell behind could still be waiting two
+  // phases later, so they are synchronised.
   __device__ __forceinline__ int skip_unseen(const Tile& tile, int n, Place<C>& place) {
     if (!C::BOUNDED_RIGHT || C::ROWS <= C::KEYS) return n;
     const int end = tile.row0 + (place_in_head() + 1) * C::WARPGROUP_ROWS + p.last_offset + shift_of<C>(tile);
@@ -272,7 +277,7 @@ struct Consumer {
     }
     fetch_mask(tile, n);
     barrier_wait(barriers.k_full(place.stage), place.parity);
-    // Which tile is a warpgroup's first depends on a mask of one row; that each takes as many turns must not.
+    // With a mask of one row, warpgroups may start with different tiles, but each must take the same number of turns.
     if constexpr (C::KEY_BIAS) await_turn();
     start_scores(place.stage);
     if constexpr (C::KEY_BIAS) pass_turn();
@@ -285,7 +290,7 @@ struct Consumer {
     softmax();
     pack_weights();
     n--;
-    // Loops of their own, so that the one for most tiles carries no code for masks.
+    // Separate loops, so that the one for most tiles has no code for masks.
     if (C::EDGE)
       for (; n >= tile.first && n >= end_free; n--)
         if (sees(tile, n)) step(tile, n, place, true);
@@ -317,7 +322,7 @@ struct Consumer {
       seq_q = start_of<C>(p, tile.batch + 1) - start;
       to_first = start * p.out_row;
       first = p.q_starts ? (i64)tile.head * p.seq_q + start : ((i64)tile.batch * (int)p.heads.divisor + tile.head) * p.queries;
-    } else if constexpr (C::PACKED) {  // read again: kept in registers since the tile began they would be two too many
+    } else if constexpr (C::PACKED) {  // read again, because keeping them in registers since the tile began takes two too many
       const volatile int* starts = p.q_starts + tile.batch;
       const int start = starts[0];
       seq_q = starts[1] - start;
@@ -337,7 +342,8 @@ struct Consumer {
         u32 pair[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) pair[j] = pack<T>(out[16 * i + 4 * j + 2 * r] * inverse, out[16 * i + 4 * j + 2 * r + 1] * inverse);
-        // A quad of lanes holds 32 columns of a row in pieces of two; now each lane has eight in a row.
+        // A quad of lanes holds 32 columns of a row in pieces of two columns. After the exchange each lane has eight
+        // neighbouring columns.
         const Chunk chunk = across_quad(pair[0], pair[1], pair[2], pair[3], lane);
         if (row < seq_q && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
       }
@@ -347,7 +353,7 @@ struct Consumer {
     }
   }
 
-  // The same as one of several parts, in float32.
+  // The same for one of several parts, in float32.
   __device__ __forceinline__ void write_part(const Tile& tile) {
     const i64 first = ((i64)tile.part * p.all_heads + tile.batch * (int)p.heads.divisor + tile.head) * p.seq_q;
 #pragma unroll
@@ -370,15 +376,15 @@ struct Consumer {
   __device__ __forceinline__ void run(const volatile int* tile_slot) {
     Place<C> place = {0, 0};
     u32 q_parity = 0;
-    if (C::PING_PONG && warpgroup == 0) named_arrive(1, BOTH_TURNS);  // the first turn is warpgroup 0's
+    if (C::PING_PONG && warpgroup == 0) named_arrive(1, BOTH_TURNS);  // warpgroup 0 has the first turn
     for (;;) {
       barrier_wait(barriers.q_full(), q_parity);
       q_parity ^= 1;
-      // One lane reads, the one that later releases Q: so the slot is not overwritten while another lane still reads it.
+      // One lane reads, the one that later releases Q, so that the slot is not overwritten while another lane still reads it.
       const int index = uniform(lane == 0 ? *tile_slot : 0);
       if (index == NO_MORE_TILES) break;
       Tile tile;
-      if constexpr (C::MASK_STAGES > 0 && C::BOUNDED_RIGHT) tile = {};  // or what the tile before had stays in a register
+      if constexpr (C::MASK_STAGES > 0 && C::BOUNDED_RIGHT) tile = {};  // otherwise a value of the tile before stays in a register
       if constexpr (C::PACKED)
         tile = packed_tile<C>(p, index, uniform(lane == 0 ? tile_slot[1] : 0), uniform(lane == 0 ? tile_slot[2] : 0));
       else

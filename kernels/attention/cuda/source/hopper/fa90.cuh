@@ -1,14 +1,14 @@
 // Scaled dot-product attention, forward, for Hopper: tensor copies, wgmma, one producer and two to four consumer warpgroups.
 //
-// A block stays on its SM and takes tiles of work from a counter. One thread of it copies: rows of Q, then K and V in tiles of
-// KEYS keys through a ring of STAGES, last keys first. The consumers, 64 rows each, multiply and exponentiate. README.md has
-// the picture.
+// A block stays on its SM and takes tiles of work from a counter. One of its threads copies the rows of Q, and then K and V in
+// tiles of KEYS keys through a ring of STAGES, the last keys first. The consumers, with 64 rows each, multiply and
+// exponentiate. README.md has a picture.
 //
 //   The schedule follows Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024.
 #pragma once
 #include "hopper/consumer.cuh"
 
-// Grid: at most p.tiles and at most one block an SM. Shared memory: Q_BYTES + 2 * STAGES * KV_BYTES, at a multiple of 1024.
+// Grid: at most p.tiles blocks, and at most one per SM. Shared memory: Q_BYTES + 2 * STAGES * KV_BYTES, at a multiple of 1024.
 template <class C>
 DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& mask, const HopperParams& p) {
   SHARED_MEMORY(memory);
@@ -19,7 +19,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
   const Barriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
   if (warpgroup == 0) {
-    // The first copies set out as early as can be: the producer tells that the barriers are there and waits for nobody.
+    // The first copies start as early as possible: the producer signals that the barriers are initialised, and does not wait.
     if (thread < C::PRODUCER_WARP_THREADS) {
       if (thread == 0) {
         prefetch_map(k);

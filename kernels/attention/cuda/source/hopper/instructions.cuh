@@ -24,13 +24,13 @@ DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and tells the barrier how many bytes must land before this phase can end.
+// Arrives, and sets how many bytes must land before this phase can end.
 DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase with this parity. A debug build (BOUNDED_WAITS) gives up after so many tries and goes on: a
-// deadlock then shows as a wrong result. It does not trap: a trap inside the pipeline makes ptxas serialise wgmma.
+// Waits for the end of the phase with this parity. A debug build (BOUNDED_WAITS) gives up after a number of tries and goes on,
+// so that a deadlock shows as a wrong result. It does not trap, because a trap inside the pipeline makes ptxas serialise wgmma.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
 #ifdef BOUNDED_WAITS
   asm volatile(
@@ -51,8 +51,8 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 
 DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
-// A box of the [batch, head, row, column] tensor to shared memory, rows of 128 bytes, swizzled. What lies outside of the
-// tensor arrives as zeros, and counts. `barrier` is told of the bytes as they land.
+// Copies a box of the [batch, head, row, column] tensor to shared memory, in swizzled rows of 128 bytes. Elements outside of
+// the tensor arrive as zeros, and their bytes count. `barrier` counts the bytes as they land.
 DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -61,20 +61,20 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, int column, int 
 
 // ---- warpgroups
 
-// What this thread has stored in shared memory is seen by the wgmma that follow a barrier.
+// Makes what this thread has stored in shared memory visible to the wgmma that follow a barrier.
 DEVICE void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Registers written by ordinary instructions, and shared memory, are ready for the wgmma that follow.
+// Makes registers that ordinary instructions wrote, and shared memory, ready for the wgmma that follow.
 DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// All but the latest `pending` groups of this warpgroup have ended.
+// Waits until all but the latest `pending` groups of this warpgroup have ended.
 template <int pending>
 DEVICE void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Keeps the compiler from moving uses of accumulators to before the wait: it does not know that wgmma writes them late.
+// Keeps the compiler from moving uses of accumulators before the wait, because it does not know that wgmma writes them late.
 template <int N>
 DEVICE void settled(float (&registers)[N]) {
 #pragma unroll
@@ -90,15 +90,15 @@ DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Named barriers: `threads` of them meet, of which some only arrive.
+// Named barriers: `threads` threads take part, some of which only arrive.
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// The same in all lanes of a warp, and known to be.
+// Returns a value that is the same in all lanes of a warp, in a form from which the compiler knows this.
 DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
-// Only a hint: has the line brought to the L2 cache.
+// Only a hint: brings the line to the L2 cache.
 DEVICE void prefetch_global(const char* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 template <class T>
@@ -148,8 +148,9 @@ DEVICE void store_global(char* to, const Chunk& c) {
 
 // ---- shared memory as wgmma sees it
 
-// A matrix in rows of 128 swizzled bytes, eight rows to a kilobyte. `chunk_bytes` is from one 64-column chunk to the next, for
-// a matrix that is read along its rows (V); where it is read across them (Q, K) the hardware does not look at it.
+// The address of a matrix in rows of 128 swizzled bytes, eight rows to a kilobyte. `chunk_bytes` is the distance from one
+// 64-column chunk to the next, for a matrix that is read along its rows (V). For a matrix that is read across its rows (Q, K)
+// the hardware ignores it.
 DEVICE u32 matrix(u32 address, u32 chunk_bytes) { return address >> 4 | chunk_bytes >> 4 << 16; }
 
 DEVICE u64 descriptor(u32 matrix) {

@@ -1,10 +1,11 @@
-// A mask given as a tensor: fetched eight columns a lane, handed round the quad, added to the scaled scores.
+// A mask given as a tensor: each lane loads eight columns, the quad exchanges them, and they are added to the scaled scores.
 #pragma once
 #include "hopper/schedule.cuh"
 
 constexpr float LOG2_E_OF_MASK = 1.4426950408889634f;
 
-// Registers a, b, c, d of lane i of a quad become those that lanes 0, 1, 2, 3 had as their i-th: a 4x4 transpose.
+// After the call, registers a, b, c, d of lane i of a quad have what the i-th register of lanes 0, 1, 2, 3 had: a 4x4
+// transpose.
 DEVICE Chunk across_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
   const bool odd = lane & 1, high = lane & 2;
   u32 other = shuffle_xor(odd ? a : b, 1);
@@ -18,15 +19,17 @@ DEVICE Chunk across_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
   return Chunk{a, b, c, d};
 }
 
-// The mask of one tile of keys, for the two rows of a lane. Columns come in groups of 32: a lane fetches eight in a row, and
-// `own` makes of a row's group what belongs to the lane's scores: columns 8 i + 2 (lane % 4) and the next, i from 0 to 3.
+// The mask of one tile of keys, for the two rows of a lane. Columns are in groups of 32: a lane loads eight neighbouring
+// columns, and `own` turns a row's group into the columns of the lane's scores: 8 i + 2 (lane % 4) and the next, for i from 0
+// to 3.
 template <class M, int KEYS>
 struct MaskTile {
   static constexpr int GROUPS = KEYS / 32, WORDS = 2 * M::BYTES;  // a lane's eight columns of a group
   static_assert(M::BYTES == 0 || KEYS % 32 == 0, "a quad fetches 32 columns");
   u32 words[2][GROUPS][WORDS];
 
-  // `row`: where each of the two rows' mask begins; columns from seq_k on are left 0, and hidden by the problem's edge.
+  // Loads the mask. `row` has the addresses of the mask of both rows; columns from seq_k on become 0, and the problem's edge
+  // hides them.
   __device__ __forceinline__ void fetch(const char* const (&row)[2], int column, int seq_k, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -49,7 +52,7 @@ struct MaskTile {
       }
   }
 
-  // Has the mask of a later tile brought as far as the L2 cache: a quad's lanes share out the lines of its two rows.
+  // Brings the mask of a later tile to the L2 cache; the lanes of a quad divide the lines of its two rows among them.
   static __device__ __forceinline__ void bring(const char* const (&row)[2], int column, int lane) {
     constexpr int LINE = 128, LINES = (KEYS * M::BYTES + LINE - 1) / LINE;
     static_assert(LINES <= 4, "a lane has a line");
@@ -58,7 +61,7 @@ struct MaskTile {
       for (int r = 0; r < 2; r++) prefetch_global(row[r] + (i64)column * M::BYTES + (lane & 3) * LINE);
   }
 
-  // Scores of the lane become scale score + mask, in units of the natural exponent.
+  // The lane's scores become scale score + mask, in units of the natural exponent.
   template <class SCORES>
   __device__ __forceinline__ void add_to(SCORES& score, float scale, int lane) const {
 #pragma unroll
@@ -79,11 +82,11 @@ struct MaskTile {
 
   static __device__ __forceinline__ void own(const u32 (&w)[WORDS], float (&bias)[8], int lane) {
     if constexpr (M::BYTES == 1) {
-      // Bytes in pairs: lane i has pairs 0 to 3 of its eight columns, and wants the i-th of each lane.
+      // Bytes in pairs: lane i has pairs 0 to 3 of its eight columns, and needs the i-th pair of each lane.
       const bool odd = lane & 1, high = lane & 2;
       u32 low = w[0], top = w[1];
       u32 other = shuffle_xor(high ? low : top, 2);
-      if (high) low = other; else top = other;  // pairs of this lane's half, of lanes i and i ^ 2
+      if (high) low = other; else top = other;  // the pairs of this lane's half, from lanes i and i ^ 2
       const u32 give = odd ? (low & 0xffff) | top << 16 : low >> 16 | (top & 0xffff0000);
       other = shuffle_xor(give, 1);
       low = odd ? (other & 0xffff) | (low & 0xffff0000) : (low & 0xffff) | other << 16;
@@ -106,22 +109,23 @@ struct MaskTile {
 template <int KEYS>
 struct MaskTile<NoTensor, KEYS> {};
 
-// The same through shared memory: a tile's place, and where in a tile this lane reads.
+// The same through shared memory: the place of a tile, and where in a tile this lane reads.
 template <class C>
 struct StagedMask {
   typedef typename C::Mask M;
   MaskPlace<C> place;
-  u32 from;  // in stage 0
+  u32 from;  // address in stage 0
 
-  // `row`: the first of the warp's rows in a tile.
+  // `row` is the first of the warp's rows in a tile.
   __device__ __forceinline__ void begin(u32 tiles, int row, int lane) {
     place.count = 0;
-    // 16-bit elements come as four 8x8 matrices, of which eight lanes each give the rows: two below each other, two beside them.
+    // 16-bit elements are read as four 8x8 matrices, two below each other and two side by side; eight lanes give the addresses
+    // of each.
     const int own = M::BYTES == 2 ? lane & 15 : lane >> 2, column = M::BYTES == 2 ? lane / 16 * 8 : 2 * (lane & 3);
     from = tiles + (row + own) * C::MASK_ROW_BYTES + column * M::BYTES;
   }
 
-  // Scores of the lane become scale score + mask, in units of the natural exponent.
+  // The lane's scores become scale score + mask, in units of the natural exponent.
   __device__ __forceinline__ void add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
     const u32 tile = from + place.stage() * C::MASK_TILE_BYTES;
     if constexpr (M::BYTES == 2) {

@@ -1,4 +1,5 @@
-// One thread that hands out the work and starts all copies; with a mask that is the same for all rows or small pages, a warp.
+// The thread that hands out the work and starts all copies. With a mask that is the same for all rows, or small pages, it is a
+// warp.
 #pragma once
 #include "hopper/bias.cuh"
 
@@ -7,10 +8,10 @@ constexpr int NO_MORE_TILES = -1;
 template <class C>
 struct Producer {
   const HopperParams& p;
-  const TensorMap &q, &k, &v, &mask;  // the last of a mask that is staged
+  const TensorMap &q, &k, &v, &mask;  // mask: the map of a staged mask
   Barriers<C> barriers;
   u32 q_tile, k_tiles, v_tiles, mask_tiles;  // shared memory
-  volatile int* tile_slot;       // the tile that the consumers find with Q
+  volatile int* tile_slot;       // the tile that goes with Q to the consumers
 
   __device__ __forceinline__ void copy_kv(u32 to, const TensorMap& map, u32 full, int row, int kv_head, int batch) const {
 #pragma unroll
@@ -18,8 +19,8 @@ struct Producer {
       copy_box(to + chunk * C::KV_CHUNK_BYTES, map, full, chunk * C::CHUNK_COLUMNS, row, kv_head, batch);
   }
 
-  // A tile's keys, piece by piece from their pages. What lies behind the last key's page is copied from behind the last page of
-  // the cache: zeros, and as many bytes.
+  // Copies a tile's keys piece by piece from their pages. Pieces after the page of the last key are copied from behind the last
+  // page of the cache, which gives zeros and the right number of bytes.
   __device__ __forceinline__ void copy_pages(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
     const int* table = p.block_table + tile.batch * p.table_row;
     for (int row = 0; row < C::KEYS; row += p.piece) {
@@ -45,7 +46,7 @@ struct Producer {
     }
   }
 
-  // A tile of the mask. Heads or batches that share one have no stride in it.
+  // Copies a tile of the mask. Heads or batches that share a mask have no stride in it.
   __device__ __forceinline__ void copy_mask(const Tile& tile, int n, MaskPlace<C>& place) const {
     if constexpr (C::STAGED) {
       barrier_wait(barriers.mask_empty(place.stage()), place.parity());
@@ -72,18 +73,19 @@ struct Producer {
       }
   }
 
-  // Where a tile lies in its tensors: packed sequences are one batch.
+  // Where a tile is in its tensors; packed sequences are one batch.
   static __device__ __forceinline__ int q_row(const Tile& tile) { return C::PACKED ? tile.q_start + tile.row0 : tile.row0; }
   static __device__ __forceinline__ int k_row(const Tile& tile, int n) {
     return C::PACKED ? tile.k_start + n * C::KEYS : n * C::KEYS;
   }
   static __device__ __forceinline__ int tensor(const Tile& tile) { return C::PACKED ? 0 : tile.batch; }
 
-  // Each block's first tile is its own number; the others are taken from a counter, and only once the last copies of the tile
-  // before have been started: taken earlier, a block busy with a long tile would hold a second one back from idle blocks.
+  // Each block's first tile has the block's own number. The others are taken from a counter, and only once the last copies of
+  // the tile before have been started. If they were taken earlier, a block that is busy with a long tile would keep a second
+  // tile from idle blocks.
   __device__ __forceinline__ int next_tile() const { return (int)gridDim.x + atomicAdd(p.counter, 1); }
 
-  // The last block to end leaves the counter as it found it.
+  // The last block to end sets the counter to zero again.
   __device__ __forceinline__ void leave() const {
     __threadfence();
     if (atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) {
@@ -93,7 +95,7 @@ struct Producer {
     }
   }
 
-  // The consumers are told that there are no more tiles, where they look for the next one.
+  // Signals to the consumers, in the place where they look for the next tile, that there are no more tiles.
   __device__ __forceinline__ void end(u32 q_parity) const {
     barrier_wait(barriers.q_empty(), q_parity);
     *tile_slot = NO_MORE_TILES;
@@ -119,7 +121,7 @@ struct Producer {
       for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
         barrier_wait(barriers.k_empty(place.stage), place.parity);
         copy_tile(k_tiles + place.stage * C::KV_STAGE_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
-        if (q_is_due) {  // after the first K, which need not wait for the last tile's rows to be read
+        if (q_is_due) {  // after the first K, which need not wait until the last tile's rows have been read
           barrier_wait(barriers.q_empty(), q_parity);
           copy_q(index, tile);
           q_is_due = false;
@@ -139,7 +141,8 @@ struct Producer {
 
   // ---- with a mask that is the same for all rows: the whole warp reads it, and lane 0 copies
 
-  // Gives a tile's biases to the consumers, and tells them and the caller whether any of its keys is seen: others have no K and V.
+  // Gives a tile's biases to the consumers. Returns to them and the caller whether any key is seen; if none is, no K and V are
+  // copied.
   __device__ __forceinline__ bool tell(const FetchedBias<C>& bias, MaskPlace<C>& place, int lane) const {
     const bool seen = bias.seen();
     barrier_wait(barriers.mask_empty(place.stage()), place.parity());
@@ -180,7 +183,7 @@ struct Producer {
         const bool seen = tell(bias, bias_at, lane);
         if (n > tile.first) bias.fetch(row, p.mask_key, (n - 1) * C::KEYS, p.seq_k, lane);  // for the next, while copies wait
         if (seen) give(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, tile, n, kv_head, lane);
-        if (n == tile.last - 1) give_q(index, tile, parity, lane);  // be the tile seen or not: without Q nobody takes the others
+        if (n == tile.last - 1) give_q(index, tile, parity, lane);  // also if the tile is not seen: consumers need Q
         if (!seen) continue;
         give(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, tile, n, kv_head, lane);
         at = at.next();

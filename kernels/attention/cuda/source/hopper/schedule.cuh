@@ -1,8 +1,8 @@
-// Which rows and keys a tile of work has, and in which order tiles are taken.
+// The rows and keys of a tile of work, and the order in which tiles are taken.
 #pragma once
 #include "hopper/problem.cuh"
 
-// What the elements of a mask are that is given as a tensor.
+// The element types of a mask that is a tensor.
 struct NoTensor {
   static constexpr int BYTES = 0;
 };
@@ -18,7 +18,7 @@ struct FloatTensor {
   static constexpr int BYTES = 4;
 };
 
-// How a kernel is built. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
+// The configuration of a kernel. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
           bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false>
 struct Hopper {
@@ -29,51 +29,53 @@ struct Hopper {
   static constexpr bool BOUNDED_RIGHT = RIGHT;       // causal, or the right edge of a window
   static constexpr bool BOUNDED_LEFT = LEFT;         // the left edge of a window
   static constexpr bool HAS_TENSOR = MASK::BYTES > 0;  // a mask that is a tensor
-  static constexpr bool PACKED = PACKED_;            // sequences of different lengths, one behind the other
-  static constexpr bool PAGED = PAGED_;              // its keys lie in pages, as a table says
+  static constexpr bool PACKED = PACKED_;            // sequences of different lengths, which follow each other
+  static constexpr bool PAGED = PAGED_;              // keys are in pages, which a table lists
   static_assert(!PAGED || PACKED, "sequences of keys in pages have lengths of their own");
-  static constexpr bool PAGES_AHEAD = PAGES_AHEAD_;  // a warp looks pages up a tile ahead of what its lane 0 copies
+  static constexpr bool PAGES_AHEAD = PAGES_AHEAD_;  // a warp looks up the pages of the tile after the one that its lane 0 copies
   static_assert(!PAGES_AHEAD || PAGED, "pages to look up");
   static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
   static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "parts are shares of all keys up to a causal limit");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
-  // A block works on so many heads at once, which share a mask: half of its warpgroups on each. Its tile of the mask serves both.
+  // A block computes this many heads at the same time, which share a mask; each has half of the warpgroups. One tile of the
+  // mask serves both.
   static constexpr int SHARERS = SHARERS_, WARPGROUPS_OF_HEAD = WARPGROUPS / SHARERS;
   static_assert(SHARERS == 1 || (SHARERS == 2 && MASK_STAGES_ > 0 && !PACKED && !SPLIT), "heads that share a staged mask");
   static constexpr int ROWS = WARPGROUPS_OF_HEAD * WARPGROUP_ROWS;
-  static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // what one tensor copy moves: 64 columns of each row
+  static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // one tensor copy moves 64 columns of each row
   static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
   static constexpr int Q_CHUNK_BYTES = SHARERS * ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
   static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;  // of one head
   static constexpr int KV_STAGE_BYTES = SHARERS * KV_BYTES;
-  // A mask that is staged comes through shared memory: a tile of it has a place of its own in a ring of MASK_STAGES. Its rows lie
-  // 16 bytes (32 with elements of 32 bits) further apart than they are long, so that lanes of different rows meet different banks:
-  // what is copied is eight columns wider than the tile. Rows of booleans take an odd multiple of 16 bytes.
+  // A staged mask comes through shared memory, where its tiles have a ring of MASK_STAGES places. The distance between its rows
+  // is 16 bytes more than their length (32 bytes for elements of 32 bits), so that lanes of different rows read different
+  // banks; therefore a copy is eight columns wider than the tile. The distance between rows of booleans is an odd multiple of
+  // 16 bytes.
   static constexpr bool STAGED = MASK_STAGES_ > 0;
   static_assert(!STAGED || (HAS_TENSOR && KEYS % 16 == 0), "a mask that is a tensor");
   static_assert(MASK_STAGES_ != 1, "on a GPU a copy into the only place outran loads from it");
   static constexpr int MASK_PADDING = STAGED && MASK::BYTES == 1 ? (KEYS / 16 % 2 ? 0 : 16) : 8;
-  // One that is the same for all rows comes as float32, a bias for each key; behind a tile's, eight words say whether any of its
-  // keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
+  // A mask that is the same for all rows comes as float32, one bias for each key. After the biases of a tile, eight words say
+  // whether any of its keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
   static constexpr bool KEY_BIAS = BIAS_STAGES_ > 0;
   static_assert(!KEY_BIAS || (HAS_TENSOR && !STAGED && !PACKED && !SPLIT), "a mask that is a tensor of one row");
   static constexpr int BIAS_SEEN_WORDS = 8;
-  static constexpr bool EDGE = RIGHT || !KEY_BIAS;  // keys of some tiles are hidden at the right; biases hide those that there are not
+  static constexpr bool EDGE = RIGHT || !KEY_BIAS;  // some tiles hide keys at the right; biases hide those beyond the last key
   static constexpr int MASK_STAGES = STAGED ? MASK_STAGES_ : BIAS_STAGES_;
   static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "a power of two");
   static constexpr int MASK_ROW_BYTES = (KEYS + MASK_PADDING) * (KEY_BIAS ? 4 : MASK::BYTES);
   static constexpr int MASK_TILE_BYTES = KEY_BIAS ? MASK_ROW_BYTES : ROWS * MASK_ROW_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES + 2 * MASK_STAGES;
-  static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // what tells a block's consumers which tile they have
+  static constexpr int SLOT_WORDS = PACKED ? 3 : 1;  // these words say which tile a block's consumers have
 
   // Named barriers: 1 to WARPGROUPS are the turns of ping-pong, 0 is the whole block's.
   static constexpr int PRODUCER_WARP_THREADS = 32, BARRIERS_READY = WARPGROUPS + 1, EMPTIED = WARPGROUPS + 2;
   static constexpr int READY_THREADS = PRODUCER_WARP_THREADS + WARPGROUPS * WARPGROUP_THREADS;
 
-  // Registers a thread, in steps of 8. The producer, which only copies, gives most of its own to the consumers; together they
-  // have what the block was launched with, and a block that asks for more waits for ever.
+  // Registers for each thread, in steps of 8. The producer, which only copies, gives most of its registers to the consumers.
+  // Together they have as many as the block was launched with; a block that asks for more waits for ever.
   static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 || MASK_STAGES > 0 ? 32 : 24;
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
@@ -85,11 +87,11 @@ struct Hopper {
 struct Tile {
   int batch, head, row0, first, last;
   int q_start, k_start, seq_q, seq_k;  // of a packed sequence
-  int shift;                           // what its limits count from
-  int part;                            // which part of its keys these are
+  int shift;                           // its limits count from here
+  int part;                            // the number of the part of its keys
 };
 
-// How many rows and keys there are, and where they begin in their tensors.
+// The numbers of rows and keys, and where they begin in their tensors.
 template <class C>
 DEVICE int rows_of(const HopperParams& p, const Tile& tile) {
   return C::PACKED ? tile.seq_q : p.seq_q;
@@ -103,7 +105,7 @@ DEVICE int shift_of(const Tile& tile) {
   return C::PACKED ? tile.shift : 0;
 }
 
-// The tiles of keys that a tile's rows see, once it is known which rows those are.
+// Sets the tiles of keys that the rows of a tile see, once the rows are known.
 template <class C>
 DEVICE void find_keys(const HopperParams& p, Tile& tile) {
   const int seq_q = rows_of<C>(p, tile), seq_k = keys_of<C>(p, tile), shift = shift_of<C>(tile);
@@ -121,7 +123,7 @@ DEVICE void find_keys(const HopperParams& p, Tile& tile) {
   }
 }
 
-// Of the tiles of keys that are seen, this part's share; it may be empty.
+// Reduces the tiles of keys to this part's share, which may be empty.
 template <class C>
 DEVICE void take_share(const HopperParams& p, Tile& tile) {
   const int share = (int)((u32)(tile.last + p.splits - 1) / (u32)p.splits), end = tile.last;
@@ -129,13 +131,14 @@ DEVICE void take_share(const HopperParams& p, Tile& tile) {
   tile.last = tile.first + share < end ? tile.first + share : end;
 }
 
-// Where a packed sequence's rows begin. Those over keys in pages may all have the same number of rows, and no array of starts.
+// Where a packed sequence's rows begin. With keys in pages, all sequences may have the same number of rows and no array of
+// starts.
 template <class C>
 DEVICE int start_of(const HopperParams& p, int batch) {
   return C::PAGED && !p.q_starts ? batch * p.queries : p.q_starts[batch];
 }
 
-// Row tile `row_tile` of a head of a packed sequence, whose lengths only the device knows.
+// Row tile `row_tile` of a head of a packed sequence. Only the device knows the lengths.
 template <class C>
 DEVICE Tile packed_tile(const HopperParams& p, int batch, int head, int row_tile) {
   Tile tile;
@@ -153,15 +156,15 @@ DEVICE Tile packed_tile(const HopperParams& p, int batch, int head, int row_tile
   return tile;
 }
 
-// A block's way through the sequences: it is given ever larger numbers of tiles, and counts on from where it was. Head after
-// head, so that a head's keys stay near; the rows that see most first.
+// A block's walk over the sequences: it is given ever larger numbers of tiles, and continues from its last position. Heads come
+// one after the other, so that the keys of a head stay in the cache, and the rows that see the most keys come first.
 template <class C>
 struct Sequences {
-  int batch, before, row_tiles;  // the sequence at hand, the tiles of those before it, its tiles in one head
+  int batch, before, row_tiles;  // the current sequence, the number of tiles before it, its tiles in one head
   __device__ __forceinline__ void open(const HopperParams& p) {
     if (batch < p.sequences) row_tiles = (start_of<C>(p, batch + 1) - start_of<C>(p, batch) + C::ROWS - 1) / C::ROWS;
   }
-  // False where there is no such tile.
+  // Returns false if there is no such tile.
   __device__ __forceinline__ bool find(const HopperParams& p, int index, Tile& tile) {
     const int heads = (int)p.heads.divisor;
     while (batch < p.sequences && index >= before + heads * row_tiles) {
@@ -175,7 +178,7 @@ struct Sequences {
   }
 };
 
-// The next head that has the same mask as a tile's: the same of the next batch where those follow each other.
+// Goes to the next head with the same mask: the same head of the next batch if those follow each other, else the next head.
 template <class C>
 DEVICE void go_to_sharer(const HopperParams& p, Tile& tile, int sharer) {
   if (p.batches.divisor > 1)
@@ -184,17 +187,17 @@ DEVICE void go_to_sharer(const HopperParams& p, Tile& tile, int sharer) {
     tile.head += sharer;
 }
 
-// False for the surplus heads of the last section.
+// Returns false for the surplus heads of the last section.
 template <class C>
 DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
-  if constexpr (C::SPLIT) {  // part after part, so that blocks at work together read different keys
+  if constexpr (C::SPLIT) {  // one part after the other, so that blocks that run together read different keys
     tile.part = divide(index, p.part_tiles);
     index -= tile.part * (int)p.part_tiles.divisor;
   }
   const int section = divide(index, p.section_tiles), within = index - section * (int)p.section_tiles.divisor;
   int head_of_all, row_tile;
   if (C::BOUNDED_RIGHT) {
-    // Rows see more keys the later they come: the longest first, head by head, so that short ones fill the gaps at the end.
+    // Later rows see more keys: the longest tiles come first, head by head, so that short ones fill the gaps at the end.
     const int place = divide(within, p.section);
     head_of_all = section * (int)p.section.divisor + within - place * (int)p.section.divisor;
     row_tile = (int)p.row_tiles.divisor - 1 - place;
@@ -205,7 +208,7 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
   }
   head_of_all *= C::SHARERS;
   if (head_of_all >= p.all_heads) return false;
-  if (C::HAS_TENSOR && !C::KEY_BIAS && p.batches.divisor > 1) {  // so that a head's mask is read once, and then from the L2 cache
+  if (C::HAS_TENSOR && !C::KEY_BIAS && p.batches.divisor > 1) {  // a head's mask is read once, and then from the L2 cache
     tile.head = divide(head_of_all, p.batches);
     tile.batch = head_of_all - tile.head * (int)p.batches.divisor;
   } else {
@@ -218,8 +221,8 @@ DEVICE bool tile_of(const HopperParams& p, int index, Tile& tile) {
   return true;
 }
 
-// Where each barrier of a block lies. Q and each stage of K and V have two: `full` ends a phase when the bytes have landed,
-// `empty` when every consumer warp has read them.
+// The addresses of the barriers of a block. Q, and each stage of K and V, have two: a phase of `full` ends when the bytes have
+// landed, a phase of `empty` when every consumer warp has read them.
 template <class C>
 struct Barriers {
   u32 base;
@@ -260,7 +263,7 @@ struct Place {
   }
 };
 
-// The same for tiles of a mask, in one register: how many went before.
+// The same for tiles of a mask, in one register, which counts the tiles so far.
 template <class C>
 struct MaskPlace {
   u32 count;

@@ -1,15 +1,15 @@
-// Joins what several parties (warps or warpgroups) found for the same rows from different keys.
+// Joins the results that several parties (warps or warpgroups) have for the same rows from different keys.
 //
-// A party's output is cut into units of 8 floats a lane. Each party finishes some of the units: it leaves the others in
-// shared memory and picks up its own from all others. The lane that leaves a unit and the lane that picks it up are the same
-// number, so every access is 16 bytes a lane, lane beside lane, without bank conflicts.
+// A party's output is divided into units of 8 floats per lane. Each party finishes some of the units: it leaves the others in
+// shared memory, and picks up its own units from all other parties. The lane that leaves a unit and the lane that picks it up
+// have the same number, so every access is 16 bytes per lane, with neighbouring lanes side by side, and without bank conflicts.
 #pragma once
 #include "small/scores.cuh"
 
 template <int UNITS_, int UNITS_PER_ROW_, int PARTIES_, int LANES_>
 struct Exchange {
   static constexpr int UNITS = UNITS_, UNITS_PER_ROW = UNITS_PER_ROW_, PARTIES = PARTIES_, LANES = LANES_;
-  static constexpr int ROWS = UNITS / UNITS_PER_ROW;  // rows of which a lane holds a piece
+  static constexpr int ROWS = UNITS / UNITS_PER_ROW;  // rows of which a lane holds some columns
   static constexpr int OWN = UNITS > PARTIES ? UNITS / PARTIES : 1;
   static constexpr int OWN_ROWS = OWN > UNITS_PER_ROW ? OWN / UNITS_PER_ROW : 1, OWN_PER_ROW = OWN / OWN_ROWS;
   static constexpr int UNIT_BYTES = LANES * 32, ROW_LANES = LANES / 4;  // the four lanes of a row share its state
@@ -17,7 +17,7 @@ struct Exchange {
   static constexpr int BYTES = STATES + ROWS * PARTIES * ROW_LANES * 8;
   static_assert(UNITS % OWN == 0 && OWN % OWN_PER_ROW == 0, "the units are shared out evenly");
 
-  // Whether a party has anything to finish: with more parties than units some have not.
+  // Whether a party has units to finish. If there are more parties than units, some have none.
   DEVICE_MEMBER static bool finishes(int party) { return party * OWN < UNITS; }
 
   DEVICE_MEMBER static Quad* place(char* memory, int unit, int party, int half, int lane) {
@@ -27,7 +27,8 @@ struct Exchange {
     return (Pair*)(memory + STATES) + (row * PARTIES + party) * ROW_LANES + (lane >> 2);
   }
 
-  // Leaves behind what others finish; `mine` is what this party will. top and sum are those of the lane's rows.
+  // Writes the units that other parties finish to shared memory, and the units of this party to `mine`. top and sum are those
+  // of the lane's rows.
   DEVICE_MEMBER static void leave(char* memory, int party, int lane, const float (&units)[UNITS][8],
                                   const float (&top)[ROWS], const float (&sum)[ROWS], float (&mine)[OWN][8]) {
 #pragma unroll
@@ -48,14 +49,14 @@ struct Exchange {
     }
   }
 
-  // After a barrier: `mine` becomes sum_i 2^(top_i - top) units_i / sum_i 2^(top_i - top) sum_i over all parties, for each of
-  // the rows that this party finishes; `top` and `sum` are the rows' own.
+  // Must follow a barrier. `mine` becomes sum_i 2^(top_i - top) units_i / sum_i 2^(top_i - top) sum_i over all parties, for
+  // each of the rows that this party finishes; `top` and `sum` become the row's.
   DEVICE_MEMBER static void pick_up(char* memory, int party, int lane, float (&mine)[OWN][8], float (&top)[OWN_ROWS],
                                     float (&sum)[OWN_ROWS]) {
 #pragma unroll
     for (int n = 0; n < OWN_ROWS; n++) {
       const int row = first_row(party) + n;
-      float factor[PARTIES];  // the party's own first, the others in a circle after it
+      float factor[PARTIES];  // this party's own first, then the others in a circle
       Pair states[PARTIES];
       top[n] = MINUS_INFINITY, sum[n] = 0.0f;
 #pragma unroll
@@ -100,8 +101,8 @@ DEVICE Chunk packed(const float (&x)[8]) {
   return Chunk{pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7])};
 }
 
-// A quad of lanes holds 32 columns of a row, each lane pairs 2 (lane % 4) of every eight; exchanged as a 4x4 transpose of pairs,
-// each lane has the eight columns from 8 (lane % 4) on.
+// A quad of lanes holds 32 columns of a row; each lane has pairs, at 2 (lane % 4) of every eight columns. After a 4x4 transpose
+// of pairs, each lane has the eight columns from 8 (lane % 4) on.
 DEVICE Chunk gathered(Chunk c, int lane) {
   const bool odd = lane & 1, high = lane & 2;
   u32 other = shuffle_word(odd ? c.x : c.y, 1);

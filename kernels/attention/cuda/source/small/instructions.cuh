@@ -7,8 +7,9 @@ struct alignas(16) Quad {
 };
 
 #if !defined(SIMT_SHIM) && __CUDA_ARCH__ >= 900
-// A kernel launched as a dependent one starts while the one before it in the stream still runs: what that one wrote may be
-// read only after the wait. `let_next_start` lets the next in line start in turn; it says nothing about this one's results.
+// A kernel launched as a dependent one starts while the previous launch on the stream is still running: what that launch wrote
+// may be read only after the wait. `let_next_start` lets the next launch start in turn; it does not mean that this launch's
+// results are written.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
@@ -29,7 +30,8 @@ DEVICE Chunk load_or_zero(const char* from, bool load) { return load ? *(const C
 #else
 #define DEVICE_MEMBER __device__ __forceinline__
 DEVICE u32 shuffle_word(u32 x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
-// 16 bytes, or zeros with nothing read. Volatile, so that loads stay in front of the arithmetic in whose shadow they are.
+// Loads 16 bytes, or returns zeros without reading. Volatile, so that loads stay in front of the arithmetic during which they
+// arrive.
 DEVICE Chunk load_or_zero(const char* from, bool load) {
   Chunk c;
   asm volatile(

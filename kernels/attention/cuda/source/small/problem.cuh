@@ -1,4 +1,4 @@
-// What the kernels for few keys are given: as in params.cuh, without what only long sequences need.
+// The parameters of the kernels for few keys: those of params.cuh without what only long sequences need.
 #pragma once
 #include "params.cuh"
 #include "small/instructions.cuh"
@@ -25,13 +25,13 @@ struct SmallParams {
 struct SmallBlock {
   const char *q, *k, *v;  // the first row of Q that this block computes; the first key
   int head, batch, row0;
-  int keys;               // how many the block's last row sees
+  int keys;               // the number of keys that the block's last row sees
 };
 
 template <bool CAUSAL, int ROWS>
 DEVICE SmallBlock small_block(const SmallParams& p) {
   SmallBlock b;
-  // Where rows differ in length the longest start first, so that the short ones fill the gaps at the end.
+  // If rows differ in length, the longest tiles start first, so that the short ones fill the gaps at the end.
   const int tile = CAUSAL ? p.row_tiles - 1 - (int)blockIdx.x : (int)blockIdx.x;
   b.head = (int)blockIdx.y, b.batch = (int)blockIdx.z;
   b.row0 = tile * ROWS;

@@ -1,7 +1,7 @@
 // Attention over few keys, from global memory straight to registers: no tile in shared memory, no barrier before the end.
 //
-// Every lane loads 16 bytes at a time and exactly what its own fragments hold. That fits because both products may take their
-// dimensions in any order, as long as both operands take the same:
+// Every lane loads 16 bytes at a time, and exactly the elements of its own fragments. This is possible because both products
+// may take their dimensions in any order, if both operands have the same order:
 //
 //   S = Q K^T sums over the head dimension. Lane 4 g + p loads 16-byte chunks p, p + 4, ... of row g of Q and of key g of K;
 //   half a chunk is what the lane holds of a 16-deep fragment, so each chunk feeds two products.
@@ -25,7 +25,7 @@ struct InRegisters {
   static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && D % 64 == 0, "fragments are 16 by 16, a row of V is shared by eight lanes");
 };
 
-// The lower, or the upper, halves of two words in one.
+// Combines the lower, or the upper, halves of two words into one word.
 DEVICE u32 halves(u32 first, u32 second, bool upper) {
   return upper ? (first >> 16) | (second & 0xffff0000u) : (first & 0xffffu) | (second << 16);
 }
@@ -39,9 +39,9 @@ DEVICE void attention_in_registers(const SmallParams& p) {
   if (C::DEPENDENT) wait_for_previous();
   const SmallBlock b = small_block<C::CAUSAL, C::ROWS>(p);
   const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31, group = lane >> 2, place = lane & 3;
-  const int first_key = warp * C::KEYS, keys = b.keys - first_key;  // keys <= 0: nothing for this warp to see
+  const int first_key = warp * C::KEYS, keys = b.keys - first_key;  // keys <= 0: this warp sees no key
 
-  // All loads first: they are under way together.
+  // All loads come first, so that they are in flight together.
   Chunk q[C::MI][2][C::QUADS], k[C::NS][C::QUADS], v[C::KV][4][C::OCTETS];
 #pragma unroll
   for (int i = 0; i < C::MI; i++)
@@ -92,7 +92,7 @@ DEVICE void attention_in_registers(const SmallParams& p) {
           mma<T>(scores.s[i][j], a, word_of(k[j][c], 2 * half), word_of(k[j][c], 2 * half + 1));
       }
   const int column = first_key + 2 * place;
-  const int first_limit = b.row0 + p.causal_offset + 1;  // how many keys the block's first row sees
+  const int first_limit = b.row0 + p.causal_offset + 1;  // the number of keys that the block's first row sees
   if (keys < C::KEYS || (C::CAUSAL && first_limit < first_key + C::KEYS))
     scores.template mask<C::CAUSAL>(p.seq_k - column, first_limit + group - column);
   scores.softmax(p.scale_log2);

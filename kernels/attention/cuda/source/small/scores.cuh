@@ -1,4 +1,4 @@
-// One warp's scores and the only pass of softmax over them: every key that the warp will ever see is there at once.
+// One warp's scores and the only pass of softmax over them: all keys that the warp sees are there at once.
 #pragma once
 #include "small/problem.cuh"
 
@@ -19,7 +19,7 @@ struct Scores {
         for (int e = 0; e < 4; e++) s[i][j][e] = 0.0f;
   }
 
-  // Scores become -inf from the first key that there is not or that a row may not see. Both limits count from this lane's
+  // Sets scores to -inf from the first key that does not exist or that a row may not see. Both limits count from this lane's
   // first key; each row sees one key more than the row above it.
   template <bool CAUSAL>
   __device__ __forceinline__ void mask(int keys_left, int first_row_limit) {
@@ -73,7 +73,7 @@ struct Scores {
     sum[i][r] = even + odd;
   }
 
-  // Each lane's part of the sums becomes the row's. Apart from `softmax`, so that it can wait until after P V.
+  // Sums the lanes' parts of the sums for each row. This is separate from `softmax`, so that it can wait until after P V.
   __device__ __forceinline__ void add_up() {
 #pragma unroll
     for (int i = 0; i < MI; i++)

@@ -1,7 +1,7 @@
 // Attention over few keys that all fit in shared memory at once: one copy, one pass of softmax, no loop over tiles.
 //
-// ROW_WARPS warps take 16 rows each, and for each of them KEY_WARPS warps take KEYS keys each. K is waited for first, V under
-// cover of the scores.
+// ROW_WARPS warps take 16 rows each, and for each of them KEY_WARPS warps take KEYS keys each. The wait for K comes first; V
+// arrives while the scores are computed.
 #pragma once
 #include "small/exchange.cuh"
 
@@ -16,7 +16,7 @@ struct InShared {
   static constexpr int NS = KEYS / 8, KV = KEYS / 16;
   typedef ::Exchange<D / 16, D / 32, KEY_WARPS, 32> Exchange;  // for each row warp
   static constexpr int EXCHANGE_BYTES = ROW_WARPS * Exchange::BYTES;
-  // A place of its own spares one barrier, but must not cost a second block on the SM.
+  // Separate memory for the exchange saves one barrier, but must not prevent a second block on the SM.
   static constexpr bool OWN_PLACE = Q_BYTES + 2 * K_BYTES + EXCHANGE_BYTES <= 96 * 1024;
   static_assert(KEYS % 16 == 0 && D % 64 == 0 && ROWS_PER_PASS % 8 == 0, "a pass of copies keeps its swizzle");
 };
@@ -27,7 +27,7 @@ DEVICE u32 chunk_offset(int row, int chunk) {
   return (u32)(row * C::ROW_BYTES + ((chunk ^ (row & 7)) << 4));
 }
 
-// Rows from `rows` on and chunks beyond the head dimension become zero, with nothing read.
+// Copies a tile. Rows from `rows` on and chunks beyond the head dimension become zero, and are not read.
 template <class C, int ROWS>
 DEVICE void copy_rows(u32 tile, const char* source, i64 row_stride, int rows, int head_dim) {
   const int row0 = (int)((u32)threadIdx.x / C::CHUNKS), chunk = (int)((u32)threadIdx.x % C::CHUNKS);
@@ -41,7 +41,7 @@ DEVICE void copy_rows(u32 tile, const char* source, i64 row_stride, int rows, in
   }
 }
 
-// Grid: (row_tiles, heads, batch). Shared memory: Q, K, V and, in a place of its own or over the rest, EXCHANGE_BYTES.
+// Grid: (row_tiles, heads, batch). Shared memory: Q, K, V and, in separate memory or over the rest, EXCHANGE_BYTES.
 template <class C>
 DEVICE void attention_in_shared(const SmallParams& p) {
   typedef typename C::T T;
@@ -79,7 +79,7 @@ DEVICE void attention_in_shared(const SmallParams& p) {
     }
   }
   const int column = first_key + 2 * place;
-  const int first_limit = b.row0 + warp_row + p.causal_offset + 1;  // how many keys the warp's first row sees
+  const int first_limit = b.row0 + warp_row + p.causal_offset + 1;  // the number of keys that the warp's first row sees
   if (b.keys < first_key + C::KEYS || (C::CAUSAL && first_limit < first_key + C::KEYS))
     scores.template mask<C::CAUSAL>(p.seq_k - column, first_limit + group - column);
   scores.softmax(p.scale_log2);
@@ -106,7 +106,7 @@ DEVICE void attention_in_shared(const SmallParams& p) {
   }
   scores.add_up();
 
-  // Unit r D / 32 + h: of row 8 r + group, columns 32 h .. + 31, of which the lane has two in every eight.
+  // Unit r D / 32 + h has row 8 r + group, columns 32 h .. + 31; of every eight columns the lane has two.
   typedef typename C::Exchange E;
   float units[E::UNITS][8], mine[E::OWN][8], own_top[E::OWN_ROWS], own_sum[E::OWN_ROWS];
 #pragma unroll

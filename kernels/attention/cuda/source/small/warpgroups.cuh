@@ -1,11 +1,12 @@
-// Attention over few keys on Hopper: tensor copies bring all K and V of a head at once, warpgroups multiply by wgmma.
+// Attention over few keys on Hopper: tensor copies bring all K and V of a head at once, and warpgroups multiply by wgmma.
 //
 // ROW_GROUPS warpgroups take 64 rows each, and for each of them KEY_GROUPS warpgroups take every KEY_GROUPS-th of BLOCKS blocks
-// of KEYS keys. Nothing is overwritten, so no warpgroup ever waits for another one before the end: each starts on its first
-// block when that has landed. The output of a block is under way during the softmax of the next one and, if AHEAD, the scores
-// of the next one during the softmax of this one; if not, all of K comes before V, so that the softmax can be done when V lands.
+// of KEYS keys. Nothing is overwritten, so no warpgroup waits for another one before the end: each starts with its first block
+// when that block has landed. The output of a block is in flight during the softmax of the next one and, if AHEAD, the scores
+// of the next block during the softmax of this one. If not AHEAD, all of K is loaded before V, so that the softmax can be done
+// when V lands.
 //
-// With CLUSTER > 1, that many blocks, neighbours in the same head, load a share of every block of keys each, for all of them.
+// With CLUSTER > 1, that many blocks, neighbours in the same head, each load a share of every block of keys for all of them.
 #pragma once
 #include "hopper/wgmma.cuh"
 #include "small/exchange.cuh"
@@ -21,8 +22,8 @@ struct InWarpgroups {
   static constexpr int COLUMNS = 64, CHUNKS = D / COLUMNS, ROW_BYTES = 128;  // a chunk: 64 columns, in rows of 128 bytes
   static constexpr int Q_CHUNK_BYTES = 64 * ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;  // for each row group
   static constexpr int KV_CHUNK_BYTES = KEYS * ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;
-  static constexpr int BOX_ROWS = KEYS / CLUSTER;  // of a block of keys, what one member of the cluster loads
-  static constexpr int MOST = (BLOCKS + KEY_GROUPS - 1) / KEY_GROUPS;  // blocks of keys of a warpgroup
+  static constexpr int BOX_ROWS = KEYS / CLUSTER;  // rows of a block of keys that one member of the cluster loads
+  static constexpr int MOST = (BLOCKS + KEY_GROUPS - 1) / KEY_GROUPS;  // the most blocks of keys of a warpgroup
   typedef ::Exchange<D / 16, D / 32, KEY_GROUPS, 128> Exchange;  // for each row group
   static constexpr int EXCHANGE_BYTES = KEY_GROUPS == 1 ? 0 : ROW_GROUPS * Exchange::BYTES;
   static constexpr int TILE_BYTES = ROW_GROUPS * Q_BYTES + 2 * BLOCKS * KV_BYTES;
@@ -38,7 +39,8 @@ DEVICE u32 cluster_rank() {
   return rank;
 }
 
-// As copy_box, into the shared memory of every member of the cluster in `members`, whose barriers at the same place are told.
+// Like copy_box, but into the shared memory of every member of the cluster in `members`; the barriers at the same address there
+// count the bytes.
 DEVICE void copy_box_to_all(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch, u16 members) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -46,7 +48,7 @@ DEVICE void copy_box_to_all(u32 to, const TensorMap& map, u32 barrier, int colum
       "r"(batch), "h"(members) : "memory");
 }
 
-// In a cluster a shared address carries its block's rank above the 18 bits that a matrix descriptor has room for.
+// In a cluster, a shared address has the rank of its block above the 18 bits for which a matrix descriptor has room.
 DEVICE u32 within_block(u32 address) { return address & 0x3ffff; }
 
 template <class C>
@@ -54,7 +56,7 @@ struct FewKeys {
   typedef typename C::T T;
   const SmallParams& p;
   const SmallBlock& b;
-  u32 q_tile, k_tiles, v_tiles;  // shared memory, q_tile of this row group
+  u32 q_tile, k_tiles, v_tiles;  // addresses in shared memory; q_tile is that of this row group
   u32 barriers;                  // one for Q of each row group, then K and V of each block of keys
   int key_group, warp, lane, first_row;
 
@@ -122,7 +124,7 @@ struct FewKeys {
     }
   }
 
-  // Row r's scores become exponentials; this lane's part of their sum.
+  // Row r's scores become exponentials. Returns this lane's part of their sum.
   template <bool SOME_LARGE>
   DEVICE_MEMBER float exponentials(float (&s)[C::KEYS / 2], int r, float subtrahend) const {
     const bool large = SOME_LARGE && is_large(subtrahend);
@@ -141,7 +143,8 @@ struct FewKeys {
     for (int i = 0; i < C::KEYS / 4; i++) weight[i] = pack<T>(s[2 * i], s[2 * i + 1]);
   }
 
-  // TURNS blocks of keys of this warpgroup; how many is known when this is compiled: accumulators need names.
+  // Processes TURNS blocks of keys of this warpgroup. The number is known at compile time, because each accumulator needs a
+  // name.
   template <int TURNS>
   DEVICE_MEMBER void attend() {
     start_scores(score[0], block_of(0));
@@ -150,7 +153,7 @@ struct FewKeys {
       float(&s)[C::KEYS / 2] = score[C::AHEAD ? turn & 1 : 0];
       const bool more = turn + 1 < TURNS;
       if (C::AHEAD && more) start_scores(score[(turn + 1) & 1], block_of(turn + 1));
-      // Under way, oldest first: these scores, the output of the turn before, if AHEAD the scores of the turn after.
+      // In flight, oldest first: these scores, the output of the turn before and, if AHEAD, the scores of the next turn.
       constexpr int YOUNGER = C::AHEAD ? 1 : 0;
       if (turn > 0 && more)
         warpgroup_wait<1 + YOUNGER>();
@@ -189,7 +192,7 @@ struct FewKeys {
       attend<TURNS>();
     } else if constexpr (TURNS > 1) {
       attend_to<TURNS - 1>(turns);
-    } else {  // no key to see
+    } else {  // no key is seen
 #pragma unroll
       for (int i = 0; i < C::D / 2; i++) out[i] = 0.0f;
       top[0] = top[1] = MINUS_INFINITY;
@@ -197,7 +200,7 @@ struct FewKeys {
     }
   }
 
-  // Unit r D / 32 + h: of row first_row + 8 r, columns 32 h .. + 31, of which the lane has two in every eight.
+  // Unit r D / 32 + h has row first_row + 8 r, columns 32 h .. + 31; of every eight columns the lane has two.
   DEVICE_MEMBER void write(char* exchange, int row_group, int thread) {
     typedef typename C::Exchange E;
     float units[E::UNITS][8], mine[E::OWN][8], own_top[E::OWN_ROWS], own_sum[E::OWN_ROWS];
@@ -256,7 +259,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   FewKeys<C> few = {p, b, q_tiles + row_group * C::Q_BYTES, k_tiles, v_tiles, barriers, key_group, thread >> 5, thread & 31};
   few.first_row = b.row0 + row_group * 64 + few.warp * 16 + (few.lane >> 2);
 
-  // Blocks of keys to load: with a cluster, all that any member's rows see.
+  // The blocks of keys to load; in a cluster, all blocks that any member's rows see.
   int keys = b.keys;
   if (C::CAUSAL && C::CLUSTER > 1) {
     const int last_tile = p.row_tiles - 1 - (int)(blockIdx.x / C::CLUSTER * C::CLUSTER);  // the cluster's longest, see small_block
@@ -266,7 +269,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   const int blocks = keys <= 0 ? 0 : (keys + C::KEYS - 1) / C::KEYS;
   const int own_blocks = b.keys <= 0 ? 0 : (b.keys + C::KEYS - 1) / C::KEYS;
 
-  // The thread that starts a copy has made its barrier itself: without a cluster it need not wait for anybody.
+  // The thread that starts a copy has initialised its barrier itself, so without a cluster it need not wait for other threads.
   const bool copies_q = thread == 0 && key_group == 0, copies_kv = thread == 0 && row_group == 0;
   if (threadIdx.x == C::THREADS - 1) prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map);
   if (copies_q) barrier_init(barriers + row_group * 8, 1);
@@ -274,7 +277,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
     for (int block = key_group; block < C::BLOCKS; block += C::KEY_GROUPS)
       barrier_init(few.k_full(block), 1), barrier_init(few.v_full(block), 1);
   if (copies_q || copies_kv) barrier_init_done();
-  sync_warp();  // the compiler may have another lane initialise than the one that arrives
+  sync_warp();  // the compiler may let another lane initialise than the one that arrives
   if (C::CLUSTER > 1) {
     sync_block();
     cluster_arrive();
@@ -290,7 +293,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   }
   if (C::CLUSTER > 1) cluster_wait();
   if (copies_kv) {
-    // Each key group starts the copies of its own blocks, in the order in which it will want them.
+    // Each key group starts the copies of its own blocks, in the order in which it needs them.
     const u32 rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     const auto load = [&](int block, bool of_v) {
       const u32 full = of_v ? few.v_full(block) : few.k_full(block);
@@ -317,7 +320,7 @@ DEVICE void attention_in_warpgroups(const TensorMap& q_map, const TensorMap& k_m
   if (C::DEPENDENT) let_next_start();
   barrier_wait(barriers + row_group * 8, 0);
   few.template attend_to<C::MOST>(own_blocks <= key_group ? 0 : (own_blocks - key_group + C::KEY_GROUPS - 1) / C::KEY_GROUPS);
-  // What others send must land before this block's shared memory is someone else's, or the exchange's.
+  // What other blocks send must land before this block's shared memory is used by another block, or for the exchange.
   if (C::CLUSTER > 1 && C::CAUSAL)
     for (int block = 0; block < blocks; block++) barrier_wait(few.k_full(block), 0), barrier_wait(few.v_full(block), 0);
   few.write(memory + (C::OWN_PLACE ? C::TILE_BYTES + row_group * C::Exchange::BYTES : row_group * C::Exchange::BYTES), row_group,
