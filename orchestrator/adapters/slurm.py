@@ -13,14 +13,13 @@ import secrets
 import shlex
 import tarfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.adapters.host_operations import ANSWER
+from orchestrator.adapters.slurm_home import Homecoming
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.fleet.names import job_name
@@ -38,13 +37,12 @@ from orchestrator.core.fleet.slurm import (
 )  # fmt: skip
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.foreign import log_text, words
-from orchestrator.core.spool import sort
 from orchestrator.ports import Bucket, Clock, HostShell
 
-CONTENT_TYPES: Final = {"csv": "text/csv", "json": "application/json", "txt": "text/plain"}
 COMMAND_S: Final = 60.0
 PACK_BYTES: Final = 96 << 20
-WRITERS: Final = 16
+OVERTAKEN: Final = 12
+"""How often files are packed again because another client has stored them since they were packed."""
 SUBMITS: Final = 5
 PAUSE_S: Final = 2.0
 UNHEARD: Final = timedelta(seconds=60)
@@ -62,7 +60,7 @@ class Slurm:
     name: str = "slurm"
     odd: list[str] = field(default_factory=list)
     """What children offered that is not theirs to store."""
-    _home: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _home: Homecoming = field(default_factory=Homecoming)
     _most: int = 0
     _unheard: dict[str, datetime] = field(default_factory=dict)
     """Since when tasks are running, for Slurm, that have given no sign."""
@@ -214,46 +212,22 @@ class Slurm:
     def _bring_home(self, fleet: str, found: Mapping[str, Any]) -> None:
         """Stores what is new in the children's spools, as far as it is their own run's. Only when all of it is in the
         bucket is it noted as brought home."""
-        wanted: dict[str, tuple[str, bool, tuple[int, int]]] = {}
-        for child, files in (found.get("stored") or {}).items():
-            runs = Counter(str(one[0]).split("/")[1] for one in files if str(one[0]).startswith("runs/"))
-            for run_id in runs:
-                if run_id.rpartition("-")[2] != f"{int(child):04x}":
-                    self.odd.append(f"child {words(str(child), 20)} has stored objects of {words(run_id, 60)}")
-                    continue
-                judged = sort(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
-                self.odd += judged.refused
-                for one in judged.taken:
-                    mark = (one.size, one.changed)
-                    if self._home.get(one.name) != mark:
-                        wanted[f"{child}/{one.name}"] = (one.name, one.grows, mark)
+        wanted, odd = self._home.wanted(found.get("stored") or {})
+        self.odd += odd
         # Cases before the events that tell of them.
         left = sorted(wanted, key=lambda name: ("/events/" in name, name))
-        while left:
+        rounds = len(left) + OVERTAKEN
+        while left and rounds:
+            rounds -= 1
             answer = self._ask(fleet, "pack", {"names": left})
             data = self.shell.get(str(answer["path"]), limit=PACK_BYTES)
             if data is None or not 0 < int(answer["count"]) <= len(left):
                 raise Unavailable(f"{answer['path']} was deleted while it was fetched", hint=AGAIN)
-            self._store(data, wanted)
+            again = self._home.store(self.bucket, data, wanted)
             self._run(("rm", "-f", str(answer["path"])))
-            left = left[int(answer["count"]) :]
-        if found:
+            left = left[int(answer["count"]) :] + again
+        if found and not left:
             self._ask(fleet, "homed", {"since": found.get("now", 0)})
-
-    def _store(self, data: bytes, wanted: Mapping[str, tuple[str, bool, tuple[int, int]]]) -> None:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar, ThreadPoolExecutor(WRITERS) as pool:
-            found = [(entry.name, file.read()) for entry in tar if entry.isfile() and (file := tar.extractfile(entry))]
-            for events in (False, True):
-                part = [(name, body) for name, body in found if ("/events/" in name) is events and name in wanted]
-                list(pool.map(lambda one: self._store_one(*wanted[one[0]], one[1]), part))
-
-    def _store_one(self, name: str, grows: bool, mark: tuple[int, int], body: bytes) -> None:
-        kind = CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
-        if grows:
-            self.bucket.replace(name, body, generation=None, content_type=kind)
-        else:
-            self.bucket.create(name, body, content_type=kind)
-        self._home[name] = mark
 
     # --- commands ---
 

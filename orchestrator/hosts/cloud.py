@@ -64,7 +64,7 @@ class HostCloud:
     """What `local` stands for: the machine that this client runs on."""
     _shells: dict[str, RemoteShell] = field(default_factory=dict)
     _deaf: dict[str, tuple[datetime, Unavailable]] = field(default_factory=dict)
-    _home: Home = field(default_factory=dict)
+    _home: Home = field(default_factory=Home)
     odd: dict[str, str] = field(default_factory=dict)
     """By object or host: what could not be read or was refused, in words for the user. It stops nothing."""
 
