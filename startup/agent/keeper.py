@@ -24,6 +24,9 @@ from startup.agent.events import EventWriter
 from startup.agent.host import Host
 from startup.agent.storage import Storage, StorageError
 
+BRIEF_S = 15.0
+"""How long a request is repeated that must not hold up the VM, in seconds."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -102,23 +105,39 @@ class Keeper:
         until = iso(self.clock.now() + timedelta(seconds=idle_limit_s))
         self.events.start()
         try:
-            if self.swap(kept.generation, "idle", until, limit) is None:
+            opening = Patience(self.clock, max(idle_limit_s, BRIEF_S), self.stop.requested)
+            if self.swap(kept.generation, "idle", until, opening) is None:
                 self.log.say("the slot belongs to another run: this VM is not kept")
                 return None
             self.events.append(
                 "kept", outcome=kept.outcome, exit_code=kept.exit_code, detail=kept.detail, idle_limit_s=idle_limit_s
             )
             self.log.say(f"kept: waiting for another run, at most {idle_limit_s:g} s")
-            while limit.pause(self.poll_s):
-                claim = self.claimed(limit)
-                if claim is not None:
-                    return claim
+            claim = self.polled(limit)
+            if claim is not None:
+                return claim
             # A claim in the last moment is accepted, unless the VM must end.
             generation = (self.kept or kept).generation
             if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
                 return self.claimed(self.brief())
         except StorageError as error:
             self.log.say(f"the slot cannot be reached: {error}")
+        return None
+
+    def polled(self, limit: Patience) -> Claim | None:
+        """Accepts the first claim that comes within the limit. A bucket that is away meanwhile may be there again at
+        its end, when a claim is still accepted."""
+        unreachable = False
+        while limit.pause(self.poll_s):
+            try:
+                claim = self.claimed(limit)
+            except StorageError as error:
+                if not unreachable:
+                    self.log.say(f"the slot cannot be reached: {error}")
+                unreachable = True
+            else:
+                if claim is not None:
+                    return claim
         return None
 
     def claimed(self, patience: Patience) -> Claim | None:
@@ -194,12 +213,26 @@ class Keeper:
         )
         patience = self.brief()
         try:
-            self.swap(kept.generation, "closed", iso(self.clock.now()), patience)
+            self.close(kept.generation, patience)
         except StorageError:
             pass  # A client that claims the slot now finds a VM that is ending.
         if self.events.flush(patience):
             (self.home / "last-word").touch()
         self.events.close()
 
+    def close(self, generation: int, patience: Patience) -> None:
+        """Closes the slot, also when it has become idle in a generation that this VM has not seen: a client has taken
+        its claim back, or a request of this VM has arrived late. Nobody may claim a VM that is gone."""
+        now = iso(self.clock.now())
+        if self.swap(generation, "closed", now, patience) is not None:
+            return
+        there = self.storage.get(self.name, patience)
+        try:
+            slot = {} if there is None else dict(json.loads(there[0]))
+        except (ValueError, TypeError, RecursionError):
+            return  # it was written by somebody who is no client
+        if there is not None and (slot.get("state"), slot.get("vm")) == ("idle", self.vm):
+            self.swap(there[1], "closed", now, patience)
+
     def brief(self) -> Patience:
-        return Patience(self.clock, 15.0)
+        return Patience(self.clock, BRIEF_S)

@@ -275,7 +275,7 @@ def test_a_kept_vm_that_is_preempted_says_so_and_goes(tmp_path: Path) -> None:
 
 
 def test_the_watchdog_ends_a_vm_that_waits_ahead_of_its_deadline(tmp_path: Path) -> None:
-    with kept_cloud(deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
+    with kept_cloud() as cloud, Machine(cloud, tmp_path).hold_time() as machine:
         await_truth(lambda: waits(cloud))
         machine.time_is_up()
         machine.wait()
@@ -322,6 +322,38 @@ def test_a_slot_whose_answers_are_lost_changes_hands_all_the_same(tmp_path: Path
             assert fault.fired == 2
             assert slot(cloud)["state"] == "closed"
             assert_gone(cloud, machine)
+
+
+def test_a_bucket_that_is_slower_than_the_limit_is_short_does_not_keep_the_vm_from_being_kept(tmp_path: Path) -> None:
+    with kept_cloud(0.5) as cloud:
+        fault = cloud.fail(f"POST .*{SLOT}", stall_s=3)
+        with Machine(cloud, tmp_path) as machine:
+            assert machine.wait() == 0
+            assert fault.fired == 1
+            assert len(cloud.said("kept")) == 1
+            assert slot(cloud)["state"] == "closed"
+            assert_gone(cloud, machine)
+
+
+def test_a_claim_is_served_though_the_bucket_did_not_answer_while_the_limit_lasted(tmp_path: Path) -> None:
+    with kept_cloud(1.0) as cloud:
+        as_soon_as_idle(cloud, lambda: claim(cloud))
+        fault = cloud.fail(f"GET .*{VM}.json", stall_s=5)
+        with Machine(cloud, tmp_path) as machine:
+            assert machine.wait() == 0
+            assert fault.fired == 1
+            assert kinds(cloud, NEXT)[-1] == "finished"
+            assert_gone(cloud, machine)
+
+
+def test_a_vm_that_ends_closes_its_slot_though_it_has_not_seen_that_a_claim_was_taken_back(tmp_path: Path) -> None:
+    with kept_cloud(timing={"keep_poll_s": 3600}) as cloud, Machine(cloud, tmp_path) as machine:
+        await_truth(lambda: waits(cloud))
+        claimed_and_given_back(cloud)
+        os.kill(machine.process.pid, signal.SIGTERM)
+        machine.wait()
+        assert slot(cloud)["state"] == "closed"
+        assert_gone(cloud, machine)
 
 
 def test_a_bucket_that_is_away_ends_the_wait_like_the_limit(tmp_path: Path) -> None:
