@@ -106,11 +106,12 @@ esac"""
 
 
 def held_sleep(directory: Path, home: Path) -> Path:
-    """A `sleep` that lets the watchdog wait for the test and for no clock: what would take more than 10 s lasts until
-    `time_is_up`, what would take less lasts a second at most."""
+    """A `sleep` that lets the watchdog wait for the test and for no clock: what would take more than 40 s lasts until
+    `time_is_up`, what would take less lasts a second at most. Ahead of a deadline of ten minutes the watchdog waits for
+    nine, less what the boot has taken, and then for 40 s until it kills what does not end."""
     os.mkfifo(home / "time")
     body = f"""seconds=${{1%%.*}}
-if [ "$seconds" -gt 10 ]; then read -r _ <'{home / "time"}'
+if [ "$seconds" -gt 40 ]; then read -r _ <'{home / "time"}'
 elif [ "$seconds" -gt 0 ]; then exec /usr/bin/sleep 1
 else exec /usr/bin/sleep "$1"; fi"""
     return stub(directory, "sleep", body)

@@ -42,7 +42,7 @@ def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_boots
 
 def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -> None:
     script = {"measure": [{"deaf": 1}, {"hang": 1}]}
-    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
+    with cloud_for(script) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
         await_truth(lambda: "measure" in [data["phase"] for data in cloud.said("phase_started")])
         machine.time_is_up()
         assert machine.wait() == 124
@@ -53,7 +53,7 @@ def test_the_watchdog_ends_a_hanging_run_ahead_of_the_deadline(tmp_path: Path) -
 
 def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script(tmp_path: Path) -> None:
     script = {"environment": [{"hang": 1}]}
-    with cloud_for(script, deadline_s=30) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
+    with cloud_for(script) as cloud, Machine(cloud, tmp_path).hold_time() as machine:
         await_truth(lambda: "environment" in [data["phase"] for data in cloud.said("phase_started")])
         os.kill(machine.await_file("worker"), signal.SIGSTOP)
         machine.time_is_up()
@@ -65,8 +65,8 @@ def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script
 
 def test_a_deadline_that_passes_during_the_download_ends_the_run_too(tmp_path: Path) -> None:
     with cloud_for(deadline_s=2) as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+        cloud.fail("alt=media", until=cloud.closing, times=9)
+        with Machine(cloud, tmp_path) as machine:
             machine.wait()
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[0]["cause"] == "deadline"
@@ -83,8 +83,8 @@ def test_term_ends_the_run_as_terminated(tmp_path: Path) -> None:
 
 def test_term_before_the_agent_has_started_is_obeyed(tmp_path: Path) -> None:
     with cloud_for() as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+        cloud.fail("alt=media", until=cloud.closing, times=9)
+        with Machine(cloud, tmp_path) as machine:
             await_truth(lambda: any("alt=media" in line for line in cloud.requests))
             os.kill(machine.process.pid, signal.SIGTERM)
             machine.wait()
@@ -107,8 +107,8 @@ def test_a_preempted_vm_says_so_and_goes_within_its_notice(tmp_path: Path) -> No
 
 def test_preemption_before_the_agent_has_started_is_called_preemption(tmp_path: Path) -> None:
     with cloud_for() as cloud:
-        cloud.fail("alt=media", stall_s=15, times=9)
-        with Machine(cloud, tmp_path, BENCH_REQUEST_TIMEOUT_S="10") as machine:
+        cloud.fail("alt=media", until=cloud.closing, times=9)
+        with Machine(cloud, tmp_path) as machine:
             await_truth(lambda: any("alt=media" in line for line in cloud.requests))
             cloud.preempt()
             os.kill(machine.process.pid, signal.SIGTERM)
