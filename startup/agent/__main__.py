@@ -151,7 +151,7 @@ class Conductor:
         self.log.say(f"signal {number}")
         if (self.home / "deadline").exists():
             self.stop.request("deadline")
-        elif self.metadata.preempted():
+        elif self.metadata.preempted(self.spec.timing.preempted_ask_s):
             self.on_preempted()
         else:
             self.stop.request("terminated")

@@ -57,10 +57,10 @@ class Metadata:
         with self.lock:
             self.cached = ""
 
-    def preempted(self) -> bool:
-        """Whether this VM is being preempted, as far as can be seen now."""
+    def preempted(self, timeout_s: float = 2.0) -> bool:
+        """Whether this VM is being preempted, as far as can be seen within that time."""
         try:
-            return is_true(self.read("instance/preempted", timeout_s=2.0))
+            return is_true(self.read("instance/preempted", timeout_s=timeout_s))
         except Unreachable:
             return False
 

@@ -29,6 +29,7 @@ class Timing:
     driver_poll_s: float = 3.0
     preempted_wait_s: float = 60.0
     preempted_poll_s: float = 1.0
+    preempted_ask_s: float = 2.0
     clock_skew_s: float = 5.0
     hurried_finish_s: float = 15.0
     hurried_grace_s: float = 0.5

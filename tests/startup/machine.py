@@ -32,6 +32,7 @@ TIMING = {
     "driver_poll_s": 0.05,
     "preempted_wait_s": 5,
     "preempted_poll_s": 0.02,
+    "preempted_ask_s": PATIENCE_S,
     "hurried_finish_s": PATIENCE_S,
     "hurried_grace_s": 0.1,
 }

@@ -45,11 +45,13 @@ def test_a_vm_that_was_preempted_before_anyone_watched_is_noticed(tmp_path: Path
 
 def test_a_metadata_server_that_fails_is_asked_again(tmp_path: Path) -> None:
     with cloud_for({"measure": [{"hang": 1}]}) as cloud:
-        cloud.fail("instance/preempted", status=503, times=2)
-        cloud.fail("instance/preempted", cut="before", times=2)
+        faults = [
+            cloud.fail("instance/preempted", status=503, times=2),
+            cloud.fail("instance/preempted", cut="before", times=2),
+        ]
 
-        def preempt(conductor: Conductor) -> None:
-            time.sleep(0.3)
+        def preempt(_: Conductor) -> None:
+            await_truth(lambda: all(fault.fired == 2 for fault in faults))
             cloud.preempt()
 
         Conducted(cloud, tmp_path, preempt)
@@ -68,13 +70,17 @@ def test_a_metadata_server_that_does_not_wait_for_a_change_is_not_asked_in_a_tig
         assert fault.fired <= 5 + run.seconds / 0.05
 
 
+def nobody_watches(cloud: Cloud) -> None:
+    """Keeps the watcher from seeing a preemption before the signal comes."""
+    cloud.fail("instance/preempted.wait_for_change", until=cloud.closing, times=1e9)
+
+
 def test_term_ends_the_run_as_terminated_unless_the_vm_is_being_preempted(tmp_path: Path) -> None:
     for outcome, preempted in (("terminated", False), ("preempted", True)):
         home = tmp_path / outcome
         home.mkdir()
-        with cloud_for({"measure": [{"hang": 1}]}, timing={"preempted_poll_s": 30}) as cloud:
-            # The watcher is kept from seeing it first.
-            cloud.fail("instance/preempted$", status=503)
+        with cloud_for({"measure": [{"hang": 1}]}) as cloud:
+            nobody_watches(cloud)
 
             def stop(conductor: Conductor, cloud: Cloud = cloud, preempted: bool = preempted) -> None:
                 while conductor.agent.phase != "measure":
@@ -88,6 +94,21 @@ def test_term_ends_the_run_as_terminated_unless_the_vm_is_being_preempted(tmp_pa
             assert ended(cloud)["outcome"] == outcome
             assert len(cloud.said("preempted")) == preempted
             assert cloud.said("diagnosed") == []
+
+
+def test_term_waits_for_a_slow_metadata_server_to_say_whether_the_vm_is_being_preempted(tmp_path: Path) -> None:
+    with cloud_for({"measure": [{"hang": 1}]}) as cloud:
+        nobody_watches(cloud)
+
+        def stop(conductor: Conductor) -> None:
+            await_truth(lambda: conductor.agent.phase == "measure")
+            cloud.preempt()
+            cloud.fail("instance/preempted$", stall_s=3)
+            conductor.on_signal(signal.SIGTERM)
+
+        assert Conducted(cloud, tmp_path, stop).code == 143
+        assert cloud.faults[-1].fired == 1
+        assert ended(cloud)["outcome"] == "preempted"
 
 
 def test_term_from_the_watchdog_is_called_the_deadline(tmp_path: Path) -> None:
