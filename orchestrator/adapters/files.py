@@ -58,9 +58,11 @@ def write_atomically(
         temporary.replace(path)
         if durable:
             _keep_names(path.parent)
-    except OSError as exc:
+    except BaseException as exc:  # Ctrl-C too leaves no half of a file
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+        if not isinstance(exc, OSError):
+            raise
         raise LocalError(
             f"cannot write {path}: {exc.strerror or exc}",
             hint="check that the folder can be written, that the disk is not full, and that no folder has that name",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,17 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) 
     with pytest.raises(LocalError, match="cannot write") as raised:
         write_atomically(tmp_path / "file" / "below", b"data")
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, MemoryError])
+def test_a_write_that_is_cut_short_leaves_the_file_as_it_was_and_no_part_of_the_new_one(
+    tmp_path: Path, end: type[BaseException]
+) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise end
+
+    (tmp_path / "rows.csv").write_bytes(b"whole")
+    with pytest.raises(end):
+        write_atomically(tmp_path / "rows.csv", pieces())
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("rows.csv", b"whole")]
