@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.cli import interrupts
 from orchestrator.cli.streams import unheard
@@ -12,11 +14,15 @@ from orchestrator.core.errors import NotFound
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 
+PATIENCE_S: Final = 10.0
+"""So long after Ctrl-C another one does nothing; then it leaves a run that cannot be ended now to the next command."""
+
 
 @dataclass(frozen=True, slots=True)
 class Driving:
     """One run to follow. `begun` takes the hold and returns the run's engine; `watch` shows the progress; a stop is
-    recorded in the name of `user`. With `detach`, following ends as soon as the run has a machine."""
+    recorded in the name of `user`. With `detach`, following ends as soon as the run has a machine. `seconds` is a clock
+    that nobody sets."""
 
     world: World
     run_id: str
@@ -24,6 +30,11 @@ class Driving:
     watch: Watch
     user: str
     detach: bool = False
+    seconds: Callable[[], float] = time.monotonic
+
+    def hold_off(self) -> None:
+        """Another Ctrl-C must not interrupt what follows."""
+        interrupts.ignore(PATIENCE_S, self.seconds)
 
 
 def driven(it: Driving) -> Run:
@@ -39,7 +50,7 @@ def driven(it: Driving) -> Run:
         engine = it.begun()
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=enough)
     except KeyboardInterrupt:
-        interrupts.ignore()  # a second Ctrl-C must not interrupt what follows
+        it.hold_off()
         return _interrupted(it, engine)
 
 
@@ -64,17 +75,23 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     """After one Ctrl-C while a machine is requested: waits for it, because no other client would request it again. A
     second Ctrl-C stops the run."""
     try:
-        interrupts.listen()  # before the message: a quick second Ctrl-C counts too
+        interrupts.listen(it.seconds)  # before the message: a quick second Ctrl-C counts too
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
         return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
-        interrupts.ignore()
+        it.hold_off()
         return _stopped(it)
     finally:
-        interrupts.ignore()
+        it.hold_off()
 
 
 def _stopped(it: Driving) -> Run:
+    """Ends the run. Raises `KeyboardInterrupt` where that takes long (the cloud does not answer, a machine may not be
+    deleted) and the user does not wait for it: whoever looks at the run next goes on with it."""
     engine = Engine(it.world, it.run_id)
     engine.request_stop(it.user, "interrupted before a machine existed")
-    return engine.follow(watch=it.watch.show, trouble=it.watch.trouble)
+    try:
+        return engine.follow(watch=it.watch.show, trouble=it.watch.trouble)
+    except KeyboardInterrupt:
+        it.watch.say(f"run {it.run_id} is to be stopped and is not over yet: `bench stop {it.run_id}` ends it")
+        raise

@@ -1,14 +1,16 @@
-"""Ctrl-C while a library is being loaded: the import is finished first, so that what has to be undone can be."""
+"""Ctrl-C while a library is being loaded, in a hurry, and at the end: what has to be undone is undone."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import interrupts
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.cli.test_image_build import Paced
@@ -37,6 +39,28 @@ try:
 except KeyboardInterrupt:
     pass
 """
+IN_A_HURRY = f"""
+{LISTENING}
+def undo():
+    {CTRL_C}
+    time.sleep(0.01)
+    print(True)
+try:
+    {CTRL_C}
+    time.sleep(60)
+except KeyboardInterrupt:
+    undo()
+"""
+AT_THE_END = f"""
+import atexit, sys
+def end():
+    {CTRL_C}
+    print("not killed")
+atexit.register(end)
+sys.argv = ["bench", "--version"]
+from orchestrator.cli.entry import main
+main()
+"""
 AS_THE_CLIENT_LOADS = f"""
 import sys
 class CtrlC:
@@ -59,6 +83,35 @@ def test_ctrl_c_is_answered_after(program: str, tmp_path: Path) -> None:
     (tmp_path / "cut.py").write_text(f"{CTRL_C}\n{CTRL_C}\nfor _ in range(1000): pass\nwhole = True\n")
     ran = python("-c", program, path=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
+
+
+def test_a_second_ctrl_c_in_a_hurry_does_not_cut_short_what_the_first_one_made_a_command_do(tmp_path: Path) -> None:
+    ran = python("-c", IN_A_HURRY, path=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
+
+
+def test_a_second_ctrl_c_that_comes_later_is_answered() -> None:
+    before, now = signal.getsignal(signal.SIGINT), [0.0]
+    try:
+        interrupts.listen(lambda: now[0])
+        for now[0] in (1.0, 10.0):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        interrupts.ignore(10.0, lambda: now[0])
+        for now[0] in (10.0, 19.9):
+            signal.raise_signal(signal.SIGINT)
+        now[0] = 20.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_as_python_ends_says_nothing(tmp_path: Path) -> None:
+    ran = python("-c", AT_THE_END, path=tmp_path)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
+    assert "not killed" not in ran.stdout
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.driving import Driving, driven
+from orchestrator.cli.driving import PATIENCE_S, Driving, driven
 from orchestrator.cli.watch import Watch
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
@@ -17,6 +17,7 @@ from orchestrator.runs.resume import resume
 from orchestrator.store.events import EventLog
 from tests.stories.recovering import careful_vm, where
 from tests.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.support.simulated_clock import TimelineClock
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +144,31 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Pat
         run = driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
         assert run.phase.value == "stopped"
         assert_nobody_is_waited_for(stage, watch.said)
+
+
+@dataclass
+class ImpatientClock(TimelineClock):
+    """The clock of somebody who presses Ctrl-C whenever a command has waited."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
+        watch = Prompt()
+        world = replace(interrupted(stage, 4), clock=ImpatientClock(stage.timeline))
+        began = stage.timeline.now()
+
+        def seconds() -> float:
+            return (stage.timeline.now() - began).total_seconds()
+
+        with pytest.raises(KeyboardInterrupt):
+            driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada", seconds=seconds))
+        assert PATIENCE_S <= seconds() < 2 * PATIENCE_S
+        assert f"`bench stop {RUN}` ends it" in watch.said[-1]
+        assert stage.look_after().phase.value == "stopped"
+        assert stage.cloud.instances() == []
+        assert [entry.settled_usd for entry in stage.ledger().runs.values()] == [0]
