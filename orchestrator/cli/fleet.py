@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import fleet_trust as trust
+from orchestrator.cli import interrupts
 from orchestrator.cli.completing import LOCAL, known_gpus, remember_fleets
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet_check import check_batch
@@ -315,7 +316,7 @@ def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
     """Follows the fleet until it ends or until Ctrl-C, then prints its state and exits with the code of its outcome."""
     if not desk.scheduled:
         runs = desk.believed().runs()
-        runs.stop = Unheard()
+        runs.stop, runs.offer = Unheard(), interrupts.listen
         try:
             seen = runs.follow()
         except BudgetExceeded:

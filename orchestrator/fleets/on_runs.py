@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final, Protocol
@@ -34,6 +34,7 @@ from orchestrator.core.run.decide import RecordGone
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.fleets.decisions import cap_of, summary
 from orchestrator.fleets.follow import Seen
+from orchestrator.fleets.leaving import awaited, followed
 from orchestrator.fleets.orders import chunked
 from orchestrator.fleets.rows import store_rows
 from orchestrator.runs.engine import Engine, World
@@ -80,6 +81,10 @@ class RunFleet:
     """No more children are started; those that run without this client are left running."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Children that wait for a machine are stopped too."""
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """That these are over is not waited for either: whoever looks next ends them."""
+    offer: Callable[[], None] = lambda: None
+    """Called before another Ctrl-C is offered: it counts from then on."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _state: FleetState | None = None
     _taken: set[int] = field(default_factory=set)
@@ -100,8 +105,13 @@ class RunFleet:
         self.look()
         failures: list[BaseException] = []
         with ThreadPoolExecutor(len(self.targets)) as pool:
-            futures = [pool.submit(self._work, target) for target in self.targets]
-            self._awaited(futures)
+            try:
+                futures = [pool.submit(self._work, target) for target in self.targets]
+                awaited(futures, self._interrupted, self.abandoned.set)
+            except KeyboardInterrupt:  # at a moment in which it was not waited: the workers end all the same
+                self.stop.set()
+                self.abandoned.set()
+                raise
             for future in futures:
                 try:
                     future.result()
@@ -113,23 +123,16 @@ class RunFleet:
             raise failures[0]
         return seen
 
-    def _awaited(self, futures: Sequence[Future[None]]) -> None:
-        while True:
-            try:
-                wait(futures)
-            except KeyboardInterrupt:
-                try:
-                    self._interrupted()
-                except KeyboardInterrupt:  # the second, while the first was being answered
-                    self.abandoned.set()
-            else:
-                return
-
     def _interrupted(self) -> None:
+        if self.abandoned.is_set():
+            self.given_up.set()
+            self.say(f"what is not over yet is left: `bench fleet stop {self.record.fleet}` ends it")
+            return
         if self.stop.is_set():
             self.abandoned.set()
             return
         self.stop.set()
+        self.offer()
         waits = "; waiting for machines that were requested; Ctrl-C again ends their runs"
         self.say(f"detached; running children continue{'' if any(self.targets) else waits}")
 
@@ -286,7 +289,7 @@ class RunFleet:
         def trouble(exc: Unavailable, pause: float) -> None:
             nonlocal away
             away += pause
-            if self.abandoned.is_set() or (target and away >= engine.world.policy.host_patience_s):
+            if target and away >= engine.world.policy.host_patience_s:
                 raise exc
 
         def reached(_: Run) -> None:
@@ -294,18 +297,13 @@ class RunFleet:
             away = 0.0
 
         def left(run: Run) -> bool:
-            return self.abandoned.is_set() or (self.stop.is_set() and run.goes_on_alone)
+            return self.stop.is_set() and run.goes_on_alone
 
-        try:
-            run = engine.follow(watch=reached, trouble=trouble, until=left)
-        except Unavailable:
-            if not self.abandoned.is_set():
-                raise
-            run = engine.look()
+        run = followed(engine, self.abandoned, reached, trouble, left)
         if run.goes_on_alone:
             return run
         engine.request_stop(user, "interrupted before a machine existed")
-        return engine.follow()
+        return followed(engine, self.given_up)
 
     def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
         """The run without its machine on another host, which takes no more part. Its cost is counted to its deadline:

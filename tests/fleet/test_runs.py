@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -25,8 +25,9 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
-from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, staged, weather
+from tests.stories.stage import PAYLOAD, Script, ScriptedVm, Stage, Steps, good_vm, same_to_the_cent, staged, weather
 from tests.support.patience import await_truth
+from tests.support.simulated_clock import TimelineClock
 
 FLEET = "fleet-20261122-040506-7f3a"
 
@@ -249,6 +250,83 @@ def test_a_client_that_is_abandoned_leaves_no_money_held_for_what_waits_for_a_ma
         sweeping.asked = lambda: None
         sweeping.client().resume()
         assert sweeping.client().follow().state.counts == {"stored": 1}
+
+
+class ImpatientSite(StageSite):
+    """Of somebody who, once `given_up` is all that is left to say, says it as soon as he has waited."""
+
+    client: RunFleet | None = None
+
+    def world(self, config: Config) -> World:
+        site = self
+
+        class Clock(TimelineClock):
+            def sleep(self, seconds: float) -> None:
+                super().sleep(seconds)
+                if site.client is not None and site.client.abandoned.is_set():
+                    site.client.given_up.set()
+
+        return replace(super().world(config), clock=Clock(self.stage.timeline))
+
+
+def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(tmp_path: Path) -> None:
+    """The request for its machine had no answer, and for minutes it may still arrive."""
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
+        sweeping = Sweeping(stage, (1,))
+        site = ImpatientSite(stage)
+        client = replace(sweeping.client(), sites=lambda: site)
+        site.client = client
+
+        def interrupted_twice() -> None:
+            client.stop.set()
+            client.abandoned.set()
+
+        site.asked, began = interrupted_twice, stage.timeline.now()
+        assert client.follow().state.counts == {"running": 1}
+        assert (stage.timeline.now() - began).total_seconds() < 60
+        assert sweeping.client().end("ada", stage.world()).state.counts == {"stopped": 1}
+        assert stage.cloud.instances() == []
+        (entry,) = stage.ledger().runs.values()
+        assert entry.settled_usd is not None
+        assert same_to_the_cent(entry.settled_usd, sum((Decimal(row["usd"]) for row in stage.bill()), Decimal(0)))
+
+
+@dataclass(frozen=True)
+class CutShort(Sequence[str]):
+    """Ctrl-C as the workers are started: once the first is about to ask for a machine."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, _: Any) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        yield ""
+        if threading.current_thread() is threading.main_thread():
+            await_truth(self.begun.is_set)
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_as_the_workers_of_a_fleet_are_started_ends_what_waits_for_a_machine(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "stockout", "times": 2})
+        sweeping = Sweeping(stage, (1, 2))
+        targets = CutShort()
+        client = replace(sweeping.client(), targets=targets)
+
+        def asked() -> None:
+            targets.begun.set()
+            await_truth(client.abandoned.is_set)
+
+        sweeping.asked = asked
+        with pytest.raises(KeyboardInterrupt):
+            client.follow()
+        assert stage.bill() == []
+        assert [entry.settled_usd for entry in stage.ledger().runs.values()] == [0]
 
 
 def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(tmp_path: Path) -> None:
