@@ -7,6 +7,9 @@ import json
 import os
 import pty
 import shlex
+import signal
+import subprocess
+import sys
 import termios
 
 import pytest
@@ -185,6 +188,36 @@ def test_keys_that_are_typed_while_a_picture_is_drawn_are_not_written_into_it(mo
         assert during & termios.ISIG, "Ctrl-C is heard"
         assert termios.tcgetattr(theirs)[3] == before
     os.close(ours)
+
+
+PICTURE = """
+import time
+from orchestrator.cli.watch import watching
+with watching(quiet=False) as watch:
+    watch.step("drawn")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_a_view_that_is_ended_by_a_signal_leaves_the_keys_and_the_cursor_as_they_were(ending: signal.Signals) -> None:
+    ours, theirs = pty.openpty()
+    before, said = termios.tcgetattr(theirs), b""
+    environment = {**os.environ, "TERM": "xterm"}
+    command = ["env", f"--default-signal={ending.name[3:]}", sys.executable, "-c", PICTURE]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as ran:
+        while b"drawn" not in said:
+            said += os.read(ours, 10_000)
+        assert termios.tcgetattr(theirs) != before
+        ran.send_signal(ending)
+        assert ran.wait() == -ending
+    assert termios.tcgetattr(theirs) == before
+    os.write(theirs, b"the end")
+    while b"the end" not in said:
+        said += os.read(ours, 10_000)
+    assert said.rfind(b"\x1b[?25l") < said.rfind(b"\x1b[?25h")
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_the_ledger_is_shown_a_page_at_a_time_and_summed_as_a_whole(bench: Bench) -> None:
