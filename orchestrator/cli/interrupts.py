@@ -10,7 +10,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, Never
 
@@ -27,6 +28,16 @@ def listen(seconds: Callable[[], float] = time.monotonic) -> None:
 def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
     """Ctrl-C does nothing for so long. Then it raises `KeyboardInterrupt` again: no command is without an end."""
     signal.signal(signal.SIGINT, _Ear(seconds, seconds() + for_s).hear)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C is answered at its end. Processes that are started within it never hear it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Ear:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import orchestrator.analysis
 import orchestrator.report
+from orchestrator.cli.workers import workers
 from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, LocalError
 from orchestrator.core.run.fold import Run
 from orchestrator.ports import Bucket
@@ -178,11 +178,9 @@ def _made(source: Source, lines: Sequence[IndexLine], processes: int) -> Iterato
             yield one.line.run_id, *run_pages.made(one)
         return
     waiting: deque[tuple[str, Future[tuple[Digest, str]]]] = deque()
-    # No fork: the bucket's client has threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context) as pool:
+    with workers(processes) as submit:
         for one in found:
-            waiting.append((one.line.run_id, pool.submit(run_pages.made, one)))
+            waiting.append((one.line.run_id, submit(run_pages.made, one)))
             while len(waiting) > 8 * processes or (waiting and waiting[0][1].done()):
                 run, future = waiting.popleft()
                 yield run, *future.result()
