@@ -202,7 +202,9 @@ def ask(
 def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_s: float, say: Say) -> None:
     """Returns when an answer can be read, or after `quiet_s` seconds and a message to the user: a slow cloud may still
     answer. Raises `CloudUnavailable` if its process is suspended, because it will not answer."""
-    if select.select([connection.sock], [], [], quiet_s)[0]:
+    answers = select.poll()  # `select` knows no file whose number is above 1,023
+    answers.register(connection.sock, select.POLLIN)
+    if answers.poll(quiet_s * 1000):
         return
     if suspended(address.pid):
         raise CloudUnavailable(

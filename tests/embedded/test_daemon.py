@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -185,6 +186,20 @@ def test_a_cloud_that_is_suspended_is_named_as_such_and_with_how_it_goes_on(
     os.kill(address.pid, signal.SIGCONT)
     monkeypatch.setattr(client, "QUIET_S", 600.0)
     assert client.ensure_running(home) == address
+
+
+def test_a_client_with_more_than_a_thousand_open_files_is_answered(home: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    address, opened = client.ensure_running(home), []
+    try:
+        while not opened or opened[-1] < 1024:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert client.running(home) == address
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_cloud_that_is_slow_is_waited_for_and_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
