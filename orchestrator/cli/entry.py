@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
+
+TYPE_CHECKING = False  # `typing` is one of the imports that take their time
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def main() -> None:
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored where a shell says so
-            importlib.import_module("orchestrator.cli.interrupts").listen()
-        importlib.import_module("orchestrator.cli.app").main()
+        _run(importlib.import_module("signal"))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+
+
+def _run(signal: ModuleType) -> None:
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored where a shell says so
+            importlib.import_module("orchestrator.cli.interrupts").listen()
+        importlib.import_module("orchestrator.cli.app").main()
     finally:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python ends, there is nobody to hear of Ctrl-C

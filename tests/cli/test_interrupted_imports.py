@@ -61,6 +61,20 @@ sys.argv = ["bench", "--version"]
 from orchestrator.cli.entry import main
 main()
 """
+AT_THE_BEGINNING = """
+import sys
+sys.argv = ["bench", "--version"]
+for name in {"signal", "enum"}:
+    sys.modules.pop(name, None)
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "signal":
+            import _signal, posix
+            posix.kill(posix.getpid(), _signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+from orchestrator.cli.entry import main
+main()
+"""
 AS_THE_CLIENT_LOADS = f"""
 import sys
 class CtrlC:
@@ -106,6 +120,11 @@ def test_a_second_ctrl_c_that_comes_later_is_answered() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_the_command_has_begun_is_only_ctrl_c(tmp_path: Path) -> None:
+    ran = python("-S", "-c", AT_THE_BEGINNING, path=Path(interrupts.__file__).parents[2])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
 
 
 def test_ctrl_c_as_python_ends_says_nothing(tmp_path: Path) -> None:
