@@ -194,10 +194,10 @@ class Arena:
         # What is larger than the cache passes it by itself; a second copy would only take memory.
         most = 1 if size >= AIM * known else MOST_SETS[self.device.type]
         wanted = rotation(self.cache, size, known, free, most)
-        had, lost = wanted.sets, {}
+        sets, lost = wanted.sets, {}
         for one in bounds:
             try:
-                had = min(had, int(self.hand(one.implementation).ask("spread", count=wanted.sets)["sets"]))
+                sets = min(sets, int(self.hand(one.implementation).ask("spread", count=wanted.sets)["sets"]))
             except (Lost, Answered, Unavailable) as exc:
                 lost[one.implementation] = against(one.implementation, exc, "while its inputs were copied")
 
@@ -209,10 +209,10 @@ class Arena:
                 peak = hand.ask("peak")["bytes"]
             except (Lost, Answered, Unavailable) as exc:
                 return against(outcome.implementation, exc, "while its memory was measured")
-            copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, had))
+            copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, sets))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
-        turns = wanted if had == wanted.sets else rotation(self.cache, size, known, had * size, had)
+        turns = wanted if sets == wanted.sets else rotation(self.cache, size, known, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
     def still_right(self, judged: Judged) -> Judged:

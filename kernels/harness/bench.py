@@ -196,8 +196,8 @@ class Bench:
             return {"fault": late, "files": [], "tree": None}
         del answer
         fresh = self.drawn(self.seed)
-        if not same(self.given(arguments), self.given(fresh)):
-            if not same(self.given(self.drawn(self.seed)), self.given(fresh)):
+        if not same(self.protected(arguments), self.protected(fresh)):
+            if not same(self.protected(self.drawn(self.seed)), self.protected(fresh)):
                 raise BadWorkload(f"{self.definition.file.name}: {CHANCE}")
             return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
         del fresh
@@ -219,7 +219,7 @@ class Bench:
         reply, self.shown = lent(torch.arange(1024.0, device=self.device))
         return reply
 
-    def given(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
+    def protected(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
         """The input tensors that an implementation must not write to."""
         return tuple(one for at, one in enumerate(arguments.tensors()) if at not in self.writable)
 

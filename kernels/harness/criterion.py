@@ -82,18 +82,18 @@ def flattened(value: Any, at: str = "") -> tuple[Any, list[tuple[str, torch.Tens
 
 def exact_of(
     reference: Callable[[Any], Any],
-    given: Any,
+    inputs: Any,
     generator: torch.Generator | None,
     to_double: Callable[[Any], Any],
     *,
     twice: bool = True,
 ) -> Exact:
-    """The right answer for the inputs `given`, and how much it changes when every floating-point input changes by up to
+    """The right answer for `inputs`, and how much it changes when every floating-point input changes by up to
     half an eps. These changes are drawn from `generator`; without one they are left out. `to_double` is applied to each
     input first. Raises `ValueError` if the reference returns NaN or, called `twice`, returns different answers; and
     whatever the reference raises."""
-    arguments = given.mapped(to_double)
-    floating = [one for one in given.tensors() if one.is_floating_point()]
+    arguments = inputs.mapped(to_double)
+    floating = [one for one in inputs.tensors() if one.is_floating_point()]
     count = sum(one.numel() for one in floating)
     tree, leaves = flattened(reference(arguments))
     tensors = tuple(settled(leaf, arguments) for _, leaf in leaves)
@@ -124,7 +124,7 @@ def exact_of(
         distance(as_real(leaf), one) if as_real(leaf).shape == one.shape else (0.0, 0.0)
         for (_, leaf), one in zip(other, tensors, strict=False)
     )
-    single = in_single(reference, given, tree, tensors)
+    single = in_single(reference, inputs, tree, tensors)
     return Exact(tree, tensors, moved, single, count)
 
 
@@ -143,15 +143,15 @@ def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Te
 
 
 def in_single(
-    reference: Callable[[Any], Any], given: Any, tree: Any, exact: tuple[torch.Tensor, ...]
+    reference: Callable[[Any], Any], inputs: Any, tree: Any, exact: tuple[torch.Tensor, ...]
 ) -> tuple[tuple[float, float], ...]:
     """The error of the reference's own formula in float32, for each leaf; empty where the inputs are of another type.
     Half types are left out, as the formula would round after each step and its error would allow too much."""
-    kinds = {one.dtype for one in given.tensors() if one.is_floating_point()}
+    kinds = {one.dtype for one in inputs.tensors() if one.is_floating_point()}
     if kinds != {torch.float32}:
         return ()
     try:
-        other, leaves = flattened(reference(given))
+        other, leaves = flattened(reference(inputs))
     except (RuntimeError, TypeError):
         return ()
     if other != tree or any(leaf.shape != one.shape for (_, leaf), one in zip(leaves, exact, strict=True)):
@@ -164,11 +164,11 @@ def as_real(one: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(one) if one.is_complex() else one
 
 
-def settled(one: torch.Tensor, given: Any) -> torch.Tensor:
+def settled(one: torch.Tensor, inputs: Any) -> torch.Tensor:
     """A leaf for a comparison: real, and in its own memory unless that would take gigabytes."""
     one = as_real(one).detach()
-    theirs = {other.untyped_storage().data_ptr() for other in given.tensors()}
-    kept = one.numel() <= PIECE or one.untyped_storage().data_ptr() in theirs
+    input_storages = {other.untyped_storage().data_ptr() for other in inputs.tensors()}
+    kept = one.numel() <= PIECE or one.untyped_storage().data_ptr() in input_storages
     return one.clone() if kept else one
 
 
@@ -279,8 +279,8 @@ def allowance(
         if times and tf32 and dtype is torch.float32 and 4 * TF32_EPS * size > most:
             most, which = 4 * TF32_EPS * size, "4 roundings of tf32"
         elif times and baseline is not None and leaf < len(baseline.leaves):
-            theirs = times * baseline.leaves[leaf][0]
-            most, which = max((most, which), (theirs, f"{times:g} times the baseline's own error"))
+            relative = times * baseline.leaves[leaf][0]
+            most, which = max((most, which), (relative, f"{times:g} times the baseline's own error"))
         return (most, most), (which, which)
     few, few_mean = FEW.get(dtype, 4.0), FEW_MEAN.get(dtype, 1.0)
     eps = torch.finfo(dtype).eps

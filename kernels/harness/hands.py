@@ -59,7 +59,7 @@ class Hand:
             self.worker, self.record = worker, loaded.get("record")
         return self.worker
 
-    def ask(self, op: str, /, **given: Any) -> Mapping[str, Any]:
+    def ask(self, op: str, /, **arguments: Any) -> Mapping[str, Any]:
         """The answer to one request. Raises `Lost` where the process is gone, and `Answered` where it reports a
         failure."""
         if op == "bind":
@@ -68,7 +68,7 @@ class Hand:
             raise self.fault
         worker = self.ready()
         try:
-            return worker.ask(op, self.limit_s, **given)
+            return worker.ask(op, self.limit_s, **arguments)
         except Lost as exc:
             self.worker, self.fault = None, exc
             self.hangs += exc.hung

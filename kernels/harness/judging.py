@@ -171,8 +171,8 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
         fault = partial(check_copies, by=by)
         return spoilt(session.facts, judged, replace(outcome, bound=bound), fault)
 
-    had = planned if count == planned.sets else rotation(session.spec.cache, size, cache, count * size)
-    return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), had
+    turns = planned if count == planned.sets else rotation(session.spec.cache, size, cache, count * size)
+    return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
 
 def still_right(session: Session, judged: Judged) -> Judged:

@@ -75,9 +75,9 @@ class Worker:
             self.process.start()
         theirs.close()
 
-    def ask(self, op: str, limit_s: float, /, **given: Any) -> Mapping[str, Any]:
+    def ask(self, op: str, limit_s: float, /, **arguments: Any) -> Mapping[str, Any]:
         """The answer to one request. Raises `Lost` and `Answered`."""
-        request = {"op": op, **given} if op == "load" else {"op": op, "with": given}
+        request = {"op": op, **arguments} if op == "load" else {"op": op, "with": arguments}
         try:
             self.pipe.send_bytes(json.dumps(request).encode())
             if not self.pipe.poll(limit_s):

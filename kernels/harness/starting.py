@@ -20,8 +20,8 @@ READING_LIMIT_S = 120.0
 def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
     """A function that starts processes for a workload."""
     processes.prepare(Path(workload.path))
-    given = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
-    return lambda: Worker(given)
+    settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
+    return lambda: Worker(settings)
 
 
 def described(workload: OwnWorkload) -> Mapping[str, Any]:

@@ -111,10 +111,10 @@ def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) 
     spans = [span_of(work) / 1000 / calls for work in timed]
     burst = timer.regime == BURST
     covered = [(one.end - one.cover.end) / 1000 for one in own] if burst else []
-    theirs = covered or spans
-    if min(theirs) <= 0:
+    cupti_us = covered or spans
+    if min(cupti_us) <= 0:
         return Missed("CUPTI's times are not in order")
-    ratios = [one.latency_us / us for one, us in zip(taken, theirs, strict=True)]
+    ratios = [one.latency_us / us for one, us in zip(taken, cupti_us, strict=True)]
     return Watched(
         samples=len(taken),
         calls=calls,
