@@ -56,7 +56,7 @@ def test_rows_that_cannot_be_used_are_counted_and_the_rest_is_kept() -> None:
 def test_a_repeated_row_counts_once() -> None:
     rows = list(records(lengths=(128,)))
     found = studied(csv_text(rows + rows[:3]))
-    assert found.contrasts == studied(csv_text(rows)).contrasts
+    assert repr(found.contrasts) == repr(studied(csv_text(rows)).contrasts)  # NaN equals nothing
     (fault,) = found.faults
     assert fault.startswith("3 rows repeat a block that is already there (first at ")
 
