@@ -56,4 +56,4 @@ def found(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in CALLS:
             return CALLS[name](*(found(one, names) for one in args))
         case _:
-            raise ValueError(f"{ast.unparse(node)!r} is more than arithmetic over the axes")
+            raise ValueError(f"{ast.unparse(node)!r} is not supported: only arithmetic over the axes is")

@@ -104,8 +104,8 @@ def found(folder: Path) -> Found:
         return Found(problems, {file.stem: {only: file} for file in beside})
     if beside:
         raise BadWorkload(
-            f"{beside[0].name}: there are {len(problems)} problems, and it does not say which it solves: candidates of "
-            "a suite lie in a folder of their own, under the name of their problem's file"
+            f"{beside[0].name}: there are {len(problems)} problems, and it is not clear which one this "
+            "file solves: put it into a folder of its own, under the name of that problem's file"
         )
     candidates: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*/*.py"), key=in_order):

@@ -125,7 +125,7 @@ def imported(file: Path, also: Path | None = None) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as exc:
-        told = f'needs the package {exc.name}, which is not here: requirements = ["{exc.name}"] installs it'
+        told = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
         raise BadWorkload(f"{where(exc, file)}: {told}") from exc
     except BaseException as exc:
         if isinstance(exc, KeyboardInterrupt):

@@ -75,7 +75,7 @@ def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
     """`implementation` on these inputs. Raises `Unavailable` if it cannot run, `BuildFailed` if it was not built."""
     built = crew.get(original(implementation))
     if built is None:
-        raise Unavailable("it was not asked for")
+        raise Unavailable("the spec does not name it")
     if not isinstance(built, Built):
         raise built
     return Bound(implementation, built.implementation.bind(case, inputs))

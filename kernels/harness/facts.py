@@ -36,7 +36,7 @@ class Facts:
             self.out.write(line + "\n")
             self.out.flush()
         except BrokenPipeError:
-            log("nobody reads the facts any more; stopping")
+            log("the agent no longer reads the results; stopping")
             os._exit(CRASHED)
         path = keys.get("path")
         if path is None or self.acks is None:

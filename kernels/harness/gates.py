@@ -69,8 +69,8 @@ def cuda_answers() -> Gate:
         if not any(Path("/dev").glob("nvidia[0-9]*")):
             return Gate(name, True, "no NVIDIA device; the CPU is measured")
         if torch.version.cuda is None:
-            detail, cause = f"torch {torch.__version__} has no CUDA, though there is a GPU", "torch_without_cuda"
-            return Gate(name, False, detail, cause)
+            detail = f"torch {torch.__version__} was built without CUDA, but this machine has a GPU"
+            return Gate(name, False, detail, "torch_without_cuda")
         return Gate(name, False, f"torch {torch.__version__} finds no usable GPU: {init_error()}", "no_cuda")
     try:
         ones = torch.ones((64, 64), device="cuda")
@@ -78,7 +78,7 @@ def cuda_answers() -> Gate:
     except RuntimeError as exc:
         return Gate(name, False, str(exc).splitlines()[0], "no_cuda")
     if total != 64.0**3:
-        return Gate(name, False, f"the GPU computes 64^3 = {total}", "no_cuda")
+        return Gate(name, False, f"the GPU computed a wrong result: 64^3 = {total}", "no_cuda")
     return Gate(name, True, f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")
 
 
@@ -90,4 +90,4 @@ def init_error() -> str:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as exc:
         return str(exc).splitlines()[0]
-    return "it gave no reason"
+    return "PyTorch gave no reason"

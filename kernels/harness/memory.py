@@ -9,7 +9,7 @@ import torch
 
 from kernels.harness.workload import BuildFailed, Plan, Unavailable
 
-NOT_ON_A_CPU = "the allocator of processors keeps no peak"
+NOT_ON_A_CPU = "PyTorch's allocator for processors records no peak"
 
 
 def peak_bytes(

@@ -19,7 +19,7 @@ def find(name: object) -> Workload:
         fields = table(name, "workload", ("form", "path"))
         return OwnWorkload(text_of(fields["form"], "workload.form"), text_of(fields["path"], "workload.path"))
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise BadSpec(f"workload: {shown(name)} is no name of a workload, as {DEFAULT_WORKLOAD} is")
+        raise BadSpec(f"workload: {shown(name)} is not the name of a workload; {DEFAULT_WORKLOAD} is one")
     module = f"kernels.{name}.workload"
     try:
         return cast(Workload, importlib.import_module(module).WORKLOAD)

@@ -66,7 +66,7 @@ def test_a_folder_with_no_model_or_with_a_candidate_of_nobody_is_refused(tmp_pat
         load(tmp_path)
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL)
-    with pytest.raises(BadWorkload, match=r"new.py: there are 2 problems, and it does not say which it solves"):
+    with pytest.raises(BadWorkload, match=r"new.py: there are 2 problems, and it is not clear which one"):
         load(tmp_path)
     (tmp_path / "b.py").write_text("def (\n")
     with pytest.raises(BadWorkload, match=r"b.py:1: syntax error"):

@@ -85,7 +85,7 @@ REFUSED = {
     "axes no mapping": (GOOD.replace('{"rows": [2, 3], "dtype": ["float32", "bfloat16"]}', "[1]"), "mine.py:2: axes must be"),
     "unknown dtype": (GOOD.replace("bfloat16", "float12"), "mine.py:2: axis dtype: 'float12' is not one of"),
     "syntax": (GOOD + "def broken(:\n", "mine.py:9: syntax error"),
-    "import": ("import no_such_package\n" + GOOD, 'mine.py:1: needs the package no_such_package, which is not here: requirements = ["no_such'),
+    "import": ("import no_such_package\n" + GOOD, 'mine.py:1: needs the package no_such_package, which is not installed: requirements = ["no_such'),
     "raises at import": (GOOD + "1 / 0\n", "mine.py:9: it raises ZeroDivisionError when it is imported"),
     "twice": (GOOD + "def kernel_torch(x, n):\n    return x\n", "mine.py:9: two implementations are called torch"),
     "defined twice": (GOOD + "def baseline_torch(x, n):\n    return x\n", "mine.py:9: two implementations are called torch"),

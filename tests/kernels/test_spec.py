@@ -170,7 +170,7 @@ def test_the_registry_is_open_and_a_name_is_taken_once() -> None:
 
 def test_a_workload_that_is_not_there_is_refused_by_name() -> None:
     assert "there is no conv in the payload" in refusal(spec(workload="conv"))
-    assert "is no name of a workload" in refusal(spec(workload="../x"))
+    assert "is not the name of a workload" in refusal(spec(workload="../x"))
     assert parse(json.dumps(spec(workload="attention"))).workload.name == "attention"
 
 

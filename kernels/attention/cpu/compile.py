@@ -112,7 +112,7 @@ def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, env
     """Compile into place atomically, so that an interrupted or concurrent build never leaves half a library."""
     try:
         if not owned.ready(library.parent):
-            raise BuildFailed(f"{library.parent} belongs to another user: no code is kept there", remedy=owned.REMEDY)
+            raise BuildFailed(f"{library.parent} belongs to another user: it is not used", remedy=owned.REMEDY)
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
             fresh = Path(scratch) / library.name

@@ -85,7 +85,7 @@ class Explanation:
             spilled = f", {one.local_bytes} bytes SPILLED" if one.local_bytes else ""
             size = f"{one.threads} threads, {one.registers} registers, {one.shared_bytes} bytes of shared memory"
             yield f"  runs  {one.name}: grid {'x'.join(map(str, one.grid))}, {size}{spilled}"
-        yield "  ways  " + (f"as measured at {self.measured_at}" if self.measured_at else "none measured near here")
+        yield "  ways  " + (f"as measured at {self.measured_at}" if self.measured_at else "nothing measured near here")
         width = max(len(one.name) for one in self.candidates)
         for way in self.candidates:
             known = "" if way.behind is None else "  fastest" if way.behind == 0.0 else f"  +{way.behind:.1%}"
@@ -163,7 +163,7 @@ def refusals(problem: Problem, machine: Machine) -> dict[str, str | None]:
     """The families that do not suit every problem, with the reason where they do not suit this one."""
     found = {"fa90": hopper.refusal(problem, machine), "decode": decode.why_not(problem)}
     if not any(way.name.startswith("small") for way in ways(problem, machine)):
-        found["small"] = "none on this chip holds all keys of a head in one block, or something but causality masks"
+        found["small"] = "no kernel of this chip for these sizes, or there is a mask, a window or varying lengths"
     return found
 
 
@@ -205,12 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shape", type=numbers, required=True, metavar="B,H,S,D", help="batch, heads, queries, head size"
     )
-    parser.add_argument("--keys", type=int, help="as many as queries unless given")
-    parser.add_argument("--kv-heads", type=int, help="as many as heads unless given")
+    parser.add_argument("--keys", type=int, help="the number of keys; by default that of queries")
+    parser.add_argument("--kv-heads", type=int, help="the heads of K and V; by default as many as of Q")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--bottom-right", action="store_true", help="the last query sees the last key")
-    parser.add_argument("--chip", choices=sorted(CHIPS), help="a chip that need not be here")
+    parser.add_argument("--chip", choices=sorted(CHIPS), help="a chip to explain for; no GPU is needed")
     asked = parser.parse_args(arguments)
     batch, heads, queries, head_dim = asked.shape
     device = "meta" if asked.chip else "cuda"

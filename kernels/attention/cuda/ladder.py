@@ -73,7 +73,7 @@ def bind_rung(
     if rung == "fa2":
         return bind(q, k, v, out, causal=causal, engine=engine)
     if q.shape[3] > 128:
-        raise Unsupported("the lower rungs have head dimensions up to 128")
+        raise Unsupported(f"the naive and the tiled kernel support head dimensions up to 128, not {q.shape[3]}")
     problem = problem_of(q, k, v, out, causal=causal, alignment="top-left")
     launch = plan(problem, engine.machine, splits=1)
     driver().enter(engine.device.index)

@@ -58,12 +58,12 @@ def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> Non
 @pytest.mark.parametrize(
     ("changes", "reason", "other"),
     [
-        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks", "no masks"),
-        ({"window_offset": -5}, "no left edges of windows", None),
-        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences", "no packed sequences"),
-        ({"scale": -1.0}, "not positive", None),
-        ({"head_dim": 256}, "up to 128", "up to 128"),
-        ({"head_dim": 100}, "16 bytes", "16 bytes"),
+        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "masks", "masks and packed sequences"),
+        ({"window_offset": -5}, "windows with a left limit", None),
+        ({"lengths": Lengths(0, 0, 10, True)}, "packed sequences", "packed sequences"),
+        ({"scale": -1.0}, "must be positive", None),
+        ({"head_dim": 256}, "at most 128", "at most 128"),
+        ({"head_dim": 100}, "16-byte", "16-byte"),
         ({"k": Layout(0, 0, 128)}, "strides", None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -295,11 +295,11 @@ def test_of_the_ways_that_were_measured_one_within_a_twentieth_of_the_best_is_ta
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "no masks"),
-        ({"lengths": Lengths(0, 0, 10, True)}, "no packed sequences"),
-        ({"head_dim": 256}, "up to 128"),
-        ({"head_dim": 100}, "16 bytes"),
-        ({"seq_q": MOST_ROWS + 1}, "up to 512"),
+        ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "masks and packed sequences"),
+        ({"lengths": Lengths(0, 0, 10, True)}, "packed sequences"),
+        ({"head_dim": 256}, "at most 128"),
+        ({"head_dim": 100}, "16-byte"),
+        ({"seq_q": MOST_ROWS + 1}, "more than 512"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -44,10 +44,10 @@ def test_every_kernel_has_a_name_of_its_own_and_fits_a_block() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"head_dim": 264}, "head dimensions up to 256"),
-        ({"head_dim": 100}, "rows that begin on 16 bytes"),
-        ({"dtype": "float32"}, "head dimensions up to 256"),
-        ({"q": Layout(16 * 1000 * 128, 1000 * 128, 128, 4098)}, "rows that begin on 16 bytes"),
+        ({"head_dim": 264}, "at most 256"),
+        ({"head_dim": 100}, "rows that start on 16-byte boundaries"),
+        ({"dtype": "float32"}, "at most 256"),
+        ({"q": Layout(16 * 1000 * 128, 1000 * 128, 128, 4098)}, "rows that start on 16-byte boundaries"),
         ({"k": Layout(16 * 1000 * 128, 0, 128, 4096)}, "cannot describe these strides"),
     ],
 )

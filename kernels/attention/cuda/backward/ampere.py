@@ -204,7 +204,7 @@ class AmpereBackward:
         main.items, main.query_tiles, convert.tiles = blocks, query_tiles, Divisor.of(query_tiles)
         most = max(blocks, problem.heads * query_tiles)
         if most > MAX_BLOCKS:
-            raise Unsupported(f"{most} blocks are more than a grid can have")
+            raise Unsupported(f"{most} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
         return [
             preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
             Step(SummingKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
@@ -225,7 +225,7 @@ def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> str | None:
     """Why none of these shapes can count the rows; None if all can."""
     if problem.heads * (problem.forward.seq_q + max(shape.queries for shape in shapes)) > MOST_ROWS:
-        return "so many rows cannot be counted in 32 bits"
+        return "too many rows: this kernel counts them in 32 bits"
     return None
 
 

@@ -74,22 +74,28 @@ class BackwardProblem:
         return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
 
 
+PLAIN_LAYOUT = (
+    f"needs a head dimension that is a multiple of 8 and at most {max(HOPPER_QUERIES)}, "
+    "and rows that start on 16-byte boundaries"
+)
+
+
 def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why Hopper's kernel does not compute the problem; None if it does."""
     f, g = problem.forward, problem.gradients
     if not machine.hopper:
-        return "this device, or what is compiled for, has no tensor copies and no wgmma"
+        return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
     if f.mask is not None or f.lengths is not None or f.window_offset is not None:
-        return "no masks, no left edges of windows and no packed sequences"
+        return "masks, windows with a left limit and packed sequences are not supported"
     if problem.scale <= 0.0:
-        return "no scales that are not positive"
+        return "the scale must be positive"
     if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
-        return "head dimensions up to 128, rows that begin on 16 bytes"
+        return PLAIN_LAYOUT
     q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
     if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
         return "a tensor map cannot describe these strides"
     if problem.heads * (f.seq_q + max(HOPPER_QUERIES.values())) > MOST_ROWS:
-        return "so many rows cannot be counted in 32 bits"
+        return "too many rows: this kernel counts them in 32 bits"
     return None
 
 
@@ -97,7 +103,7 @@ def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if these reasons do not
     apply."""
     if machine.chip.name == "turing":
-        return "no chip without asynchronous copies"
+        return "needs asynchronous copies (cp.async), which this chip does not have"
     return plain_refusal(problem)
 
 
@@ -105,9 +111,9 @@ def plain_refusal(problem: BackwardProblem) -> str | None:
     """Why the kernels do not compute the problem on any chip; None if these reasons do not apply."""
     f = problem.forward
     if f.mask is not None or f.lengths is not None:
-        return "no masks and no packed sequences"
+        return "masks and packed sequences are not supported"
     if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
-        return "head dimensions up to 128, rows that begin on 16 bytes"
+        return PLAIN_LAYOUT
     return None
 
 
@@ -194,7 +200,7 @@ class PairBackward:
             own.tiles = Divisor.of(tiles)
             blocks = f.batch * heads * tiles
             if blocks > MAX_BLOCKS:
-                raise Unsupported(f"{blocks} blocks are more than a grid can have")
+                raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
             steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (own,)))
         return steps
 

@@ -133,7 +133,7 @@ class SmallBackward:
         check_kind(f, self.machine)
         keys, queries = self.blocks(problem)
         if keys + queries > MAX_BLOCKS:
-            raise Unsupported(f"{keys + queries} blocks are more than a grid can have")
+            raise Unsupported(f"{keys + queries} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
         size = padded(f.head_dim)
         kernel = SmallBackwardKernel(f.dtype, size, self.shape, self.shape.stages(size, self.machine.chip))
         made: BackwardParameters = parameters_of(problem)
@@ -152,7 +152,7 @@ def small_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     if refused is not None:
         return refused
     if max(f.seq_q, f.seq_k) > MOST_ROWS:
-        return f"up to {MOST_ROWS} queries and keys"
+        return f"more than {MOST_ROWS} queries or keys are not supported"
     return None
 
 

@@ -87,7 +87,7 @@ def arguments_of(bound: Bound) -> Iterator[ctypes.Structure]:
 
 def no_more(buffers: Buffers) -> list[Step]:
     """Replaces `make` of a bound call whose launches are moved from now on."""
-    raise AssertionError(f"a moved call has its buffers for good, not {buffers}")
+    raise AssertionError(f"the buffers of a moved call cannot be replaced, as with {buffers}")
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ def build(folder: Path, compiler: str = "g++") -> Path:
     libraries = (f"-L{torch_at / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10")
     try:
         if not owned.ready(folder):
-            raise BuildFailed(f"{folder} belongs to another user: no code is kept there", remedy=owned.REMEDY)
+            raise BuildFailed(f"{folder} belongs to another user: it is not used", remedy=owned.REMEDY)
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
             fresh = Path(scratch) / library.name
             options = (*FLAGS, *(f"-I{one}" for one in headers), "-o", str(fresh), str(FILE), *libraries)
@@ -55,14 +55,14 @@ def build(folder: Path, compiler: str = "g++") -> Path:
             if done.returncode != 0:
                 raise BuildFailed(
                     f"{compiler} does not compile {FILE.name} for PyTorch {torch.__version__}:\n{done.stderr[-4000:]}",
-                    remedy="g++ 11 or newer is needed; without this library gradients are computed all the same",
+                    remedy="install g++ 11 or newer; without this library Python computes the gradients",
                 )
             owned.keep(fresh, library, library.with_suffix(".sha256"))
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise BuildFailed(
             f"{FILE.name} could not be compiled: {exc}",
             cause="no_compiler",
-            remedy="install g++ (apt-get install g++); without this library gradients are computed all the same",
+            remedy="install g++ (apt-get install g++); without this library Python computes the gradients",
         ) from exc
     return library
 

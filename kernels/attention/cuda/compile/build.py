@@ -126,7 +126,7 @@ def build_all(
     """Every entry, in order: those not in the cache are dealt out to `workers` compilers. Raises `BuildFailed`."""
     chip = chip_of(target.capability)
     if chip is None:
-        raise BuildFailed(f"no kernels for {target.name}: the oldest chip is sm_75")
+        raise BuildFailed(f"no kernels for {target.name}: they need sm_75 or newer")
     built = {entry.name: one for entry in entries if (one := from_cache(entry, target, compiler, cache, chip))}
     missing = [entry for entry in entries if entry.name not in built]
     workers = max(1, min(workers or os.cpu_count() or 1, len(missing)))

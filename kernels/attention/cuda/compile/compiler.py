@@ -124,12 +124,13 @@ class Nvrtc:
         except subprocess.TimeoutExpired as exc:
             raise BuildFailed(f"NVRTC took more than {COMPILE_TIMEOUT_S:.0f} s for {target.name}") from exc
         if done.returncode:
-            raise BuildFailed(f"NVRTC {self.version} died (exit code {done.returncode}): {done.stderr.strip()[-500:]}")
+            words = f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+            raise BuildFailed(f"NVRTC {self.version} ended with {words}")
         compiled = []
         for answer in json.loads(done.stdout):
             if answer["code"] or not answer["image"]:
                 words = f"error {answer['code']}\n{answer['log'].strip()}"
-                raise BuildFailed(f"NVRTC {self.version} refused the source for {target.name}: {words}")
+                raise BuildFailed(f"NVRTC {self.version} could not compile the source for {target.name}: {words}")
             compiled.append(Compiled(base64.b64decode(answer["image"]), answer["log"], answer["seconds"]))
         return compiled
 
@@ -175,7 +176,7 @@ class Nvcc:
                 raise BuildFailed(f"nvcc took more than {COMPILE_TIMEOUT_S:.0f} s for {target.name}") from exc
             log = done.stdout + done.stderr
             if done.returncode:
-                raise BuildFailed(f"nvcc {self.version} refused the source for {target.name}:\n{log.strip()}")
+                raise BuildFailed(f"nvcc {self.version} could not compile the source for {target.name}:\n{log.strip()}")
             image = (folder / f"kernel.{kind}").read_bytes()
         # The driver wants PTX as a C string; NVRTC's ends in NUL, nvcc's file does not.
         return Compiled(image + b"\0" if target.is_ptx else image, log, time.perf_counter() - started)
@@ -209,5 +210,5 @@ def find_compiler(prefer: str | None = None) -> Compiler:
         nvcc = shutil.which("nvcc") or next((str(p) for p in Path("/usr/local").glob("cuda*/bin/nvcc")), None)
         if nvcc and (shutil.which("gcc") or shutil.which("cc")):
             return Nvcc(Path(nvcc))
-        tried.append("nvcc needs a C++ compiler, and there is none" if nvcc else "no nvcc on PATH")
+        tried.append("nvcc needs a C++ compiler, and there is no gcc or cc on PATH" if nvcc else "no nvcc on PATH")
     raise BuildFailed(f"no CUDA compiler: {'; '.join(tried)}", cause="no_compiler", remedy=NO_COMPILER_REMEDY)

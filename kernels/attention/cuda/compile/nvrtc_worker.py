@@ -40,7 +40,7 @@ def compile_one(library: ctypes.CDLL, source: str, job: dict[str, Any]) -> dict[
     program = ctypes.c_void_p()
     code = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", len(headers), texts, names)
     if code:
-        return {"code": code, "log": "could not start a program", "image": "", "seconds": 0.0}
+        return {"code": code, "log": "NVRTC could not create a program", "image": "", "seconds": 0.0}
     code = library.nvrtcCompileProgram(program, len(options), given)
     log = result(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
     image = b"" if code else result(library, program, job["kind"])

@@ -28,7 +28,7 @@ def refuse_strange(tensors: Mapping[str, torch.Tensor]) -> None:
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}: q, k and v must be tensors")
         if is_transformed(x):
-            raise Unsupported(f"{name} is inside torch.func.vmap, grad or jvp, which these kernels cannot see through")
+            raise Unsupported(f"{name} is inside torch.func.vmap, grad or jvp, which these kernels do not support")
         if x.layout != torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
             raise Unsupported(f"{name} must be a dense tensor, not a {kind} one")
@@ -46,8 +46,8 @@ def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
     wants = wanting(tensors)
     if wants:
         raise Unsupported(
-            f"{', '.join(wants)} want a gradient, and this has no backward pass (bound calls, out=, engine=, masks, "
-            "paged caches, second derivatives): detach them, or call this under torch.no_grad()"
+            f"there is no gradient of {', '.join(wants)}: bound calls, out=, engine=, masks, paged caches and second "
+            "derivatives have no backward pass. Detach the tensors, or call this under torch.no_grad()"
         )
     refuse_tangents(tensors)
 
@@ -69,7 +69,8 @@ def plain(x: torch.Tensor) -> torch.Tensor:
     if type(x) in PLAIN_TYPES:
         return x
     if type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        raise Unsupported(f"the memory of a {type(x).__name__} is not its own to write or to read")
+        words = "computes its operators itself, so its memory may not hold its elements"
+        raise Unsupported(f"a {type(x).__name__} {words}: pass a plain torch.Tensor")
     with torch._C.DisableTorchFunctionSubclass():
         return x.as_subclass(torch.Tensor)
 
@@ -80,7 +81,7 @@ def refuse_overlaps(out: torch.Tensor, others: Mapping[str, torch.Tensor]) -> No
         raise Unsupported(f"elements of out share memory: sizes {tuple(out.shape)}, strides {out.stride()}")
     for name, x in others.items():
         if x.numel() and out.numel() and may_share(out, x):
-            raise Unsupported(f"out and {name} share memory: blocks that still read it would find results")
+            raise Unsupported(f"out and {name} share memory, so results would overwrite inputs: pass another out")
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

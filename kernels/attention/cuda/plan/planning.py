@@ -167,7 +167,7 @@ def refusal(chip: Chip, dtype: str, head_dim: int) -> str | None:
     if dtype not in chip.dtypes:
         return f"{chip.name} chips have no {dtype} tensor cores"
     if not 1 <= head_dim <= MAX_HEAD_DIM:
-        return f"the CUDA kernel has head dimensions 1 to {MAX_HEAD_DIM}, not {head_dim}"
+        return f"the CUDA kernel supports head dimensions 1 to {MAX_HEAD_DIM}, not {head_dim}"
     return None
 
 
@@ -248,7 +248,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
     section = section_for(problem, machine.l2_bytes) if problem.causal else all_heads
     blocks = -(-all_heads // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
-        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+        raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
     if splits is None:
         splits = splits_for(all_heads * row_tiles, machine.sm_count, blocks_per_sm(kernel, chip), tiles)
     per_split = -(-tiles // max(1, min(splits, tiles)))

@@ -10,6 +10,7 @@ from kernels.attention.cuda.plan.planning import Layout, Lengths, Mask, Problem
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
 Window = tuple[int | None, int | None]
+WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or None for no limit"
 
 
 def layout(tensor: torch.Tensor, name: str) -> Layout:
@@ -92,7 +93,7 @@ def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Te
     if any(tensor.device != q.device for tensor in (q, k, v, out)):
         raise Unsupported("q, k, v and out must be on one device")
     if alignment not in ALIGNMENTS:
-        raise ValueError(f"causal_alignment is one of {', '.join(ALIGNMENTS)}, not {alignment!r}")
+        raise ValueError(f"causal_alignment must be one of {', '.join(ALIGNMENTS)}, not {alignment!r}")
 
 
 def window_of(window: object) -> Window | None:
@@ -101,7 +102,7 @@ def window_of(window: object) -> Window | None:
         return None
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or not all(side is None or (isinstance(side, int) and side is not True) for side in sides):
-        raise TypeError(f"window is (left, right), each a count of keys, or -1 or None for all; not {window!r}")
+        raise TypeError(f"{WINDOW_RULE}, not {window!r}")
     return sides[0], sides[1]
 
 
@@ -109,7 +110,7 @@ def longest_of(name: str, longest: object) -> int:
     """The longest of some sequences, a hint to the plan. Raises TypeError or ValueError."""
     if not isinstance(longest, int):
         kind = type(longest).__name__
-        raise TypeError(f"{name} must be an int, not a {kind}: it chooses kernels on the host, so nothing waits for it")
+        raise TypeError(f"{name} must be an int, not a {kind}: the host chooses kernels by it, and waits for no tensor")
     if longest < 0:
         raise ValueError(f"{name} must not be negative, and is {longest}")
     return longest
@@ -123,7 +124,7 @@ def limits(causal: bool, window: Window | None, shift: int) -> tuple[int | None,
     """
     left, right = (None if side == -1 else side for side in window or (None, None))
     if (left or 0) < 0 or (right or 0) < 0:
-        raise ValueError(f"window is (left, right), each a count of keys, or -1 or None for all; not {window}")
+        raise ValueError(f"{WINDOW_RULE}, not {window}")
     if causal:
         right = 0
     far = 2**30 - 1
@@ -133,7 +134,7 @@ def limits(causal: bool, window: Window | None, shift: int) -> tuple[int | None,
 def mask_of(mask: torch.Tensor, shape: tuple[int, int, int, int], q: torch.Tensor) -> Mask:
     """A mask's layout, broadcast to [B, H, S_q, S_k] without a copy. Raises `Unsupported` or ValueError."""
     if mask.dtype not in (torch.bool, torch.float32, q.dtype):
-        raise Unsupported(f"a mask is boolean, float32 or {q.dtype} like q, not {mask.dtype}")
+        raise Unsupported(f"a mask must be boolean, float32 or {q.dtype} like q, not {mask.dtype}")
     if mask.device != q.device:
         raise Unsupported("the mask must be on the device of q")
     try:

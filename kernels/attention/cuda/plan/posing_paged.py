@@ -26,7 +26,7 @@ MOST_KEYS = 2**30 - 1
 
 def check_paged_shapes(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, packed: bool) -> None:
     """Raises ValueError where sizes contradict each other, `Unsupported` for those that fit and have no kernel."""
-    rank, wanted = (3, "[total_q, H, D], as cu_seqlens_q is given") if packed else (4, "[B, S_q, H, D]")
+    rank, wanted = (3, "[total_q, H, D], because cu_seqlens_q is given") if packed else (4, "[B, S_q, H, D]")
     if q.dim() != rank:
         raise ValueError(f"q must be {wanted}; it has {q.dim()} dimensions")
     if not (k_cache.dim() == v_cache.dim() == 4):
@@ -73,7 +73,7 @@ def check_table(q: torch.Tensor, given: Mapping[str, torch.Tensor]) -> int:
     if not (batch == lengths.shape[0] == of_q):
         source = "q" if starts is None else "cu_seqlens_q"
         raise ValueError(
-            f"block_table has {batch} sequences, seqused_k {lengths.shape[0]} and {source} {of_q}: they must be as many"
+            f"block_table has {batch} sequences, seqused_k {lengths.shape[0]} and {source} {of_q}: they must be equal"
         )
     return batch
 

@@ -44,7 +44,7 @@ class Engine:
         self.target = target or Target.native(major * 10 + minor)
         chip = chip_of(self.target.capability)
         if chip is None:
-            raise Unsupported(f"no kernels for compute capability {major}.{minor}: the oldest is 7.5")
+            raise Unsupported(f"no kernels for compute capability {major}.{minor}: they need 7.5 or newer")
         if self.target.capability > major * 10 + minor:
             raise Unsupported(f"a device of compute capability {major}.{minor} cannot run {self.target.name}")
         self.chip: Chip = chip
@@ -113,7 +113,7 @@ class Engine:
         except CudaError as exc:
             raise BuildFailed(str(exc), remedy="a cubin must be built for the device's own architecture") from exc
         if function.local_bytes and not self.target.is_ptx:  # PTX is given registers by the driver, for another chip
-            raise BuildFailed(f"{entry.name} spills {function.local_bytes} bytes a thread once loaded")
+            raise BuildFailed(f"{entry.name} spills {function.local_bytes} bytes per thread after loading")
         self.built[entry.name], self.functions[entry.name] = built, function
 
 

@@ -219,7 +219,7 @@ def parse(text: str) -> Costs:
     """Return the prices in the text of a file. Raises ValueError if its schema or its terms are others."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA or tuple(found["terms"]) != TERMS:
-        raise ValueError(f"prices of schema {SCHEMA} for {', '.join(TERMS)} are wanted")
+        raise ValueError(f"the prices must have schema {SCHEMA} and the terms {', '.join(TERMS)}")
     return Costs(found["about"], {kind: tuple(prices) for kind, prices in found["prices"].items()})
 
 

@@ -133,16 +133,18 @@ class DecodeLaunch:
 def why_not(problem: Problem) -> str | None:
     """Return why decoding cannot compute a problem; None if it can."""
     if not problem.is_vector:
-        return "decoding needs rows that start on 16-byte boundaries"
+        return "decoding needs a head dimension that is a multiple of 8, and rows that start on 16-byte boundaries"
     if problem.mask is not None:
-        return "decoding has no masks"
+        return "decoding does not support masks"
     if problem.sign != 1:
-        return "decoding has no scales that are not positive"
+        return "decoding needs a positive scale"
     rows = problem.seq_q * problem.group
     if rows > MOST_ROWS:
-        return f"{problem.seq_q} queries of {problem.group} heads are {rows} packed rows, more than {MOST_ROWS}"
+        return (
+            f"{problem.seq_q} queries times {problem.group} heads per head of K are {rows} rows, more than {MOST_ROWS}"
+        )
     if problem.batch * problem.kv_heads * rows >= 2**31:
-        return "there are more items than a grid can have"
+        return "decoding needs fewer than 2^31 rows in the whole batch"
     return None
 
 

@@ -102,7 +102,9 @@ def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Co
     knows, for which there is no estimate."""
     unknown = problem.lengths is not None or problem.pages is not None
     made = None if costs is None or unknown else costs.cheapest(found, problem, machine)
-    return None if made is None else (made[0], f"about {made[1]:.3g} us by its tiles, keys and bytes: the least of all")
+    if made is None:
+        return None
+    return made[0], f"about {made[1]:.3g} us, the smallest of the estimates from tiles, keys and bytes"
 
 
 def by_table(
@@ -144,4 +146,4 @@ def by_rule(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[W
     one_pass = next((way for name in small.PREFERRED for way in found if way.name == name), None)
     if one_pass is not None and problem.batch * problem.heads * problem.seq_q <= small.FEW_ROWS:
         return one_pass, "few keys and few rows: one pass over all keys, with every load under way at once"
-    return found[0], "the first that computes it"
+    return found[0], "the first way that computes this problem"

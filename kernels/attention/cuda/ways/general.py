@@ -161,7 +161,7 @@ def plan_general(
     section = max(1, section_for(problem, machine.l2_bytes) // pack)
     blocks = -(-packs // section) * section * row_tiles
     if blocks > MAX_BLOCKS:
-        raise Unsupported(f"{blocks} blocks are more than a grid can have")
+        raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
     tiles = -(-visible_keys(problem, -(-tile.rows // pack)) // tile.keys)
     if splits is None:
         slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)

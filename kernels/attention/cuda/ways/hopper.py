@@ -72,16 +72,22 @@ def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
 def refusal(problem: Problem, machine: Machine) -> str | None:
     """Return why no kernel of this module computes the problem; None if one does."""
     if not machine.hopper:
-        return "this device, or what is compiled for, has no tensor copies and no wgmma"
+        return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
     if problem.sign != 1:
-        return "no scales that are not positive"
+        return "the scale must be positive"
     if problem.pages is not None and not follows(problem):
-        return "keys in pages of a multiple of 16 keys, head dimensions to 128, and queries that follow each other"
+        return (
+            f"with keys in pages, it needs at least {LEAST_ROWS_OVER_PAGES} queries without gaps between sequences, "
+            f"a page size that is a multiple of {LEAST_PIECE}, and a head dimension of at most {max(PAGED_SHAPES)}"
+        )
     if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
-        return "head dimensions up to 256, rows that begin on 16 bytes"
+        return (
+            f"needs float16 or bfloat16, a head dimension that is a multiple of 8 and at most {HEAD_DIMS[-1]}, "
+            "and rows that start on 16-byte boundaries"
+        )
     if problem.mask is not None and not (is_one_row(problem.mask) or shapes_for(problem, widths(problem.head_dim)[0])):
-        begin = "16 bytes (8 if boolean)" if problem.head_dim <= HEAD_DIMS[-2] else "16 bytes"
-        return f"a mask's rows must be contiguous, begin on {begin} and have a multiple of 8 keys"
+        boundary = "16-byte (boolean: 8-byte)" if problem.head_dim <= HEAD_DIMS[-2] else "16-byte"
+        return f"a mask's rows must be contiguous, start on {boundary} boundaries and have a multiple of 8 keys"
     if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
         return "a tensor map cannot describe these strides"
     return None

@@ -144,7 +144,7 @@ def parse(text: str) -> Table:
     """Return the table in the text of a file. Raises ValueError if it has another schema."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA:
-        raise ValueError(f"a table of schema {SCHEMA} is wanted, not of {found.get('schema')!r}")
+        raise ValueError(f"the table must have schema {SCHEMA}, not {found.get('schema')!r}")
     names = Key.__slots__
     cells = (
         Choice(Key(**{name: row[name] for name in names}), row["way"], row["behind"], row["us"], row["at"])
