@@ -1,9 +1,11 @@
-// Attention with gradients as a function of autograd in C++: what `direct.py` does, without Python once a plan is known.
+// Attention with gradients as a function of autograd in C++. It does the same as `direct.py`, but once a plan exists it
+// does not run Python.
 //
-// A plan is a pass bound by Python for one likeness of tensors, made of numbers alone: what each launch is given, and
-// where in it which address goes. Calls copy it, so a plan serves many threads. Whatever it does not serve (another
-// stream, a capture, a tensor off its boundary) is answered by Python, to which everything unusual goes.
-#define AT_PER_OPERATOR_HEADERS  // of the operators named below, and not of all
+// Python makes a plan for tensors of one type, device, shape and strides. A plan consists of numbers only: the
+// arguments of each launch, and the places in them where addresses are written. Each call works on a copy of the
+// arguments, so several threads can use one plan. Where a plan cannot be used (another stream, a graph capture, or a
+// tensor that does not start on its boundary), Python makes the call.
+#define AT_PER_OPERATOR_HEADERS  // include the headers of the operators below, not those of all operators
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -37,9 +39,9 @@ struct Config {  // CUlaunchConfig
 };
 constexpr int PROGRAMMATIC = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 constexpr int MAX_ARGUMENTS = 8, MAX_ADDRESSES = 12, ALIGNMENT = 16, MAP_ALIGNMENT = 64;
-constexpr size_t MAX_BYTES = 4096;  // of all arguments of a pass
+constexpr size_t MAX_BYTES = 4096;  // the most that all arguments of a pass may take
 
-// The functions of the driver and of PyTorch that a launch needs, by their addresses.
+// The functions of the driver and of PyTorch that a launch needs. Python passes their addresses to `use`.
 struct Host {
   int (*launch)(const Config*, void*, void**, void**);
   int (*replace)(void*, void*);
@@ -49,6 +51,7 @@ struct Host {
 };
 Host host;
 
+// The properties of a tensor that another one must share so that the same plan can be used for it.
 struct Likeness {
   explicit Likeness(const Tensor& x)
       : keys(x.key_set()), type(x.dtype()), device(x.device()), sizes(x.sizes().vec()), strides(x.strides().vec()) {}
@@ -62,7 +65,7 @@ struct Likeness {
   std::vector<int64_t> sizes, strides;
 };
 
-// Numbers in a row, read one after the other.
+// Reads a list of numbers from the first to the last.
 struct Reader {
   const std::vector<int64_t>& words;
   size_t next = 0;
@@ -72,6 +75,7 @@ struct Reader {
   }
 };
 
+// The launches of a forward or backward pass, read from the numbers that Python wrote.
 struct Pass {
   struct Write {
     int64_t offset, source, more;
@@ -123,7 +127,7 @@ struct Pass {
     TORCH_CHECK(from.next == words.size(), "a plan ends too late");
   }
 
-  // Whether it may be launched now; then `current` is the stream.
+  // Whether the pass can be launched now. If it can, `current` is set to the current stream.
   bool serves(void** current) const {
     void* now = nullptr;
     if (host.context(&now) != 0 || now != context || host.stream(device, current) != 0) return false;
@@ -132,7 +136,8 @@ struct Pass {
     return *current == stream && host.capturing(*current, &capturing) == 0 && capturing == 0;
   }
 
-  // The driver's code. `addresses`: of the pass's tensors, and of its workspace behind them.
+  // Launches the pass and returns the driver's code, 0 for success. `addresses` has the addresses of the pass's
+  // tensors, followed by that of its workspace if it has one.
   int launch(const uint64_t* addresses, void* current) const {
     alignas(MAP_ALIGNMENT) unsigned char own[MAX_BYTES];
     std::memcpy(own, bytes.data(), bytes.size());
@@ -171,13 +176,14 @@ struct Pass {
 
 uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.data_ptr()); }
 
-// A backward pass for tensors like those that it was learned of: q, k, v, what else the call has, out, lse, dout.
+// A backward pass for tensors with the properties of those in `given`: q, k, v, a mask or the starts of sequences if
+// the call has them, out, lse, dout.
 struct Backward {
   Backward(const std::vector<int64_t>& words, const std::vector<Tensor>& given, bool deterministic)
       : pass(words), deterministic(deterministic) {
     for (const auto& x : given) likes.emplace_back(x);
   }
-  // dQ, dK and dV; nothing if it does not serve these.
+  // Returns dQ, dK and dV, or an empty list if this pass cannot be used for these tensors.
   variable_list run(const variable_list& saved, const Tensor& dout) const {
     void* current = nullptr;
     if (at::globalContext().deterministicAlgorithms() != deterministic || !pass.serves(&current)) return {};
@@ -206,7 +212,7 @@ struct Backward {
   std::vector<Likeness> likes;
 };
 
-// Calls of one likeness; their backward pass once it has been learned.
+// The plan for calls with tensors of the same properties. `backward` is set when Python has first made that pass.
 struct Plan : torch::CustomClassHolder {
   Plan(int64_t number, const std::vector<int64_t>& words, bool pair, int64_t missed, int64_t longest_q,
        int64_t longest_k, bool causal, double scale, std::string alignment, int64_t left, int64_t right)
@@ -218,8 +224,8 @@ struct Plan : torch::CustomClassHolder {
   int64_t number;
   Pass pass;
   bool pair;
-  int64_t missed;  // the bytes by which a mask misses its boundary; -1 where there is none
-  int64_t longest_q, longest_k;  // -1 where sequences are not packed
+  int64_t missed;  // the address of the mask modulo 16; -1 if there is no mask
+  int64_t longest_q, longest_k;  // -1 if sequences are not packed
   bool causal;
   double scale;
   std::string alignment;
@@ -229,15 +235,17 @@ struct Plan : torch::CustomClassHolder {
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
-// Whether somebody must see an operator: a mode, a subclass, or a second derivative, which it refuses.
+// Whether the backward pass must be called as an operator, so that it is seen by a dispatch mode, a tensor subclass, or
+// autograd (for a second derivative, which the operator refuses).
 bool is_watched(const Tensor& dout) {
   return at::GradMode::is_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
          dout.key_set().has(c10::DispatchKey::Python);
 }
 
-// The operator, for whoever watches; else Python's way, which tells the plan how to do it next time.
+// The backward pass through Python: as the operator if it must be seen, else as `learning_backward`, which also stores
+// the pass in the plan for the next call.
 variable_list by_python(const Plan& plan, const variable_list& saved, const Tensor& dout, const Tensor& dlse) {
-  const size_t end = saved.size() - 2;  // of the tensors that the call was given
+  const size_t end = saved.size() - 2;  // the number of tensors that the call was given
   const auto &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[end], &lse = saved[end + 1];
   const auto slope = dlse.defined() ? std::optional<Tensor>(dlse) : std::nullopt;
   const auto a = end > 3 ? std::optional<Tensor>(saved[3]) : std::nullopt;
@@ -276,10 +284,10 @@ variable_list by_python(const Plan& plan, const variable_list& saved, const Tens
   return {std::get<0>(made), std::get<1>(made), std::get<2>(made)};
 }
 
-// A launch that the driver refused: Python makes it again, and says what is wrong.
+// The driver refused a launch. Python then repeats the call and reports the error.
 struct Refused {};
 
-using Extra = std::optional<Tensor>;  // a mask, or where sequences begin: in Q, and in K
+using Extra = std::optional<Tensor>;  // a mask; or the starts of the sequences, one tensor for Q and one for K
 
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a,
@@ -319,7 +327,7 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 };
 
-// The output, or output and log-sum-exps; undefined where the plan does not serve these tensors now.
+// Returns the output, or the output and the log-sum-exps. They are undefined tensors if the plan cannot be used now.
 variable_list attend(const Tensor& q, const Tensor& k, const Tensor& v, const Extra& a, const Extra& b, int64_t at) {
   const auto plan = c10::intrusive_ptr<Plan>::reclaim_copy(reinterpret_cast<Plan*>(at));
   void* current = nullptr;
@@ -344,7 +352,7 @@ std::tuple<Tensor, Tensor> pair(const Tensor& q, const Tensor& k, const Tensor& 
   return {made[0], made[1]};
 }
 
-// The functions of `Host`, in its order.
+// Sets the functions of `Host`, given in the order of its members.
 void use(at::IntArrayRef functions) {
   TORCH_CHECK(functions.size() == sizeof(Host) / 8, "five functions");
   std::memcpy(&host, functions.data(), sizeof(Host));
@@ -362,7 +370,8 @@ TORCH_LIBRARY(spotbench_host, library) {
       "Tensor? a, Tensor? b, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, "
       "int right) -> (Tensor, Tensor, Tensor)");
   library.def("use(int[] functions) -> ()", &use);
-  // A plan by its address, for whoever keeps it alive: an object costs its check in Python, as much as the rest.
+  // These take the address of a plan that the caller keeps alive. To pass the object itself would cost as much again as
+  // the rest of the call, because its type is checked in Python.
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, int plan) -> Tensor", &attention);
   library.def("pair(Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, int plan) -> (Tensor, Tensor)", &pair);
 }
