@@ -30,13 +30,13 @@ struct DecodeConfig {
   static constexpr int RING_BYTES = STAGES * 2 * TILE_BYTES;  // of a warp
   static constexpr int MOST_SPLITS = 128;
 
-  static_assert(D == 64 || D == 128 || D == 256, "a row is 8, 16 or 32 chunks");
-  static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "tiles are made of 16-key fragments");
-  static_assert(!PAGED || KEYS == 16 || KEYS == 32, "a lane knows the page of one key of a tile");
-  static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run tiles ahead");
-  static_assert(BM * D * 4 <= RING_BYTES, "a warp's part of the output takes the place of its ring");
-  static_assert((WARPS + 1) * BM * 8 <= Q_BYTES, "the rows' sums take the place of Q");
-  static_assert(BM * MOST_SPLITS * 4 <= WARPS * RING_BYTES, "the parts' weights take the place of the rings");
+  static_assert(D == 64 || D == 128 || D == 256, "D must be 64, 128 or 256");
+  static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "KEYS must be a multiple of 16 and of the rows of a pass");
+  static_assert(!PAGED || KEYS == 16 || KEYS == 32, "with pages, KEYS must be 16 or 32: a lane looks up the page of one key");
+  static_assert(STAGES == 1 || ASYNC, "more than one stage needs asynchronous copies (sm_80 or newer)");
+  static_assert(BM * D * 4 <= RING_BYTES, "a warp's part of the output must fit into its ring");
+  static_assert((WARPS + 1) * BM * 8 <= Q_BYTES, "the sums of the rows must fit into the memory of Q");
+  static_assert(BM * MOST_SPLITS * 4 <= WARPS * RING_BYTES, "the weights of the parts must fit into the memory of the rings");
 };
 
 template <class C>

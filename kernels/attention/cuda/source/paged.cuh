@@ -27,7 +27,7 @@ template <class C, bool BOUNDED>
 DEVICE void copy_paged_tile(const AttentionParams& p, const Scope& s, u32 first, const char* first_page, i64 page_stride,
                             u32 row_stride, int n, const Share& share) {
   constexpr int AT_ONCE = C::PASSES < 8 ? C::PASSES : 8;
-  static_assert(C::PASSES % AT_ONCE == 0, "");
+  static_assert(C::PASSES % AT_ONCE == 0, "the passes must be a multiple of those at once");
 #pragma unroll
   for (int pass = 0; pass < C::PASSES; pass += AT_ONCE) {
     const int key = n * C::BN + share.row0 + pass * C::ROWS_PER_PASS;

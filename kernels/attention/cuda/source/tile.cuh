@@ -46,9 +46,9 @@ struct Config {
   static constexpr int Q_BYTES = BM * ROW_BYTES, TILE_BYTES = BN * ROW_BYTES;
   static constexpr int PASSES = BN / ROWS_PER_PASS;
 
-  static_assert(BM % (WARPS * 16) == 0 && BN % 16 == 0 && D % 64 == 0, "tiles are made of 16x16 fragments and 128-byte rows");
-  static_assert(THREADS % CHUNKS == 0 && BM % ROWS_PER_PASS == 0 && BN % ROWS_PER_PASS == 0, "all threads copy equally much");
-  static_assert(STAGES == 1 || ASYNC, "only asynchronous copies can run a tile ahead");
+  static_assert(BM % (WARPS * 16) == 0 && BN % 16 == 0 && D % 64 == 0, "BM must be a multiple of 16 WARPS, BN of 16, D of 64");
+  static_assert(THREADS % CHUNKS == 0 && BM % ROWS_PER_PASS == 0 && BN % ROWS_PER_PASS == 0, "a pass must divide all tiles");
+  static_assert(STAGES == 1 || ASYNC, "more than one stage needs asynchronous copies (sm_80 or newer)");
 };
 
 // The byte offset of a 16-byte chunk in a tile. The low three bits of the chunk's index are XORed with those of the row, so
@@ -78,7 +78,7 @@ DEVICE Share share_of_thread(int thread, int head_dim) {
 // eight rows, which does not change the swizzle, except where rows are so long that a pass has only four.
 template <class C>
 DEVICE u32 chunk_of_pass(u32 first, int i) {
-  static_assert(C::ROWS_PER_PASS % 4 == 0, "");
+  static_assert(C::ROWS_PER_PASS % 4 == 0, "a pass must copy a multiple of 4 rows");
   return (C::ROWS_PER_PASS % 8 != 0 && (i & 1) ? first ^ 64 : first) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
 }
 

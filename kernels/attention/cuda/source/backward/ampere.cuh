@@ -27,9 +27,9 @@ struct Ampere {
   static constexpr int WEIGHTS = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = WEIGHTS + (SHARES ? SLOPE_BYTES : 0);
   static constexpr int DELTA = SHIFT + STAGES * STAT_BYTES, BYTES = DELTA + STAGES * STAT_BYTES;
   typedef AmpereSums<T, D, QUERIES, WARPS> Sums;
-  static_assert(KEYS % WARP_KEYS == 0 && WARPS % KEY_WARPS == 0 && PART % 16 == 0 && OUT % 4 == 0, "made of 16x16 fragments");
-  static_assert(KEYS % ROWS_PER_PASS == 0 && QUERIES % ROWS_PER_PASS == 0, "all threads copy equally much");
-  static_assert(SLOPES <= STAGES && !(SHARES && SLOPES > 1), "dQ of the tile before is made while the next one is there");
+  static_assert(KEYS % WARP_KEYS == 0 && WARPS % KEY_WARPS == 0 && PART % 16 == 0 && OUT % 4 == 0, "sizes must fit 16x16 fragments");
+  static_assert(KEYS % ROWS_PER_PASS == 0 && QUERIES % ROWS_PER_PASS == 0, "a pass of copies must divide both tiles");
+  static_assert(SLOPES <= STAGES && !(SHARES && SLOPES > 1), "at most STAGES slopes, and one if warps share P");
 };
 
 template <class C>

@@ -32,7 +32,7 @@ struct AmpereSums {
   static constexpr int FRAGMENTS = QUERIES / 32 * (D / 32) < WARPS ? 1 : 2, ROWS = FRAGMENTS * 16;
   static constexpr int ROW_WARPS = QUERIES / ROWS, COLUMN_WARPS = WARPS / ROW_WARPS, COLUMNS = D / COLUMN_WARPS;
   static constexpr int UNITS = COLUMNS / 8, WARP_FLOATS = FRAGMENTS * UNITS * 128;
-  static_assert(WARPS % ROW_WARPS == 0 && UNITS % 4 == 0, "a lane writes 16 bytes, gathered from four units");
+  static_assert(WARPS % ROW_WARPS == 0 && UNITS % 4 == 0, "a lane writes four units, so UNITS must be a multiple of 4");
 
   DEVICE_MEMBER static int row(int warp) { return warp % ROW_WARPS * ROWS; }
   DEVICE_MEMBER static int column(int warp) { return warp / ROW_WARPS * COLUMNS; }

@@ -30,7 +30,7 @@ struct BackwardFew {
   static constexpr int BYTES = WAITS + BARRIERS * 8;
   static constexpr int READERS = IN_TURN ? 4 : 8, BOTH = 1, PAIR_THREADS = 256;
   static constexpr int MOVER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-  static_assert(2 * KEPT_BYTES <= STAGES * STAGE_BYTES, "results are exchanged where tiles were");
+  static_assert(2 * KEPT_BYTES <= STAGES * STAGE_BYTES, "the results must fit into the memory of the tiles");
 };
 
 template <class C>

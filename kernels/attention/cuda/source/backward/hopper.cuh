@@ -30,7 +30,7 @@ struct Backward {
   static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries per chunk
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
-  static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "a warpgroup's share of dQ is 64 x 64");
+  static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "each warpgroup must have a 64 x 64 share of dQ");
   // Offsets in shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;

@@ -18,9 +18,9 @@ struct BackwardSmall {
   static constexpr int ROW_BYTES = D * 2, CHUNKS = D / 8, ROWS_PER_PASS = THREADS / CHUNKS;
   static constexpr int KQ = D / 16, NS = COLUMNS / 8, KV = COLUMNS / 16, NOUT = D / 8;
   static constexpr int KEPT_BYTES = ROWS * ROW_BYTES, TILE_BYTES = TILE * ROW_BYTES;
-  static_assert(STAGES >= 2 && COLUMNS % 16 == 0 && D % 64 == 0, "tiles are made of 16x16 fragments and 128-byte rows");
-  static_assert(ROWS % ROWS_PER_PASS == 0 && TILE % ROWS_PER_PASS == 0, "all threads copy equally much");
-  static_assert(ROWS_PER_PASS % 8 == 0 && CHUNKS <= 32, "a row's chunks are copied by neighbouring lanes");
+  static_assert(STAGES >= 2 && COLUMNS % 16 == 0 && D % 64 == 0, "two stages at least, COLUMNS a multiple of 16, D of 64");
+  static_assert(ROWS % ROWS_PER_PASS == 0 && TILE % ROWS_PER_PASS == 0, "a pass of copies must divide both tiles");
+  static_assert(ROWS_PER_PASS % 8 == 0 && CHUNKS <= 32, "a pass must have a multiple of 8 rows, and a row at most 32 chunks");
 };
 
 // A block of one of the roles. If KEYS, it keeps K and V, and tiles of Q, dout and out come in; else it keeps Q, dout and out,

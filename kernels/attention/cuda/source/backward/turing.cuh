@@ -24,8 +24,8 @@ struct Turing {
   static constexpr int K = 0, Q = K + K_BYTES, DOUT = Q + Q_BYTES, SLOPE = DOUT + Q_BYTES, WEIGHTS = SLOPE + SLOPE_BYTES;
   static constexpr int BYTES = WEIGHTS + (SHARES ? SLOPE_BYTES : 0);
   typedef AmpereSums<T, D, QUERIES, WARPS> Sums;
-  static_assert(KEYS % WARP_KEYS == 0 && WARPS % KEY_WARPS == 0 && PART % 16 == 0 && OUT % 4 == 0, "made of 16x16 fragments");
-  static_assert(KEYS % ROWS_PER_PASS == 0 && QUERIES % ROWS_PER_PASS == 0, "all threads copy equally much");
+  static_assert(KEYS % WARP_KEYS == 0 && WARPS % KEY_WARPS == 0 && PART % 16 == 0 && OUT % 4 == 0, "sizes must fit 16x16 fragments");
+  static_assert(KEYS % ROWS_PER_PASS == 0 && QUERIES % ROWS_PER_PASS == 0, "a pass of copies must divide both tiles");
 };
 
 template <class C>

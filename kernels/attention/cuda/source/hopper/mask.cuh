@@ -25,7 +25,7 @@ DEVICE Chunk across_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
 template <class M, int KEYS>
 struct MaskTile {
   static constexpr int GROUPS = KEYS / 32, WORDS = 2 * M::BYTES;  // a lane's eight columns of a group
-  static_assert(M::BYTES == 0 || KEYS % 32 == 0, "a quad fetches 32 columns");
+  static_assert(M::BYTES == 0 || KEYS % 32 == 0, "KEYS must be a multiple of 32: a quad fetches 32 columns");
   u32 words[2][GROUPS][WORDS];
 
   // Loads the mask. `row` has the addresses of the mask of both rows; columns from seq_k on become 0, and the problem's edge
@@ -55,7 +55,7 @@ struct MaskTile {
   // Brings the mask of a later tile to the L2 cache; the lanes of a quad divide the lines of its two rows among them.
   static __device__ __forceinline__ void bring(const char* const (&row)[2], int column, int lane) {
     constexpr int LINE = 128, LINES = (KEYS * M::BYTES + LINE - 1) / LINE;
-    static_assert(LINES <= 4, "a lane has a line");
+    static_assert(LINES <= 4, "a row of the mask has more lines than a quad has lanes");
     if ((lane & 3) < LINES)
 #pragma unroll
       for (int r = 0; r < 2; r++) prefetch_global(row[r] + (i64)column * M::BYTES + (lane & 3) * LINE);

@@ -31,18 +31,18 @@ struct Hopper {
   static constexpr bool HAS_TENSOR = MASK::BYTES > 0;  // a mask that is a tensor
   static constexpr bool PACKED = PACKED_;            // sequences of different lengths, which follow each other
   static constexpr bool PAGED = PAGED_;              // keys are in pages, which a table lists
-  static_assert(!PAGED || PACKED, "sequences of keys in pages have lengths of their own");
+  static_assert(!PAGED || PACKED, "keys in pages need packed sequences");
   static constexpr bool PAGES_AHEAD = PAGES_AHEAD_;  // a warp looks up the pages of the tile after the one that its lane 0 copies
-  static_assert(!PAGES_AHEAD || PAGED, "pages to look up");
+  static_assert(!PAGES_AHEAD || PAGED, "looking up pages ahead needs keys in pages");
   static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
-  static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "parts are shares of all keys up to a causal limit");
+  static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "split keys do not support left limits, packed sequences and masks");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
   // A block computes this many heads at the same time, which share a mask; each has half of the warpgroups. One tile of the
   // mask serves both.
   static constexpr int SHARERS = SHARERS_, WARPGROUPS_OF_HEAD = WARPGROUPS / SHARERS;
-  static_assert(SHARERS == 1 || (SHARERS == 2 && MASK_STAGES_ > 0 && !PACKED && !SPLIT), "heads that share a staged mask");
+  static_assert(SHARERS == 1 || (SHARERS == 2 && MASK_STAGES_ > 0 && !PACKED && !SPLIT), "two heads can share a staged mask");
   static constexpr int ROWS = WARPGROUPS_OF_HEAD * WARPGROUP_ROWS;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // one tensor copy moves 64 columns of each row
   static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
@@ -54,17 +54,17 @@ struct Hopper {
   // banks; therefore a copy is eight columns wider than the tile. The distance between rows of booleans is an odd multiple of
   // 16 bytes.
   static constexpr bool STAGED = MASK_STAGES_ > 0;
-  static_assert(!STAGED || (HAS_TENSOR && KEYS % 16 == 0), "a mask that is a tensor");
-  static_assert(MASK_STAGES_ != 1, "on a GPU a copy into the only place outran loads from it");
+  static_assert(!STAGED || (HAS_TENSOR && KEYS % 16 == 0), "a staged mask must be a tensor, and KEYS a multiple of 16");
+  static_assert(MASK_STAGES_ != 1, "a staged mask needs two places: on a GPU a copy into a single one overtook loads from it");
   static constexpr int MASK_PADDING = STAGED && MASK::BYTES == 1 ? (KEYS / 16 % 2 ? 0 : 16) : 8;
   // A mask that is the same for all rows comes as float32, one bias for each key. After the biases of a tile, eight words say
   // whether any of its keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
   static constexpr bool KEY_BIAS = BIAS_STAGES_ > 0;
-  static_assert(!KEY_BIAS || (HAS_TENSOR && !STAGED && !PACKED && !SPLIT), "a mask that is a tensor of one row");
+  static_assert(!KEY_BIAS || (HAS_TENSOR && !STAGED && !PACKED && !SPLIT), "biases need a mask that is not staged");
   static constexpr int BIAS_SEEN_WORDS = 8;
   static constexpr bool EDGE = RIGHT || !KEY_BIAS;  // some tiles hide keys at the right; biases hide those beyond the last key
   static constexpr int MASK_STAGES = STAGED ? MASK_STAGES_ : BIAS_STAGES_;
-  static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "a power of two");
+  static_assert((MASK_STAGES & (MASK_STAGES - 1)) == 0, "the number of places for masks must be a power of two");
   static constexpr int MASK_ROW_BYTES = (KEYS + MASK_PADDING) * (KEY_BIAS ? 4 : MASK::BYTES);
   static constexpr int MASK_TILE_BYTES = KEY_BIAS ? MASK_ROW_BYTES : ROWS * MASK_ROW_BYTES;
   static constexpr int BARRIERS = 2 + 4 * STAGES + 2 * MASK_STAGES;
@@ -79,7 +79,8 @@ struct Hopper {
   static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 || MASK_STAGES > 0 ? 32 : 24;
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
-  static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS, "");
+  static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS,
+                "the warpgroups ask for more registers than the block has");
   static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = D / 2;
 };
 

@@ -15,7 +15,7 @@ struct Exchange {
   static constexpr int UNIT_BYTES = LANES * 32, ROW_LANES = LANES / 4;  // the four lanes of a row share its state
   static constexpr int STATES = UNITS * PARTIES * UNIT_BYTES;
   static constexpr int BYTES = STATES + ROWS * PARTIES * ROW_LANES * 8;
-  static_assert(UNITS % OWN == 0 && OWN % OWN_PER_ROW == 0, "the units are shared out evenly");
+  static_assert(UNITS % OWN == 0 && OWN % OWN_PER_ROW == 0, "each party must get the same number of units");
 
   // Whether a party has units to finish. If there are more parties than units, some have none.
   DEVICE_MEMBER static bool finishes(int party) { return party * OWN < UNITS; }

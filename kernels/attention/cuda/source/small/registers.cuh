@@ -22,7 +22,7 @@ struct InRegisters {
   static constexpr int QUADS = D / 32;   // chunks of a row of Q or K that one lane loads
   static constexpr int OCTETS = D / 64;  // chunks of a row of V that one lane loads
   typedef ::Exchange<MI * 4 * OCTETS, 2 * OCTETS, WARPS, 32> Exchange;
-  static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && D % 64 == 0, "fragments are 16 by 16, a row of V is shared by eight lanes");
+  static_assert(ROWS % 16 == 0 && KEYS % 16 == 0 && D % 64 == 0, "ROWS and KEYS must be multiples of 16, D of 64");
 };
 
 // Combines the lower, or the upper, halves of two words into one word.

@@ -18,7 +18,7 @@ struct InShared {
   static constexpr int EXCHANGE_BYTES = ROW_WARPS * Exchange::BYTES;
   // Separate memory for the exchange saves one barrier, but must not prevent a second block on the SM.
   static constexpr bool OWN_PLACE = Q_BYTES + 2 * K_BYTES + EXCHANGE_BYTES <= 96 * 1024;
-  static_assert(KEYS % 16 == 0 && D % 64 == 0 && ROWS_PER_PASS % 8 == 0, "a pass of copies keeps its swizzle");
+  static_assert(KEYS % 16 == 0 && D % 64 == 0 && ROWS_PER_PASS % 8 == 0, "KEYS % 16, D % 64 and ROWS_PER_PASS % 8 must be 0");
 };
 
 // Byte offset of a 16-byte chunk in a tile, swizzled as in tile.cuh.

@@ -28,7 +28,7 @@ struct InWarpgroups {
   static constexpr int EXCHANGE_BYTES = KEY_GROUPS == 1 ? 0 : ROW_GROUPS * Exchange::BYTES;
   static constexpr int TILE_BYTES = ROW_GROUPS * Q_BYTES + 2 * BLOCKS * KV_BYTES;
   static constexpr bool OWN_PLACE = TILE_BYTES + EXCHANGE_BYTES <= 226 * 1024;
-  static_assert(KEYS % CLUSTER == 0 && BOX_ROWS % 8 == 0, "each member loads whole groups of swizzled rows");
+  static_assert(KEYS % CLUSTER == 0 && BOX_ROWS % 8 == 0, "each member of the cluster must load whole groups of eight rows");
 };
 
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
