@@ -1,7 +1,7 @@
-"""Writes `source/hopper/wgmma.cuh`: wgmma takes its accumulators as single registers, which nobody wants to type.
+"""Writes `source/hopper/wgmma.cuh`. It is generated because wgmma lists each register of its accumulators.
 
 python -m kernels.attention.cuda.compile.wgmma          # rewrite the header
-python -m kernels.attention.cuda.compile.wgmma --check  # exit 1 if it is not what this would write
+python -m kernels.attention.cuda.compile.wgmma --check  # exit 1 if the header is out of date
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ REGISTERS_A_LINE = 32
 OPENING = """\
 // Written by kernels/attention/cuda/compile/wgmma.py; do not edit.
 //
-// One warpgroup multiplies a 64x16 A by a 16xN B into a 64xN C: element (row, column) of C lies in the thread and
-// the register that PTX gives it for wgmma.m64nNk16. B is in shared memory; A is there too (`wgmma_shared`) or in
-// registers (`wgmma_registers`).
-// Rows of K are columns of B: it lies as it is. V's rows run along the sum: it is read transposed.
+// One warpgroup multiplies A (64x16) by B (16xN) and gets C (64xN). PTX defines, for wgmma.m64nNk16, which thread and
+// register hold an element of C. B is in shared memory. A is in shared memory too (`wgmma_shared`), or in registers
+// (`wgmma_registers`).
+// The rows of K are the columns of B, so K is read as it is stored. The rows of V are the rows of B, so V is read
+// transposed.
 #pragma once
 #include "hopper/instructions.cuh"
 
-// d = a b, or d += a b where `accumulate` is not 0; asynchronous, see warpgroup_commit and warpgroup_wait.
+// d = a b, or d += a b if `accumulate` is not 0. It is asynchronous: see warpgroup_commit and warpgroup_wait.
 template <class T, int N>
 DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate);
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate);
 
-#ifndef SIMT_SHIM  // which has one definition for all widths
+#ifndef SIMT_SHIM  // the tests on a CPU have one definition for all widths
 """
 CLOSING = "#endif  // SIMT_SHIM\n"
 
 
 def lines_of(words: list[str], indent: str, quote: bool) -> str:
-    """Words with commas between them, so many a line."""
+    """The words separated by commas, with REGISTERS_A_LINE of them in a line."""
     starts = range(0, len(words), REGISTERS_A_LINE)
     lines = [", ".join(words[start : start + REGISTERS_A_LINE]) for start in starts]
     if quote:
@@ -46,7 +47,7 @@ def lines_of(words: list[str], indent: str, quote: bool) -> str:
 
 
 def wrapper(struct: str, ptx: str, width: int, a_in_registers: bool) -> str:
-    """One specialisation."""
+    """The text of one specialisation."""
     count = width // 2
     operands = [f"%{count + i}" for i in range(4 if a_in_registers else 1)]
     a = "{" + ", ".join(operands) + "}" if a_in_registers else operands[0]
@@ -82,9 +83,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         current = HEADER.read_text() if HEADER.exists() else ""
         if current != text():
-            sys.stderr.write(
-                f"{HEADER.name} is not what wgmma.py writes: run python -m kernels.attention.cuda.compile.wgmma\n"
-            )
+            sys.stderr.write(f"{HEADER.name} is out of date: run python -m kernels.attention.cuda.compile.wgmma\n")
             return 1
         return 0
     HEADER.write_text(text())

@@ -1,19 +1,20 @@
 // Written by kernels/attention/cuda/compile/wgmma.py; do not edit.
 //
-// One warpgroup multiplies a 64x16 A by a 16xN B into a 64xN C: element (row, column) of C lies in the thread and
-// the register that PTX gives it for wgmma.m64nNk16. B is in shared memory; A is there too (`wgmma_shared`) or in
-// registers (`wgmma_registers`).
-// Rows of K are columns of B: it lies as it is. V's rows run along the sum: it is read transposed.
+// One warpgroup multiplies A (64x16) by B (16xN) and gets C (64xN). PTX defines, for wgmma.m64nNk16, which thread and
+// register hold an element of C. B is in shared memory. A is in shared memory too (`wgmma_shared`), or in registers
+// (`wgmma_registers`).
+// The rows of K are the columns of B, so K is read as it is stored. The rows of V are the rows of B, so V is read
+// transposed.
 #pragma once
 #include "hopper/instructions.cuh"
 
-// d = a b, or d += a b where `accumulate` is not 0; asynchronous, see warpgroup_commit and warpgroup_wait.
+// d = a b, or d += a b if `accumulate` is not 0. It is asynchronous: see warpgroup_commit and warpgroup_wait.
 template <class T, int N>
 DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate);
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate);
 
-#ifndef SIMT_SHIM  // which has one definition for all widths
+#ifndef SIMT_SHIM  // the tests on a CPU have one definition for all widths
 
 SPECIALISED void wgmma_shared<Half, 48>(float (&d)[24], u64 a, u64 b, int accumulate) {
   asm volatile(
