@@ -119,11 +119,11 @@ class CudaEntry:
         return launch
 
 
-def dimensions(told: Any, numbers: Mapping[str, Any]) -> tuple[int, int, int]:
+def dimensions(size: Any, numbers: Mapping[str, Any]) -> tuple[int, int, int]:
     """A grid or a block: one expression, or up to three. Raises `ValueError`."""
-    parts = list(told) if isinstance(told, (list, tuple)) else [told]
+    parts = list(size) if isinstance(size, (list, tuple)) else [size]
     if not 1 <= len(parts) <= 3:
-        raise ValueError(f"{told!r} must be one expression, or up to three")
+        raise ValueError(f"{size!r} must be one expression, or up to three")
     made = [int(value(one, numbers)) for one in parts] + [1, 1]
     return made[0], made[1], made[2]
 

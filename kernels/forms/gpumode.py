@@ -28,7 +28,7 @@ MOST_SEED = (1 << 31) - 1
 
 def load(path: Path) -> Definition:
     """The problem in a folder, described in the file `<folder>.json` beside it. Raises `BadWorkload`."""
-    told, file = described(path), path / "reference.py"
+    description, file = described(path), path / "reference.py"
     module = referred_to(file)
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
@@ -57,16 +57,16 @@ def load(path: Path) -> Definition:
         return "" if passed else str(words or "check_implementation refused the output")
 
     return Definition(
-        name=str(told["name"]),
+        name=str(description["name"]),
         file=file,
-        axes=tuple(told["cases"][0]),
-        cases=tuple(told["cases"]),
-        tests=tuple(told["tests"]),
+        axes=tuple(description["cases"][0]),
+        cases=tuple(description["cases"]),
+        tests=tuple(description["tests"]),
         inputs=inputs,
         reference=right,
         implementations={
             BASELINE: OneArgument(lambda: module.ref_kernel),
-            **{name: OneArgument(Submission(path, path / where)) for name, where in told["submissions"].items()},
+            **{name: OneArgument(Submission(path, path / where)) for name, where in description["submissions"].items()},
         },
         baselines=(BASELINE,),
         check=check,
@@ -79,10 +79,10 @@ def described(path: Path) -> dict[str, Any]:
     """The description of the problem in a folder. Raises `BadWorkload`."""
     file = path.with_name(f"{path.name}.json")
     try:
-        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise BadWorkload(f"{file.name}: cannot be read: {exc}") from exc
-    return told
+    return description
 
 
 def referred_to(file: Path) -> ModuleType:

@@ -30,23 +30,23 @@ def load(path: Path) -> Definition:
     file = path / f"{path.name}.py" if path.is_dir() else path
     lines = top_level(file)
     module = imported(file)
-    told = vars(module)
+    defined = vars(module)
 
     def wrong(words: str, name: str = "") -> BadWorkload:
         return BadWorkload(f"{file.name}:{lines.get(name, 1)}: {words}")
 
     def function(name: str, *, needed: bool = False) -> Any:
-        found = told.get(name)
+        found = defined.get(name)
         if found is None and needed:
             raise wrong(f"there is no function {name}(…)")
         if found is not None and not callable(found):
             raise wrong(f"{name} must be a function, not {type(found).__name__}", name)
         return found
 
-    cases, axes = cases_of(told, wrong)
+    cases, axes = cases_of(defined, wrong)
     make, reference = function("inputs", needed=True), function("reference", needed=True)
-    implementations, baselines = implementations_of(told, file, wrong)
-    skip, flops, traffic = function("skip"), function("flops"), function("bytes") if "bytes" in told else None
+    implementations, baselines = implementations_of(defined, file, wrong)
+    skip, flops, traffic = function("skip"), function("flops"), function("bytes") if "bytes" in defined else None
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
         return Arguments.of(make(**fitting(make, {**with_dtype(case), "device": device, "generator": generator})))
@@ -70,9 +70,9 @@ def load(path: Path) -> Definition:
         flops=(lambda case: float(flops(**fitting(flops, with_dtype(case))))) if flops else None,
         bytes=(lambda case: float(traffic(**fitting(traffic, with_dtype(case))))) if traffic else None,
         skip=skipped if skip else None,
-        tolerance=tolerance_of(told.get("tolerance"), wrong),
+        tolerance=tolerance_of(defined.get("tolerance"), wrong),
         names=tuple(inspect.signature(reference).parameters),
-        requirements=requirements_of(told.get("requirements", ()), wrong),
+        requirements=requirements_of(defined.get("requirements", ()), wrong),
     )
 
 
@@ -125,8 +125,8 @@ def imported(file: Path, also: Path | None = None) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as exc:
-        told = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
-        raise BadWorkload(f"{where(exc, file)}: {told}") from exc
+        words = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
+        raise BadWorkload(f"{where(exc, file)}: {words}") from exc
     except BaseException as exc:
         if isinstance(exc, KeyboardInterrupt):
             raise
@@ -141,24 +141,24 @@ def where(exc: BaseException, file: Path) -> str:
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else file.name
 
 
-def cases_of(told: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, ...], tuple[str, ...]]:
+def cases_of(defined: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, ...], tuple[str, ...]]:
     """Every combination of the axes, or the cases as they are listed; and the names of the axes."""
-    if "cases" in told:
-        listed = told["cases"]
+    if "cases" in defined:
+        listed = defined["cases"]
         if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
             raise wrong("cases must be a list of mappings, with at least one", "cases")
         if any(set(one) != set(listed[0]) for one in listed):
             raise wrong("every case must have the same axes", "cases")
         cases = [dict(one) for one in listed]
     else:
-        axes = told.get("axes", {})
+        axes = defined.get("axes", {})
         if not isinstance(axes, Mapping):
             raise wrong(f"axes must be a mapping of names to lists, not {type(axes).__name__}", "axes")
         for name, values in axes.items():
             if not isinstance(values, (list, tuple)) or not values:
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}", "axes")
         cases = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    given = "cases" if "cases" in told else "axes"
+    given = "cases" if "cases" in defined else "axes"
     for case in cases:
         for name, value in case.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -174,12 +174,12 @@ def cases_of(told: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, .
     return tuple(cases), tuple(cases[0])
 
 
-def implementations_of(told: Mapping[str, Any], file: Path, wrong: Wrong) -> tuple[dict[str, Any], tuple[str, ...]]:
+def implementations_of(defined: Mapping[str, Any], file: Path, wrong: Wrong) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Functions by name, baselines first, and CUDA entries; and which are baselines."""
     found: dict[str, Any] = {}
     baselines = []
     for kind in KINDS:
-        for name, value in told.items():
+        for name, value in defined.items():
             if not name.startswith(kind):
                 continue
             if isinstance(value, Mapping):
@@ -216,22 +216,22 @@ def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], 
         raise wrong(f'{source.name}: {entry} must be declared extern "C", or its name is mangled')
 
 
-def tolerance_of(told: Any, wrong: Wrong) -> Mapping[str, float] | None:
+def tolerance_of(tolerance: Any, wrong: Wrong) -> Mapping[str, float] | None:
     """A number (relative and absolute alike), or `{"rtol": …, "atol": …}`."""
-    if told is None:
+    if tolerance is None:
         return None
-    if isinstance(told, (int, float)) and not isinstance(told, bool) and told >= 0:
-        return {"rtol": float(told), "atol": float(told)}
-    if isinstance(told, Mapping) and told and set(told) <= {"rtol", "atol"}:
-        return {"rtol": float(told.get("rtol", 0)), "atol": float(told.get("atol", 0))}
+    if isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool) and tolerance >= 0:
+        return {"rtol": float(tolerance), "atol": float(tolerance)}
+    if isinstance(tolerance, Mapping) and tolerance and set(tolerance) <= {"rtol", "atol"}:
+        return {"rtol": float(tolerance.get("rtol", 0)), "atol": float(tolerance.get("atol", 0))}
     raise wrong('tolerance must be a number >= 0, or {"rtol": …, "atol": …}', "tolerance")
 
 
-def requirements_of(told: Any, wrong: Wrong) -> tuple[str, ...]:
+def requirements_of(requirements: Any, wrong: Wrong) -> tuple[str, ...]:
     """Packages, as pip takes them."""
-    if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) for one in told):
+    if not isinstance(requirements, (list, tuple)) or not all(isinstance(one, str) for one in requirements):
         raise wrong('requirements must be a list of strings, as ["triton>=3"]', "requirements")
-    return tuple(told)
+    return tuple(requirements)
 
 
 def fitting(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:

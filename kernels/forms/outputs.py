@@ -122,9 +122,9 @@ def hyperfine(text: str, _folder: Path) -> Iterator[Result]:
 def nvbench(text: str, folder: Path) -> Iterator[Result]:
     """States of benchmarks: the samples of `--jsonbin` where there are some, else the mean of cold runs on the GPU.
     Numbers are strings there. Of several devices, each is an axis value."""
-    told = json.loads(text)
-    several = len(told.get("devices", [])) > 1
-    for benchmark in told["benchmarks"]:
+    report = json.loads(text)
+    several = len(report.get("devices", [])) > 1
+    for benchmark in report["benchmarks"]:
         for state in benchmark["states"]:
             axes = {word(one["name"]): word(one["value"]) for one in state.get("axis_values") or []}
             if several:
