@@ -29,7 +29,7 @@ class CudaKernel:
 
     @property
     def name(self) -> str:
-        """E.g. `cuda-sm90`; which kernel runs differs from case to case, and each plan tells."""
+        """E.g. `cuda-sm90`; which kernel runs differs from case to case; each plan names it."""
         return f"cuda-sm{self.capability()}"
 
     def capability(self) -> int:

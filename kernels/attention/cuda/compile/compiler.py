@@ -75,7 +75,7 @@ class Compiled:
 
 
 class Compiler(Protocol):
-    """Compiles source texts with the headers they name, in order. Raises `BuildFailed` with the compiler's own words.
+    """Compiles source texts with the headers they name, in order. Raises `BuildFailed` with the compiler's message.
 
     Calls from several threads run at the same time.
     """

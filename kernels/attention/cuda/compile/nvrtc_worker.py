@@ -1,7 +1,8 @@
 """A process that compiles with NVRTC: a JSON job on standard input, a JSON answer on standard output.
 
 A process of its own, because NVRTC mixes up the resource reports of programs compiled at the same time in one.
-Run by its path, not as a module, and made of the standard library alone: it starts in a few hundredths of a second.
+It is run by its path, not as a module, and imports only the standard library, so that it starts in a few hundredths
+of a second.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ is_transformed: Any = getattr(torch._C._functorch, "is_functorch_wrapped_tensor"
 
 
 def refuse(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises TypeError for what is no tensor, `Unsupported` for one whose memory is not simply its elements, and for
-    one that wants a derivative."""
+    """Raises TypeError for anything but a tensor, and `Unsupported` for a tensor whose memory does not simply hold its
+    elements, or that wants a derivative."""
     refuse_strange(tensors)
     refuse_derivatives(tensors)
 
 
 def refuse_strange(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises TypeError for what is no tensor, `Unsupported` for one whose memory is not simply its elements."""
+    """Raises TypeError for anything but a tensor, `Unsupported` if its memory does not simply hold its elements."""
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}: q, k and v must be tensors")

@@ -270,7 +270,8 @@ def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
 def section_for(problem: Problem, l2_bytes: int) -> int:
     """How many heads of Q to work on at a time, so that their K and V fit the L2 cache.
 
-    Sections of equal size, if at most twice as many as it takes: a short last one would end on its longest rows alone.
+    Sections have the same size if that takes at most twice as many as needed, because the longest rows of a short last
+    section would run alone at the end.
     """
     per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
     group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads

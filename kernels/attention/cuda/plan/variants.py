@@ -53,7 +53,7 @@ class Tile:
         return f"{self.rows}x{self.keys}w{self.warps}s{self.stages}{'q' if self.q_in_registers else ''}"
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory for a padded head dimension: Q once, K and V a stage."""
+        """Dynamic shared memory for a padded head dimension: Q once, K and V for each stage."""
         return (self.rows + 2 * self.stages * self.keys) * head_dim * 2
 
 
@@ -131,8 +131,8 @@ def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
 
 
 def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh", blocks: int | None = None) -> str:
-    """An `extern "C"` kernel, so that its name is the same for every compiler. `blocks`: how many of them an SM is to
-    have registers for at least, where the compiler shall not decide.
+    """An `extern "C"` kernel, so that its name is the same for every compiler. `blocks`: how many blocks an SM must at
+    least have registers for; by default the compiler decides.
 
     It refuses to compile if the two sides disagree about the parameters' size.
     """

@@ -1,11 +1,11 @@
-"""Device memory that is zero between launches: where kernels hand out their own work, and count who is done.
+"""Device memory that is zero between launches. Kernels use it to distribute work among their blocks, and to count the
+blocks that have ended.
 
-A kernel leaves its slot zero, so two launches may share one if the second cannot start before the first has ended. Who
-has which slot follows from that, and from nothing else:
+A kernel leaves its slot zero, so two launches may share a slot if the second cannot start before the first has ended:
 
-- the eager launches of one stream share a slot, for they follow each other;
-- a captured launch has a slot of its own for as long as the process lives. It is replayed who knows when, in which
-  order and beside what. (Two launches of one executable graph never overlap: CUDA puts them one behind the other.)
+- the launches of one stream that are not captured share a slot, because they follow each other;
+- a captured launch has its own slot as long as the process lives, because nobody knows when its graph is replayed, and
+  what runs at the same time. (Two launches of one executable graph never overlap: CUDA runs them one after the other.)
 
 The memory comes from the driver and not from PyTorch's allocator: what is allocated there during a capture belongs to
 the graph's pool, and its zeroing would be a node of that graph.
@@ -27,7 +27,7 @@ class Counters:
     SLOT_BYTES, POOL_BYTES = 32, 1 << 20
 
     def __init__(self, zeroed_memory: Callable[[int], int]) -> None:
-        """`zeroed_memory(size)` gives the address of so many zero bytes that nobody else has; also during a capture."""
+        """`zeroed_memory(size)` gives the address of that many zero bytes, for one use only; also during a capture."""
         self.zeroed_memory = zeroed_memory
         self.free: dict[int, list[int]] = {}
         self.of_streams: dict[tuple[int, ...], int] = {}
@@ -37,7 +37,7 @@ class Counters:
         return max(self.SLOT_BYTES, 1 << (size - 1).bit_length())
 
     def take(self, size: int = SLOT_BYTES) -> int:
-        """The address of a slot of at least `size` bytes, given to nobody else ever again. Raises `CudaError`."""
+        """The address of a slot of at least `size` bytes, which is never given out again. Raises `CudaError`."""
         size = self.size_of(size)
         free = self.free.setdefault(size, [])
         while True:

@@ -61,7 +61,7 @@ class LaunchAttribute(ctypes.Structure):
 
     @classmethod
     def programmatic_stream_serialization(cls) -> LaunchAttribute:
-        """Lets a launch begin before the one ahead of it on the stream has ended."""
+        """Lets a launch begin before the previous launch of the stream has ended."""
         attribute = cls(id=PROGRAMMATIC_STREAM_SERIALIZATION)
         attribute.value[0] = 1
         return attribute
@@ -122,8 +122,8 @@ class Driver:
 
     @contextmanager
     def during_captures(self) -> Iterator[None]:
-        """A context in which this thread may do what no stream records (allocate, load), even while somebody captures a
-        graph."""
+        """A context in which this thread may allocate memory and load code, which no stream records, even while a graph
+        is captured."""
         mode = ctypes.c_int(CAPTURE_MODE_RELAXED)
         exchange = self.library.cuThreadExchangeStreamCaptureMode
         self.check(exchange(ctypes.byref(mode)), "relaxing the thread's capture mode")
@@ -135,7 +135,7 @@ class Driver:
     def zeroed_memory(self, size: int) -> int:
         """The address of `size` new bytes in the current context, zero for every launch from now on, captured or not.
 
-        They are zeroed on a stream of their own, which nobody captures, and that stream is waited for. Nothing else is.
+        They are zeroed on a separate stream that is never captured. This waits for that stream only.
         """
         address, stream, lib = ctypes.c_uint64(), ctypes.c_void_p(), self.library
         with self.during_captures():

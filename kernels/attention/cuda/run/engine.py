@@ -26,7 +26,7 @@ def default_cache() -> Path:
 class Engine:
     """The kernels of one device: compiled when first needed, loaded once, launched on PyTorch's current stream.
 
-    `target` overrides what is compiled for: with `compute_75` the driver translates the very code that a T4 runs.
+    `target` overrides the target of the compiler: with `compute_75` the driver translates the same code that a T4 runs.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ engines_lock = threading.Lock()
 
 
 def engine_of(device: torch.device) -> Engine:
-    """The process's engine for a CUDA device, made when first asked for. Raises `Unsupported` for any other device."""
+    """The process's engine for a CUDA device, made at the first call. Raises `Unsupported` for any other device."""
     if device.type != "cuda":
         raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {device}")
     index = device.index if device.index is not None else torch.cuda.current_device()

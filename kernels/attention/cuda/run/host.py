@@ -1,4 +1,4 @@
-"""The questions of a launch to PyTorch about its device, by the fastest calls."""
+"""What a launch asks PyTorch about the device and the stream, through the fastest calls."""
 
 from __future__ import annotations
 
