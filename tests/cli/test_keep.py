@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Bench
 from tests.cli.test_real_machines import CASES, SMALL, Paced, rows_of
+from tests.support.patience import await_truth
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cloud")]
 
@@ -57,13 +59,16 @@ def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_
 
 
 def test_of_two_commands_that_want_one_kept_machine_at_once_one_gets_it_and_the_other_says_why_not(
-    bench: Bench, paced: Paced
+    bench: Bench, tmp_path: Path, paced: Paced
 ) -> None:
     tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")
     first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced(), *tight).document
     assert first["state"] == "kept"
-    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", "--json", *SMALL, *paced(), *tight]
+    held = paced("case 1")  # the faster one has the machine until the other one has tried
+    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", "--json", *SMALL, *held, *tight]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    await_truth(lambda: any(one.poll() is not None for one in both), "the end of the slower one")
+    (tmp_path / "paced-case-1-goes-on").touch()
     told = [one.communicate() for one in both]
     assert sorted(one.returncode for one in both) == [0, 3], told
     winner, loser = sorted(zip(both, told, strict=True), key=lambda pair: pair[0].returncode)
