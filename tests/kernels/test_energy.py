@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import subprocess
-import time
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from kernels.harness.clocks import Nvml, Sensors
 from kernels.harness.device_clock import InKernelClock
-from kernels.harness.energy import LEAST_STEPS, LONGEST_S, Drawn, Step, between_steps, drawn
+from kernels.harness.energy import LEAD_S, LEAST_STEPS, LONGEST_S, Drawn, Step, between_steps, drawn
+from tests.support.patience import await_truth
 
-# An NVML whose device draws 400 W, and whose counter moves every 20 ms, as a library that is loaded by name.
+# An NVML whose device draws 400 W, and whose counter moves every 20 ms of `now_ms`, as a library that is loaded by name.
 PLAYED = r"""
-#include <time.h>
 extern "C" {
+long long now_ms = 0;
 int nvmlInit_v2() { return 0; }
 int nvmlDeviceGetHandleByUUID(const char *, void **device) { *device = (void *)1; return 0; }
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  *millijoules = 400ULL * 20 * ((now.tv_sec * 1000ULL + now.tv_nsec / 1000000) / 20);
+  *millijoules = 400ULL * 20 * (now_ms / 20);
   return device == (void *)1 ? 0 : 2;
 }
 }
@@ -41,19 +41,28 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_joules_of_a_call_are_the_power_of_its_device_times_its_seconds(library: str) -> None:
     sensors = Sensors(Nvml("GPU-1", energy=True, library=library), InKernelClock(lambda: None))
-    spent: list[float] = []
+    now_ms = ctypes.c_longlong.in_dll(ctypes.CDLL(library), "now_ms")
+    caller, looks = threading.get_ident(), 0
+
+    def counter() -> float | None:
+        nonlocal looks
+        found = sensors.energy_j()
+        looks += threading.get_ident() != caller
+        return found
 
     def work() -> int:
-        began = time.monotonic()
-        time.sleep(0.005)
-        spent.append(time.monotonic() - began)
+        """Ten calls in 5 ms. Time stands still until whoever follows the counter has looked at it since then."""
+        is_followed = now_ms.value >= LEAD_S * 1000
+        now_ms.value += 5
+        before = looks
+        if is_followed:
+            await_truth(lambda: looks >= before + 3, "a whole look at the counter", 0.001)
         return 10
 
-    found = drawn(work, sensors.energy_j)
+    found = drawn(work, counter, lambda: now_ms.value / 1000)
     assert found is not None
-    # Both by the same clock: how fast this machine is does not matter, only that the follower got to run.
-    assert found.joules_per_call == pytest.approx(400 * sum(spent) / len(spent) / 10, rel=0.3)
-    assert found.seconds > 0.2
+    assert found.joules_per_call == pytest.approx(400 * 0.005 / 10)
+    assert found.seconds > 0.5
 
 
 def test_a_counter_that_is_not_asked_for_or_does_not_answer_gives_nothing_and_costs_no_call(library: str) -> None:
