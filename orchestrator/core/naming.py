@@ -125,6 +125,14 @@ def run_of(key: str) -> str:
     return key.partition("+")[0]
 
 
+def generation_of(key: str) -> int:
+    """The generation of the run that a hold in the ledger is for. Raises `ValueError` if the key does not say."""
+    _, plus, number = key.partition("+")
+    if plus and not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise ValueError(f"{key[:80]!r} is not the key of a hold")
+    return int(number or 0)
+
+
 def run_prefix(run: str) -> str:
     return f"runs/{run}/"
 

@@ -21,7 +21,7 @@ from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
-from orchestrator.core.naming import RUN_LABEL, hold_key, run_of
+from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.builds import look_after_builds, most_of, outstanding
 from orchestrator.runs.engine import Engine, World, is_done
@@ -69,7 +69,7 @@ def _of_fleet(world: World, key: str, *, eager: bool) -> Found:
     fleet, entry = run_of(key), world.ledger.read().runs[key]
     if entry.settled_usd is not None:  # with the hold of an earlier generation
         return Found(key, True, f"${entry.settled_usd} of ${entry.hold_usd}")
-    settled = unused(world, fleet, int(key.partition("+")[2] or 0), entry, MARGIN)
+    settled = unused(world, fleet, generation_of(key), entry, MARGIN)
     if settled is not None:
         return _settled(world, key, entry, *settled)
     why = looked_after(world, fleet, entry, MARGIN, eager=eager)
@@ -118,7 +118,7 @@ def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
     if _waiting(world, entry) or _alive(world, run_id):
         return Found(key, False, "its client may still be working on it")
     run = replay(world.log(run_id).read())
-    generation = int(key.partition("+")[2] or 0)
+    generation = generation_of(key)
     vms = run.vms if run is not None else ()
     cost = sum((vm.cost(vm.gone_at or world.clock.now()) for vm in vms if vm.generation == generation), ZERO)
     return _settled(world, key, entry, cost, "its run is over")

@@ -86,3 +86,9 @@ def test_an_archived_run_that_turns_out_dearer_counts() -> None:
     assert exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
     assert dearer.archive["2026-10"].days == {"2026-10-05": D("4.5")}
     assert settle(dearer, OLD, D("1.2"), DECEMBER) == dearer
+
+
+def test_an_alert_that_nobody_sends_does_not_keep_a_ledger_from_being_compacted() -> None:
+    odd = frozenset({"", "@", "day", "day:", "run", ":::", "total@2026"})
+    ledger = hold(Ledger(alerts=odd), OLD, D(2), 600, OCTOBER)
+    assert compact(ledger, DECEMBER).alerts <= odd

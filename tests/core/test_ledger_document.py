@@ -28,6 +28,12 @@ def test_an_empty_document_is_an_empty_ledger() -> None:
         (b'{"runs": {"r": {"hold_usd": "-1", "held_at": "2026-11-21T00:00:00Z"}}}', "runs.r.hold_usd: "),
         (b'{"runs": {"r": {"hold_usd": "1", "held_at": "2026-11-21T00:00:00"}}}', "runs.r.held_at: "),
         (b'{"surprise": 1}', "surprise: Extra inputs"),
+        (b'{"runs": {"r": {"hold_usd": "1", "held_at": "0001-01-01T00:00:00+14:00"}}}', "runs.r.held_at: "),
+        (b'{"runs": {"r": {"hold_usd": "1", "held_at": "9999-12-31T23:59:59-12:00"}}}', "runs.r.held_at: "),
+        (b'{"runs": {"r": {"hold_usd": "1", "held_at": "2026-11-21T00:00:00Z", "ttl_s": 1e18}}}', "runs.r.ttl_s: "),
+        (b'{"runs": {"r+x": {"hold_usd": "1", "held_at": "2026-11-21T00:00:00Z"}}}', r"runs.r\+x.\[key\]: "),
+        (b'{"costs": {"c": {"usd": "1", "at": "9999-12-31T23:59:59-12:00", "category": "ai"}}}', "costs.c.at: "),
+        (b'{"caps": {"by": "ada", "at": "0001-01-01T00:00:00+14:00"}}', "caps.at: "),
     ],
 )
 def test_a_ledger_that_cannot_be_read_stops_all_spending(data: bytes, complaint: str) -> None:

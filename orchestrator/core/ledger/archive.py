@@ -77,7 +77,8 @@ def is_archived(ledger: Ledger, run_id: str) -> bool:
 
 
 def _is_current(alert_id: str, before: str, archived: Collection[str]) -> bool:
-    window, key, *_ = alert_id.split(":")
+    window, _, rest = alert_id.partition(":")
+    key = rest.partition(":")[0]
     if window in ("day", "month"):
         return key[:7] >= before
     return not (window == "run" and key in archived)

@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.bounds import Amount
+from orchestrator.core.bounds import Amount, Count, Moment
 from orchestrator.core.errors import DocumentUnreadable
+from orchestrator.core.naming import generation_of
 
 Window = Literal["run", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = ("run", "day", "month", "total")
@@ -51,7 +52,7 @@ class SharedCaps(_Document):
     month: Amount | None = None
     total: Amount | None = None
     by: str
-    at: AwareDatetime
+    at: Moment
 
     def caps(self) -> Caps:
         return Caps(self.run, self.day, self.month, self.total)
@@ -61,17 +62,17 @@ class Entry(_Document):
     """One run: the hold that was taken before its machine was requested, and the run's cost once it is known."""
 
     hold_usd: Amount
-    held_at: AwareDatetime
-    ttl_s: int = 0
+    held_at: Moment
+    ttl_s: Count = 0
     gpu: str = ""
     category: str = "machine"
     note: str = ""
     settled_usd: Amount | None = None
-    settled_at: AwareDatetime | None = None
-    attempt: int = 0
+    settled_at: Moment | None = None
+    attempt: Count = 0
     """The number of the last machine that a client was about to request under this hold; 0: none."""
     armed_by: str = ""
-    armed_at: AwareDatetime | None = None
+    armed_at: Moment | None = None
     caps: dict[Window, Amount] = Field(default_factory=dict)
     """The caps under which the hold was taken. A client that settles the hold checks the thresholds of these caps
     too."""
@@ -97,7 +98,7 @@ class Cost(_Document):
     """A cost that is not a machine, added by hand."""
 
     usd: Amount
-    at: AwareDatetime
+    at: Moment
     category: str
     note: str = ""
     takes_back: str = ""
@@ -119,11 +120,16 @@ class ArchivedMonth(_Document):
     """The cost of each settled run, so that it can be corrected upward later. Older archives have none."""
 
 
+def _hold_key(key: str) -> str:
+    generation_of(key)
+    return key
+
+
 class Ledger(_Document):
     """The document `ledger/ledger.json`."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    runs: dict[str, Entry] = Field(default_factory=dict)
+    runs: dict[Annotated[str, AfterValidator(_hold_key)], Entry] = Field(default_factory=dict)
     costs: dict[str, Cost] = Field(default_factory=dict)
     archive: dict[str, ArchivedMonth] = Field(default_factory=dict)
     """By month (`2026-11`)."""
