@@ -20,9 +20,9 @@ def main() -> None:
 
 def _run(signal: ModuleType) -> None:
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored where a shell says so
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have had it ignored
             importlib.import_module("orchestrator.cli.interrupts").listen()
         importlib.import_module("orchestrator.cli.app").main()
     finally:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python ends, there is nobody to hear of Ctrl-C
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing catches Ctrl-C while Python ends

@@ -1,9 +1,9 @@
-"""Ctrl-C: `KeyboardInterrupt` in the main thread, though never within an import or a finaliser, and not twice for one
-hurried hand.
+"""Ctrl-C raises `KeyboardInterrupt` in the main thread, but never within an import or a finaliser, and not a second time
+within two seconds.
 
-An import that is cut in two leaves modules that cannot be imported again, and then nothing deletes the machine; what is
-raised in a finaliser is printed and lost. Both are finished first. The libraries loaded here take a second or more.
-What Ctrl-C makes a command do (delete a machine, release a hold) is not cut short by a second one right after it."""
+An interrupted import leaves modules that cannot be imported again, and then nothing deletes the machine. Python prints
+and drops what is raised in a finaliser. Both are finished first; the libraries loaded here take a second or more. What
+Ctrl-C makes a command do (delete a machine, release a hold) is not interrupted by another one right after it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import Any, Final, Never
 
 IMPORTING: Final = "<frozen importlib._bootstrap>"
 HURRY_S: Final = 2.0
-"""A Ctrl-C so soon after one that was answered is the same wish."""
+"""Another Ctrl-C within so many seconds after one that was answered does nothing."""
 
 
 def listen(seconds: Callable[[], float] = time.monotonic) -> None:
     """Lets Ctrl-C raise `KeyboardInterrupt`, from now on. To be called in the main thread."""
-    signal.signal(signal.SIGINT, _Ear(seconds).hear)
+    signal.signal(signal.SIGINT, _Handler(seconds).handle)
 
 
 def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
-    """Ctrl-C does nothing for so long. Then it raises `KeyboardInterrupt` again: no command is without an end."""
-    signal.signal(signal.SIGINT, _Ear(seconds, seconds() + for_s).hear)
+    """Ctrl-C does nothing for `for_s` seconds. Then it raises `KeyboardInterrupt` again, so every command can be left."""
+    signal.signal(signal.SIGINT, _Handler(seconds, seconds() + for_s).handle)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Ctrl-C is answered at its end. Processes that are started within it never hear it."""
+    """A Ctrl-C within it is answered at its end. Processes that are started within it never receive one."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -40,15 +40,15 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Ear:
-    """Hears Ctrl-C, but not before `deaf_until`, in `seconds`."""
+class _Handler:
+    """Handles SIGINT, and ignores it before `ignore_until` on the clock `seconds`."""
 
-    def __init__(self, seconds: Callable[[], float], deaf_until: float = 0.0) -> None:
+    def __init__(self, seconds: Callable[[], float], ignore_until: float = 0.0) -> None:
         self._seconds = seconds
-        self._deaf_until = deaf_until
+        self._ignore_until = ignore_until
 
-    def hear(self, _number: int, frame: FrameType | None) -> None:
-        if self._seconds() < self._deaf_until:
+    def handle(self, _number: int, frame: FrameType | None) -> None:
+        if self._seconds() < self._ignore_until:
             return
         within = None
         while frame is not None:
@@ -61,7 +61,7 @@ class _Ear:
             self._answer_in(within.f_back)
 
     def _answer(self) -> Never:
-        self._deaf_until = self._seconds() + HURRY_S
+        self._ignore_until = self._seconds() + HURRY_S
         raise KeyboardInterrupt
 
     def _answer_in(self, frame: FrameType) -> None:

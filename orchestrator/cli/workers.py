@@ -1,5 +1,5 @@
-"""Processes that share a command's work. Ctrl-C reaches every process of a terminal, but only the command answers it;
-and whatever ends the command ends them too."""
+"""Processes that share a command's work. Ctrl-C reaches every process of a terminal, but only the command answers it.
+However the command ends, they end too."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Submit = Callable[..., Future[Any]]
 
 @contextmanager
 def workers(number: int) -> Iterator[Submit]:
-    """Within it, what is called with a function and its arguments has a worker call it. If it is left early, what no
-    worker has begun is never done."""
+    """Yields a function that is called with another function and its arguments, and has a worker call it. If the context
+    is left by an exception, calls that no worker has begun are cancelled."""
     context = multiprocessing.get_context("spawn")  # No fork: the bucket's client has threads.
     pool = ProcessPoolExecutor(number, context, initializer=_end_with_the_command)
 
     def submit(*call: Any) -> Future[Any]:
-        with interrupts.held_back():  # a process that begins now never hears of it
+        with interrupts.held_back():  # a worker that starts now never receives Ctrl-C
             return pool.submit(*call)
 
     try:
@@ -36,7 +36,7 @@ def workers(number: int) -> Iterator[Submit]:
 
 
 def _end_with_the_command() -> None:
-    """A worker waits for work for ever: a command that was killed cannot tell it that there is none."""
+    """Ends this worker when its command has ended: one that was killed cannot tell its workers that no work is left."""
     command = multiprocessing.parent_process()
     assert command is not None, "it is called in a worker"
 
