@@ -1,5 +1,5 @@
-"""Ctrl-C raises `KeyboardInterrupt` in the main thread, but never within an import or a finaliser, and not a second time
-within two seconds.
+"""Ctrl-C raises `KeyboardInterrupt` in the main thread, but never within an import or a finaliser, and not twice within
+two seconds.
 
 An interrupted import leaves modules that cannot be imported again, and then nothing deletes the machine. Python prints
 and drops what is raised in a finaliser. Both are finished first; the libraries loaded here take a second or more. What
@@ -26,7 +26,7 @@ def listen(seconds: Callable[[], float] = time.monotonic) -> None:
 
 
 def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
-    """Ctrl-C does nothing for `for_s` seconds. Then it raises `KeyboardInterrupt` again, so every command can be left."""
+    """Ctrl-C does nothing for `for_s` seconds. Then it raises `KeyboardInterrupt` again: every command can be left."""
     signal.signal(signal.SIGINT, _Handler(seconds, seconds() + for_s).handle)
 
 

@@ -18,8 +18,8 @@ Submit = Callable[..., Future[Any]]
 
 @contextmanager
 def workers(number: int) -> Iterator[Submit]:
-    """Yields a function that is called with another function and its arguments, and has a worker call it. If the context
-    is left by an exception, calls that no worker has begun are cancelled."""
+    """Yields a function that is called with another function and its arguments, and has a worker call it. If the
+    context is left by an exception, calls that no worker has begun are cancelled."""
     context = multiprocessing.get_context("spawn")  # No fork: the bucket's client has threads.
     pool = ProcessPoolExecutor(number, context, initializer=_end_with_the_command)
 
