@@ -72,8 +72,8 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     built = build(source, out)
     with site_files.serve(out, port) as server:
         serving = f"serving {server.url} on this machine; pages reload as runs progress; Ctrl-C stops"
-        answer({**built.document(), "url": server.url}, _said(built), serving, json=json)
-        try:
+        try:  # before Ctrl-C is offered
+            answer({**built.document(), "url": server.url}, _said(built), serving, json=json)
             while True:
                 time.sleep(LIVE_S if built.live else QUIET_S)
                 built = _again(source, out, built)
