@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.adapters.host_operations import ANSWER
-from orchestrator.adapters.slurm_home import Homecoming
+from orchestrator.adapters.slurm_home import unpack, wanted
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.fleet.names import job_name
@@ -38,11 +38,11 @@ from orchestrator.core.fleet.slurm import (
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.foreign import log_text, words
 from orchestrator.ports import Bucket, Clock, HostShell
+from orchestrator.store.copies import Copies
+from orchestrator.store.swap import ATTEMPTS
 
 COMMAND_S: Final = 60.0
 PACK_BYTES: Final = 96 << 20
-OVERTAKEN: Final = 12
-"""How often files are packed again because another client has stored them since they were packed."""
 SUBMITS: Final = 5
 PAUSE_S: Final = 2.0
 UNHEARD: Final = timedelta(seconds=60)
@@ -60,7 +60,7 @@ class Slurm:
     name: str = "slurm"
     odd: list[str] = field(default_factory=list)
     """What children offered that is not theirs to store."""
-    _home: Homecoming = field(default_factory=Homecoming)
+    _copies: Copies = field(default_factory=Copies)
     _most: int = 0
     _unheard: dict[str, datetime] = field(default_factory=dict)
     """Since when tasks are running, for Slurm, that have given no sign."""
@@ -212,18 +212,18 @@ class Slurm:
     def _bring_home(self, fleet: str, found: Mapping[str, Any]) -> None:
         """Stores what is new in the children's spools, as far as it is their own run's. Only when all of it is in the
         bucket is it noted as brought home."""
-        wanted, odd = self._home.wanted(found.get("stored") or {})
+        new, odd = wanted(self._copies, found.get("stored") or {})
         self.odd += odd
         # Cases before the events that tell of them.
-        left = sorted(wanted, key=lambda name: ("/events/" in name, name))
-        rounds = len(left) + OVERTAKEN
+        left = sorted(new, key=lambda name: ("/events/" in name, name))
+        rounds = len(left) + ATTEMPTS  # another client may have stored a file since it was packed
         while left and rounds:
             rounds -= 1
             answer = self._ask(fleet, "pack", {"names": left})
             data = self.shell.get(str(answer["path"]), limit=PACK_BYTES)
             if data is None or not 0 < int(answer["count"]) <= len(left):
                 raise Unavailable(f"{answer['path']} was deleted while it was fetched", hint=AGAIN)
-            again = self._home.store(self.bucket, data, wanted)
+            again = unpack(self._copies, self.bucket, data, new)
             self._run(("rm", "-f", str(answer["path"])))
             left = left[int(answer["count"]) :] + again
         if found and not left:

@@ -15,7 +15,8 @@ from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 
 PATIENCE_S: Final = 10.0
-"""So long after Ctrl-C another one does nothing; then it leaves a run that cannot be ended now to the next command."""
+"""Seconds after a Ctrl-C in which another one does nothing. After them it leaves a run that cannot be ended yet, and
+the next command goes on with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,20 +26,13 @@ from orchestrator.core.hosts import (
     record_object,
     with_run,
 )
-from orchestrator.core.market.machines import (
-    Accepted,
-    Instance,
-    InstanceRequest,
-    Operation,
-    Quota,
-    Refusal,
-    SerialChunk,
-)
+from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
 from orchestrator.hosts.answers import busy, look_at, looked, said, seconds, trouble
-from orchestrator.hosts.homecoming import Home, bring_home
+from orchestrator.hosts.homecoming import bring_home
 from orchestrator.ports import Bucket, Clock, RemoteShell
+from orchestrator.store.copies import Copies
 from orchestrator.store.hosts import update_host
 
 REFUSED: Final = "refused"
@@ -64,7 +57,7 @@ class HostCloud:
     """What `local` stands for: the machine that this client runs on."""
     _shells: dict[str, RemoteShell] = field(default_factory=dict)
     _deaf: dict[str, tuple[datetime, Unavailable]] = field(default_factory=dict)
-    _home: Home = field(default_factory=Home)
+    _copies: Copies = field(default_factory=Copies)
     odd: dict[str, str] = field(default_factory=dict)
     """By object or host: what could not be read or was refused, in words for the user. It stops nothing."""
 
@@ -371,7 +364,7 @@ class HostCloud:
 
     def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
         """Copies what is new in the spool, if the run may store it."""
-        refused = bring_home(self.bucket, self._shell(target), run.run_id, answer, self._home)
+        refused = bring_home(self.bucket, self._shell(target), run.run_id, answer, self._copies)
         if refused:
             more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
             self.odd[str(target)] = (

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.hosts.homecoming import Home, bring_home
+from orchestrator.hosts.homecoming import bring_home
+from orchestrator.store.copies import Copies
 from tests.support.memory_bucket import MemoryBucket
 
 RUN = "20261121-040000-cpu-0001"
@@ -64,7 +65,7 @@ def stored(bucket: MemoryBucket) -> bytes | None:
 
 @pytest.mark.parametrize("before", [False, True], ids=["a new log", "a log that is there"])
 def test_a_client_that_is_late_does_not_replace_what_a_faster_one_has_copied(before: bool) -> None:
-    bucket, host, slow, fast = MemoryBucket(), Host(), Home(), Home()
+    bucket, host, slow, fast = MemoryBucket(), Host(), Copies(), Copies()
     if before:
         bring_home(bucket, host, RUN, host.answer(), slow)
     host.grow(b"begin, middle")
@@ -83,16 +84,16 @@ def test_a_client_that_is_late_leaves_what_was_copied_before_the_host_forgot_the
 
     def faster() -> None:
         host.grow(b"begin, end")
-        bring_home(bucket, host, RUN, host.answer(), Home())
+        bring_home(bucket, host, RUN, host.answer(), Copies())
         host.log = None
 
     host.meanwhile = faster
-    bring_home(bucket, host, RUN, host.answer(), Home())
+    bring_home(bucket, host, RUN, host.answer(), Copies())
     assert stored(bucket) == b"begin, end"
 
 
 def test_an_upload_that_was_given_up_does_not_replace_a_newer_one_when_it_arrives() -> None:
-    bucket, host, home = LateBucket(), Host(), Home()
+    bucket, host, home = LateBucket(), Host(), Copies()
     with pytest.raises(Unavailable):
         bring_home(bucket, host, RUN, host.answer(), home)
     host.grow(b"begin, end")
@@ -103,7 +104,7 @@ def test_an_upload_that_was_given_up_does_not_replace_a_newer_one_when_it_arrive
 
 
 def test_an_upload_that_was_given_up_and_arrived_is_followed_by_the_newer_one() -> None:
-    bucket, host, home = LateBucket(), Host(), Home()
+    bucket, host, home = LateBucket(), Host(), Copies()
     with pytest.raises(Unavailable):
         bring_home(bucket, host, RUN, host.answer(), home)
     assert bucket.arrive is not None
@@ -119,11 +120,11 @@ def test_what_others_replace_all_the_time_is_not_taken_for_copied() -> None:
 
     def faster() -> None:
         host.grow((host.log or b"") + b".")
-        bring_home(bucket, Host(host.log), RUN, host.answer(), Home())
+        bring_home(bucket, Host(host.log), RUN, host.answer(), Copies())
         host.meanwhile = faster
 
     host.meanwhile = faster
-    home = Home()
+    home = Copies()
     with pytest.raises(Unavailable, match="12 times"):
         bring_home(bucket, host, RUN, host.answer(), home)
     host.meanwhile = lambda: None

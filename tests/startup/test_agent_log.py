@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from startup.agent.__main__ import Conductor
@@ -49,30 +51,31 @@ class Copying(Clock):
                 file.write(os.read(self.pipe, 65536))
 
 
-def test_what_was_said_last_is_in_the_log_before_the_log_is_stored(tmp_path: Path) -> None:
+@contextmanager
+def copied_late(file: Path) -> Iterator[tuple[Log, Copying]]:
+    """A log whose text comes into `file` as it is waited for, and which is waited for within the block."""
     out, into = os.pipe()
-    file = tmp_path / "log.txt"
     clock = Copying(out, file)
     with os.fdopen(into, "w") as stream:
-        log = Log(stream, clock)
-        log.say("first\nnot the last: \u00e9\nthe last")
-        log.await_copy(file, Patience(clock, PATIENCE_S))
+        yield Log(stream, clock), clock
     os.close(out)
     assert clock.slept == 3
+
+
+def test_what_was_said_last_is_in_the_log_before_the_log_is_stored(tmp_path: Path) -> None:
+    file = tmp_path / "log.txt"
+    with copied_late(file) as (log, clock):
+        log.say("first\nnot the last: \u00e9\nthe last")
+        log.await_copy(file, Patience(clock, PATIENCE_S))
     assert file.read_text().endswith(" the last\n")
 
 
 def test_what_the_run_before_it_said_last_is_not_taken_for_the_end_of_the_log(tmp_path: Path) -> None:
-    out, into = os.pipe()
     file = tmp_path / "log.txt"
-    clock = Copying(out, file)
-    with os.fdopen(into, "w") as stream:
-        log = Log(stream, clock)
+    with copied_late(file) as (log, clock):
         log.say("finish: succeeded")
         file.write_text(f"{log.last}\n")  # two runs on one VM may end within a second
         log.await_copy(file, Patience(clock, PATIENCE_S), file.stat().st_size)
-    os.close(out)
-    assert clock.slept == 3
     assert file.read_text().count(" finish: succeeded\n") == 2
 
 

@@ -19,6 +19,10 @@ from tests.startup.cloud import BUCKET, RUN, Cloud, Fault
 from tests.startup.conducted import cloud_for
 from tests.support.patience import PATIENCE_S, await_truth
 
+Upload = Callable[[str, Patience], bool]
+"""Uploads a text; false when it was given up."""
+Uploads = Callable[[Cloud, Path], tuple[str, Upload]]
+"""The name of an object that is replaced, and what replaces it."""
 GIVEN_UP_S = 0.1
 """After so long a request is given up: only the one that the cloud holds must be, and any other is sent again."""
 ARTIFACTS = f"runs/{RUN}/artifacts/"
@@ -52,7 +56,7 @@ def patient() -> Patience:
     return Patience(Clock(), PATIENCE_S)
 
 
-def log_uploads(cloud: Cloud, folder: Path) -> tuple[str, Callable[[str, Patience], bool]]:
+def log_uploads(cloud: Cloud, folder: Path) -> tuple[str, Upload]:
     log = folder / "log.txt"
     name = ARTIFACTS + "log.txt"
     uploader = LogUploader(log, name, storage_of(cloud), Clock(), 1.0)
@@ -64,7 +68,7 @@ def log_uploads(cloud: Cloud, folder: Path) -> tuple[str, Callable[[str, Patienc
     return name, upload
 
 
-def artifact_uploads(cloud: Cloud, folder: Path) -> tuple[str, Callable[[str, Patience], bool]]:
+def artifact_uploads(cloud: Cloud, folder: Path) -> tuple[str, Upload]:
     files = Files(RUN, folder, storage_of(cloud))
 
     def upload(text: str, patience: Patience) -> bool:
@@ -84,7 +88,7 @@ UPLOADS = pytest.mark.parametrize("uploads", [log_uploads, artifact_uploads])
 @UPLOADS
 @pytest.mark.parametrize("before", [False, True], ids=["of a new object", "of an object that is there"])
 def test_an_upload_that_arrives_late_does_not_replace_a_newer_one(
-    tmp_path: Path, uploads: Callable[[Cloud, Path], tuple[str, Callable[[str, Patience], bool]]], before: bool
+    tmp_path: Path, uploads: Uploads, before: bool
 ) -> None:
     with cloud_for() as cloud:
         name, upload = uploads(cloud, tmp_path)
@@ -97,9 +101,7 @@ def test_an_upload_that_arrives_late_does_not_replace_a_newer_one(
 
 
 @UPLOADS
-def test_an_upload_that_is_given_up_and_arrives_is_followed_by_the_newer_one(
-    tmp_path: Path, uploads: Callable[[Cloud, Path], tuple[str, Callable[[str, Patience], bool]]]
-) -> None:
+def test_an_upload_that_is_given_up_and_arrives_is_followed_by_the_newer_one(tmp_path: Path, uploads: Uploads) -> None:
     with cloud_for() as cloud:
         name, upload = uploads(cloud, tmp_path)
         with held(cloud, f"POST .*{name}"):
@@ -110,9 +112,7 @@ def test_an_upload_that_is_given_up_and_arrives_is_followed_by_the_newer_one(
 
 
 @UPLOADS
-def test_what_an_earlier_attempt_left_is_replaced_even_without_time_left(
-    tmp_path: Path, uploads: Callable[[Cloud, Path], tuple[str, Callable[[str, Patience], bool]]]
-) -> None:
+def test_what_an_earlier_attempt_left_is_replaced_even_without_time_left(tmp_path: Path, uploads: Uploads) -> None:
     with cloud_for() as cloud:
         name, upload = uploads(cloud, tmp_path)
         cloud.objects[name] = b"of the first attempt"
