@@ -26,7 +26,15 @@ from orchestrator.core.hosts import (
     record_object,
     with_run,
 )
-from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Operation, Quota, Refusal, SerialChunk
+from orchestrator.core.market.machines import (
+    Accepted,
+    Instance,
+    InstanceRequest,
+    Operation,
+    Quota,
+    Refusal,
+    SerialChunk,
+)
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
 from orchestrator.hosts.answers import busy, look_at, looked, said, seconds, trouble
@@ -353,8 +361,7 @@ class HostCloud:
         )
 
     def _ended(self, run: HostRun) -> tuple[Operation, ...]:
-        """What a cloud's log would say about it: that it began and, unless it was lost, when it ended. Empty for a run
-        that the host does not know."""
+        """What a cloud's log would say: that it began, and when it ended unless it was lost. Empty if `ABSENT`."""
         if run.ended_at is None or run.how == ABSENT:
             return ()
         ended = max(run.ended_at, run.deadline_at) if run.how == "deadline" else run.ended_at
