@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.backward.few import MAPS, FewBackward, FewBackwardKernel, few_refusal
-from kernels.attention.cuda.backward.kernels import ConvertKernel, PrepareKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, Order, PrepareKernel
 from kernels.attention.cuda.backward.plan import HopperBackward, hopper_refusal
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import SOURCE, Entry
@@ -120,14 +120,14 @@ def run_with_sums(
     *,
     blocks: int = 2,
     entry: Entry | None = None,
-    ordered: bool = False,
+    order: Order = Order.ANY,
 ) -> tuple[Three, torch.Tensor]:
-    """The same, and the bytes of dQ's sums in float32 before they are rounded; `ordered`: made in an order."""
+    """The same, and the bytes of dQ's sums in float32 before they are rounded; made in an `order`."""
     gradients, buffers = posed.gradients(), HostBuffers()
     machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
     problem = posed.problem(gradients)
     assert hopper_refusal(problem, machine) is None
-    steps = HopperBackward(machine, ordered=ordered).steps(problem, buffers)  # type: ignore[arg-type]
+    steps = HopperBackward(machine, order=order).steps(problem, buffers)  # type: ignore[arg-type]
     if entry is not None:
         steps = [steps[0], dataclasses.replace(steps[1], entry=entry), steps[2]]
     tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]

@@ -55,7 +55,7 @@ class Launch(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char * 128),
         ("grid", ctypes.c_int32 * 3),
-        *((name, ctypes.c_int32) for name in ("threads", "shared", "dependent", "count")),
+        *((name, ctypes.c_int32) for name in ("threads", "shared", "dependent", "cooperative", "count")),
         ("sizes", ctypes.c_int32 * MAX_ARGUMENTS),
         ("stream", ctypes.c_uint64),
         ("arguments", ctypes.c_char * (MAX_ARGUMENTS * MAX_ARGUMENT_BYTES)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
 from kernels.attention.cuda.backward.plan import HopperBackward
 from kernels.attention.cuda.plan.planning import Machine
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_with_sums
@@ -23,8 +23,11 @@ from tests.kernels.cuda.test_races_simt import as_it_is
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
-NARROW = HopperBackwardKernel("float16", 64, True, ordered=True)
-WIDE = HopperBackwardKernel("bfloat16", 128, False, ordered=True)
+NARROW = HopperBackwardKernel("float16", 64, True, order=Order.KEYS)
+WIDE = HopperBackwardKernel("bfloat16", 128, False, order=Order.KEYS)
+CYCLE, WIDE_CYCLE = (
+    HopperBackwardKernel(t, size, False, Order.CYCLIC) for t, size in (("float16", 64), ("bfloat16", 128))
+)
 UNORDERED = HopperBackwardKernel("float16", 64, True)
 SHUFFLES = tuple(Schedule(late_copies=True, late_products=True, seed=seed) for seed in (1, 2, 3))
 MACHINE = Machine(HOPPER, 132, 50 << 20, hopper=True)
@@ -39,8 +42,8 @@ WORK_BY_PLACE = Mutant(
     "work_that_is_kept_for_a_block_that_has_not_begun",
     (),
     (
-        ("return C::ORDERED ? atomicAdd(p.counter, 1) : (int)blockIdx.x;", "return (int)blockIdx.x;"),
-        ("(C::ORDERED ? 0 : blocks_again())", "blocks_again()"),
+        ("BY_PLACE ? (int)blockIdx.x : atomicAdd(p.counter, 1);", "(int)blockIdx.x;"),
+        ("(BY_PLACE ? blocks_again() : 0)", "blocks_again()"),
     ),
     NARROW,
 )
@@ -56,7 +59,14 @@ KEYS_EARLY = Mutant(
 PUT_BY_THE_SECOND = Mutant(
     "the_second_tile_of_keys_puts_its_share", (), (("if (turn == 0)", "if (turn == 1)"),), NARROW
 )
+NO_CYCLE = Mutant("nobody_awaits_a_turn_in_a_circle", (), ((AWAIT, ""),), CYCLE)
+NOT_AROUND = Mutant("turns_that_end_at_the_last_tile", (), (("(keys > first ? all : 0)", "0"),), CYCLE)
+STARTS_AT_FIRST = Mutant("queries_from_the_first_one_on", (), (("C::CYCLIC ? around(p, n + start) : n", "n"),), CYCLE)
+CYCLIC_MISTAKES = (NO_CYCLE, NOT_AROUND, STARTS_AT_FIRST)
 MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, KEYS_EARLY, PUT_BY_THE_SECOND)
+
+
+KERNELS = (NARROW, WIDE, CYCLE, WIDE_CYCLE, UNORDERED)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +74,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
     folder = tmp_path_factory.mktemp("backward90-ordered")
     around = [
         one
-        for kernel in (NARROW, WIDE)
+        for kernel in (NARROW, WIDE)  # and of the two in a circle
         for one in (
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
@@ -72,13 +82,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
         )
     ]
     with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, (NARROW, WIDE, UNORDERED)), *MISTAKES, *around], folder)
+        yield compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CYCLIC_MISTAKES, *around], folder)
 
 
 def run(
     program: Backward90, posed: Posed, scratch: Path, schedule: Schedule, entry: Mutant, blocks: int = 3
 ) -> tuple[Three, torch.Tensor]:
-    return run_with_sums(program, posed, scratch, schedule, blocks=blocks, entry=entry, ordered=True)
+    order = getattr(entry.kernel, "order", Order.ANY)
+    return run_with_sums(program, posed, scratch, schedule, blocks=blocks, entry=entry, order=order)
 
 
 def same(one: tuple[Three, torch.Tensor], other: tuple[Three, torch.Tensor]) -> bool:
@@ -126,7 +137,7 @@ def test_what_lies_where_sums_are_made_is_no_part_of_them(program: Backward90, t
     """Memory is NaN at first: nobody clears it where all queries see the first keys, and where not, the first launch."""
     for seq_q, prepare in ((300, "backward_prepare_fp16_d64_turned_keeps"), (600, "backward_prepare_fp16_d64_turned")):
         posed = posed_for(NARROW, 1, 2, 1, seq_q, 500, alignment="bottom-right")
-        steps = HopperBackward(MACHINE, ordered=True).steps(posed.problem(posed.gradients()), HostBuffers())  # type: ignore[arg-type]
+        steps = HopperBackward(MACHINE, order=Order.KEYS).steps(posed.problem(posed.gradients()), HostBuffers())  # type: ignore[arg-type]
         assert steps[0].entry.name == prepare
         assert_right(run(program, posed, tmp_path, Schedule(), as_it_is(NARROW))[0], posed)
     with pytest.raises(AssertionError):
@@ -149,3 +160,40 @@ def test_a_turn_that_never_comes_is_a_deadlock(
     posed = posed_for(NARROW, 1, 1, 1, 200, 500, alignment="bottom-right")
     with pytest.raises(Failed, match="a number in global memory"):
         run(program, posed, tmp_path, schedule, entry)
+
+
+@pytest.mark.parametrize("kernel", [CYCLE, WIDE_CYCLE], ids=lambda kernel: kernel.name)
+def test_in_a_circle_the_bits_are_the_same_if_all_tiles_of_a_head_run_at_the_same_time(
+    program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
+) -> None:
+    """Four tiles of keys a head: more than there are of queries, and as many. Four blocks, and two heads at once."""
+    posed = posed_for(kernel, 3, 2, 1, 200, 500)
+    first = run(program, posed, tmp_path, Schedule(), as_it_is(kernel), blocks=4)
+    assert_right(first[0], posed)
+    for schedule in (Schedule(), WAITING, RELEASING, SHUFFLED, *SHUFFLES):
+        for blocks in (4, 9):
+            found = run(program, posed, tmp_path, schedule, as_it_is(kernel), blocks)
+            assert same(found, first), (schedule.name, blocks)
+    with pytest.raises(Failed, match="a number in global memory"):  # so it is launched only if they do
+        run(program, posed, tmp_path, ONE_AFTER_ANOTHER, as_it_is(kernel), blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65), (333, 217), (700, 250)]
+)
+def test_in_a_circle_the_edges_of_tiles_have_the_right_gradients(
+    program: Backward90, tmp_path: Path, seq_q: int, seq_k: int
+) -> None:
+    for kernel in (CYCLE, WIDE_CYCLE):
+        posed = posed_for(kernel, 1, 2, 1, seq_q, seq_k)
+        assert_right(run(program, posed, tmp_path, SHUFFLED, as_it_is(kernel))[0], posed)
+
+
+def test_mistakes_in_a_circle_are_found(program: Backward90, tmp_path: Path) -> None:
+    posed = posed_for(CYCLE, 1, 2, 1, 600, 500)
+    first = run(program, posed, tmp_path, Schedule(), NO_CYCLE, blocks=4)
+    assert not all(same(run(program, posed, tmp_path, one, NO_CYCLE, blocks=4), first) for one in SHUFFLES)
+    with pytest.raises(Failed, match="a number in global memory"):
+        run(program, posed, tmp_path, Schedule(), NOT_AROUND, blocks=4)
+    with pytest.raises(AssertionError):
+        assert_right(run(program, posed, tmp_path, Schedule(), STARTS_AT_FIRST, blocks=4)[0], posed)

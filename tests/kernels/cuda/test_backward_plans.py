@@ -20,7 +20,7 @@ from kernels.attention.cuda.backward.ampere import (
 )
 from kernels.attention.cuda.backward.costs import span
 from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
-from kernels.attention.cuda.backward.kernels import every_backward_kernel, every_hopper_kernel
+from kernels.attention.cuda.backward.kernels import Order, every_backward_kernel, every_hopper_kernel
 from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward.small import (
     MOST_ROWS,
@@ -173,7 +173,7 @@ def test_in_an_order_tiles_of_many_heads_go_side_by_side_with_either_mask(
     sizes: dict[str, Any], full: int, causal: int
 ) -> None:
     """On the machine on which that was measured to be the fastest."""
-    way = HopperBackward(Machine(HOPPER, 132, 50 << 20, hopper=True), ordered=True)
+    way = HopperBackward(Machine(HOPPER, 132, 50 << 20, hopper=True), order=Order.KEYS)
     assert [way.heads_of_section(posed(**sizes, causal=mask)) for mask in (False, True)] == [full, causal]
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from kernels.attention.cuda.backward.costs import TURN, three_launches, three_launches_in_turns
-from kernels.attention.cuda.backward.plan import BackwardProblem
+from kernels.attention.cuda.backward.kernels import BackwardParameters, Order
+from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, cyclic_refusal
 from kernels.attention.cuda.backward.ways import backward_ways
 from kernels.attention.cuda.plan.planning import Layout, Machine
 from tests.kernels.cuda.backward_problems import FEW, MACHINE, posed
+from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 
 
 def repeating(problem: BackwardProblem, machine: Machine = MACHINE) -> str:
@@ -26,7 +29,7 @@ def test_the_deterministic_mode_has_the_pair_or_few_keys_where_there_is_no_hoppe
         assert repeating(posed(**{**FEW, **sizes}), elsewhere) == "backward-pair"
 
 
-ORDERED, ROWS_128 = "backward90-ordered", "backward-few90-128"
+ORDERED, CYCLIC, ROWS_128 = "backward90-ordered", "backward90-cyclic", "backward-few90-128"
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,9 @@ ORDERED, ROWS_128 = "backward90-ordered", "backward-few90-128"
         ({"seq": 16384}, ORDERED),
         ({"seq": 512, "head_dim": 64}, ORDERED),
         ({"seq": 256, "batch": 16, "causal": False}, ORDERED),
-        ({"seq": 1023, "causal": False}, ORDERED),
-        ({"seq": 512, "head_dim": 64, "causal": False}, ORDERED),
+        ({"seq": 1023, "causal": False}, CYCLIC),
+        ({"seq": 2048, "causal": False}, ORDERED),
+        ({"seq": 512, "head_dim": 64, "causal": False}, CYCLIC),
         ({"seq": 4096, "head_dim": 72, "causal": False}, ORDERED),  # padded to 128
     ],
 )
@@ -61,17 +65,24 @@ def test_in_an_order_tiles_of_one_head_begin_a_turn_apart() -> None:
     [
         ({"seq": 512, "head_dim": 64}, ROWS_128, ROWS_128),
         ({"seq": 4096, "batch": 1, "heads": 1, "kv_heads": 1}, "backward-few90-64", "backward-few90-64"),
-        # 154.5 us are expected of `backward90` with either mask, 154.5 and 226 in an order; 178 and 235 of one launch.
+        # 154.5 us are expected of `backward90` with either mask, 154.5 and 226 in the order of the keys; 178 and 235 of
+        # one launch. In a circle as much as in any order.
         ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128}, "backward90", ORDERED),
-        ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128, "causal": False}, "backward90", ORDERED),
-        # 29.2 of `backward90`, 29.2 and 43.6 in an order; 32.7 and 36.0 of one launch.
+        ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128, "causal": False}, "backward90", CYCLIC),
+        # 29.2 of `backward90`, 29.2 and 43.6 in the order of the keys; 32.7 and 36.0 of one launch.
         ({"seq": 1024}, "backward90", ORDERED),
-        ({"seq": 1024, "causal": False}, "backward90", ROWS_128),
-        # 93.3 of `backward90`, 93.3 and 157 in an order; 96.5 and 120 of one launch.
+        ({"seq": 1024, "causal": False}, "backward90", CYCLIC),
+        # 93.3 of `backward90`, 93.3 and 157 in the order of the keys; 96.5 and 120 of one launch.
         ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4}, "backward90", ORDERED),
-        ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "causal": False}, "backward90", ROWS_128),
-        # 35.9 of `backward90`, 47.4 in an order; 49.3 of one launch.
-        ({"seq": 768, "head_dim": 128, "causal": False}, "backward90", ORDERED),
+        ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "causal": False}, "backward90", CYCLIC),
+        # 35.9 of `backward90`, 47.4 in the order of the keys; 49.3 of one launch.
+        ({"seq": 768, "head_dim": 128, "causal": False}, "backward90", CYCLIC),
+        # Four times as many tiles of keys as of queries: 226 in the order of the keys, 304 in a circle.
+        (
+            {"seq": 2048, "seq_k": 8192, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128, "causal": False},
+            "backward90",
+            ORDERED,
+        ),
     ],
 )
 def test_with_few_rounds_of_blocks_the_deterministic_mode_takes_what_is_expected_to_end_first(
@@ -80,6 +91,30 @@ def test_with_few_rounds_of_blocks_the_deterministic_mode_takes_what_is_expected
     problem = posed(**{**FEW, **sizes})
     assert backward_ways(problem, MACHINE)[0].name == first
     assert repeating(problem) == taken
+
+
+@WITH_STUB
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "heads"),
+    [({"seq": 4096}, 128, 4), ({"seq": 1024}, 128, 16), ({"seq": 3000}, 120, 5), ({"seq": 16896}, 132, 1)],
+)
+def test_in_a_circle_all_tiles_of_a_head_have_an_sm_and_each_block_tiles_of_one_place(
+    stub: Stub, sizes: dict[str, Any], blocks: int, heads: int
+) -> None:
+    problem = posed(**{**sizes, "causal": False})
+    assert cyclic_refusal(problem, MACHINE) is None
+    prepare, main, _ = HopperBackward(MACHINE, order=Order.CYCLIC).steps(problem, HostBuffers())  # type: ignore[arg-type]
+    parameters = main.arguments[-1]
+    assert isinstance(parameters, BackwardParameters)
+    assert (main.grid, main.cooperative, main.dependent) == ((blocks, 1, 1), True, False)
+    assert blocks == heads * parameters.tiles.divisor == heads * parameters.section_tiles.divisor
+    assert prepare.entry.name.endswith("_keeps")
+
+
+def test_a_circle_is_refused_under_a_causal_mask_and_for_more_tiles_than_sms() -> None:
+    assert "causal" in (cyclic_refusal(posed(), MACHINE) or "")
+    assert "132 tiles" in (cyclic_refusal(posed(seq=16897, causal=False), MACHINE) or "")
+    assert "positive" in (cyclic_refusal(posed(causal=False, scale=-1.0), MACHINE) or "")
 
 
 def test_where_its_one_launch_cannot_be_the_deterministic_mode_has_hoppers_sums_in_an_order() -> None:

@@ -13,7 +13,7 @@ import torch
 from kernels.attention.cuda import compile_gradients
 from kernels.attention.cuda.calls import gradients, native
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
-from tests.kernels.cuda.counted import SMALL, Counted, Watching, draw
+from tests.kernels.cuda.counted import LONG, SMALL, Counted, Watching, draw
 from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 from tests.kernels.cuda.test_direct import draw_of
 
@@ -102,6 +102,26 @@ def test_the_deterministic_mode_and_another_slope_are_python_s_until_learned(com
     finally:
         torch.use_deterministic_algorithms(False)
     assert passes_of(turned) == 1
+
+
+def test_blocks_that_must_run_together_do_so_in_both_languages(stub: Stub, compiled: Counted) -> None:
+    def launches() -> list[tuple[bytes, tuple[int, ...], int, int]]:
+        tensors = draw(LONG)
+        out = compiled.quick.attention(*tensors, False, None, "top-left", False)  # type: ignore[call-arg]
+        before = stub.launches
+        torch.autograd.grad(out, tensors, torch.randn(LONG).bfloat16())
+        made = [stub.launch(n) for n in range(before, stub.launches)]
+        return [(one.name, tuple(one.grid), one.dependent, one.cooperative) for one in made]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = [launches() for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert compiled.passes == 1, "the later ones were Python's too"
+    assert found[0] == found[1] == found[2]
+    assert [cooperative for *_, cooperative in found[0]] == [0, 1, 0]
+    assert found[0][1][:3] == (b"backward90_bf16_d64_full_128x128_cyclic", (128, 1, 1), 0)
 
 
 def test_a_library_is_kept_and_one_that_was_touched_is_built_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward.few import FewBackwardKernel
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few, run_with_sums
@@ -136,7 +136,10 @@ def test_a_mistake_in_the_order_of_the_backward_pass_is_found(
 
 # ---- the backward pass with its sums in an order
 
-ORDERED = tuple(HopperBackwardKernel(one.dtype, one.head_dim, one.causal, ordered=True) for one in BACKWARD)
+ORDERED = (
+    *(HopperBackwardKernel(one.dtype, one.head_dim, one.causal, Order.KEYS) for one in BACKWARD),
+    HopperBackwardKernel("float16", 64, False, Order.CYCLIC),
+)
 TAKEN_IN_TURN = "C::SUM_BYTES);\n      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n"
 TOLD_IN_TURN = "      publish_shared();\n      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);\n"
 READ_IN_TURN = "    named_sync(C::SUM_FULL + own, C::TILE_THREADS);\n    const u64 tile_and_turn = load_shared_address(told + 8 * own);\n"
@@ -159,7 +162,9 @@ def in_turn(folder: Path) -> Backward90:
 def test_sums_in_an_order_have_no_race(in_turn: Backward90, tmp_path: Path, kernel: HopperBackwardKernel) -> None:
     posed = posed_for(kernel, 1, 2, 1, 200, 300, alignment="bottom-right")
     for schedule in (Schedule(), SHUFFLED):
-        found = run_with_sums(in_turn, posed, tmp_path, schedule, entry=as_it_is(kernel), ordered=True)[0]
+        found = run_with_sums(in_turn, posed, tmp_path, schedule, entry=as_it_is(kernel), order=kernel.order, blocks=3)[
+            0
+        ]
         assert all(error <= RELATIVE[posed.out.dtype] for error in errors(found, posed.exact))
 
 
@@ -167,7 +172,7 @@ def test_sums_in_an_order_have_no_race(in_turn: Backward90, tmp_path: Path, kern
 def test_a_mistake_in_the_order_of_sums_is_found(in_turn: Backward90, tmp_path: Path, mistake: Mutant) -> None:
     posed = posed_for(ORDERED[0], 1, 2, 1, 200, 300)
     with pytest.raises(Failed, match=mistake.found[0]):
-        run_with_sums(in_turn, posed, tmp_path, RELEASING, entry=mistake, ordered=True)
+        run_with_sums(in_turn, posed, tmp_path, RELEASING, entry=mistake, order=Order.KEYS)
 
 
 # ---- the backward pass in one launch

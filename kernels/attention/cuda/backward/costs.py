@@ -93,3 +93,14 @@ def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
             begun[head] = max(free[0], before + turn)
             heapq.heapreplace(free, begun[head] + price.block + price.keys * n)
     return price.launch + max(free)
+
+
+def three_launches_in_a_circle(problem: BackwardProblem, sm_count: int) -> float:
+    """The microseconds of `backward90` with sums in a cyclic order: all tiles of a head begin at once, and where there
+    are more tiles of keys than of queries, a tile of queries is added to all the time. Needs an SM for each tile of
+    keys of a head."""
+    f = problem.forward
+    price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
+    tiles = passing_keys(problem, HOPPER_ROWS)
+    rounds = -(-f.batch * f.kv_heads // (sm_count // len(tiles)))
+    return price.launch + rounds * (price.block + max(price.keys * tiles[0], turn * len(tiles) * f.group))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward.costs import one_launch, three_launches, three_launches_in_turns
+from kernels.attention.cuda.backward.costs import one_launch, three_launches
 from kernels.attention.cuda.backward.kernels import BackwardParameters, flag, mapped_entry_point
 from kernels.attention.cuda.backward.plan import BackwardProblem, hopper_refusal, map_of, parameters_of
 from kernels.attention.cuda.plan.parameters import Divisor
@@ -126,12 +126,13 @@ def is_before_hopper(way: FewBackward, problem: BackwardProblem) -> bool:
     return few and one_launch(problem, way.rows, sms) < three_launches(problem, sms)
 
 
-def is_before_ordered(way: FewBackward, problem: BackwardProblem) -> bool:
-    """Whether the way is expected to take less than `backward90-ordered`, for callers that want the same bits. It is
-    only called where the way is not faster than `backward90`. With more rounds of blocks it is never faster."""
+def is_before_ordered(way: FewBackward, problem: BackwardProblem, ordered_us: float) -> bool:
+    """Whether the way is expected to take less than `backward90` takes with sums in an order, for callers that want the
+    same bits. It is only called where the way is not faster than `backward90`. With more rounds of blocks it is never
+    faster."""
     sms = way.machine.sm_count
     few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
-    return few and one_launch(problem, way.rows, sms) < three_launches_in_turns(problem, sms)
+    return few and one_launch(problem, way.rows, sms) < ordered_us
 
 
 def every_few_kernel() -> Iterator[FewBackwardKernel]:

@@ -7,6 +7,7 @@ import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, Chip
@@ -20,6 +21,21 @@ SUMS_OF_BLOCK = 64 * 128
 """How many floats of dQ a block adds at a time."""
 BYTES_OF_TURNS = 2 * 4
 """For each of them: whose turn it is, and as much again, so that each share of a warpgroup has a number to clear."""
+
+
+class Order(StrEnum):
+    """The order in which Hopper's kernel adds up dQ; the value follows in the names of ways and kernels."""
+
+    ANY = ""
+    """As the blocks come: dQ's last bits may differ from run to run."""
+    KEYS = "ordered"
+    """In the order of the keys."""
+    CYCLIC = "cyclic"
+    """In a circle: each tile of keys starts at a different tile of queries, so that all can start at once. All tiles
+    of a head must run at the same time."""
+
+
+IN_C = {Order.ANY: "ANY_ORDER", Order.KEYS: "ORDER_OF_KEYS", Order.CYCLIC: "CYCLIC_ORDER"}
 
 
 class Strides(ctypes.Structure):
@@ -151,19 +167,19 @@ class PairKernel:
 
 @dataclass(frozen=True, slots=True)
 class HopperBackwardKernel:
-    """A specialisation of `source/backward/hopper.cuh`; `ordered`: with sums in an order, the same bits every run."""
+    """A specialisation of `source/backward/hopper.cuh`. Except in any order, dQ has the same bits in every run."""
 
     dtype: str
     head_dim: int
     causal: bool
-    ordered: bool = False
+    order: Order = Order.ANY
 
     threads = 384
 
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
-        tile = f"{self.queries}x{HOPPER_KEYS}{'_ordered' if self.ordered else ''}"
+        tile = f"{self.queries}x{HOPPER_KEYS}{self.order and f'_{self.order}'}"
         return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{tile}"
 
     @property
@@ -178,7 +194,7 @@ class HopperBackwardKernel:
 
     @property
     def source(self) -> str:
-        flags = f"{flag(self.causal)}, {flag(self.ordered)}"
+        flags = f"{flag(self.causal)}, {IN_C[self.order]}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
         name, maps = self.name, ("q", "k", "v", "dout")
         return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
@@ -230,5 +246,6 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
         yield PrepareKernel(dtype, size, True, True)
         yield PrepareKernel(dtype, size, True, True, keeps_sums=True)
         yield ConvertKernel(dtype, size)
-        for causal, ordered in itertools.product((False, True), repeat=2):
-            yield HopperBackwardKernel(dtype, size, causal, ordered)
+        for causal, order in itertools.product((False, True), Order):
+            if not (causal and order is Order.CYCLIC):
+                yield HopperBackwardKernel(dtype, size, causal, order)

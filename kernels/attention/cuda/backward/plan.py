@@ -12,6 +12,7 @@ from kernels.attention.cuda.backward.kernels import (
     BackwardParameters,
     ConvertKernel,
     HopperBackwardKernel,
+    Order,
     PairKernel,
     PrepareKernel,
     Strides,
@@ -97,6 +98,22 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     if problem.heads * (f.seq_q + max(HOPPER_QUERIES.values())) > MOST_ROWS:
         return "too many rows: this kernel counts them in 32 bits"
     return None
+
+
+def cyclic_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+    """Why Hopper's kernel does not add up dQ in a circle; None if it does."""
+    f = problem.forward
+    if f.causal:
+        return "under a causal mask tiles of keys are not seen by the same queries"
+    if not cyclic_blocks(problem, machine):
+        return f"a head has more than {machine.sm_count} tiles of {HOPPER_KEYS} keys, one for each SM"
+    return hopper_refusal(problem, machine)
+
+
+def cyclic_blocks(problem: BackwardProblem, machine: Machine) -> int:
+    """As many blocks as have an SM, and together keep the keys of whole heads; 0 if one head has more."""
+    tiles = max(1, -(-problem.forward.seq_k // HOPPER_KEYS))
+    return machine.sm_count // tiles * tiles
 
 
 def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
@@ -207,24 +224,24 @@ class PairBackward:
 
 @dataclass(frozen=True, slots=True)
 class HopperBackward:
-    """One pass over keys, with dQ summed in float32: the order of the additions, and so dQ's last bits, may differ from
-    run to run, but where they are `ordered`. `section`: its heads, where not as many as fit the L2 cache."""
+    """One pass over keys, with dQ summed in float32 in an `order`. `section`: its heads, where not as many as fit the
+    L2 cache."""
 
     machine: Machine
     section: int | None = None
-    ordered: bool = False
+    order: Order = Order.ANY
 
     @property
     def name(self) -> str:
-        return "backward90-ordered" if self.ordered else "backward90"
+        return f"backward90-{self.order}" if self.order else "backward90"
 
     @property
     def same_bits(self) -> bool:
-        return self.ordered
+        return self.order is not Order.ANY
 
     def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
         f = problem.forward
-        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.ordered)
+        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.order)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
@@ -234,21 +251,25 @@ class HopperBackward:
         parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
         parameters.query_tiles = query_tiles
-        prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums=self.ordered and all_see_the_first_keys(problem))
+        prepare = PrepareKernel(
+            f.dtype, size, True, True, keeps_sums=self.same_bits and all_see_the_first_keys(problem)
+        )
         steps = [preparing(prepare, problem, stat_rows, parameters)]
-        dependent = is_small(problem, self.machine, HOPPER_KEYS)
+        cooperative = self.order is Order.CYCLIC
+        dependent = is_small(problem, self.machine, HOPPER_KEYS) and not cooperative
         main, kv_heads = copied(parameters), f.batch * f.kv_heads
         heads = min(self.section or self.heads_of_section(problem), kv_heads)
         main.counter = buffers.counter()
         main.tiles, main.section = Divisor.of(key_tiles), Divisor.of(heads)
         main.section_tiles = Divisor.of(heads * key_tiles)
         main.items = -(-kv_heads // heads) * heads * key_tiles
-        blocks = min(main.items, self.machine.sm_count)
+        most = cyclic_blocks(problem, self.machine) if cooperative else self.machine.sm_count
+        blocks = min(main.items, most)
         q, k, v, dout = (
             map_of(problem, name, kernel.queries if name in ("q", "dout") else HOPPER_KEYS)
             for name in ("q", "k", "v", "dout")
         )
-        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent))
+        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent, cooperative))
         convert = copied(parameters)
         convert.tiles = Divisor.of(query_tiles)
         blocks = problem.heads * query_tiles
@@ -257,7 +278,7 @@ class HopperBackward:
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
         """The number of heads in a section: all tiles of a section are taken before those of the next one."""
-        if self.ordered:
+        if self.order is Order.KEYS:
             return heads_in_order(problem, self.machine)
         return heads_of_section(problem, self.machine, HOPPER_KEYS)
 

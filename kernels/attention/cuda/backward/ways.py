@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from kernels.attention.cuda.backward.ampere import AmpereBackward, ampere_ways
+from kernels.attention.cuda.backward.costs import three_launches_in_a_circle, three_launches_in_turns
 from kernels.attention.cuda.backward.few import FewBackward, few_ways, is_before_hopper, is_before_ordered
-from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
+from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, Order
+from kernels.attention.cuda.backward.plan import (
+    BackwardProblem,
+    HopperBackward,
+    PairBackward,
+    cyclic_refusal,
+    hopper_refusal,
+    is_small,
+)
 from kernels.attention.cuda.backward.small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.backward.turing import turing_ways
 from kernels.attention.cuda.plan.planning import Machine
@@ -21,7 +30,7 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     that want the same bits in every run."""
     is_hoppers = hopper_refusal(problem, machine) is None
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
-    ordered: list[BackwardWay] = [HopperBackward(machine, ordered=True)] if is_hoppers else []
+    ordered = ordered_ways(problem, machine) if is_hoppers else []
     small, few = small_ways(problem, machine), few_ways(problem, machine)
     summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
     portable: list[BackwardWay] = [*summing, PairBackward(machine)]
@@ -31,9 +40,26 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     others: list[BackwardWay] = [*small, *portable] if small_fits else [*portable, *small]
     if few and is_before_hopper(few[0], problem):
         return [*few, *hopper, *ordered, *others]
-    if few and is_before_ordered(few[0], problem):
+    if few and is_before_ordered(few[0], problem, expected_us(ordered[0], problem)):
         return [*hopper, *few, *ordered, *others]
     return [*hopper, *ordered, *few, *others]
+
+
+def ordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackward]:
+    """Hopper's kernel with sums in each order; the preferred one is the first."""
+    by_keys = HopperBackward(machine, order=Order.KEYS)
+    if cyclic_refusal(problem, machine) is not None:
+        return [by_keys]
+    both = [by_keys, HopperBackward(machine, order=Order.CYCLIC)]
+    if is_small(problem, machine, HOPPER_KEYS):
+        both.sort(key=lambda way: expected_us(way, problem))
+    return both
+
+
+def expected_us(way: HopperBackward, problem: BackwardProblem) -> float:
+    """The microseconds that Hopper's kernel is expected to take with its sums in an order."""
+    cost = three_launches_in_a_circle if way.order is Order.CYCLIC else three_launches_in_turns
+    return cost(problem, way.machine.sm_count)
 
 
 def is_small_enough(way: SmallBackward, problem: BackwardProblem) -> bool:

@@ -54,7 +54,7 @@ def words_of(bound: Bound, writes: Sequence[Write], maps: Mapping[int, int], wor
     words += [len(writes), *itertools.chain.from_iterable(writes), len(bound.plan)]
     for step in bound.plan:
         entry, given = step.entry, [places[id(one)] for one in step.arguments]
-        words += [bound.engine.function(entry).handle, *step.grid, entry.threads, entry.shared_bytes, step.dependent]
+        words += [bound.engine.function(entry).handle, *step.grid, entry.threads, entry.shared_bytes, step.attribute]
         words += [len(given), *given]
     return [int(one) for one in words]
 

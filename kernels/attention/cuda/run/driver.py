@@ -13,7 +13,7 @@ from kernels.attention.cuda.errors import CudaError
 
 JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
 FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
 MAP_TYPES = {"bool": 0, "float16": 6, "float32": 7, "bfloat16": 9}  # CUtensorMapDataType
 MAP_INTERLEAVE_NONE, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 0
@@ -60,9 +60,9 @@ class LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
     @classmethod
-    def programmatic_stream_serialization(cls) -> LaunchAttribute:
-        """Lets a launch begin before the previous launch of the stream has ended."""
-        attribute = cls(id=PROGRAMMATIC_STREAM_SERIALIZATION)
+    def switched_on(cls, attribute_id: int) -> LaunchAttribute:
+        """An attribute that is on or off, on."""
+        attribute = cls(id=attribute_id)
         attribute.value[0] = 1
         return attribute
 

@@ -13,7 +13,13 @@ import torch
 from kernels.attention.cuda.plan.planning import Problem
 from kernels.attention.cuda.plan.variants import Entry
 from kernels.attention.cuda.run.counters import Counters
-from kernels.attention.cuda.run.driver import LaunchAttribute, LaunchConfig, driver
+from kernels.attention.cuda.run.driver import (
+    COOPERATIVE,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    LaunchAttribute,
+    LaunchConfig,
+    driver,
+)
 from kernels.attention.cuda.run.engine import Engine
 
 
@@ -22,13 +28,20 @@ class Step:
     """One launch: a kernel, its grid in blocks, and its arguments, each passed by value.
 
     `dependent` lets it begin while the launch before it on the stream is ending (programmatic dependent launch); its
-    kernel must then wait for that launch by itself.
+    kernel must then wait for that launch by itself. `cooperative`: all of its blocks run at the same time; the driver
+    refuses a grid for which they cannot. A launch is at most one of the two.
     """
 
     entry: Entry
     grid: tuple[int, int, int]
     arguments: tuple[ctypes.Structure, ...]
     dependent: bool = False
+    cooperative: bool = False
+
+    @property
+    def attribute(self) -> int:
+        """The `CUlaunchAttributeID` of the attribute that is switched on for the launch; 0 for none."""
+        return PROGRAMMATIC_STREAM_SERIALIZATION if self.dependent else COOPERATIVE if self.cooperative else 0
 
 
 @dataclass(slots=True)
@@ -129,8 +142,8 @@ class Bound:
         """The launch's configuration, its address, the function and the address of the arguments' addresses."""
         entry = step.entry
         config = LaunchConfig(*step.grid, entry.threads, 1, 1, entry.shared_bytes, None, None, 0)
-        if step.dependent:
-            attribute = LaunchAttribute.programmatic_stream_serialization()
+        if step.attribute:
+            attribute = LaunchAttribute.switched_on(step.attribute)
             config.attributes, config.attribute_count = ctypes.addressof(attribute), 1
             self.held.append(attribute)
         pointers = (ctypes.c_void_p * len(step.arguments))(*(ctypes.addressof(one) for one in step.arguments))

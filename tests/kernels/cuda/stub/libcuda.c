@@ -8,7 +8,7 @@
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, TOO_LARGE = 701 };
 enum { MAX_KERNELS = 256, MAX_ARGUMENTS = 8, MAX_ARGUMENT_BYTES = 512, MAX_LAUNCHES = 4096 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_RELAXED = 2, POISON = 0xA5, MAX_ALLOCATIONS = 4096 };
-enum { PROGRAMMATIC = 6, MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 * 1024 };
+enum { COOPERATIVE = 2, PROGRAMMATIC = 6, MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 * 1024 };
 enum { UINT8 = 0, FLOAT32 = 7, NO_SWIZZLE = 0, SWIZZLE_128_BYTES = 3 };
 
 typedef struct {
@@ -33,7 +33,7 @@ typedef struct {
 
 typedef struct {
   char name[128];
-  int32_t grid[3], threads, shared, dependent, count, sizes[MAX_ARGUMENTS];
+  int32_t grid[3], threads, shared, dependent, cooperative, count, sizes[MAX_ARGUMENTS];
   uint64_t stream;
   char arguments[MAX_ARGUMENTS][MAX_ARGUMENT_BYTES];
 } Launch;
@@ -255,6 +255,7 @@ int cuLaunchKernelEx(const Config* config, void* function, void** arguments, voi
   for (unsigned i = 0; i < config->attribute_count; i++) {
     const Attribute* attribute = (const Attribute*)config->attributes + i;
     if (attribute->id == PROGRAMMATIC) launch->dependent = attribute->value[0];
+    if (attribute->id == COOPERATIVE) launch->cooperative = attribute->value[0];
   }
   for (int i = 0; i < kernel->count; i++) {
     launch->sizes[i] = kernel->sizes[i];

@@ -4,8 +4,8 @@
 // group. Scores and slopes (dS) are computed transposed: the accumulators have keys as rows, so that, packed to 16 bits, they
 // are directly the operands of dV += P^T dO and dK += dS^T Q. dQ is a sum over the keys of both warpgroups: for it, dS goes
 // through shared memory, and dQ goes through shared memory to sums in global memory, which another kernel converts. If ORDERED,
-// every sum is made in the order of the keys, so that it has the same bits in every run: each tile of keys waits for its turn
-// at each tile of queries (order.cuh).
+// every sum is made in an order, so that it has the same bits in every run: each tile of keys waits for its turn at each tile
+// of queries (order.cuh).
 //
 //   The order of the products and the handling of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao,
 //   "FlashAttention-3", 2024.
@@ -16,11 +16,11 @@
 #include "backward/wgmma.cuh"
 #include "small/instructions.cuh"
 
-template <class T_, int D_, int QUERIES_, bool CAUSAL_, bool ORDERED_>
+template <class T_, int D_, int QUERIES_, bool CAUSAL_, Order ORDER_>
 struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
-  static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDERED_;
+  static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDER_ != ANY_ORDER, CYCLIC = ORDER_ == CYCLIC_ORDER;
   static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // from the last tile of queries, which sees all keys, to the first
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
@@ -30,6 +30,7 @@ struct Backward {
   static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries per chunk
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
+  static_assert(!(CAUSAL && CYCLIC), "in a cycle every tile of queries must see all keys");
   static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "each warpgroup must have a 64 x 64 share of dQ");
   // Offsets in shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
@@ -151,28 +152,34 @@ struct BackwardProducer {
     copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
   }
 
-  // Where sums have an order, work is taken in that order, and only by blocks that are running. So the first unfinished tile of
-  // keys never waits.
-  __device__ __forceinline__ int first_item() const { return C::ORDERED ? atomicAdd(p.counter, 1) : (int)blockIdx.x; }
-  __device__ __forceinline__ int next_item() const { return (C::ORDERED ? 0 : blocks_again()) + atomicAdd(p.counter, 1); }
+  // Where sums have the order of the keys, work is taken in that order, and only by blocks that are running. So the first
+  // unfinished tile of keys never waits. In a cyclic order each block has work of its own, because a block takes its next tile
+  // before it has finished the present one, and no two tiles of a head may be in one block.
+  static constexpr bool BY_PLACE = !C::ORDERED || C::CYCLIC;
+  __device__ __forceinline__ int first_item() const { return BY_PLACE ? (int)blockIdx.x : atomicAdd(p.counter, 1); }
+  __device__ __forceinline__ int next_item(int index) const {
+    return C::CYCLIC ? index + blocks_again() : (BY_PLACE ? blocks_again() : 0) + atomicAdd(p.counter, 1);
+  }
 
   // The first queries of a tile of keys are copied before the keys, because the places of the keys are in use until the tile
   // before has ended.
   __device__ __forceinline__ void run() const {
     BackwardPlace place = {2 | 4};  // an empty ring: the phases before the first count as ended
-    for (int index = first_item(); index < p.items; index = next_item()) {
+    for (int index = first_item(); index < p.items; index = next_item(index)) {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
       int due = (int)opaque((u32)index);  // opaque, or the compiler makes two loops, and runs out of registers
       int head = t.kv_head * (int)p.group.divisor, n = C::LAST_FIRST ? p.query_tiles - 1 : t.first;
+      const int start = C::CYCLIC ? first_queries(p, t.key0 / C::KEYS) : 0;
       place.set_heads((int)p.group.divisor);
 #pragma unroll 1
       do {  // one loop over heads and tiles copies the keys in one place, also keys that no query sees
         if (C::LAST_FIRST ? n >= t.first : n < p.query_tiles) {
+          const int m = C::CYCLIC ? around(p, n + start) : n;
           barrier_wait(barriers.q_empty(place.stage()), place.parity());
-          copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), n, head, t.batch);
+          copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), m, head, t.batch);
           barrier_wait(barriers.dout_empty(place.stage()), place.parity());
-          copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage()), place.stage(), n, head, t.batch);
+          copy_rows(C::DOUT, C::DELTA, dout, p.delta, barriers.dout_full(place.stage()), place.stage(), m, head, t.batch);
           place.next();
         }
         if (due >= 0) copy_kv(due, place.k_parity());
@@ -277,7 +284,8 @@ struct BackwardConsumer {
   }
 
   // What the warp that adds dQ of a tile of queries needs to know; it is never 0. It is the address of this warpgroup's sums;
-  // if ORDERED, it is 1 + the turn of these keys, and the number of the tile.
+  // if ORDERED, it is 1 + the number of the tile of keys, and that of the tile of queries (if CYCLIC, as if its head's first tile
+  // were the one with which these keys start).
   __device__ __forceinline__ u64 share_of(int key0, int tile) const {
     if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)tile;
     return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;

@@ -1,12 +1,29 @@
-// Sums of dQ in the order of the keys, so that they have the same bits in every run. For each tile of queries, a number beside
-// the sums says which tile of keys is to be added next.
+// Sums of dQ in an order, so that they have the same bits in every run. For each tile of queries, a number beside the sums says
+// how many tiles of keys have been added.
+//
+// In the order of the keys, tiles of keys that start together wait for each other. In a cyclic order they need not: each starts
+// at a different tile of queries and, after the last, continues with the first. A tile of queries is met first by the last tile
+// of keys that starts at or before it, then by the one before that, and so on in a circle. Tiles of keys then wait for tiles
+// with higher numbers too, so all tiles of a head must be running at the same time.
 #pragma once
 #include "backward/instructions.cuh"
 #include "backward/problem.cuh"
 
+enum Order { ANY_ORDER, ORDER_OF_KEYS, CYCLIC_ORDER };
+
+// Returns the tile of queries with which a tile of keys starts, in a cyclic order.
+DEVICE int first_queries(const BackwardParams& p, int keys) { return divide(keys * p.query_tiles, p.tiles); }
+// Returns the tile of queries that is n tiles after the first one of its head, in a circle.
+DEVICE int around(const BackwardParams& p, int n) { return n >= p.query_tiles ? n - p.query_tiles : n; }
+// Returns how many tiles of keys meet a tile of queries before `keys` does, in a cyclic order.
+DEVICE int cyclic_turn(const BackwardParams& p, int keys, int queries) {
+  const int all = (int)p.tiles.divisor, first = ((queries + 1) * all - 1) / p.query_tiles;
+  return first - keys + (keys > first ? all : 0);
+}
+
 // A warp that adds every second tile of queries of its block, the shares of both warpgroups at once. While it waits for the
 // turn of its keys, and until its addition is done, the other warp handles the next tile. `own` is the stage of its tiles. The
-// share of the first tile of keys replaces the old sums, so nobody has to clear them.
+// share of the tile of keys that is first replaces the old sums, so nobody has to clear them.
 template <class C>
 DEVICE void backward_ordered_adder(const BackwardParams& p, u32 memory, u32 told, int own, int lane) {
   const int next_empty = C::SUM_EMPTY + C::WARPGROUPS * (own ^ 1);  // the barrier at which the other warp's tile is awaited
@@ -16,7 +33,12 @@ DEVICE void backward_ordered_adder(const BackwardParams& p, u32 memory, u32 told
     named_sync(C::SUM_FULL + own, C::TILE_THREADS);
     const u64 tile_and_turn = load_shared_address(told + 8 * own);
     if (tile_and_turn == 0) break;
-    const int turn = (int)(tile_and_turn >> 32) - 1, tile = (int)(u32)tile_and_turn;
+    int turn = (int)(tile_and_turn >> 32) - 1, tile = (int)(u32)tile_and_turn;
+    if (C::CYCLIC) {
+      const int first_of_head = tile / p.query_tiles * p.query_tiles;
+      const int queries = around(p, tile - first_of_head + first_queries(p, turn));
+      tile = first_of_head + queries, turn = cyclic_turn(p, turn, queries);
+    }
     if (lane == 0) {
       const u64 to = (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES;
       await_turn(turns_of(p) + tile, turn);

@@ -37,7 +37,6 @@ struct Config {  // CUlaunchConfig
   Attribute* attributes;
   uint32_t count;
 };
-constexpr int PROGRAMMATIC = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 constexpr int MAX_ARGUMENTS = 8, MAX_ADDRESSES = 12, ALIGNMENT = 16, MAP_ALIGNMENT = 64;
 constexpr size_t MAX_BYTES = 4096;  // the most that all arguments of a pass may take
 
@@ -86,7 +85,7 @@ struct Pass {
   struct Launch {
     Config config;
     void* function;
-    bool dependent;
+    int32_t attribute;  // the id of the attribute that is switched on, or 0
     std::vector<int> arguments;
   };
 
@@ -119,7 +118,7 @@ struct Pass {
       one.config.block[0] = static_cast<uint32_t>(from.take());
       one.config.block[1] = one.config.block[2] = 1;
       one.config.shared = static_cast<uint32_t>(from.take());
-      one.dependent = from.take() != 0;
+      one.attribute = static_cast<int32_t>(from.take());
       for (auto m = from.take(); m > 0; m--) one.arguments.push_back(static_cast<int>(from.take()));
       TORCH_CHECK(one.arguments.size() <= MAX_ARGUMENTS, "a launch has too many arguments");
       launches.push_back(std::move(one));
@@ -151,11 +150,11 @@ struct Pass {
       if (code != 0) return code;
     }
     for (const auto& one : launches) {
-      Attribute attribute{PROGRAMMATIC, 0, {1}};
+      Attribute attribute{one.attribute, 0, {1}};
       Config config = one.config;
       config.stream = current;
-      config.attributes = one.dependent ? &attribute : nullptr;
-      config.count = one.dependent ? 1 : 0;
+      config.attributes = one.attribute ? &attribute : nullptr;
+      config.count = one.attribute ? 1 : 0;
       void* pointers[MAX_ARGUMENTS];
       for (size_t i = 0; i < one.arguments.size(); i++) pointers[i] = own + arguments[one.arguments[i]].offset;
       const int code = host.launch(&config, one.function, pointers, nullptr);
