@@ -243,7 +243,7 @@ FIRST = (
     "    if constexpr (C::KEY_BIAS) await_turn();\n    start_scores(place.stage);\n"
     "    if constexpr (C::KEY_BIAS) pass_turn();\n"
 )
-READ = "      given.add_to(score, scale);\n      pass_mask();\n"
+READ = "      const u32 read = given.add_to(score, scale);\n      pass_mask(read);\n"
 MISTAKES = tuple(
     Mutant(name, found, (edit,), SMALL)
     for name, found, edit in (

@@ -207,7 +207,7 @@ def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all
     ("changes", "shapes"),
     [
         ({}, ["128x48s2m2"]),
-        ({"dtype": "bfloat16", "row": 128, "key": 2}, ["128x48s2m2"]),
+        ({"dtype": "bfloat16", "row": 128, "key": 2}, ["128x64s2m1"]),
         ({"dtype": "bool", "row": 64, "key": 1}, ["128x64s2m2"]),
         ({"dtype": "bool", "row": 72, "key": 1}, []),
         ({"row": 0}, []),

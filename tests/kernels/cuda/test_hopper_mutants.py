@@ -173,7 +173,7 @@ MUTANTS = (
 
 READ_MASK = (
     "      if (C::STAGED) barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());"
-    "  // `sees` waited for a bias\n      given.add_to(score, scale);\n"
+    "  // `sees` waited for a bias\n      const u32 read = given.add_to(score, scale);\n"
 )
 MASK_CONTROL = Mutant("mask_as_it_is", (), (), STAGED)
 MASK_MUTANTS = (
@@ -187,7 +187,7 @@ MASK_MUTANTS = (
     Mutant(
         "mask_never_released",
         ("deadlock",),
-        (without("    release(barriers.mask_empty(given.place.stage()));\n"),),
+        (without("      if (lane == 0) barrier_arrive_after(empty, read);\n"),),
         STAGED,
     ),
     Mutant("a_sharer_of_another_mask", WRONG, (("    tile.batch += sharer;", "    tile.head ^= sharer;"),), STAGED),

@@ -34,6 +34,7 @@ def as_it_is(kernel: HopperKernel | GroupKernel | HopperBackwardKernel | FewBack
 
 
 RACE, UNFENCED = "a race: ", "a write without its fence: "
+STILL_TO_READ = "a copy over what a load may still have to read: "
 
 # ---- the backward pass
 
@@ -246,19 +247,26 @@ FORWARD = (
     HopperKernel("float16", 64, True, True, Shape(2, 64, 2)),
     HopperKernel("bfloat16", 64, False, False, Shape(2, 64, 2, ping_pong=True), "bool"),
     HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, masks=2), "bfloat16"),
-    HopperKernel("bfloat16", 256, False, False, Shape(2, 48, 2, masks=2), "bfloat16"),
+    HopperKernel("bfloat16", 256, False, False, Shape(2, 64, 2, masks=1), "bfloat16"),
     HopperKernel("bfloat16", 256, True, False, Shape(2, 48, 2, masks=2), "float32"),
     HopperKernel("float16", 256, True, True, Shape(2, 64, 2, masks=2), "bool"),
     HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32"),
 )
-READ_MASK = "      given.add_to(score, scale);\n      pass_mask();\n"
+READ_MASK = "      const u32 read = given.add_to(score, scale);\n      pass_mask(read);\n"
 PASSED_MASK = "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"
+ARRIVES_AFTER = "if (lane == 0) barrier_arrive_after(empty, read);"
 FORWARD_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), kernel)
     for name, found, edit, kernel in (
         ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3), FORWARD[1]),
         ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"), FORWARD[1]),
         ("a_mask_given_back_before_it_is_read", RACE, (READ_MASK, PASSED_MASK), FORWARD[-1]),
+        (
+            "a_mask_given_back_as_soon_as_its_loads_are_issued",
+            STILL_TO_READ,
+            (ARRIVES_AFTER, "release(empty);"),
+            FORWARD[-1],
+        ),
     )
 )
 

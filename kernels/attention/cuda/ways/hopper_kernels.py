@@ -216,7 +216,7 @@ STAGED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (160, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
     (192, False): (Shape(2, 80, 2, ping_pong=True, masks=2),),
     (192, True): (Shape(2, 64, 2, ping_pong=True, masks=2),),
-    (256, False): (Shape(2, 48, 2, masks=2),),
+    (256, False): (Shape(2, 64, 2, masks=1),),
     (256, True): (Shape(2, 48, 2, masks=2),),
 }
 """The shapes for masks of numbers whose rows differ and whose tiles are copied through shared memory, by the same key.

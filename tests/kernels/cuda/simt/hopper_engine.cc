@@ -136,6 +136,7 @@ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
 }
 
 void tell_products() { races::fence(current); }
+void end_loads() { races::loads_have_read(current); }
 
 static void read(Addition& one) {
   if (!one.floats.empty()) return;

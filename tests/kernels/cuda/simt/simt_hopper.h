@@ -61,6 +61,7 @@ void read_additions();
 void end_additions();
 
 void tell_products();  // what this thread wrote is there for copies and products
+void end_loads();      // what this warp's loads read is in registers
 void ask_product(const Asked& asked, float* d, const u32* rows);
 void commit_products();
 void await_products(int pending);
@@ -82,6 +83,10 @@ DEVICE void __threadfence() {}
 DEVICE void barrier_init(u32 barrier, u32 arrivals) { simt::make_barrier(barrier, arrivals); }
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_arrive(u32 barrier) { simt::arrive(barrier, 0); }
+DEVICE void barrier_arrive_after(u32 barrier, u32) {
+  simt::end_loads();
+  simt::arrive(barrier, 0);
+}
 DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) { simt::arrive(barrier, bytes); }
 DEVICE void barrier_wait(u32 barrier, u32 parity) { simt::await_phase(barrier, parity); }
 

@@ -55,12 +55,18 @@ struct Barrier {
   Clock gathering, ended;  // of the phase under way, and of the one before
 };
 
+struct Finished {  // loads of a thread up to a clock have read, which those know who have seen another
+  uint32_t until, known;
+};
+
 struct Block {
   int threads = 0, makers = 0;
   const char* shared = nullptr;
   size_t size = 0;
   std::vector<Clock> clocks;                  // of the threads
   std::vector<std::vector<uint32_t>> fences;  // their clocks at each
+  std::vector<std::vector<Finished>> finished;  // loads
+  std::vector<std::map<long long, uint32_t>> asked_at;  // their clocks when they asked for products
   std::vector<Cell> cells;                          // of shared memory
   std::unordered_map<uintptr_t, Cell> other_cells;  // of variables
   std::map<uint32_t, Barrier> barriers;
@@ -102,6 +108,14 @@ static bool is_published(const Stamp& write, const Clock& seen) {
   return first != fences.end() && seen.of(write.maker) >= *first;
 }
 
+// Whether a thread's load has read, as far as somebody knows who has seen so much.
+static bool has_read(const Stamp& read, const Clock& seen) {
+  const auto& all = block.finished[read.maker];
+  const auto first = std::lower_bound(all.begin(), all.end(), read.clock,
+                                      [](const Finished& one, uint32_t clock) { return one.until < clock; });
+  return first != all.end() && seen.of(read.maker) >= first->known;
+}
+
 static void note(std::vector<Stamp>& stamps, const Stamp& now) {
   for (Stamp& one : stamps)
     if (one.maker == now.maker) {
@@ -140,7 +154,10 @@ static void write_cell(uintptr_t at, const Stamp& now, const Clock& seen, bool c
   for (const Stamp& write : cell.writes)
     if (seen.of(write.maker) < write.clock) complain("a race", at, write, true, now, true);
   for (const Stamp& read : cell.reads)
-    if (seen.of(read.maker) < read.clock) complain("a race", at, read, false, now, true);
+    if (seen.of(read.maker) < read.clock)
+      complain("a race", at, read, false, now, true);
+    else if (read.kind == Kind::THREAD && now.kind == Kind::COPY && !has_read(read, seen))
+      complain("a copy over what a load may still have to read", at, read, false, now, true);
   cell.writes = {now};
   cell.reads.clear();
 }
@@ -164,6 +181,7 @@ void begin(int threads, const char* shared, size_t size) {
   block = Block();
   block.threads = block.makers = threads, block.shared = shared, block.size = size;
   block.clocks.resize(threads), block.fences.resize(threads), block.cells.resize(size / 4 + 1);
+  block.finished.resize(threads), block.asked_at.resize(threads);
   for (int i = 0; i < threads; i++) block.clocks[i].reach(i, 1);
 }
 
@@ -178,15 +196,32 @@ void end() {
 
 void enter(int thread, const char* stack, size_t size) { running = thread, stack_begin = stack, stack_end = stack + size; }
 
+// Later entries of a thread are of later loads, and known later.
+static void finish(int thread, uint32_t until, uint32_t known) {
+  auto& all = block.finished[thread];
+  if (all.empty() || all.back().until < until) all.push_back({until, known});
+}
+
 void judge(int thread, const void* at, size_t size, bool writes, bool changes) {
   const Clock& seen = block.clocks[thread];
   const Stamp now = {thread, seen.of(thread), Kind::THREAD, thread};
   for_each_cell(at, size, [&](uintptr_t cell) { writes ? write_cell(cell, now, seen, changes) : read_cell(cell, now, seen); });
+  if (!writes) return;
+  finish(thread, now.clock, now.clock);
+  advance(thread);
 }
 
 void fence(int thread) {
-  block.fences[thread].push_back(block.clocks[thread].of(thread));
+  const uint32_t now = block.clocks[thread].of(thread);
+  block.fences[thread].push_back(now);
+  finish(thread, now, now);
   advance(thread);
+}
+void loads_have_read(int thread) {
+  for (int lane = thread / 32 * 32; lane < thread / 32 * 32 + 32 && lane < block.threads; lane++) {
+    const uint32_t known = block.clocks[thread].of(lane);
+    finish(lane, known, known);
+  }
 }
 
 static Barrier& barrier_of(int thread, uint32_t address) {
@@ -244,6 +279,7 @@ void meet(int first, int count) {
 }
 
 void product_asked(int thread, int warpgroup, long long number) {
+  block.asked_at[thread][number] = block.clocks[thread].of(thread);
   const auto product = std::make_pair(warpgroup, number);
   const auto found = block.asked.find(product);
   if (found == block.asked.end())
@@ -257,7 +293,14 @@ void product_reads(int warpgroup, long long number, const void* at, size_t size)
   for_each_cell(at, size, [&](uintptr_t cell) { read_cell(cell, now, seen); });
 }
 void see_products(int thread, int warpgroup, long long until) {
-  if (until > 0) block.clocks[thread].reach(maker_of(block.products, warpgroup), (uint32_t)until);
+  if (until <= 0) return;
+  block.clocks[thread].reach(maker_of(block.products, warpgroup), (uint32_t)until);
+  auto& asked = block.asked_at[thread];
+  const auto end = asked.lower_bound(until);  // product `until` - 1 is the last that has ended
+  if (end == asked.begin()) return;
+  finish(thread, std::prev(end)->second, block.clocks[thread].of(thread));
+  asked.erase(asked.begin(), end);
+  advance(thread);
 }
 
 void addition_reads(int thread, const void* at, size_t size) {

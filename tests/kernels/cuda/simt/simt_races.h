@@ -3,6 +3,9 @@
 // Every thread has a vector clock, and so has everything that threads synchronise by: barriers, named barriers, warps. What the
 // chip does in its own time (copies, products, additions) has clocks of its own, which a thread gets by waiting for it. Two
 // accesses of which one writes must be ordered; what threads wrote is read by products and copies only after the writer's fence.
+// A copy comes over what a thread has read only if that load is known to have read: the thread has waited for a product that it
+// asked for later, or written to shared memory, which are taken to depend on the load; it has fenced; or it arrived with a number
+// that depends on the load. That the load was issued earlier is not enough.
 // simt_races.cc has the rules. A program that is linked with simt_unwatched.cc in its place checks nothing: the machine below
 // the kernels is one for both.
 //
@@ -26,6 +29,7 @@ inline void access(int thread, const void* at, size_t size, bool writes, bool ch
   if (WATCHES) judge(thread, at, size, writes, changes);
 }
 void fence(int thread);  // what the thread wrote is there for copies and products
+void loads_have_read(int thread);  // those of its warp, so far as the thread knows of them
 
 uint32_t copy_asked(int thread, const void* at, size_t size, uint32_t barrier);  // its number
 void copy_landed(uint32_t barrier, uint32_t number);

@@ -54,8 +54,9 @@ struct KeyBias {
   __device__ __forceinline__ u32 tile() const { return from + place.stage() * C::MASK_TILE_BYTES; }
   __device__ __forceinline__ bool seen() const { return uniform((int)load_shared_word(tile() + C::KEYS * 4)) != 0; }
 
-  // The lane's scores become scale score + bias, in units of the natural exponent.
-  __device__ __forceinline__ void add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
+  // The lane's scores become scale score + bias, in units of the natural exponent. No copy overwrites the biases, but stores of
+  // the producer, which come after these loads as the instructions do: so the number that is returned need not depend on them.
+  __device__ __forceinline__ u32 add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
     const u32 biases = tile();
 #pragma unroll
     for (int i = 0; i < C::KEYS / 8; i++) {
@@ -67,5 +68,6 @@ struct KeyBias {
         b = fused(b, scale, pair.y);
       }
     }
+    return 0;
   }
 };

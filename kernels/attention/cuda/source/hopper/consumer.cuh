@@ -105,16 +105,22 @@ struct Consumer {
     const float scale = p.scale_log2 * LN_2;
     if constexpr (C::MASK_STAGES > 0) {
       if (C::STAGED) barrier_wait(barriers.mask_full(given.place.stage()), given.place.parity());  // `sees` waited for a bias
-      given.add_to(score, scale);
-      pass_mask();
+      const u32 read = given.add_to(score, scale);
+      pass_mask(read);
     } else if constexpr (C::HAS_TENSOR) {
       given.add_to(score, scale, lane);
     }
   }
-  // Releases a tile of the mask: this warp has read its rows, or does not need them.
-  __device__ __forceinline__ void pass_mask() {
+  // Releases a tile of the mask: this warp has read its rows, or does not need them. `read` depends on all loads from the tile,
+  // if a copy overwrites it.
+  __device__ __forceinline__ void pass_mask(u32 read = 0) {
     sync_warp();
-    release(barriers.mask_empty(given.place.stage()));
+    const u32 empty = barriers.mask_empty(given.place.stage());
+    if constexpr (C::STAGED) {
+      if (lane == 0) barrier_arrive_after(empty, read);
+    } else {
+      release(empty);
+    }
     given.place.count++;
   }
   // Whether any key of tile n is seen. A tile whose keys are all hidden by a mask of one row has no K and V, and is released

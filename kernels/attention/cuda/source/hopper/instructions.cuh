@@ -24,6 +24,15 @@ DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives after x has been computed, and thus after the loads from shared memory that x depends on. A load that was issued earlier
+// may otherwise read later: while it waits, a tensor copy that was started after the arrival can overwrite what it is to read.
+// `popc >> 6` is always 0; ptxas does not know that, so the barrier's address depends on x.
+DEVICE void barrier_arrive_after(u32 barrier, u32 x) {
+  asm volatile(
+      "{ .reg .b32 at; popc.b32 at, %1; shr.u32 at, at, 6; add.u32 at, at, %0;\n"
+      "mbarrier.arrive.shared::cta.b64 _, [at]; }" ::"r"(barrier), "r"(x) : "memory");
+}
+
 // Arrives, and sets how many bytes must land before this phase can end.
 DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

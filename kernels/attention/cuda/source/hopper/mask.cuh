@@ -125,8 +125,8 @@ struct StagedMask {
     from = tiles + (row + own) * C::MASK_ROW_BYTES + column * M::BYTES;
   }
 
-  // The lane's scores become scale score + mask, in units of the natural exponent.
-  __device__ __forceinline__ void add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
+  // The lane's scores become scale score + mask, in units of the natural exponent. Returns a number that depends on every load.
+  __device__ __forceinline__ u32 add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
     const u32 tile = from + place.stage() * C::MASK_TILE_BYTES;
     if constexpr (M::BYTES == 2) {
 #pragma unroll
@@ -162,6 +162,12 @@ struct StagedMask {
           b = fused(b, scale, pair.y);
         }
     }
+    u32 read = 0;
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 8; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) read ^= (u32)__float_as_int(score[4 * i + 2 * r]);
+    return read;
   }
 };
 

@@ -55,7 +55,6 @@ struct Hopper {
   // 16 bytes.
   static constexpr bool STAGED = MASK_STAGES_ > 0;
   static_assert(!STAGED || (HAS_TENSOR && KEYS % 16 == 0), "a staged mask must be a tensor, and KEYS a multiple of 16");
-  static_assert(MASK_STAGES_ != 1, "a staged mask needs two places: on a GPU a copy into a single one overtook loads from it");
   static constexpr int MASK_PADDING = STAGED && MASK::BYTES == 1 ? (KEYS / 16 % 2 ? 0 : 16) : 8;
   // A mask that is the same for all rows comes as float32, one bias for each key. After the biases of a tile, eight words say
   // whether any of its keys is seen. Tiles whose keys are all hidden are neither copied nor multiplied.
