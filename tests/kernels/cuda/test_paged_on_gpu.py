@@ -184,8 +184,8 @@ def test_a_call_waits_for_nothing_and_gives_what_a_bound_one_does() -> None:
     out = torch.empty_like(cache.q)
     bind_paged(*given[:3], out, *given[3:], causal=True)()
     attention_paged(*given, causal=True)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         found = [attention_paged(*given, causal=True) for _ in range(3)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
