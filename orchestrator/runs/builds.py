@@ -16,15 +16,13 @@ from typing import Final
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.images import ImageRecord, cost_of, is_image_of
-from orchestrator.core.ledger.budget import Ledger, add_cost, counted, take_back
+from orchestrator.core.ledger.budget import Ledger, add_cost, take_back
+from orchestrator.core.ledger.set_aside import CATEGORY, most_of, outstanding
 from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.store.images import Shelf
 
-CATEGORY: Final = "image"
-MOST: Final = "-most"
-"""What the id of an amount that is set aside for an image ends in."""
 BEGINS_WITHIN: Final = timedelta(minutes=13)
 """Between the amount and the first event of its run; clocks of two clients may be apart."""
 ASKS_WITHIN: Final = timedelta(minutes=3)
@@ -42,19 +40,6 @@ class Build:
     run_id: str
     over: bool
     what: str
-
-
-def most_of(name: str) -> str:
-    return f"{cost_of(name)}{MOST}"
-
-
-def outstanding(ledger: Ledger) -> dict[str, datetime]:
-    """The images for which an amount is set aside, and since when."""
-    return {
-        key.removeprefix(cost_of("")).removesuffix(MOST): cost.at
-        for key, cost in counted(ledger).items()
-        if cost.category == CATEGORY and key.endswith(MOST)
-    }
 
 
 def give_back(world: World, name: str) -> None:

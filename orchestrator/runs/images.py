@@ -24,6 +24,7 @@ from orchestrator.core.images import (
     storage_usd,
 )
 from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize
+from orchestrator.core.ledger.set_aside import CATEGORY, most_of
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -32,7 +33,7 @@ from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
 from orchestrator.core.wording import count
 from orchestrator.ports import ImageRequest
-from orchestrator.runs.builds import CATEGORY, give_back, made, most_of, replace_cost
+from orchestrator.runs.builds import give_back, made, replace_cost
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.store.images import Shelf

@@ -20,10 +20,11 @@ from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
+from orchestrator.core.ledger.set_aside import most_of, outstanding
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
 from orchestrator.core.run.fold import replay
-from orchestrator.runs.builds import look_after_builds, most_of, outstanding
+from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import Engine, World, is_done
 from orchestrator.runs.fleet_holds import forgotten, looked_after, unused
 

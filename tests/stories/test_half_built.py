@@ -13,10 +13,11 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.ledger.set_aside import outstanding
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan
-from orchestrator.runs.builds import look_after_builds, outstanding
+from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.images import reap_images, remove, survey_images
 from orchestrator.runs.reap import reap, survey
