@@ -14,8 +14,8 @@ from typing import Final
 
 from orchestrator.core.errors import BenchError, DocumentUnreadable, NotFound
 from orchestrator.core.fleet.names import FLEET_LABEL
+from orchestrator.core.ledger.arming import abandoned_from
 from orchestrator.core.ledger.budget import ZERO, Entry
-from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.mode import Mode
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetStore
@@ -72,8 +72,7 @@ def unused(world: World, fleet: str, generation: int, entry: Entry, margin: time
     except DocumentUnreadable:
         return None
     except NotFound:
-        last = timedelta(seconds=entry.ttl_s + DEADLINE_SLACK_S)
-        if now < entry.held_at + patience + last or _alive(world, fleet):
+        if now < abandoned_from(entry, world.policy.insert_limit_s, asked=True) or _alive(world, fleet):
             return None
         return entry.hold_usd, "its record is gone: the whole hold counts as spent"
     control = store.control()

@@ -12,24 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.errors import HostUnfit, ProviderError
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
-from orchestrator.core.ledger.arming import may_settle
+from orchestrator.core.ledger.arming import MARGIN, abandoned_from, may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
 from orchestrator.core.ledger.set_aside import most_of, outstanding
-from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import Engine, World, is_done
 from orchestrator.runs.fleet_holds import forgotten, looked_after, unused
-
-MARGIN = timedelta(minutes=10)
-"""How far the clocks of two clients may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +122,8 @@ def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
 
 def _waiting(world: World, entry: Entry) -> bool:
     """Whether whoever took the hold may still ask for a machine under it, or a machine still be within its deadline."""
-    now: datetime = world.clock.now()
-    patience = timedelta(seconds=world.policy.insert_limit_s)
-    if not entry.attempt:
-        return now < entry.held_at + patience + MARGIN
-    asked = entry.armed_at or entry.held_at
-    return now < asked + patience + timedelta(seconds=entry.ttl_s + DEADLINE_SLACK_S) + MARGIN
+    asked = entry.attempt > 0
+    return world.clock.now() < abandoned_from(entry, world.policy.insert_limit_s, asked=asked)
 
 
 def _alive(world: World, run_id: str) -> bool:

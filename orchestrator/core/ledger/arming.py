@@ -8,15 +8,18 @@ requested under it, and of two clients only one requests the machine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 
 REBUILT: Final = "rebuilt"
 """The note of an entry that was restored from events. Events do not tell which client was about to request a
 machine."""
+MARGIN: Final = timedelta(minutes=10)
+"""How far the clocks of two clients may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,15 @@ def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patienc
         return True
     forgotten = entry.note == REBUILT and not entry.armed_by
     return entry.attempt <= attempt and not forgotten
+
+
+def abandoned_from(entry: Entry, insert_limit_s: float, *, asked: bool) -> datetime:
+    """When whoever took the hold can no longer be about to request a machine under it, and, if one may have been
+    `asked` for, none of them can still be within its deadline. `insert_limit_s`: the seconds that a client may need to
+    request one."""
+    begun = entry.armed_at if asked and entry.armed_at is not None else entry.held_at
+    lasts_s = entry.ttl_s + DEADLINE_SLACK_S if asked else 0
+    return begun + timedelta(seconds=insert_limit_s + lasts_s) + MARGIN
 
 
 def _fresh(entry: Entry, now: datetime, patience_s: float) -> bool:
