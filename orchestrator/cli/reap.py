@@ -15,6 +15,7 @@ from orchestrator.cli.options import Json, answer, emit_json, options
 from orchestrator.cli.streams import hanging
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
+from orchestrator.core.foreign import words
 from orchestrator.core.images import PREFIX
 from orchestrator.core.wording import count
 from orchestrator.runs.builds import look_after_builds
@@ -22,7 +23,7 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, reap_images, survey_images
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import Found, reconcile
 from orchestrator.wiring import Timer, install_timer_files
 
 
@@ -41,8 +42,9 @@ def reap(
 ) -> None:
     """Find machines that no live run owns, and delete them.
 
-    Only lists them without --yes. Needs only the machines' labels and the bucket, so it works from any computer with
-    access. Tries every machine; exits with 6 when one could not be deleted, 16 when an object could not be read.
+    Only lists them without --yes; with it, also settles what is held for fleets and runs that have left nothing else.
+    Needs only the machines' labels and the bucket, so it works from any computer with access. Tries every machine;
+    exits with 6 when one could not be deleted, 16 when an object could not be read.
     """
     if install_timer:
         _install(ctx, dry_run=dry_run, json=json)
@@ -50,26 +52,25 @@ def reap(
     wiring = options(ctx).wiring()
     world = wiring.world()
     findings = survey(world, wiring.alive(), price_of(wiring.price_book.usable()))
-    orphans = sum(1 for finding in findings if finding.orphan)
     deletes = yes and not dry_run
     images, unasked = _images(world)
-    due = sum(1 for image in images if image.why)
     if not json:
         _list(findings, images)
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
     still = tuple(Failure("an image may still be there", error) for error in (*failed, *unasked))
     kept = _give_back(world) if deletes and not unasked else ()
-    done = Reaped(done.gone, (*done.failed, *still, *kept, *(_settle_fleets(world) if deletes else ())))
+    settled, unsettled = _settle(world) if deletes else ((), ())
+    done = Reaped(done.gone, (*done.failed, *still, *kept, *unsettled))
     if json:
-        emit_json(_document(wiring.mode, findings, images, done, gone))
+        emit_json(_document(wiring.mode, findings, images, done, gone, settled))
     elif deletes:
+        for hold in settled:
+            typer.echo(hanging(f"settled  {words(hold.key)}: {hold.what}"))
         too = f"; {count(len(gone), 'image')} deleted" if gone else ""
         typer.echo(f"{count(len(findings), 'VM')} alive, {len(done.gone)} deleted{too}")
     else:
-        hint = "; `bench reap --yes` deletes them" if orphans or due else ""
-        too = f", {count(due, 'image')} due" if due else ""
-        typer.echo(f"{count(len(findings), 'VM')} alive, {orphans} owned by no live run{too}{hint}")
+        typer.echo(_found(findings, images))
     for failure in done.failed:
         note(f"{failure.what}: {failure.error}")
     first = done.failed[0].error if done.failed else None
@@ -83,8 +84,20 @@ def _list(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> None:
         typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
 
 
+def _found(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> str:
+    orphans, due = sum(finding.orphan for finding in findings), sum(1 for image in images if image.why)
+    hint = "; `bench reap --yes` deletes them" if orphans or due else ""
+    too = f", {count(due, 'image')} due" if due else ""
+    return f"{count(len(findings), 'VM')} alive, {orphans} owned by no live run{too}{hint}"
+
+
 def _document(
-    mode: str, findings: Sequence[Finding], images: Sequence[ImageFinding], done: Reaped, gone: Sequence[str]
+    mode: str,
+    findings: Sequence[Finding],
+    images: Sequence[ImageFinding],
+    done: Reaped,
+    gone: Sequence[str],
+    settled: Sequence[Found],
 ) -> dict[str, object]:
     return {
         "schema": 1,
@@ -93,6 +106,7 @@ def _document(
         "machines": [document(one) for one in findings],
         "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
         "images_deleted": list(gone),
+        "settled": [{"hold": one.key, "why": one.what} for one in settled],
         "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
     }
 
@@ -117,13 +131,15 @@ def _give_back(world: World) -> tuple[Failure, ...]:
     return ()
 
 
-def _settle_fleets(world: World) -> tuple[Failure, ...]:
-    """Settles the holds of fleets whose client is gone and whose end has passed."""
+def _settle(world: World) -> tuple[tuple[Found, ...], tuple[Failure, ...]]:
+    """Settles the holds of fleets whose client is gone and whose end has passed, and of runs whose events are gone and
+    that can have no machine any more: those that it settled, and why it did not get to all."""
+    settled: list[Found] = []
     try:
-        reconcile(world, fleets_alone=True)
+        reconcile(world, drive=False, say=lambda found: settled.append(found) if found.settled else None)
     except BenchError as error:
-        return (Failure("the holds of finished fleets were not settled", error),)
-    return ()
+        return tuple(settled), (Failure("not every hold was looked after", error),)
+    return tuple(settled), ()
 
 
 def not_all(count: int, first: BenchError) -> ProviderError:

@@ -237,7 +237,13 @@ SHAPES: Final[dict[str, Any]] = {
         currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows
     ),
     "profile": shape(run_id=str, device=str, set=str, profiles=list[ProfiledCall], files=list[str]),
-    "reap": shape(mode=str, deleted=int, machines=list[Machine], failed=list[dict[str, str]]),
+    "reap": shape(
+        mode=str,
+        deleted=int,
+        machines=list[Machine],
+        settled=list[dict[str, str]],
+        failed=list[dict[str, str]],
+    ),
     "report": shape("The report's own document, and the files that were written.", schema=None, files=list[str]),
     "schema": shape("A JSON Schema, draft 2020-12.", schema=None, title=str),
     "site": SiteMade,

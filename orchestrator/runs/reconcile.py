@@ -6,6 +6,7 @@ machine is gone. A hold whose run has left no events is given back only if its l
 ever asked for; else its whole amount counts as spent, once its last deadline is over and the cloud has no such machine.
 What is set aside for an image that is not made yet is looked after like a hold (`builds`).
 Of a fleet it is `fleet_holds` that knows; its scheduler is asked once the fleet's end is past, or when money is needed.
+`bench reap --yes` drives no run: it takes the holds of fleets, of images, and of runs that have left no events.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ class Found:
 
 
 def reconcile(
-    world: World, *, eager: bool = False, fleets_alone: bool = False, say: Callable[[Found], None] = lambda _: None
+    world: World, *, eager: bool = False, drive: bool = True, say: Callable[[Found], None] = lambda _: None
 ) -> tuple[Found, ...]:
-    """Looks after every hold that is not settled, or those of fleets alone. Costs one request when there is none. With
-    `eager`, as money is needed now, also after fleets that may go on. Raises what the ports raise."""
+    """Looks after every hold that is not settled. Costs one request when there is none. With `eager`, as money is
+    needed now, also after fleets that may go on. Without `drive`, no run is driven on: only fleets are looked after,
+    and runs that have left no events. Raises what the ports raise."""
     found = []
     for key in [key for key, entry in sorted(world.ledger.read().runs.items()) if entry.settled_usd is None]:
         if is_fleet_id(run_of(key)):
             found.append(_of_fleet(world, key, eager=eager))
-        elif not fleets_alone:
+        elif drive or not has_events(world, run_of(key)):
             found.append(_one(world, key))
         else:
             continue
         say(found[-1])
-    if not fleets_alone:
+    if drive:
         found += [Found(most_of(one.name), one.over, one.what) for one in look_after_builds(world)]
     return tuple(found)
 
@@ -58,6 +60,11 @@ def reconcile(
 def is_due(ledger: Ledger) -> bool:
     """Whether there is anything to look after."""
     return any(entry.settled_usd is None for entry in ledger.runs.values()) or bool(outstanding(ledger))
+
+
+def has_events(world: World, run_id: str) -> bool:
+    """Whether a run has left events that can be read. Raises `Unavailable`."""
+    return replay(world.log(run_id).read()) is not None
 
 
 def _of_fleet(world: World, key: str, *, eager: bool) -> Found:

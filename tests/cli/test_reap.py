@@ -16,7 +16,8 @@ import pytest
 from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import plan_object
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.ledger.budget import HoldTerms, hold
+from orchestrator.core.ledger.arming import arm
+from orchestrator.core.ledger.budget import HoldTerms, Ledger, hold
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
 from orchestrator.core.run import events as ev
@@ -67,7 +68,8 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     assert "1 VM alive, 1 deleted" in bench("reap", "--yes").out
     assert bench("cloud", "status", "--json").document["instances"] == []
     assert bench("reap", "--yes", "--json").document == {
-        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "images": [], "images_deleted": [], "failed": [],
+        "schema": 1, "mode": "embedded", "deleted": 0, "machines": [], "images": [], "images_deleted": [],
+        "settled": [], "failed": [],
     }  # fmt: skip
     assert "VMs alive now: 0, $0.00/h" in bench("status").out
 
@@ -91,6 +93,59 @@ def test_a_fleet_that_ended_days_ago_and_whose_client_is_gone_holds_no_money_any
     assert wiring.ledger.read().runs[fleet].settled_usd is None, "it only lists"
     bench("reap", "--yes")
     assert wiring.ledger.read().runs[fleet].settled_usd == Decimal(7)
+
+
+# --- holds without events -------------------------------------------------------------------------------------------
+
+
+def take(wiring: Wiring, key: str, *, age: timedelta = timedelta(0), armed: bool = False, usd: str = "0.18") -> None:
+    """A hold of half an hour that was taken so long ago, and under which a machine was asked for where it is armed."""
+    since = wiring.clock.now() - age
+
+    def change(ledger: Ledger) -> Ledger:
+        made = hold(ledger, key, Decimal(usd), 1800, since, HoldTerms("l4", pretend=True))
+        found = arm(made, key, 1, "client-gone", since, 60) if armed else made
+        assert isinstance(found, Ledger)
+        return found
+
+    wiring.accounts().change(change)
+
+
+def settled(wiring: Wiring, key: str) -> Decimal | None:
+    return wiring.ledger.read().runs[key].settled_usd
+
+
+def test_reap_counts_a_hold_whose_events_are_gone_as_spent_once_no_machine_of_it_can_run(bench: Bench) -> None:
+    wiring = wire()
+    take(wiring, RUN, age=timedelta(hours=3), armed=True)
+    bench("reap")
+    bench("reap", "--yes", "--dry-run")
+    assert settled(wiring, RUN) is None, "it only lists"
+    ran = bench("reap", "--yes")
+    assert settled(wiring, RUN) == Decimal("0.18")
+    assert f"settled  {RUN}: its events are gone: the whole hold counts as spent" in ran.out
+
+
+def test_reap_gives_a_hold_back_under_which_no_machine_was_asked_for(bench: Bench) -> None:
+    wiring = wire()
+    take(wiring, RUN, age=timedelta(hours=1))
+    assert bench("reap", "--yes", "--json").document["settled"] == [
+        {"hold": RUN, "why": "no machine was ever requested"}
+    ]
+    assert settled(wiring, RUN) == 0
+
+
+def test_reap_leaves_a_run_whose_events_are_there_to_its_clients(bench: Bench) -> None:
+    wiring = wire()
+    wiring.log(RUN).append(planned_run(mode="embedded"))
+    take(wiring, RUN, age=timedelta(hours=3), armed=True)
+    bench("reap", "--yes")
+    assert settled(wiring, RUN) is None
+    bench("stop", RUN)
+    assert settled(wiring, RUN) == 0
+
+
+# --- machines and the timer -----------------------------------------------------------------------------------------
 
 
 def test_a_machine_of_another_bucket_is_left_alone(bench: Bench, weather: Weather) -> None:

@@ -16,6 +16,7 @@ from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import Found, reconcile
 from orchestrator.store.fleets import FleetStore
+from tests.core.builders import planned
 from tests.fleet.test_lost_clients import Site, launched
 from tests.support.memory_bucket import MemoryBucket
 
@@ -116,11 +117,12 @@ def test_a_fleet_that_finds_no_money_left_looks_after_the_holds_of_dead_clients_
     assert dead.site.holds()[record.fleet].settled_usd is None
 
 
-def test_holds_of_fleets_alone_are_looked_after_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(tmp_path: Path) -> None:
     dead = Abandoned.of(tmp_path)
     dead.site.clock.sleep(END_S + MARGIN_S)
     run, now = "20261122-040000-l4x0001", dead.site.clock.now()
+    dead.world().log(run).append(planned())
     dead.world().accounts.change(lambda ledger: hold(ledger, run, Decimal(1), 3600, now, HoldTerms("l4")))
-    (found,) = reconcile(dead.world(), fleets_alone=True)
+    (found,) = reconcile(dead.world(), drive=False)
     assert (found.key, found.settled) == (dead.site.stage.fleet, True)
     assert dead.site.holds()[run].settled_usd is None
