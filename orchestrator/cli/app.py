@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "Show what a launch would do and the most it can cost.",
     "prices": "Show the prices that plans and holds are made with.",
     "fleet": "Run one sweep on many machines.",
-    "status": "List runs, and the machines that exist now.",
+    "status": "List runs, other holds, and the machines that exist now.",
     "logs": "Show a run's log.",
     "ssh": "Open a terminal on the machine of a live run.",
     "fetch": "Download what a run measured, and show it.",

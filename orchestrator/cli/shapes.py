@@ -62,13 +62,29 @@ class Machine:
 
 
 @dataclass
+class OpenHold:
+    """Dollars that are held for something that is not an open run of the list, and the command that shows or releases
+    them. `settles_at`: when `bench reap --yes` may settle it, where its run or fleet has left nothing else."""
+
+    kind: Literal["run", "fleet", "image_build", "image_storage"]
+    name: str
+    held_usd: Usd
+    held_at: Time
+    prices_simulated: bool
+    remedy: str
+    settles_at: Time | None
+
+
+@dataclass
 class Status(Document):
-    """Every run, and the machines alive now; a run alone is a RunDocument."""
+    """Every run, the machines alive now (null: the cloud did not answer), and the holds of anything else (null: the
+    ledger cannot be read); a run alone is a RunDocument."""
 
     mode: str
     prices_simulated: bool
     runs: list[StatusLine]
     instances: list[Machine] | None
+    holds: list[OpenHold] | None
     left_out: dict[str, str]
 
 

@@ -1,13 +1,14 @@
-"""`bench status [RUN]`: runs, phases, progress, dollars; and the machines that are alive now."""
+"""`bench status [RUN]`: runs, phases, progress, dollars; what is held for anything else; the machines alive now."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import alive_view
+from orchestrator.cli import alive_view, holds_view
 from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
 from orchestrator.cli.completing import known_runs, remember
 from orchestrator.cli.finding import find_run
@@ -26,6 +27,8 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.foreign import sentence
 from orchestrator.core.hosts import is_host
+from orchestrator.core.ledger.budget import Ledger
+from orchestrator.core.ledger.unlisted import OpenHold
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
 from orchestrator.core.run.status import StatusLine, decode, document, status_line
@@ -44,10 +47,11 @@ def status(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
     json: Json = False,
 ) -> None:
-    """List runs, and the machines that exist now.
+    """List runs, other holds, and the machines that exist now.
 
-    Runs that are over are also settled and closed. The machines are those that the cloud itself lists, not those that
-    the runs know of.
+    Runs that are over are also settled and closed. Other holds are money that is held for a fleet, for an image, or for
+    a run that is missing from the list or over; each has a line with the command that shows or releases it. The
+    machines are those that the cloud itself lists, not those that the runs know of.
     """
     wiring = options(ctx).wiring()
     if run:
@@ -93,34 +97,58 @@ def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
     return cold_starts(lines, run.plan.gpu, run.plan.mode)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the list shows."""
+
+    lines: Sequence[StatusLine]
+    """Every run, oldest first."""
+    findings: Sequence[Finding]
+    unasked: str
+    """Why the cloud could not be asked for its machines; empty if it was."""
+    holds: Sequence[OpenHold] | None
+    """None where the ledger cannot be read."""
+
+
 def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     lines, left_out, first = _lines(wiring)
     remember(wiring.home, [line.run_id for line in lines])
+    ledger, unsettled = _ledger(wiring)
+    if isinstance(unsettled, DocumentUnreadable):
+        hint = f" ({unsettled.hint})" if unsettled.hint else ""
+        left_out["ledger"] = f"{unsettled}; the cost of runs cannot be settled{hint}"
+    elif unsettled is not None:
+        note(f"some holds could not be settled: {unsettled}")
+        first = first or ProviderError(f"some holds could not be settled: {unsettled}", hint=unsettled.hint)
+    holds = holds_view.holds_of(wiring, ledger, lines) if ledger is not None else None
     try:
         findings, unasked = _alive(wiring), ""
     except BenchError as exc:
         findings, unasked = (), str(exc)
     left_out |= wiring.hosts.odd
+    seen = _Seen(lines, findings, unasked, holds)
     if json:
-        runs = [asdict(line) for line in lines[-limit:]]
-        advised = [(finding, keep_or_stop(finding, lines, wiring.clock.now())) for finding in findings]
-        known = [
-            {**alive_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
-        ]
-        machines = None if unasked else known
-        emit_json(
-            {
-                "schema": 1,
-                "mode": wiring.mode,
-                "prices_simulated": wiring.mode.simulated,
-                "runs": runs,
-                "instances": machines,
-                "left_out": left_out,
-            }
-        )
-        raise_unread(left_out, first)
-        return
-    console = screen()
+        emit_json({**_document(wiring, seen, limit), "left_out": left_out})
+    else:
+        _show(wiring, seen, limit)
+    raise_unread(left_out, first)
+
+
+def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
+    advised = [(finding, keep_or_stop(finding, seen.lines, wiring.clock.now())) for finding in seen.findings]
+    known = [{**alive_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
+    return {
+        "schema": 1,
+        "mode": wiring.mode,
+        "prices_simulated": wiring.mode.simulated,
+        "runs": [asdict(line) for line in seen.lines[-limit:]],
+        "instances": None if seen.unasked else known,
+        "holds": None if seen.holds is None else [holds_view.document(one) for one in seen.holds],
+    }
+
+
+def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
+    console, lines = screen(), seen.lines
     if not lines:
         console.print("there are no runs yet; start one with `bench launch --gpu l4`")
     else:
@@ -129,18 +157,19 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
             console.print(f"… and {len(lines) - limit} older runs; --limit N shows more", style="dim")
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
-    for finding in findings:
+    for hold in seen.holds or ():
+        console.print(hung(console, holds_view.line(hold)), markup=False, soft_wrap=True)
+    for finding in seen.findings:
         console.print(hung(console, line(finding)), markup=False, soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
-    if unasked:
-        said = f"the cloud did not answer ({unasked}); as far as the runs know:"
+    if seen.unasked:
+        said = f"the cloud did not answer ({seen.unasked}); as far as the runs know:"
         console.print(hung(console, said), style="yellow", markup=False)
         console.print(alive_line(lines))
     else:
-        console.print(summary(findings), markup=False)
-    raise_unread(left_out, first)
+        console.print(summary(seen.findings), markup=False)
 
 
 def _alive(wiring: Wiring) -> tuple[Finding, ...]:
@@ -178,14 +207,20 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
                 continue
             line = status_line(state, wiring.clock.now())
         lines.append(line)
-    try:
-        _reconcile(wiring)
-    except DocumentUnreadable as exc:
-        left_out["ledger"] = f"{exc}; the cost of runs cannot be settled" + (f" ({exc.hint})" if exc.hint else "")
     return lines, left_out, first
 
 
-def _reconcile(wiring: Wiring) -> None:
-    """Releases the holds of clients that died, or counts them as spent, as far as this can be decided now."""
-    if is_due(wiring.ledger.read()):
-        reconcile(wiring.world())
+def _ledger(wiring: Wiring) -> tuple[Ledger | None, BenchError | None]:
+    """The ledger, once the holds of clients that died are released or count as spent, as far as this can be decided
+    now; None where it cannot be read. And why not every hold could be looked after."""
+    ledger = None
+    try:
+        ledger = wiring.ledger.read()
+        if is_due(ledger):
+            reconcile(wiring.world())
+            ledger = wiring.ledger.read()
+    except CredentialsMissing:
+        raise
+    except BenchError as exc:
+        return ledger, exc
+    return ledger, None

@@ -81,6 +81,17 @@ def unused(world: World, fleet: str, generation: int, entry: Entry, margin: time
     return (ZERO, "no machine was ever requested") if generation in control.void else None
 
 
+def has_record(world: World, fleet: str) -> bool:
+    """Whether the record of a fleet is there, readable or not. Raises `Unavailable`."""
+    try:
+        FleetStore(world.bucket, world.clock, fleet).record()
+    except NotFound:
+        return False
+    except DocumentUnreadable:
+        return True
+    return True
+
+
 def _voided(control: Control, generation: int) -> Control:
     """Nothing is asked for under the hold of `generation` any more. As it was where something may have been."""
     begun = control.generation == generation and any(job.number >= control.first_job for job in control.jobs)

@@ -20,12 +20,13 @@ from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from, may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
-from orchestrator.core.ledger.set_aside import most_of, outstanding
+from orchestrator.core.ledger.set_aside import most_of, outstanding, stored
+from orchestrator.core.ledger.unlisted import Known, unlisted_runs
 from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import Engine, World, is_done
-from orchestrator.runs.fleet_holds import forgotten, looked_after, unused
+from orchestrator.runs.fleet_holds import forgotten, has_record, looked_after, unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,17 @@ def is_due(ledger: Ledger) -> bool:
 def has_events(world: World, run_id: str) -> bool:
     """Whether a run has left events that can be read. Raises `Unavailable`."""
     return replay(world.log(run_id).read()) is not None
+
+
+def known_of(world: World, ledger: Ledger, open_runs: frozenset[str]) -> Known:
+    """What is there of that for which the ledger holds money, beside `open_runs`; whose fleets they are is not told.
+    Asks nothing of the bucket where there is no such hold. Raises `Unavailable`."""
+    names = unlisted_runs(ledger, open_runs)
+    lost = {name for name in names if not (has_record if is_fleet_id(name) else has_events)(world, name)}
+    shelf = world.shelf if stored(ledger) else None
+    records = shelf.records.every()[0] if shelf is not None else ()
+    there = frozenset(one.name for one in records if one.gone_at is None)
+    return Known(open_runs, frozenset(lost), images=there)
 
 
 def _of_fleet(world: World, key: str, *, eager: bool) -> Found:

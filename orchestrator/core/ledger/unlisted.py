@@ -1,0 +1,98 @@
+"""The holds that a list of runs does not show: of fleets, of images, and of runs that are missing from it or over.
+
+Whoever looks at the list after a crash must not read that there are no runs while dollars are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal
+
+from orchestrator.core.fleet.names import is_fleet_id
+from orchestrator.core.ledger.arming import abandoned_from
+from orchestrator.core.ledger.document import Cost, Entry, Ledger
+from orchestrator.core.ledger.set_aside import amounts, stored
+from orchestrator.core.naming import run_of
+
+Kind = Literal["run", "fleet", "image_build", "image_storage"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """Dollars that are held, what they are for, and the command that shows or releases them."""
+
+    kind: Kind
+    name: str
+    """The run, the fleet or the image."""
+    usd: Decimal
+    since: datetime
+    simulated: bool
+    """Whether the dollars are simulated ones of the embedded cloud."""
+    remedy: str
+    """A command line."""
+    settles_at: datetime | None = None
+    """When no machine of it can run any more, so that it may be settled without a word of it; None where its run or
+    fleet tells what it has cost, and of images."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether its run has left no events, or its fleet no record."""
+        return self.settles_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is there of that for which money is held, by name."""
+
+    open_runs: frozenset[str] = frozenset()
+    """The runs that the list shows as not over: it speaks for their holds."""
+    lost: frozenset[str] = frozenset()
+    """Runs without events, and fleets without a record."""
+    foreign: frozenset[str] = frozenset()
+    """Fleets on which this client does not act, as they were launched from another computer."""
+    images: frozenset[str] = frozenset()
+    """Images that can be deleted: their records are readable, and they are not gone."""
+
+
+def unlisted_runs(ledger: Ledger, open_runs: frozenset[str]) -> frozenset[str]:
+    """The runs and fleets, other than `open_runs`, for which money is held."""
+    return frozenset(run_of(key) for key, entry in ledger.runs.items() if entry.held) - open_runs
+
+
+def unlisted_holds(ledger: Ledger, known: Known, insert_limit_s: float) -> tuple[OpenHold, ...]:
+    """Every hold that the list of runs does not show, oldest first. `insert_limit_s`: the seconds for which a client
+    may be about to request a machine."""
+    unlisted = unlisted_runs(ledger, known.open_runs)
+    found = [
+        _of_entry(name, entry, known, insert_limit_s)
+        for key, entry in ledger.runs.items()
+        if entry.held and (name := run_of(key)) in unlisted
+    ]
+    found += _of_images(ledger, known)
+    return tuple(sorted(found, key=lambda one: (one.since, one.name)))
+
+
+def _of_entry(name: str, entry: Entry, known: Known, insert_limit_s: float) -> OpenHold:
+    fleet = is_fleet_id(name)
+    kind: Kind = "fleet" if fleet else "run"
+    if name in known.lost:
+        over = abandoned_from(entry, insert_limit_s, asked=fleet or entry.attempt > 0)
+        return OpenHold(kind, name, entry.held, entry.held_at, entry.pretend, "bench reap --yes", over)
+    look = f"bench fleet status {'--look ' if name in known.foreign else ''}{name}" if fleet else f"bench status {name}"
+    return OpenHold(kind, name, entry.held, entry.held_at, entry.pretend, look)
+
+
+def _of_images(ledger: Ledger, known: Known) -> Iterator[OpenHold]:
+    """An image that is gone holds nothing: what its storage has cost is spent."""
+
+    def made(kind: Kind, name: str, cost: Cost, remedy: str) -> OpenHold:
+        return OpenHold(kind, name, cost.usd, cost.at, cost.pretend, remedy)
+
+    for name, cost in amounts(ledger).items():
+        yield made("image_build", name, cost, "bench image list")
+    for name, cost in stored(ledger).items():
+        if name in known.images:
+            yield made("image_storage", name, cost, f"bench image rm {name}")
