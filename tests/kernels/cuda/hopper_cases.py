@@ -28,7 +28,7 @@ class Case:
     """What a call is asked for beside its tensors, and the device it runs on: `blocks` at a time."""
 
     alignment: str = "top-left"
-    window: tuple[int, int] | None = None
+    window: tuple[int, int | None] | None = None
     blocks: int = 3
     l2_bytes: int = 1 << 20
     with_lse: bool = True

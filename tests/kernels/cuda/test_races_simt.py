@@ -250,16 +250,19 @@ FORWARD = (
     HopperKernel("bfloat16", 256, False, False, Shape(2, 64, 2, masks=1), "bfloat16"),
     HopperKernel("bfloat16", 256, True, False, Shape(2, 48, 2, masks=2), "float32"),
     HopperKernel("float16", 256, True, True, Shape(2, 64, 2, masks=2), "bool"),
+    HopperKernel("bfloat16", 64, False, True, Shape(2, 64, 2, masks=2), "bfloat16"),
     HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sharers=2), "float32"),
 )
 READ_MASK = "      const u32 read = given.add_to(score, scale);\n      pass_mask(read);\n"
 PASSED_MASK = "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"
+FENCES = "    if constexpr (C::STAGED && IS_FULL) stores_before_products();\n"
 ARRIVES_AFTER = "if (lane == 0) barrier_arrive_after(empty, read);"
 FORWARD_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), kernel)
     for name, found, edit, kernel in (
         ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3), FORWARD[1]),
         ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"), FORWARD[1]),
+        ("a_mask_of_full_registers_given_back_without_a_fence", STILL_TO_READ, without(FENCES), FORWARD[-2]),
         ("a_mask_given_back_before_it_is_read", RACE, (READ_MASK, PASSED_MASK), FORWARD[-1]),
         (
             "a_mask_given_back_as_soon_as_its_loads_are_issued",
@@ -276,13 +279,17 @@ def forward(folder: Path) -> HopperProgram:
     return compile_hopper((*map(as_it_is, FORWARD), *FORWARD_MISTAKES), "HopperParams", folder, races=True)
 
 
+def window_of(kernel: HopperKernel) -> tuple[int, int | None] | None:
+    return (70, 5 if kernel.right else None) if kernel.left else None
+
+
 def mask_for(kernel: HopperKernel, rows: int, keys: int) -> torch.Tensor | None:
     return torch.ones(1, 1, rows, keys).tril(100).to(getattr(torch, kernel.mask)) if kernel.mask else None
 
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: kernel.name)
 def test_the_forward_pass_has_no_race(forward: HopperProgram, tmp_path: Path, kernel: HopperKernel) -> None:
-    case = Case(blocks=2, window=(70, 5) if kernel.left else None, mask=mask_for(kernel, 300, 304))
+    case = Case(blocks=2, window=window_of(kernel), mask=mask_for(kernel, 300, 304))
     attend(forward, kernel, draw(kernel, 1, 2, 1, 300, 304), tmp_path, SHUFFLED, case, entry=as_it_is(kernel))
 
 
@@ -293,7 +300,8 @@ def test_a_mistake_in_the_order_of_the_forward_pass_is_found(
     kernel = mistake.kernel
     assert isinstance(kernel, HopperKernel)
     heads = 3 if kernel.mask is None else 2  # which come in pairs where they share a mask
-    tensors, case = draw(kernel, 1, heads, 1, 260, 264), Case(blocks=2, mask=mask_for(kernel, 260, 264))
+    tensors = draw(kernel, 1, heads, 1, 260, 264)
+    case = Case(blocks=2, window=window_of(kernel), mask=mask_for(kernel, 260, 264))
     with pytest.raises(Failed, match=mistake.found[0]):
         attend(forward, kernel, tensors, tmp_path, Schedule(), case, entry=mistake)
 
