@@ -13,7 +13,7 @@ from tests.kernels.harness_process import ROOT, HarnessProcess, named
 OWN = Path(__file__).parent / "own"
 HONEST = ("torch", "honest_in_parts", "honest_transposed", "honest_in_double", "honest_einsum", "torch:aa")
 CHEATS = {
-    "old_memory": "max abs error",
+    "old_memory": "max abs error|or never written",  # what is left behind may be a NaN
     "changes_inputs": "it changed its inputs",
     "by_address": "max abs error",
     "by_shape": "max abs error",
