@@ -36,6 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
         for kernel in (NARROW, NARROW_FULL, WIDE, WIDE_FULL)
         for one in (
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
             ConvertKernel(kernel.dtype, kernel.head_dim),
         )
     ]

@@ -251,9 +251,8 @@ class HopperBackward:
         parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
         parameters.query_tiles = query_tiles
-        prepare = PrepareKernel(
-            f.dtype, size, True, True, keeps_sums=self.same_bits and all_see_the_first_keys(problem)
-        )
+        keeps_sums = (f.causal or self.same_bits) and all_see_the_first_keys(problem)
+        prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums)
         steps = [preparing(prepare, problem, stat_rows, parameters)]
         cooperative = self.order is Order.CYCLIC
         dependent = is_small(problem, self.machine, HOPPER_KEYS) and not cooperative

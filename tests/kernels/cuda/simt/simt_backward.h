@@ -12,6 +12,8 @@ DEVICE void additions_commit() {}
 DEVICE void additions_have_read() { simt::read_additions(); }
 DEVICE void additions_done() { simt::end_additions(); }
 DEVICE void await_turn(const int* turn, int own) { simt::await_value(turn, own); }
+DEVICE int look_at(const int* number) { return simt::look_at_value(number); }
+DEVICE int claim(int* number) { return simt::claim_value(number); }
 DEVICE void give_turn(int* turn, int next) { simt::give_value(turn, next); }
 
 DEVICE void publish_shared() { simt::tell_products(); }

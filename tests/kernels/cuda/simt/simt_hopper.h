@@ -46,6 +46,8 @@ inline size_t resident_blocks = 0;  // so many have begun and not ended at a tim
 void let_other_blocks_run();
 void perhaps_let_other_blocks_run();
 void await_value(const int* at, int value);
+int look_at_value(const int* at);
+int claim_value(int* at);
 void give_value(int* at, int value);
 
 void make_barrier(u32 barrier, u32 arrivals);

@@ -43,6 +43,8 @@ struct Backward {
   static constexpr int TILE_THREADS = PAIR_THREADS + 32;
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
+  static constexpr bool CLAIMS = CAUSAL && !ORDERED;  // without a mask tiles of keys arrive together: all would wait for the first
+  static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum
   static constexpr bool EARLY_DV = D == 128;  // dV starts before the wait for dP; 128 queries leave no registers for that
 };
 
@@ -452,21 +454,42 @@ struct BackwardConsumer {
 };
 
 // A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives, and the side
-// that waits sees what the other wrote before. BACKWARD.md explains why racecheck still reports hazards.
+// that waits sees what the other wrote before. BACKWARD.md explains why racecheck still reports hazards. If CLAIMS, whoever is the
+// first to add to a sum stores its share instead, and nobody has to clear the sums; except where some queries see no keys.
 template <class C>
 DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
+  const u32 from = memory + C::SUM + warpgroup * C::SUM_PART_BYTES;
+  const bool claims = C::CLAIMS && p.above >= 0;
+  int* const states = turns_of(p);
+  int ahead = 0, seen_ahead = C::NOT_STORED;  // the share that is expected next, and its state: so it is known when it is needed
   named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
   for (;;) {
     named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     const u64 to = load_shared_address(sum_to);
     if (to == 0) break;
+    const int share = (int)((to - (u64)p.sums) / C::SUM_PART_BYTES);
+    int state = C::STORED;
     if (lane == 0) {
-      add_floats(to, memory + C::SUM + warpgroup * C::SUM_PART_BYTES, C::SUM_PART_BYTES);
+      if (claims) state = share == ahead && seen_ahead == C::STORED ? C::STORED : claim(states + share);
+      if (state == C::BEING_STORED) await_turn(states + share, C::STORED);
+      if (state == C::NOT_STORED)
+        store_floats(to, from, C::SUM_PART_BYTES);
+      else
+        add_floats(to, from, C::SUM_PART_BYTES);
       additions_commit();
       additions_have_read();
     }
     sync_warp();
     named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
+    if (claims && lane == 0) {
+      if (state == C::NOT_STORED) {
+        additions_done();
+        give_turn(states + share, C::STORED);
+      }
+      ahead = min(share + C::WARPGROUPS, p.all_heads * p.query_tiles * C::WARPGROUPS - 1);
+      seen_ahead = look_at(states + ahead);
+    }
+    sync_warp();
   }
   if (lane == 0) additions_done();
 }

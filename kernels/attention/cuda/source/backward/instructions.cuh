@@ -36,6 +36,19 @@ DEVICE void await_turn(const int* turn, int own) {
   } while (now != own);
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+// Returns a number in global memory; `claim` also sets it to 1 if it is 0. The same holds for additions that start afterwards.
+DEVICE int look_at(const int* number) {
+  int now;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(number) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return now;
+}
+DEVICE int claim(int* number) {
+  int before;
+  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(number) : "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return before;
+}
 DEVICE void give_turn(int* turn, int next) {
   asm volatile("fence.proxy.async.global;" ::: "memory");
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
