@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kernels.attention.cuda.backward.few import MAPS, FewBackward, FewBackwardKernel, few_refusal
-from kernels.attention.cuda.backward.kernels import ConvertKernel, Order, PrepareKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
 from kernels.attention.cuda.backward.plan import HopperBackward, hopper_refusal
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import SOURCE, Entry
@@ -66,6 +66,18 @@ def compile_backward90(
     text += table("BackwardParams", map(row, entries))
     program = compiled(text, "backward90", 900, folder, source=source, races=races)
     return Backward90(program, tuple(entries))
+
+
+def around(kernels: Iterable[HopperBackwardKernel]) -> list[Entry]:
+    """What is launched before and after these kernels, each once."""
+    found: list[Entry] = []
+    for kernel in kernels:
+        found += [
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
+            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
+            ConvertKernel(kernel.dtype, kernel.head_dim),
+        ]
+    return list(dict.fromkeys(found))
 
 
 def maps_of(entry: Entry) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel
 from kernels.attention.cuda.backward.plan import HopperBackward
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
+from tests.kernels.cuda.backward90_runner import Backward90, around, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_problems import MACHINE
 from tests.kernels.cuda.backward_runner import Posed, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER
@@ -47,17 +47,8 @@ MISTAKES = tuple(
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
     folder = tmp_path_factory.mktemp("backward90-claims")
-    around = [
-        one
-        for kernel in (CAUSAL, WIDE)
-        for one in (
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim),
-        )
-    ]
     with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, (CAUSAL, WIDE)), *MISTAKES, *around], folder)
+        yield compile_backward90([*map(as_it_is, (CAUSAL, WIDE)), *MISTAKES, *around((CAUSAL, WIDE))], folder)
 
 
 def prepared_by(posed: Posed) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, Order
 from kernels.attention.cuda.backward.plan import HopperBackward
 from kernels.attention.cuda.plan.planning import Machine
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_with_sums
+from tests.kernels.cuda.backward90_runner import Backward90, around, compile_backward90, run_with_sums
 from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
@@ -72,17 +72,8 @@ KERNELS = (NARROW, WIDE, CYCLE, WIDE_CYCLE, UNORDERED)
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
     folder = tmp_path_factory.mktemp("backward90-ordered")
-    around = [
-        one
-        for kernel in (NARROW, WIDE)  # and of the two in a circle
-        for one in (
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim),
-        )
-    ]
     with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CYCLIC_MISTAKES, *around], folder)
+        yield compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CYCLIC_MISTAKES, *around(KERNELS)], folder)
 
 
 def run(

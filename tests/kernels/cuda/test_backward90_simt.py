@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward.few import FewBackwardKernel
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, PrepareKernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel
 from kernels.attention.cuda.calls.quick import Options
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90
+from tests.kernels.cuda.backward90_runner import Backward90, around, compile_backward90, run_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, assert_right, errors, pose
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
@@ -31,17 +31,8 @@ SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
     folder = tmp_path_factory.mktemp("backward90")
-    around = [
-        one
-        for kernel in (NARROW, NARROW_FULL, WIDE, WIDE_FULL)
-        for one in (
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim),
-        )
-    ]
     with stub_libcuda(folder):
-        yield compile_backward90([*KERNELS, *around], folder)
+        yield compile_backward90([*KERNELS, *around(KERNELS)], folder)
 
 
 def posed_for(

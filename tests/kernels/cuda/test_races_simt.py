@@ -13,10 +13,17 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward.few import FewBackwardKernel
-from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
+from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, Order
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single
-from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90, run_backward90, run_few, run_with_sums
+from tests.kernels.cuda.backward90_runner import (
+    Backward90,
+    around,
+    compile_backward90,
+    run_backward90,
+    run_few,
+    run_with_sums,
+)
 from tests.kernels.cuda.backward_runner import RELATIVE, errors
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
@@ -106,16 +113,7 @@ def backward(folder: Path) -> Backward90:
 
 def watched(kernels: Sequence[HopperBackwardKernel], mistakes: Sequence[Mutant], folder: Path) -> Backward90:
     """The kernels, copies with mistakes in them, and what is launched before and after them, watched for races."""
-    around = [
-        one
-        for kernel in kernels
-        for one in (
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
-            PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim),
-        )
-    ]
-    return compile_backward90([*map(as_it_is, kernels), *mistakes, *around], folder, races=True)
+    return compile_backward90([*map(as_it_is, kernels), *mistakes, *around(kernels)], folder, races=True)
 
 
 @pytest.mark.parametrize("kernel", BACKWARD, ids=lambda kernel: kernel.name)
