@@ -27,7 +27,7 @@ CAUSAL = HopperBackwardKernel("float16", 64, True)
 WIDE = HopperBackwardKernel("bfloat16", 128, True)
 SHUFFLES = tuple(Schedule(late_copies=True, late_products=True, seed=seed) for seed in range(1, 7))
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED, *SHUFFLES)
-GIVEN = "        additions_done();\n        give_turn(states + share, C::STORED);\n"
+GIVEN = "          additions_done();\n          give_turn(states + share, C::STORED);\n"
 MISTAKES = tuple(
     Mutant(name, (), (edit,), CAUSAL)
     for name, edit in (

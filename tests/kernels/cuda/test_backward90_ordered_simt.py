@@ -59,7 +59,7 @@ KEYS_EARLY = Mutant(
 PUT_BY_THE_SECOND = Mutant(
     "the_second_tile_of_keys_puts_its_share", (), (("if (turn == 0)", "if (turn == 1)"),), NARROW
 )
-NO_CYCLE = Mutant("nobody_awaits_a_turn_in_a_circle", (), ((AWAIT, ""),), CYCLE)
+NO_CYCLE = Mutant("nobody_awaits_a_turn_in_a_cyclic_order", (), ((AWAIT, ""),), CYCLE)
 NOT_AROUND = Mutant("turns_that_end_at_the_last_tile", (), (("(keys > first ? all : 0)", "0"),), CYCLE)
 STARTS_AT_FIRST = Mutant("queries_from_the_first_one_on", (), (("C::CYCLIC ? around(p, n + start) : n", "n"),), CYCLE)
 CYCLIC_MISTAKES = (NO_CYCLE, NOT_AROUND, STARTS_AT_FIRST)
@@ -154,7 +154,7 @@ def test_a_turn_that_never_comes_is_a_deadlock(
 
 
 @pytest.mark.parametrize("kernel", [CYCLE, WIDE_CYCLE], ids=lambda kernel: kernel.name)
-def test_in_a_circle_the_bits_are_the_same_if_all_tiles_of_a_head_run_at_the_same_time(
+def test_in_a_cyclic_order_the_bits_are_the_same_if_all_tiles_of_a_head_run_at_the_same_time(
     program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
 ) -> None:
     """Four tiles of keys a head: more than there are of queries, and as many. Four blocks, and two heads at once."""
@@ -172,7 +172,7 @@ def test_in_a_circle_the_bits_are_the_same_if_all_tiles_of_a_head_run_at_the_sam
 @pytest.mark.parametrize(
     ("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65), (333, 217), (700, 250)]
 )
-def test_in_a_circle_the_edges_of_tiles_have_the_right_gradients(
+def test_in_a_cyclic_order_the_edges_of_tiles_have_the_right_gradients(
     program: Backward90, tmp_path: Path, seq_q: int, seq_k: int
 ) -> None:
     for kernel in (CYCLE, WIDE_CYCLE):
@@ -180,7 +180,7 @@ def test_in_a_circle_the_edges_of_tiles_have_the_right_gradients(
         assert_right(run(program, posed, tmp_path, SHUFFLED, as_it_is(kernel))[0], posed)
 
 
-def test_mistakes_in_a_circle_are_found(program: Backward90, tmp_path: Path) -> None:
+def test_mistakes_in_a_cyclic_order_are_found(program: Backward90, tmp_path: Path) -> None:
     posed = posed_for(CYCLE, 1, 2, 1, 600, 500)
     first = run(program, posed, tmp_path, Schedule(), NO_CYCLE, blocks=4)
     assert not all(same(run(program, posed, tmp_path, one, NO_CYCLE, blocks=4), first) for one in SHUFFLES)

@@ -66,7 +66,7 @@ def test_in_an_order_tiles_of_one_head_begin_a_turn_apart() -> None:
         ({"seq": 512, "head_dim": 64}, ROWS_128, ROWS_128),
         ({"seq": 4096, "batch": 1, "heads": 1, "kv_heads": 1}, "backward-few90-64", "backward-few90-64"),
         # 154.5 us are expected of `backward90` with either mask, 154.5 and 226 in the order of the keys; 178 and 235 of
-        # one launch. In a circle as much as in any order.
+        # one launch. In a cyclic order as much as in any.
         ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128}, "backward90", ORDERED),
         ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128, "causal": False}, "backward90", CYCLIC),
         # 29.2 of `backward90`, 29.2 and 43.6 in the order of the keys; 32.7 and 36.0 of one launch.
@@ -77,7 +77,7 @@ def test_in_an_order_tiles_of_one_head_begin_a_turn_apart() -> None:
         ({"seq": 4096, "batch": 1, "heads": 4, "kv_heads": 4, "causal": False}, "backward90", CYCLIC),
         # 35.9 of `backward90`, 47.4 in the order of the keys; 49.3 of one launch.
         ({"seq": 768, "head_dim": 128, "causal": False}, "backward90", CYCLIC),
-        # Four times as many tiles of keys as of queries: 226 in the order of the keys, 304 in a circle.
+        # Four times as many tiles of keys as of queries: 226 in the order of the keys, 304 in a cyclic order.
         (
             {"seq": 2048, "seq_k": 8192, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 128, "causal": False},
             "backward90",
@@ -98,7 +98,7 @@ def test_with_few_rounds_of_blocks_the_deterministic_mode_takes_what_is_expected
     ("sizes", "blocks", "heads"),
     [({"seq": 4096}, 128, 4), ({"seq": 1024}, 128, 16), ({"seq": 3000}, 120, 5), ({"seq": 16896}, 132, 1)],
 )
-def test_in_a_circle_all_tiles_of_a_head_have_an_sm_and_each_block_tiles_of_one_place(
+def test_in_a_cyclic_order_all_tiles_of_a_head_have_an_sm_and_each_block_tiles_of_one_place(
     stub: Stub, sizes: dict[str, Any], blocks: int, heads: int
 ) -> None:
     problem = posed(**{**sizes, "causal": False})
@@ -111,7 +111,7 @@ def test_in_a_circle_all_tiles_of_a_head_have_an_sm_and_each_block_tiles_of_one_
     assert prepare.entry.name.endswith("_keeps")
 
 
-def test_a_circle_is_refused_under_a_causal_mask_and_for_more_tiles_than_sms() -> None:
+def test_a_cyclic_order_is_refused_under_a_causal_mask_and_for_more_tiles_than_sms() -> None:
     assert "causal" in (cyclic_refusal(posed(), MACHINE) or "")
     assert "132 tiles" in (cyclic_refusal(posed(seq=16897, causal=False), MACHINE) or "")
     assert "positive" in (cyclic_refusal(posed(causal=False, scale=-1.0), MACHINE) or "")

@@ -254,14 +254,14 @@ FORWARD = (
 )
 READ_MASK = "      const u32 read = given.add_to(score, scale);\n      pass_mask(read);\n"
 PASSED_MASK = "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"
-FENCES = "    if constexpr (C::STAGED && IS_FULL) stores_before_products();\n"
+FENCES = "    if constexpr (C::STAGED && BY_FENCE) stores_before_products();\n"
 ARRIVES_AFTER = "if (lane == 0) barrier_arrive_after(empty, read);"
 FORWARD_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), kernel)
     for name, found, edit, kernel in (
         ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3), FORWARD[1]),
         ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"), FORWARD[1]),
-        ("a_mask_of_full_registers_given_back_without_a_fence", STILL_TO_READ, without(FENCES), FORWARD[-2]),
+        ("a_mask_given_back_without_its_fence", STILL_TO_READ, without(FENCES), FORWARD[-2]),
         ("a_mask_given_back_before_it_is_read", RACE, (READ_MASK, PASSED_MASK), FORWARD[-1]),
         (
             "a_mask_given_back_as_soon_as_its_loads_are_issued",

@@ -95,7 +95,7 @@ def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
     return price.launch + max(free)
 
 
-def three_launches_in_a_circle(problem: BackwardProblem, sm_count: int) -> float:
+def three_launches_cyclic(problem: BackwardProblem, sm_count: int) -> float:
     """The microseconds of `backward90` with sums in a cyclic order: all tiles of a head begin at once, and where there
     are more tiles of keys than of queries, a tile of queries is added to all the time. Needs an SM for each tile of
     keys of a head."""

@@ -31,11 +31,11 @@ class Order(StrEnum):
     KEYS = "ordered"
     """In the order of the keys."""
     CYCLIC = "cyclic"
-    """In a circle: each tile of keys starts at a different tile of queries, so that all can start at once. All tiles
+    """Each tile of keys starts at a different tile of queries and goes round, so that all can start at once. All tiles
     of a head must run at the same time."""
 
 
-IN_C = {Order.ANY: "ANY_ORDER", Order.KEYS: "ORDER_OF_KEYS", Order.CYCLIC: "CYCLIC_ORDER"}
+C_ORDER = {Order.ANY: "ANY_ORDER", Order.KEYS: "ORDER_OF_KEYS", Order.CYCLIC: "CYCLIC_ORDER"}
 
 
 class Strides(ctypes.Structure):
@@ -194,7 +194,7 @@ class HopperBackwardKernel:
 
     @property
     def source(self) -> str:
-        flags = f"{flag(self.causal)}, {IN_C[self.order]}"
+        flags = f"{flag(self.causal)}, {C_ORDER[self.order]}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
         name, maps = self.name, ("q", "k", "v", "dout")
         return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)

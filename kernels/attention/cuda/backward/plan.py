@@ -101,7 +101,7 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
 
 
 def cyclic_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
-    """Why Hopper's kernel does not add up dQ in a circle; None if it does."""
+    """Why Hopper's kernel does not add up dQ in a cyclic order; None if it does."""
     f = problem.forward
     if f.causal:
         return "under a causal mask tiles of keys are not seen by the same queries"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.attention.cuda.backward.ampere import AmpereBackward, ampere_ways
-from kernels.attention.cuda.backward.costs import three_launches_in_a_circle, three_launches_in_turns
+from kernels.attention.cuda.backward.costs import three_launches_cyclic, three_launches_in_turns
 from kernels.attention.cuda.backward.few import FewBackward, few_ways, is_before_hopper, is_before_ordered
 from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, Order
 from kernels.attention.cuda.backward.plan import (
@@ -58,7 +58,7 @@ def ordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackw
 
 def expected_us(way: HopperBackward, problem: BackwardProblem) -> float:
     """The microseconds that Hopper's kernel is expected to take with its sums in an order."""
-    cost = three_launches_in_a_circle if way.order is Order.CYCLIC else three_launches_in_turns
+    cost = three_launches_cyclic if way.order is Order.CYCLIC else three_launches_in_turns
     return cost(problem, way.machine.sm_count)
 
 

@@ -30,7 +30,7 @@ struct Backward {
   static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries per chunk
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
-  static_assert(!(CAUSAL && CYCLIC), "in a cycle every tile of queries must see all keys");
+  static_assert(!(CAUSAL && CYCLIC), "in a cyclic order every tile of queries must see all keys");
   static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "each warpgroup must have a 64 x 64 share of dQ");
   // Offsets in shared memory.
   static constexpr int K = 0, V = K + K_BYTES, Q = V + K_BYTES, DOUT = Q + STAGES * Q_BYTES, SLOPE = DOUT + STAGES * Q_BYTES;
@@ -44,7 +44,7 @@ struct Backward {
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool CLAIMS = CAUSAL && !ORDERED;  // without a mask tiles of keys arrive together: all would wait for the first
-  static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum
+  static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum; `claim` sets the second
   static constexpr bool EARLY_DV = D == 128;  // dV starts before the wait for dP; 128 queries leave no registers for that
 };
 
@@ -481,15 +481,17 @@ DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int 
     }
     sync_warp();
     named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
-    if (claims && lane == 0) {
-      if (state == C::NOT_STORED) {
-        additions_done();
-        give_turn(states + share, C::STORED);
+    if constexpr (C::CLAIMS) {
+      if (claims && lane == 0) {
+        if (state == C::NOT_STORED) {
+          additions_done();
+          give_turn(states + share, C::STORED);
+        }
+        ahead = min(share + C::WARPGROUPS, p.all_heads * p.query_tiles * C::WARPGROUPS - 1);
+        seen_ahead = look_at(states + ahead);
       }
-      ahead = min(share + C::WARPGROUPS, p.all_heads * p.query_tiles * C::WARPGROUPS - 1);
-      seen_ahead = look_at(states + ahead);
+      sync_warp();
     }
-    sync_warp();
   }
   if (lane == 0) additions_done();
 }

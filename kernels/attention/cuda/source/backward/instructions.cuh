@@ -27,30 +27,35 @@ DEVICE void additions_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 DEVICE void additions_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void additions_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Waits until a number in global memory is `own`. Additions that start afterwards come after the additions that were done
-// before another block set that number.
-DEVICE void await_turn(const int* turn, int own) {
-  int now;
-  do {
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-  } while (now != own);
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-// Returns a number in global memory; `claim` also sets it to 1 if it is 0. The same holds for additions that start afterwards.
-DEVICE int look_at(const int* number) {
+// Numbers in global memory, by which blocks tell each other which additions are done. Additions that start after a block has
+// read a number come after those that were done before another block gave that number.
+DEVICE void order_additions() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+DEVICE int acquired(const int* number) {
   int now;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(number) : "memory");
-  asm volatile("fence.proxy.async.global;" ::: "memory");
   return now;
 }
+// Returns the number.
+DEVICE int look_at(const int* number) {
+  const int now = acquired(number);
+  order_additions();
+  return now;
+}
+// Waits until the number is `own`.
+DEVICE void await_turn(const int* turn, int own) {
+  while (acquired(turn) != own) {
+  }
+  order_additions();
+}
+// Returns the number, and sets it to 1 if it is 0; only one block finds it 0.
 DEVICE int claim(int* number) {
   int before;
   asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(number) : "memory");
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  order_additions();
   return before;
 }
 DEVICE void give_turn(int* turn, int next) {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  order_additions();
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
 }
 

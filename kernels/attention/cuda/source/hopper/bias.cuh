@@ -54,8 +54,8 @@ struct KeyBias {
   __device__ __forceinline__ u32 tile() const { return from + place.stage() * C::MASK_TILE_BYTES; }
   __device__ __forceinline__ bool seen() const { return uniform((int)load_shared_word(tile() + C::KEYS * 4)) != 0; }
 
-  // The lane's scores become scale score + bias, in units of the natural exponent. No copy overwrites the biases, but stores of
-  // the producer, which come after these loads as the instructions do: so the number that is returned need not depend on them.
+  // The lane's scores become scale score + bias, in units of the natural exponent. Returns 0: what overwrites the biases later is
+  // not a copy but stores of the producer, and stores do not overtake loads.
   __device__ __forceinline__ u32 add_to(float (&score)[C::SCORE_REGISTERS], float scale) const {
     const u32 biases = tile();
 #pragma unroll

@@ -114,11 +114,11 @@ struct Consumer {
   // Releases a tile of the mask: this warp has read its rows, or does not need them. `read` depends on all loads from the tile,
   // if a copy overwrites it.
   __device__ __forceinline__ void pass_mask(u32 read = 0) {
-    constexpr bool IS_FULL = C::BOUNDED_LEFT && !C::BOUNDED_RIGHT;  // no registers are left for the dependence; a fence does the same
-    if constexpr (C::STAGED && IS_FULL) stores_before_products();
+    constexpr bool BY_FENCE = C::BOUNDED_LEFT && !C::BOUNDED_RIGHT;  // no registers are left there for the dependence
+    if constexpr (C::STAGED && BY_FENCE) stores_before_products();
     sync_warp();
     const u32 empty = barriers.mask_empty(given.place.stage());
-    if constexpr (C::STAGED && !IS_FULL) {
+    if constexpr (C::STAGED && !BY_FENCE) {
       if (lane == 0) barrier_arrive_after(empty, read);
     } else {
       release(empty);
