@@ -53,10 +53,10 @@ SLOPE_READY = "    named_sync(C::SLOPE_READY, C::PAIR_THREADS);\n"
 ADDED = (
     "      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n    named_arrive(C::SUM_EMPTY"
 )
-TAKEN = "    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n    const u64 to = load_shared_address(sum_to);\n"
+TAKEN = "    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n    const u64 told = load_shared_address(sum_to);\n"
 TOLD = "      publish_shared();\n      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n"
 QUERIES_READ = "    warpgroup_wait<0>();\n    settled(dk);\n    release(barriers.q_empty(stage));\n"
-DV_AFTER_SLOPES = "if constexpr (!C::EARLY_DV) start_along(dv,"
+DV_AFTER_SLOPES = "start_along(dv,"
 KEYS_READ = "    warpgroup_wait<1>();\n    settled(dq);\n    if (last) release(barriers.k_empty());\n"
 BACKWARD_MISTAKES = (
     *(
@@ -85,6 +85,12 @@ BACKWARD_MISTAKES = (
                 without("  if (lane == 0) additions_done();\n"),
             ),
         )
+    ),
+    Mutant(
+        "values_read_before_they_are_there",
+        (RACE,),
+        (without("      barrier_wait(barriers.v_full(), place.k_parity());\n"),),
+        BACKWARD[1],
     ),
     Mutant(
         "one_slot_for_two_tiles_of_work",

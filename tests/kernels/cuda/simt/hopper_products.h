@@ -52,8 +52,8 @@ inline void for_each_range(const Product& p, Each each) {
     for (int i = 0; i < count; i++) each(Range{(address & ~1023u) + i * m.stride, (address & ~1023u) + i * m.stride + 1024});
   };
   const Matrix b = matrix_of(p.b);
-  if (p.left != Left::REGISTERS) groups(matrix_of(p.a).start, matrix_of(p.a), p.left == Left::ACROSS ? 64 / 8 : 16 / 8);
-  if (p.left == Left::ACROSS) {
+  if (!in_registers(p.left)) groups(matrix_of(p.a).start, matrix_of(p.a), p.left == Left::ACROSS ? 64 / 8 : 16 / 8);
+  if (right_is_across(p.left)) {
     groups(b.start, b, p.n / 8);
   } else {
     for (int chunk = 0; chunk < p.n / 64; chunk++) groups(b.start + chunk * b.leading, b, 16 / 8);
@@ -94,9 +94,9 @@ inline void note_reads(const Product& p, int warpgroup, i64 number) {
     for (int k = 0; k < 16; k++)
       for (int column = 0; column < count; column += 8) note(along(m, k, column));
   };
-  if (p.left == Left::ACROSS) rows(matrix_of(p.a), 64), rows(matrix_of(p.b), p.n);
+  if (p.left == Left::ACROSS) rows(matrix_of(p.a), 64);
   if (p.left == Left::ALONG) columns(matrix_of(p.a), 64);
-  if (p.left != Left::ACROSS) columns(matrix_of(p.b), p.n);
+  right_is_across(p.left) ? rows(matrix_of(p.b), p.n) : columns(matrix_of(p.b), p.n);
 }
 
 // Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
@@ -108,7 +108,7 @@ inline void multiply_first(Warpgroup& group) {
   const int n = p.n;
   const Matrix mb = matrix_of(p.b);
   float piece[8];
-  if (p.left == Left::ACROSS)
+  if (right_is_across(p.left))
     for (int column = 0; column < n; column++)
       for (int k = 0; k < 16; k += 8) {
         read_piece(piece, across(mb, column, k), p.bfloat);
@@ -129,7 +129,7 @@ inline void multiply_first(Warpgroup& group) {
   const auto row_of = [](int thread) { return thread / 32 * 16 + thread % 32 / 4; };  // its other row is eight below
   for (int thread = 0; thread < 128; thread++) {
     const int row = row_of(thread), place = thread % 4 * 2;
-    if (p.left == Left::REGISTERS)
+    if (in_registers(p.left))
       for (int i = 0; i < 4; i++)
         for (int e = 0; e < 2; e++) {
           const u16 bits = (u16)(p.rows[thread][i] >> 16 * e);

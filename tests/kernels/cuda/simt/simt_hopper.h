@@ -27,7 +27,10 @@ constexpr u64 MAP_NO_SWIZZLE = 0;
 inline u32 element_bytes(const Map& map) { return map.dtype == MAP_UINT8 ? 1 : map.dtype == MAP_FLOAT32 ? 4 : 2; }
 inline u32 row_bytes(const Map& map) { return (u32)map.box[0] * element_bytes(map); }
 
-enum class Left { ACROSS, ALONG, REGISTERS };  // how a product's first operand lies
+// How a product's first operand lies, and the second: across where the first is, and where the name says so.
+enum class Left { ACROSS, ALONG, REGISTERS, REGISTERS_ACROSS };
+inline bool in_registers(Left left) { return left == Left::REGISTERS || left == Left::REGISTERS_ACROSS; }
+inline bool right_is_across(Left left) { return left == Left::ACROSS || left == Left::REGISTERS_ACROSS; }
 
 struct Asked {  // a product, as each of its threads asks for it
   int n;

@@ -45,7 +45,8 @@ struct Backward {
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool CLAIMS = CAUSAL && !ORDERED;  // without a mask tiles of keys arrive together: all would wait for the first
   static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum; `claim` sets the second
-  static constexpr bool EARLY_DV = D == 128;  // dV starts before the wait for dP; 128 queries leave no registers for that
+  // So many of the steps of 16 columns of V dO^T have V in registers, as far as there are any: less is read from shared memory.
+  static constexpr int V_STEPS = D == 64 ? 0 : ORDER_ == ORDER_OF_KEYS ? 3 : 4;
 };
 
 struct BackwardTile {
@@ -208,6 +209,7 @@ struct BackwardConsumer {
   u32 memory, sum_to;  // sum_to: where `share_of` is left for the warp that adds dQ
   int warpgroup;
   float dk[C::D / 2], dv[C::D / 2];
+  u32 v[C::V_STEPS ? 4 * C::V_STEPS : 1];
 
   // These are computed again where they are needed, so that they take no registers in the loop.
   __device__ __forceinline__ int lane() const { return thread_again() & 31; }
@@ -227,6 +229,35 @@ struct BackwardConsumer {
       const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
       wgmma_shared<T, C::QUERIES>(c, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
                                   descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), accumulate | (step > 0));
+    }
+    warpgroup_commit();
+  }
+  // Loads the first columns of this warpgroup's rows of V.
+  __device__ __forceinline__ void load_v() {
+    const int own_lane = lane(), row = warpgroup * C::WARPGROUP_KEYS + warp() * 16 + (own_lane & 15);
+    const u32 at = memory + C::V + row * C::CHUNK_ROW_BYTES;
+#pragma unroll
+    for (int step = 0; step < C::V_STEPS; step++) {
+      u32 x[4];
+      load_matrices(x, at + step / 4 * C::K_CHUNK_BYTES + (((step % 4 * 2 + (own_lane >> 4)) ^ (row & 7)) << 4));
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[4 * step + i] = x[i];
+    }
+  }
+  // Starts d += V dO^T.
+  __device__ __forceinline__ void start_dp(float (&d)[C::QUERIES / 2], u32 dout) const {
+    const u32 a = matrix(memory + C::V + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + dout, 16);
+    warpgroup_fence();
+#pragma unroll
+    for (int step = C::V_STEPS; step < C::D / 16; step++) {
+      const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
+      wgmma_shared<T, C::QUERIES>(d, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
+                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), 1);
+    }
+    if constexpr (C::V_STEPS > 0) {
+#pragma unroll
+      for (int step = 0; step < C::V_STEPS; step++)
+        wgmma_across<T, C::QUERIES>(d, v + 4 * step, descriptor(b + step / 4 * (C::Q_CHUNK_BYTES / C::UNITS) + step % 4 * 32 / C::UNITS));
     }
     warpgroup_commit();
   }
@@ -301,7 +332,7 @@ struct BackwardConsumer {
     load_deltas(d, stage);  // while no product is in flight, as otherwise ptxas would wait here for its end
     barrier_wait(barriers.q_full(stage), place.parity());
     start_turned(s, C::K, C::Q + stage * C::Q_BYTES, 0);
-    start_turned(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
+    start_dp(d, C::DOUT + stage * C::Q_BYTES);
     u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     warpgroup_wait<1>();
     settled(s);
@@ -316,14 +347,7 @@ struct BackwardConsumer {
         weight = exp2_approx(fused(weight, p.scale_log2, -shift[x / 4 * 2 + x % 2]));
       }
     }
-    if constexpr (C::EARLY_DV) {
-#pragma unroll
-      for (int i = 0; i < C::QUERIES / 4; i++) weights[i] = pack<T>(s[2 * i], s[2 * i + 1]);
-      start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
-      warpgroup_wait<1>();
-    } else {
-      warpgroup_wait<0>();
-    }
+    warpgroup_wait<0>();
     settled(d);
     if (last) release(barriers.v_empty());
     const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES;
@@ -335,13 +359,13 @@ struct BackwardConsumer {
       for (int x = 0; x < 8; x += 2) {
         const int at = 8 * i + x;
         slopes[at / 2] = pack<T>(s[at] * d[at], s[at + 1] * d[at + 1]);
-        if constexpr (!C::EARLY_DV) weights[at / 2] = pack<T>(s[at], s[at + 1]);
+        weights[at / 2] = pack<T>(s[at], s[at + 1]);
       }
       store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (again >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
                      slopes[4 * i + 1], slopes[4 * i + 2], slopes[4 * i + 3]);
     }
     publish_shared();
-    if constexpr (!C::EARLY_DV) start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
+    start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
     named_sync(C::SLOPE_READY, C::PAIR_THREADS);
     float dq[32];
     start_dq(dq, slope);
@@ -423,6 +447,7 @@ struct BackwardConsumer {
       for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head()) {
         BackwardTile t;
         backward_tile_of<C>(p, present(slots, place), t);
+        if (t.first < p.query_tiles) load_v();
         const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
         const int sum_tile = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
         if constexpr (C::LAST_FIRST)
