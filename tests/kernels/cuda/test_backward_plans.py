@@ -180,11 +180,14 @@ def test_in_an_order_tiles_of_many_heads_go_side_by_side_with_either_mask(
 @pytest.mark.parametrize(
     ("sizes", "heads"),
     [
-        ({"seq": 4096}, 8),  # nine fit: eight sections of eight
-        ({"seq": 1024}, 64),  # four rounds of tiles: one order over all heads
+        ({"seq": 2048}, 16),  # nineteen fit: four sections of sixteen
+        ({"seq": 4096}, 4),  # nine fit, but heads are long
+        ({"seq": 1024}, 32),
+        ({"seq": 512}, 64),  # two rounds of tiles: one order over all heads
         ({"seq": 4096, "causal": False}, 1),
-        ({"batch": 2, "heads": 32, "kv_heads": 8, "seq": 4096}, 16),
-        ({"batch": 2, "seq": 16384}, 2),
+        ({"batch": 2, "heads": 32, "kv_heads": 8, "seq": 4096}, 16),  # four rounds, each block with four heads
+        ({"batch": 4, "heads": 32, "kv_heads": 8, "seq": 4096}, 4),  # of which only one need fit
+        ({"batch": 2, "seq": 16384}, 1),
     ],
 )
 def test_sections_are_equal_and_one_where_there_are_few_tiles(sizes: dict[str, Any], heads: int) -> None:

@@ -34,6 +34,9 @@ CAUSAL_ROWS, CAUSAL_PART, FULL_ROWS, FULL_PART = 2048, 4, 4096, 2
 """In an order, of each head: rows that are to fit the L2 cache, and if it is more, what part of all. Under a causal
 mask, and without one: nearly the fastest of one, two and four times the heads that fit whole (H100, 2026-11-23,
 `BACKWARD.md`)."""
+LONG_ROWS, LONG_SHARE = 4096, 0.5
+"""From so many rows on, heads under a causal mask, in any order, are to fit this share of what they otherwise fit
+(H200, 2026-11-26, `BACKWARD.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,13 +282,13 @@ class HopperBackward:
         """The number of heads in a section: all tiles of a section are taken before those of the next one."""
         if self.order is Order.KEYS:
             return heads_in_order(problem, self.machine)
-        return heads_of_section(problem, self.machine, HOPPER_KEYS)
+        return heads_under_mask(problem, self.machine) if problem.forward.causal else 1
 
 
-def is_small(problem: BackwardProblem, machine: Machine, keys: int) -> bool:
+def is_small(problem: BackwardProblem, machine: Machine, keys: int, rounds: int = FEW_ROUNDS) -> bool:
     """Whether each SM has only a few tiles of `keys` keys."""
     f = problem.forward
-    return f.batch * f.kv_heads * -(-f.seq_k // keys) <= FEW_ROUNDS * machine.sm_count
+    return f.batch * f.kv_heads * -(-f.seq_k // keys) <= rounds * machine.sm_count
 
 
 def all_see_the_first_keys(problem: BackwardProblem) -> bool:
@@ -301,7 +304,17 @@ def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> i
         return 1
     if is_small(problem, machine, keys):
         return problem.forward.batch * problem.forward.kv_heads
-    return fitting_heads(problem, machine, problem.forward.seq_q)
+    return in_equal_sections(problem, fitting_heads(problem, machine, problem.forward.seq_q) // problem.forward.group)
+
+
+def heads_under_mask(problem: BackwardProblem, machine: Machine) -> int:
+    """The same for Hopper's kernel under a causal mask, with sums in any order. A block has one head of a group at a
+    time, so the others need not fit the cache. One order goes over all heads where there are fewer tiles."""
+    f = problem.forward
+    if is_small(problem, machine, HOPPER_KEYS, FEW_ROUNDS if f.group > 1 else FEW_ROUNDS // 2):
+        return f.batch * f.kv_heads
+    share = LONG_SHARE if f.seq_q >= LONG_ROWS else 1.0
+    return in_equal_sections(problem, int(fitting_heads(problem, machine, f.seq_q) * share))
 
 
 def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
@@ -311,16 +324,18 @@ def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
     if f.causal and is_small(problem, machine, HOPPER_KEYS):
         return f.batch * f.kv_heads
     rows, part = (CAUSAL_ROWS, CAUSAL_PART) if f.causal else (FULL_ROWS, FULL_PART)
-    return fitting_heads(problem, machine, min(f.seq_q, max(rows, f.seq_q // part)))
+    return in_equal_sections(problem, fitting_heads(problem, machine, min(f.seq_q, max(rows, f.seq_q // part))))
 
 
 def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
-    """The number of heads of K for which Q, dO and sums of `rows` rows fit the L2 cache, in equal sections."""
-    f = problem.forward
-    heads = f.batch * f.kv_heads
-    bytes_of_head = f.group * rows * padded(f.head_dim) * (2 * ELEMENT_BYTES + 4)
-    fitting = max(1, int(machine.l2_bytes * L2_SHARE) // bytes_of_head)
-    return -(-heads // -(-heads // fitting))
+    """The number of heads of Q whose Q, dO and sums of `rows` rows fit the L2 cache."""
+    return int(machine.l2_bytes * L2_SHARE) // (rows * padded(problem.forward.head_dim) * (2 * ELEMENT_BYTES + 4))
+
+
+def in_equal_sections(problem: BackwardProblem, fitting: int) -> int:
+    """The number of heads of K in sections of about equal size, of which each has at most `fitting` heads, but one."""
+    heads = problem.forward.batch * problem.forward.kv_heads
+    return -(-heads // -(-heads // max(1, fitting)))
 
 
 def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
