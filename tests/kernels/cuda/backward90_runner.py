@@ -39,7 +39,7 @@ class Backward90:
         """
         spans = [span(tensor) for tensor in tensors]
         header = [len(spans), len(steps), schedule.late_copies, schedule.late_products, schedule.reverse]
-        data = [struct.pack("8i", *header, schedule.seed, schedule.greedy, schedule.resident)]
+        data = [struct.pack("9i", *header, schedule.seed, schedule.greedy, schedule.resident, schedule.overlap)]
         data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
         data += [one.numpy().tobytes() for one in spans]
         names = [entry.name for entry in self.entries]
@@ -75,7 +75,7 @@ def around(kernels: Iterable[HopperBackwardKernel]) -> list[Entry]:
         found += [
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim),
+            ConvertKernel(kernel.dtype, kernel.head_dim, ordered=kernel.order is not Order.ANY),
         ]
     return list(dict.fromkeys(found))
 
@@ -132,16 +132,19 @@ def run_with_sums(
     *,
     blocks: int = 2,
     entry: Entry | None = None,
+    convert: Entry | None = None,
     order: Order = Order.ANY,
 ) -> tuple[Three, torch.Tensor]:
-    """The same, and the bytes of dQ's sums in float32 before they are rounded; made in an `order`."""
+    """The same, and the bytes of dQ's sums in float32 before they are rounded; made in an `order`. `convert` is launched
+    in place of the kernel that converts them."""
     gradients, buffers = posed.gradients(), HostBuffers()
     machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
     problem = posed.problem(gradients)
     assert hopper_refusal(problem, machine) is None
     steps = HopperBackward(machine, order=order).steps(problem, buffers)  # type: ignore[arg-type]
-    if entry is not None:
-        steps = [steps[0], dataclasses.replace(steps[1], entry=entry), steps[2]]
+    for place, one in ((1, entry), (2, convert)):
+        if one is not None:
+            steps[place] = dataclasses.replace(steps[place], entry=one)
     tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
     if posed.dlse is not None:
         tensors.append(posed.dlse)

@@ -25,6 +25,7 @@ class Schedule:
 
     `seed` shuffles warps and copies under way, 0 keeps their order; `greedy`: one block works to its end before the
     next begins, else blocks change at every tile. `resident`: no more blocks have begun and not ended; 0 for no limit.
+    `overlap`: a kernel that may start early starts with the one before it.
     """
 
     late_copies: bool = False
@@ -33,10 +34,13 @@ class Schedule:
     seed: int = 0
     greedy: bool = False
     resident: int = 0
+    overlap: bool = False
 
     @property
     def name(self) -> str:
-        parts = [name for name in ("late_copies", "late_products", "reverse", "greedy") if getattr(self, name)]
+        parts = [
+            name for name in ("late_copies", "late_products", "reverse", "greedy", "overlap") if getattr(self, name)
+        ]
         return "-".join([*parts, *([f"seed{self.seed}"] if self.seed else [])]) or "early"
 
 

@@ -83,8 +83,22 @@ def run(
     return run_with_sums(program, posed, scratch, schedule, blocks=blocks, entry=entry, order=order)
 
 
-def same(one: tuple[Three, torch.Tensor], other: tuple[Three, torch.Tensor]) -> bool:
+def run_or_hang(
+    program: Backward90, posed: Posed, scratch: Path, schedule: Schedule, entry: Mutant, blocks: int
+) -> tuple[Three, torch.Tensor] | None:
+    """The same; None where a tile's turns never end, so that nobody converts it."""
+    try:
+        return run(program, posed, scratch, schedule, entry, blocks)
+    except Failed as failed:
+        if "rests for what nobody does" not in str(failed):
+            raise
+        return None
+
+
+def same(one: tuple[Three, torch.Tensor] | None, other: tuple[Three, torch.Tensor]) -> bool:
     """Whether gradients have the same bits, and so have the sums, which show what rounding may hide."""
+    if one is None:
+        return False
     return all(torch.equal(a, b) for a, b in zip((*one[0], one[1]), (*other[0], other[1]), strict=True))
 
 
@@ -139,7 +153,7 @@ def test_what_lies_where_sums_are_made_is_no_part_of_them(program: Backward90, t
 def test_without_its_order_the_bits_differ(program: Backward90, tmp_path: Path, entry: Mutant) -> None:
     posed = posed_for(NARROW, 1, 2, 1, 200, 500, alignment="bottom-right")
     first = run(program, posed, tmp_path, Schedule(), entry, blocks=1)
-    assert not all(same(run(program, posed, tmp_path, schedule, entry, blocks=5), first) for schedule in SCHEDULES)
+    assert not all(same(run_or_hang(program, posed, tmp_path, schedule, entry, 5), first) for schedule in SCHEDULES)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +197,7 @@ def test_in_a_cyclic_order_the_edges_of_tiles_have_the_right_gradients(
 def test_mistakes_in_a_cyclic_order_are_found(program: Backward90, tmp_path: Path) -> None:
     posed = posed_for(CYCLE, 1, 2, 1, 600, 500)
     first = run(program, posed, tmp_path, Schedule(), NO_CYCLE, blocks=4)
-    assert not all(same(run(program, posed, tmp_path, one, NO_CYCLE, blocks=4), first) for one in SHUFFLES)
+    assert not all(same(run_or_hang(program, posed, tmp_path, one, NO_CYCLE, 4), first) for one in SHUFFLES)
     with pytest.raises(Failed, match="a number in global memory"):
         run(program, posed, tmp_path, Schedule(), NOT_AROUND, blocks=4)
     with pytest.raises(AssertionError):

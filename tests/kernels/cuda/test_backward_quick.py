@@ -24,7 +24,7 @@ from tests.kernels.cuda.test_gradients import Recorded, double, forward
 
 pytestmark = WITH_STUB
 
-OWN = ("dq", "dk", "dv", "shift", "delta", "sums", "counter")
+OWN = ("dq", "dk", "dv", "shift", "delta", "sums", "progress", "counter")
 """Pointers that each pass has of its own."""
 
 
@@ -102,9 +102,9 @@ def test_a_remembered_pass_launches_what_a_fresh_one_would(
         for launch in launches:
             assert_is_of(launch, given, made)
         sums = [parameters(one) for one in launches]
-        assert len({(one.shift, one.delta, one.sums) for one in sums}) == 1
-        workspace = {one for one in (sums[0].shift, sums[0].delta, sums[0].sums) if one}
-        assert len(workspace) == (0 if len(launches) == 1 else 2 + bool(sums[0].sums))
+        assert len({(one.shift, one.delta, one.sums, one.progress) for one in sums}) == 1
+        workspace = {one for one in (sums[0].shift, sums[0].delta, sums[0].sums, sums[0].progress) if one}
+        assert len(workspace) == (0 if len(launches) == 1 else 2 + bool(sums[0].sums) + bool(sums[0].progress))
         middle, known = stub.launches, bound.count
         tensors = dict(zip("qkv", given, strict=False))
         dlse = given[6] if len(given) > 6 else None

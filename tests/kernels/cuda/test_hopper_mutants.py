@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.backward.few import FewBackwardKernel
-from kernels.attention.cuda.backward.kernels import HopperBackwardKernel
+from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel
 from kernels.attention.cuda.plan.variants import SOURCE
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
@@ -46,6 +46,10 @@ FILES = {
         (*(f"../backward/{name}.cuh" for name in ("instructions", "problem", "wgmma")), "../small/instructions.cuh"),
         ("../backward/order.cuh", "../backward/hopper.cuh"),
     ),
+    ConvertKernel: (
+        ("../backward/instructions.cuh", "../backward/problem.cuh", "../small/instructions.cuh"),
+        ("../backward/convert.cuh",),
+    ),
     FewBackwardKernel: (
         ("../backward/instructions.cuh", "../backward/prepare.cuh", "wgmma.cuh"),
         ("../backward/few.cuh",),
@@ -65,7 +69,7 @@ class Mutant:
     name: str
     found: tuple[str, ...]
     edits: tuple[tuple[str, str], ...]
-    kernel: HopperKernel | GroupKernel | HopperBackwardKernel | FewBackwardKernel = KERNEL
+    kernel: HopperKernel | GroupKernel | HopperBackwardKernel | ConvertKernel | FewBackwardKernel = KERNEL
 
     @property
     def threads(self) -> int:

@@ -82,7 +82,7 @@ BACKWARD_MISTAKES = (
             (
                 "a_block_that_ends_before_its_additions",
                 "an addition is still under way",
-                without("  if (lane == 0) additions_done();\n"),
+                ("        additions_done();\n        count_up(", "        count_up("),
             ),
         )
     ),
@@ -148,7 +148,9 @@ ORDERED = (
 )
 TAKEN_IN_TURN = "C::SUM_BYTES);\n      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n"
 TOLD_IN_TURN = "      publish_shared();\n      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);\n"
-READ_IN_TURN = "    named_sync(C::SUM_FULL + own, C::TILE_THREADS);\n    const u64 tile_and_turn = load_shared_address(told + 8 * own);\n"
+READ_IN_TURN = (
+    "    named_sync(C::SUM_FULL + own, C::TILE_THREADS);\n    const u64 share = load_shared_address(told + 8 * own);\n"
+)
 ORDERED_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), ORDERED[0])
     for name, found, edit in (

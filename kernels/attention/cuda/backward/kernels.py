@@ -19,8 +19,8 @@ HOPPER_QUERIES = {64: 128, 128: 64}
 """How many queries the Hopper kernel takes at a time, by padded head dimension."""
 SUMS_OF_BLOCK = 64 * 128
 """How many floats of dQ a block adds at a time."""
-BYTES_OF_TURNS = 2 * 4
-"""For each of them: whose turn it is, and as much again, so that each share of a warpgroup has a number to clear."""
+SHARES_OF_BLOCK = 2
+"""In so many shares, one for each warpgroup."""
 
 
 class Order(StrEnum):
@@ -45,8 +45,8 @@ class Strides(ctypes.Structure):
 
 
 POINTERS = (
-    *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "counter"),
-    *("q_starts", "k_starts", "mask"),
+    *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "progress"),
+    *("counter", "q_starts", "k_starts", "mask"),
 )
 PACK_POINTERS = struct.Struct(f"={len(POINTERS)}Q").pack_into
 PLACES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask")
@@ -202,21 +202,22 @@ class HopperBackwardKernel:
 
 @dataclass(frozen=True, slots=True)
 class ConvertKernel:
-    """A specialisation of `source/backward/convert.cuh`."""
+    """A specialisation of `source/backward/convert.cuh`; `ordered` for sums that are made in an order."""
 
     dtype: str
     head_dim: int
+    ordered: bool = False
 
     threads = 256
     shared_bytes = 0
 
     @property
     def name(self) -> str:
-        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}"
+        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}{'_ordered' if self.ordered else ''}"
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}"
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}, {flag(self.ordered)}"
         return entry_point("convert", self.name, self.threads, f"backward_convert<Convert<{config}>>")
 
 
@@ -246,6 +247,7 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
         yield PrepareKernel(dtype, size, True, True)
         yield PrepareKernel(dtype, size, True, True, keeps_sums=True)
         yield ConvertKernel(dtype, size)
+        yield ConvertKernel(dtype, size, ordered=True)
         for causal, order in itertools.product((False, True), Order):
             if not (causal and order is Order.CYCLIC):
                 yield HopperBackwardKernel(dtype, size, causal, order)

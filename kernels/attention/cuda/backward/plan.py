@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from kernels.attention.cuda.backward.kernels import (
-    BYTES_OF_TURNS,
     HOPPER_KEYS,
     HOPPER_QUERIES,
+    SHARES_OF_BLOCK,
     SUMS_OF_BLOCK,
     BackwardParameters,
     ConvertKernel,
@@ -252,19 +252,21 @@ class HopperBackward:
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         stat_rows = query_tiles * kernel.queries
         parameters = with_numbers(problem, stat_rows, buffers)
-        parameters.sums = buffers.scratch(problem.heads * query_tiles * (SUMS_OF_BLOCK * 4 + BYTES_OF_TURNS))
-        parameters.query_tiles = query_tiles
+        kv_heads, all_tiles = f.batch * f.kv_heads, problem.heads * query_tiles
+        parameters.sums = buffers.scratch(all_tiles * SUMS_OF_BLOCK * 4)
+        parameters.progress = buffers.scratch((kv_heads * key_tiles + all_tiles * SHARES_OF_BLOCK) * 4)
+        heads = min(self.section or self.heads_of_section(problem), kv_heads)
+        sections = -(-kv_heads // heads)
+        parameters.query_tiles, parameters.items = query_tiles, sections * heads * key_tiles
+        parameters.tiles, parameters.section = Divisor.of(key_tiles), Divisor.of(heads)
+        parameters.section_tiles = Divisor.of(heads * key_tiles)
         keeps_sums = (f.causal or self.same_bits) and all_see_the_first_keys(problem)
         prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums)
         steps = [preparing(prepare, problem, stat_rows, parameters)]
         cooperative = self.order is Order.CYCLIC
         dependent = is_small(problem, self.machine, HOPPER_KEYS) and not cooperative
-        main, kv_heads = copied(parameters), f.batch * f.kv_heads
-        heads = min(self.section or self.heads_of_section(problem), kv_heads)
+        main = copied(parameters)
         main.counter = buffers.counter()
-        main.tiles, main.section = Divisor.of(key_tiles), Divisor.of(heads)
-        main.section_tiles = Divisor.of(heads * key_tiles)
-        main.items = -(-kv_heads // heads) * heads * key_tiles
         most = cyclic_blocks(problem, self.machine) if cooperative else self.machine.sm_count
         blocks = min(main.items, most)
         q, k, v, dout = (
@@ -272,10 +274,9 @@ class HopperBackward:
             for name in ("q", "k", "v", "dout")
         )
         steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent, cooperative))
-        convert = copied(parameters)
-        convert.tiles = Divisor.of(query_tiles)
-        blocks = problem.heads * query_tiles
-        steps.append(Step(ConvertKernel(f.dtype, size), (blocks, 1, 1), (convert,), dependent))
+        convert = ConvertKernel(f.dtype, size, self.same_bits)
+        blocks = sections * heads * f.group * query_tiles
+        steps.append(Step(convert, (blocks, 1, 1), (copied(parameters),), not cooperative))
         return steps
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
@@ -333,7 +334,7 @@ def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
 
 
 def in_equal_sections(problem: BackwardProblem, fitting: int) -> int:
-    """The number of heads of K in sections of about equal size, of which each has at most `fitting` heads, but one."""
+    """The number of heads of K in sections of about equal size, of at most `fitting` heads and at least one."""
     heads = problem.forward.batch * problem.forward.kv_heads
     return -(-heads // -(-heads // max(1, fitting)))
 

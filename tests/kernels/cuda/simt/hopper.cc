@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
   simt::last_warp_first = header.reverse, simt::seed = (unsigned)header.seed, simt::greedy_blocks = header.greedy;
   const simt::Entry& entry = simt::entries[header.entry];
   const simt::Index grid = {(unsigned)header.x, (unsigned)header.y, (unsigned)header.z};
-  simt::launch_parting(grid, entry.threads, header.shared, [&] { entry.call(maps, given.bytes); });
+  simt::launch_parting({{grid, entry.threads, (size_t)header.shared, [&] { entry.call(maps, given.bytes); }}});
   for (size_t i = 0; i < memory.size(); i++)
     for (size_t byte = 0; byte < GUARD; byte++)
       if (memory[i][byte] != (char)0xff || memory[i][GUARD + buffers[i].size + byte] != (char)0xff) {

@@ -310,21 +310,43 @@ void give_value(int* at, int value) {
   let_other_blocks_run();
 }
 
-void launch_parting(Index grid, int threads, size_t size, std::function<void()> kernel) {
-  Turns all((size_t)grid.x * grid.y * grid.z);
+void count_value(int* at) {
+  check_global((const char*)at, sizeof *at, "a number is counted up outside of what a kernel may write");
+  ++*at;
+  let_other_blocks_run();
+}
+
+// One lane of a warp hands on, so that all of it looks again as soon as this block has its turn.
+void rest() {
+  if (current % 32) return;
+  if (!turns || turns->fruitless++ > 1000 * turns->ended.size()) fail("a block rests for what nobody does");
+  pass_on();
+}
+
+void launch_parting(const std::vector<Launch>& launches) {
+  struct Place {
+    const Launch* launch;
+    unsigned index;  // of the block, among those of its launch
+  };
+  static thread_local const Launch* own;
+  std::vector<Place> places;
+  for (const Launch& one : launches)
+    for (unsigned i = 0; i < one.grid.x * one.grid.y * one.grid.z; i++) places.push_back({&one, i});
+  Turns all(places.size());
   turns = &all;
   takes_its_turn = seed ? by_chance : nullptr;
-  set_kernel(grid, std::move(kernel));
+  set_kernel(launches[0].grid, [] { own->kernel(); });
   std::vector<std::thread> blocks;
   for (size_t i = 0; i < all.ended.size(); i++)
     blocks.emplace_back([&, i] {
       std::unique_lock<std::mutex> lock(all.mutex);
       all.await(lock, i);
       lock.unlock();
-      place_among_blocks = i;
-      block_index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
-      begin_block(threads, size);
-      run_parting_block(threads);
+      place_among_blocks = i, own = places[i].launch, grid_size = own->grid;
+      const unsigned index = places[i].index;
+      block_index = {index % grid_size.x, index / grid_size.x % grid_size.y, index / grid_size.x / grid_size.y};
+      begin_block(own->threads, own->shared_size);
+      run_parting_block(own->threads);
       end_host_thread();
       lock.lock();
       all.ended[i] = true, all.done++;

@@ -15,6 +15,10 @@ DEVICE void await_turn(const int* turn, int own) { simt::await_value(turn, own);
 DEVICE int look_at(const int* number) { return simt::look_at_value(number); }
 DEVICE int claim(int* number) { return simt::claim_value(number); }
 DEVICE void give_turn(int* turn, int next) { simt::give_value(turn, next); }
+DEVICE void order_additions() {}
+DEVICE int acquired(const int* number) { return simt::look_at_value(number); }
+DEVICE void count_up(int* number) { simt::count_value(number); }
+DEVICE void rest() { simt::rest(); }
 
 DEVICE void publish_shared() { simt::tell_products(); }
 

@@ -17,7 +17,7 @@ inline __thread char* shared;
 inline __thread size_t shared_size;
 inline __thread int current;
 inline __thread Index thread_index, block_index;
-inline Index grid_size;
+inline __thread Index grid_size;
 inline bool eager_copies = false;  // land when issued rather than when waited for
 inline bool last_warp_first = false;
 

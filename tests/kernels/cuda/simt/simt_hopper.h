@@ -52,6 +52,8 @@ void await_value(const int* at, int value);
 int look_at_value(const int* at);
 int claim_value(int* at);
 void give_value(int* at, int value);
+void count_value(int* at);
+void rest();
 
 void make_barrier(u32 barrier, u32 arrivals);
 void arrive(u32 barrier, i64 bytes);

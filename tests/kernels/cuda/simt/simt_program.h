@@ -2,6 +2,7 @@
 // program would cost that has them in its own text.
 #pragma once
 #include <functional>
+#include <vector>
 
 #include "device.cuh"
 #include "simt_table.h"
@@ -9,7 +10,14 @@
 namespace simt {
 
 void launch(Index grid, int threads, size_t shared_size, std::function<void()> kernel);
-void launch_parting(Index grid, int threads, size_t shared_size, std::function<void()> kernel);
+struct Launch {
+  Index grid;
+  int threads;
+  size_t shared_size;
+  std::function<void()> kernel;
+};
+// Blocks take turns, and those of all of these launches are under way at the same time.
+void launch_parting(const std::vector<Launch>& launches);
 
 // The structure that a kernel is given.
 struct Given {

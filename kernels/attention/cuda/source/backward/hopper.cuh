@@ -316,14 +316,6 @@ struct BackwardConsumer {
     }
   }
 
-  // What the warp that adds dQ of a tile of queries needs to know; it is never 0. It is the address of this warpgroup's sums;
-  // if ORDERED, it is 1 + the number of the tile of keys, and that of the tile of queries (if CYCLIC, as if its head's first tile
-  // were the one with which these keys start).
-  __device__ __forceinline__ u64 share_of(int key0, int tile) const {
-    if (C::ORDERED) return (u64)(u32)(key0 / C::KEYS + 1) << 32 | (u32)tile;
-    return (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES + warpgroup * C::SUM_PART_BYTES;
-  }
-
   __device__ __forceinline__ void step(int key0, int n, bool is_last, bool masked, int sum_tile, BackwardPlace& place) {
     const bool last = is_last && place.is_last_head();  // after this step nothing reads V, and then nothing reads K
     float s[C::QUERIES / 2], d[C::QUERIES / 2];
@@ -384,11 +376,11 @@ struct BackwardConsumer {
                    Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
                          (u32)__float_as_int(dq[4 * i + 3])});
     if constexpr (C::ORDERED) {
-      if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, share_of(key0, sum_tile + n));
+      if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, share_of(key0 / C::KEYS, sum_tile + n, last));
       publish_shared();
       named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);
     } else {
-      if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0, sum_tile + n));
+      if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0 / C::KEYS, sum_tile + n, last));
       publish_shared();
       named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
     }
@@ -481,6 +473,7 @@ struct BackwardConsumer {
 // A warp that adds one warpgroup's shares of dQ to the sums. At each of the two barriers one side only arrives, and the side
 // that waits sees what the other wrote before. BACKWARD.md explains why racecheck still reports hazards. If CLAIMS, whoever is the
 // first to add to a sum stores its share instead, and nobody has to clear the sums; except where some queries see no keys.
+// Whoever has added all shares of its keys counts them as finished.
 template <class C>
 DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
   const u32 from = memory + C::SUM + warpgroup * C::SUM_PART_BYTES;
@@ -490,9 +483,10 @@ DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int 
   named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);
   for (;;) {
     named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);
-    const u64 to = load_shared_address(sum_to);
-    if (to == 0) break;
-    const int share = (int)((to - (u64)p.sums) / C::SUM_PART_BYTES);
+    const u64 told = load_shared_address(sum_to);
+    if (told == 0) break;
+    const int tile = tile_of_share(told), share = tile * C::WARPGROUPS + warpgroup;
+    const u64 to = (u64)p.sums + (u64)(u32)share * C::SUM_PART_BYTES;
     int state = C::STORED;
     if (lane == 0) {
       if (claims) state = share == ahead && seen_ahead == C::STORED ? C::STORED : claim(states + share);
@@ -517,8 +511,14 @@ DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int 
       }
       sync_warp();
     }
+    if (is_last_share(told)) {
+      if (lane == 0) {
+        additions_done();
+        count_up(finished_of(p) + divide(tile / p.query_tiles, p.group) * (int)p.tiles.divisor + keys_of_share(told));
+      }
+      sync_warp();
+    }
   }
-  if (lane == 0) additions_done();
 }
 
 // Grid: at most p.items blocks, and at most one block per SM.

@@ -59,6 +59,14 @@ DEVICE void give_turn(int* turn, int next) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
 }
 
+// Adds 1 to the number. Whoever reads that sees the additions too that were done before.
+DEVICE void count_up(int* number) {
+  order_additions();
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(number) : "memory");
+}
+// Waits a little, before a number is looked at again.
+DEVICE void rest() { __nanosleep(100); }
+
 // Makes what this thread has written to shared memory visible to products and copies that start after a barrier.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

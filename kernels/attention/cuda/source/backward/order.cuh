@@ -21,6 +21,13 @@ DEVICE int cyclic_turn(const BackwardParams& p, int keys, int queries) {
   return first - keys + (keys > first ? all : 0);
 }
 
+// What a warp that adds dQ is told of a share; it is never 0. It is the tile of keys, the tile of queries (as if its head's
+// first tile were the one with which these keys start), and whether it is the last one of these keys.
+DEVICE u64 share_of(int keys, int tile, bool last) { return (u64)((u32)keys + 1 | (u32)last << 31) << 32 | (u32)tile; }
+DEVICE int keys_of_share(u64 share) { return (int)(share >> 32 & 0x7fffffff) - 1; }
+DEVICE int tile_of_share(u64 share) { return (int)(u32)share; }
+DEVICE bool is_last_share(u64 share) { return share >> 63; }
+
 // A warp that adds every second tile of queries of its block, the shares of both warpgroups at once. While it waits for the
 // turn of its keys, and until its addition is done, the other warp handles the next tile. `own` is the stage of its tiles. The
 // share of the tile of keys that is first replaces the old sums, so nobody has to clear them.
@@ -31,9 +38,9 @@ DEVICE void backward_ordered_adder(const BackwardParams& p, u32 memory, u32 told
     for (int warpgroup = 0; warpgroup < C::WARPGROUPS; warpgroup++) named_arrive(next_empty + warpgroup, C::SUM_THREADS);
   for (;;) {
     named_sync(C::SUM_FULL + own, C::TILE_THREADS);
-    const u64 tile_and_turn = load_shared_address(told + 8 * own);
-    if (tile_and_turn == 0) break;
-    int turn = (int)(tile_and_turn >> 32) - 1, tile = (int)(u32)tile_and_turn;
+    const u64 share = load_shared_address(told + 8 * own);
+    if (share == 0) break;
+    int turn = keys_of_share(share), tile = tile_of_share(share);
     if (C::CYCLIC) {
       const int first_of_head = tile / p.query_tiles * p.query_tiles;
       const int queries = around(p, tile - first_of_head + first_queries(p, turn));

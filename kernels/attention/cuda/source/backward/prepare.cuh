@@ -4,8 +4,8 @@
 #include "small/instructions.cuh"
 
 // LANES lanes process a row, eight elements each; D <= 8 LANES. If TURNED, the values that a lane of a quad needs of every 16
-// rows are next to each other, as Hopper's kernel reads them; `sums` is cleared, and the turns too where there are turns, which
-// is where tiles are counted. If KEEPS_SUMS, only the turns are cleared, because all sums will be replaced.
+// rows are next to each other, as Hopper's kernel reads them; `sums` is cleared, and `progress` too where there is any. If
+// KEEPS_SUMS, only `progress` is cleared, because all sums will be replaced.
 template <class T_, int LANES_, bool VECTOR_, bool TURNED_, bool KEEPS_SUMS_ = false>
 struct Prepare {
   typedef T_ T;
@@ -41,9 +41,9 @@ DEVICE void backward_prepare(const BackwardParams& p) {
       *(Chunk*)to = Chunk{0, 0, 0, 0};
       *(Chunk*)(to + 4) = Chunk{0, 0, 0, 0};
     }
-    const i64 cleared = (row_of_all * C::LANES + lane) * 8;
-    if (p.query_tiles && cleared % (SUMS_OF_TILE / SHARES_OF_TILE) == 0) turns_of(p)[cleared / (SUMS_OF_TILE / SHARES_OF_TILE)] = 0;
   }
+  if (C::TURNED && p.progress)
+    for (int i = (int)blockIdx.x * C::THREADS + thread; i < count_of_progress(p); i += (int)gridDim.x * C::THREADS) p.progress[i] = 0;
   if (lane == 0 && is_head) {
     const i64 at = (i64)head_of_all * p.seq_q + row;
     const float lse = is_row ? p.lse[at] : MINUS_INFINITY;

@@ -14,7 +14,8 @@ struct BackwardParams {
   const float* dlse;  // its gradient, with the same layout; or null
   float* shift;       // lse in base 2, +inf for rows that see no key: their exponentials are zero
   float* delta;       // sums of dout * out over a row, less dlse
-  float* sums;        // where blocks add up dq: SUMS_OF_TILE for each tile of queries, then the turns; or null
+  float* sums;        // where blocks add up dq: SUMS_OF_TILE for each tile of queries; or null
+  int* progress;      // by which blocks tell each other what has been done, all zero at first: see below; or null
   int* counter;       // [2], zero before and after a launch that takes work from it
   const int* q_starts;  // sequence b has rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
   const int* k_starts;
@@ -37,8 +38,13 @@ struct BackwardParams {
 };
 
 static constexpr int SUMS_OF_TILE = 64 * 128, SHARES_OF_TILE = 2;
+// Returns for each tile of keys the number of its shares that have been added to all sums to which they belong.
+DEVICE int* finished_of(const BackwardParams& p) { return p.progress; }
 // Returns for each share of a tile's sums the number that says which tile of keys is to be added next.
-DEVICE int* turns_of(const BackwardParams& p) { return (int*)(p.sums + (i64)p.all_heads * p.query_tiles * SUMS_OF_TILE); }
+DEVICE int* turns_of(const BackwardParams& p) { return p.progress + p.all_kv_heads * (int)p.tiles.divisor; }
+DEVICE int count_of_progress(const BackwardParams& p) {
+  return p.all_kv_heads * (int)p.tiles.divisor + p.all_heads * p.query_tiles * SHARES_OF_TILE;
+}
 
 // Returns the sum of the products of eight 16-bit elements with eight others.
 template <class T>
