@@ -291,8 +291,8 @@ MEASURED = Path(kernels.attention.cuda.__file__).parent / "results" / "backward-
 def test_of_the_ways_that_were_measured_one_within_a_twentieth_of_the_best_is_taken(line: str) -> None:
     row = json.loads(line)
     us = row.pop("us")
-    ways = backward_ways(posed(**row), MACHINE)
-    assert us[ways[0].name] <= 1.05 * min(us.get(way.name, float("inf")) for way in ways)
+    ways = [way for way in backward_ways(posed(**row), MACHINE) if way.name in us]
+    assert us[ways[0].name] <= 1.05 * min(us[way.name] for way in ways)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ TURN = {64: 2.05, 128: 2.3}
 dimension: with 2 to 16 heads on an H100, 2026-11-23, what `backward90` with its sums in an order took longer than
 without was this for each tile of keys of a head that began at the same time (2.0 to 2.4, `BACKWARD.md`)."""
 
+IN_A_CIRCLE = 1.03
+"""What a round of tiles takes in a cyclic order, over what it takes in any: 1.00 to 1.05 with 32 and 64 heads on an
+H200, 2026-11-26 (`BACKWARD.md`)."""
+
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
     """How many tiles of queries pass by each tile of `rows` keys of a head of K, over all heads of its group."""
@@ -103,4 +107,5 @@ def three_launches_cyclic(problem: BackwardProblem, sm_count: int) -> float:
     price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
     tiles = passing_keys(problem, HOPPER_ROWS)
     rounds = -(-f.batch * f.kv_heads // (sm_count // len(tiles)))
-    return price.launch + rounds * (price.block + max(price.keys * tiles[0], turn * len(tiles) * f.group))
+    passing = max(IN_A_CIRCLE * price.keys * tiles[0], turn * len(tiles) * f.group)
+    return price.launch + rounds * (price.block + passing)
