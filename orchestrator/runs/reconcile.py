@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from orchestrator.core.errors import HostUnfit, ProviderError
+from orchestrator.core.errors import BenchError, CredentialsMissing, HostUnfit, ProviderError, StillThere, Unavailable
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from, may_settle
@@ -43,19 +43,34 @@ def reconcile(
 ) -> tuple[Found, ...]:
     """Looks after every hold that is not settled. Costs one request when there is none. With `eager`, as money is
     needed now, also after fleets that may go on. Without `drive`, no run is driven on: only fleets are looked after,
-    and runs that have left no events. Raises what the ports raise."""
-    found = []
+    and runs that have left no events. Raises what the ports raise: at once where it concerns every hold, else once all
+    others have been looked after."""
+    found: list[Found] = []
+    first: BenchError | None = None
     for key in [key for key, entry in sorted(world.ledger.read().runs.items()) if entry.settled_usd is None]:
-        if is_fleet_id(run_of(key)):
-            found.append(_of_fleet(world, key, eager=eager))
-        elif drive or not has_events(world, run_of(key)):
-            found.append(_one(world, key))
-        else:
-            continue
+        try:
+            if is_fleet_id(run_of(key)):
+                found.append(_of_fleet(world, key, eager=eager))
+            elif drive or not has_events(world, run_of(key)):
+                found.append(_one(world, key))
+            else:
+                continue
+        except BenchError as exc:
+            if concerns_every_hold(exc):
+                raise
+            first = first or exc
+            found.append(Found(key, False, str(exc)))
         say(found[-1])
     if drive:
         found += [Found(most_of(one.name), one.over, one.what) for one in look_after_builds(world)]
+    if first is not None:
+        raise first
     return tuple(found)
+
+
+def concerns_every_hold(error: BenchError) -> bool:
+    """Whether looking at the next hold would most likely fail too, after as long a wait."""
+    return isinstance(error, CredentialsMissing | Unavailable) and not isinstance(error, StillThere)
 
 
 def is_due(ledger: Ledger) -> bool:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.errors import BudgetExceeded, StillThere, Unavailable
 from orchestrator.core.ledger.budget import Caps, add_cost, exposure, hold
 from orchestrator.core.naming import events_prefix
 from orchestrator.core.run.events import BudgetHeld
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reconcile import Found, reconcile
-from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, silent_vm, staged
+from tests.stories.stage import RUN, Killed, Stage, same_to_the_cent, silent_vm, staged, weather
 from tests.stories.test_runs import appends_of_a_whole_run
 
 
@@ -150,3 +150,42 @@ def test_without_a_hold_no_machine_is_asked_for(home: Path) -> None:
         with pytest.raises(BudgetExceeded, match="the ledger holds no money"):
             engine.follow()
         assert stage.bill() == []
+
+
+def test_a_machine_that_may_not_be_deleted_keeps_no_other_hold_from_being_settled(home: Path) -> None:
+    """Its run's key sorts first: whoever stopped at it would never get to the other."""
+    later = "20991231-235959-l4-ffff"
+    with staged(home, silent_vm) as stage:
+        engine, vm = stage.with_a_machine()
+        engine.request_stop("ada", "no longer needed")
+        world = stage.world()
+        world.ledger.update(lambda ledger: hold(ledger, later, Decimal("0.50"), 1800, stage.timeline.now()))
+        weather(stage, {"fault": "http", "service": "compute", "method": "DELETE", "path": vm.name, "status": 403})
+        stage.timeline.advance(1000)
+        told: list[Found] = []
+        with pytest.raises(StillThere, match=vm.name):
+            reconcile(world, say=told.append)
+        assert [(one.key, one.settled) for one in told] == [(RUN, False), (later, True)]
+        assert vm.name in told[0].what
+        weather(stage)
+        reconcile(world)
+        assert [entry.held for entry in stage.ledger().runs.values()] == [0, 0]
+        assert stage.cloud.instances() == []
+
+
+def test_a_cloud_that_is_down_is_not_asked_again_for_every_hold(home: Path) -> None:
+    with staged(home, silent_vm) as stage:
+        stage.with_a_machine()
+        world = stage.world()
+        world.ledger.update(
+            lambda ledger: hold(ledger, "20991231-235959-l4-ffff", Decimal("0.50"), 1800, stage.timeline.now())
+        )
+        weather(
+            stage,
+            {"fault": "http", "service": "compute", "method": "GET", "path": "instances", "status": 503, "times": 1000},
+        )
+        stage.timeline.advance(1000)
+        told: list[Found] = []
+        with pytest.raises(Unavailable):
+            reconcile(world, say=told.append)
+        assert told == []
