@@ -54,6 +54,8 @@ def line(hold: OpenHold) -> str:
         "image_build": (f"the build of image {name}", "says what it waits for"),
         "image_storage": (f"storing image {name}", "deletes it and releases the rest"),
     }[hold.kind]
+    if hold.kind == "image_storage" and hold.remedy == "bench image list":
+        what, then = f"{what}, whose record cannot be read", "says why"
     if hold.settles_at is not None:
         what += ", whose events are gone" if hold.kind == "run" else ", whose record is gone"
         then = f"deletes what is left of it, and settles this from {_reached(hold.settles_at)} on"

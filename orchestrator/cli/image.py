@@ -151,7 +151,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     ]
     if json:
         emit_json({"schema": 1, "images": rows, "left_out": dict(odd), "prices_simulated": wiring.mode == "embedded"})
-    elif not rows:
+    elif not rows and not odd:
         typer.echo("there are no images; `bench image build --gpu l4` makes one")
     else:
         known = {one.name: one for one in records}

@@ -221,6 +221,11 @@ def record_object(name: str) -> str:
     return f"{PREFIX}{name}.json"
 
 
+def image_recorded_in(name: str) -> str:
+    """The image whose record an object is, by the object's name."""
+    return name.removeprefix(PREFIX).removesuffix(".json")
+
+
 def cost_of(name: str) -> str:
     """The id of the cost of an image's storage in the ledger."""
     return f"cost-{name}"

@@ -18,6 +18,7 @@ from decimal import Decimal
 from orchestrator.core.errors import BenchError, CredentialsMissing, HostUnfit, ProviderError, StillThere, Unavailable
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.hosts import is_host
+from orchestrator.core.images import image_recorded_in
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from, may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
 from orchestrator.core.ledger.set_aside import most_of, outstanding, stored
@@ -89,9 +90,9 @@ def known_of(world: World, ledger: Ledger, open_runs: frozenset[str]) -> Known:
     names = unlisted_runs(ledger, open_runs)
     lost = {name for name in names if not (has_record if is_fleet_id(name) else has_events)(world, name)}
     shelf = world.shelf if stored(ledger) else None
-    records = shelf.records.every()[0] if shelf is not None else ()
+    records, odd = shelf.records.every() if shelf is not None else ((), {})
     there = frozenset(one.name for one in records if one.gone_at is None)
-    return Known(open_runs, frozenset(lost), images=there)
+    return Known(open_runs, frozenset(lost), images=there, odd_images=frozenset(map(image_recorded_in, odd)))
 
 
 def _of_fleet(world: World, key: str, *, eager: bool) -> Found:

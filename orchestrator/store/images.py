@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.images import PREFIX, ImageRecord, record_object
+from orchestrator.core.images import PREFIX, ImageRecord, image_recorded_in, record_object
 from orchestrator.ports import Bucket, Clock, Images
 from orchestrator.store.swap import Document, swap
 
@@ -26,7 +26,7 @@ class ImageStore:
         unreadable: dict[str, str] = {}
         for name, blob in sorted(self._bucket.read_many(names).items()):
             try:
-                records.append(ImageRecord.parse(name.removeprefix(PREFIX).removesuffix(".json"), blob.data))
+                records.append(ImageRecord.parse(image_recorded_in(name), blob.data))
             except DocumentUnreadable as exc:
                 unreadable[name] = str(exc)
         return tuple(records), unreadable

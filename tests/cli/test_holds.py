@@ -15,7 +15,7 @@ import pytest
 from orchestrator.cli import fleet_trust
 from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.images import ImageRecord, cost_of, environment_of
+from orchestrator.core.images import ImageRecord, cost_of, environment_of, record_object
 from orchestrator.core.ledger.budget import add_cost
 from orchestrator.core.ledger.set_aside import CATEGORY, most_of
 from orchestrator.core.mode import Mode
@@ -210,6 +210,23 @@ def test_the_storage_of_an_image_is_named_until_the_image_is_deleted(bench: Benc
     assert said(bench)[0].endswith(line)
     pasted(bench, found)
     assert named(bench) == []
+
+
+def test_the_storage_of_an_image_whose_record_cannot_be_read_is_named_too(bench: Bench) -> None:
+    wiring = wire()
+    now = wiring.clock.now()
+    wiring.bucket.create(record_object(IMAGE), b"{")
+    wiring.accounts().change(
+        lambda ledger: add_cost(ledger, CATEGORY, Decimal("0.03"), "", now, cost_of(IMAGE), pretend=True)
+    )
+    (found,) = named(bench)
+    assert (found["kind"], found["name"], found["held_usd"]) == ("image_storage", IMAGE, "0.03")
+    assert said(bench)[0].endswith(
+        f"for storing image {IMAGE}, whose record cannot be read: `bench image list` says why"
+    )
+    listed = bench("image", "list", code=16)
+    assert f"the record of the image {IMAGE} cannot be read" in listed.err
+    assert listed.out == "", "there may be an image"
 
 
 # --- what cannot be known -------------------------------------------------------------------------------------------

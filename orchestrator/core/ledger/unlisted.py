@@ -55,6 +55,8 @@ class Known:
     """Fleets on which this client does not act, as they were launched from another computer."""
     images: frozenset[str] = frozenset()
     """Images that can be deleted: their records are readable, and they are not gone."""
+    odd_images: frozenset[str] = frozenset()
+    """Images whose records cannot be read."""
 
 
 def unlisted_runs(ledger: Ledger, open_runs: frozenset[str]) -> frozenset[str]:
@@ -96,3 +98,5 @@ def _of_images(ledger: Ledger, known: Known) -> Iterator[OpenHold]:
     for name, cost in stored(ledger).items():
         if name in known.images:
             yield made("image_storage", name, cost, f"bench image rm {name}")
+        elif name in known.odd_images:
+            yield made("image_storage", name, cost, "bench image list")
