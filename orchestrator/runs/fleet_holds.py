@@ -3,7 +3,8 @@
 Jobs are noted in the fleet's `control.json` before a scheduler hears of them, under the hold of one generation. So what
 decides is that document: a generation that is void there may be settled at nothing, as nobody notes a job for it again.
 Where jobs were noted, their scheduler is asked what they came to. One that cannot be asked for a day after the fleet's
-end, when none of its machines can be there any more, keeps no hold open: all of it counts as spent.
+end, when none of its machines can be there any more, keeps no hold open: all of it counts as spent. So does the hold of
+a fleet whose record cannot be read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NOBODY: Final = "its client died before it requested a machine"
 
 
 GIVEN_UP: Final = timedelta(days=1)
-"""So long after a fleet's end its scheduler is asked, before its hold counts as spent."""
+"""So long after a fleet's end its scheduler is asked, before its hold counts as spent; and so long a record that cannot
+be read is waited for, as a newer client may read it."""
 
 
 def looked_after(world: World, fleet: str, entry: Entry, margin: timedelta, *, eager: bool) -> str:
@@ -69,12 +71,12 @@ def unused(world: World, fleet: str, generation: int, entry: Entry, margin: time
     store = FleetStore(world.bucket, world.clock, fleet)
     try:
         store.record()
-    except DocumentUnreadable:
-        return None
-    except NotFound:
-        if now < abandoned_from(entry, world.policy.insert_limit_s, asked=True) or _alive(world, fleet):
+    except (NotFound, DocumentUnreadable) as exc:
+        gone = isinstance(exc, NotFound)
+        longest = abandoned_from(entry, world.policy.insert_limit_s, asked=True) + (timedelta() if gone else GIVEN_UP)
+        if now < longest or _alive(world, fleet):
             return None
-        return entry.hold_usd, "its record is gone: the whole hold counts as spent"
+        return entry.hold_usd, f"its record {'is gone' if gone else 'cannot be read'}: the whole hold counts as spent"
     control = store.control()
     if generation not in control.void and _voided(control, generation) != control:
         control = store.decide(lambda one: _voided(one, generation))

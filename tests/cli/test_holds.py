@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.cli import fleet_trust
 from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.names import spec_object
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.images import ImageRecord, cost_of, environment_of, record_object
 from orchestrator.core.ledger.budget import add_cost
@@ -174,6 +175,22 @@ def test_a_fleet_whose_record_is_gone_is_named_and_left_to_reap(bench: Bench) ->
     take(wiring, late, age=timedelta(hours=3), usd="7")
     pasted(bench, found)
     assert (settled(wiring, FLEET), settled(wiring, late)) == (None, Decimal(7))
+
+
+def test_a_fleet_whose_record_cannot_be_read_counts_as_spent_once_nothing_of_it_can_be_there(bench: Bench) -> None:
+    wiring = wire()
+    wiring.bucket.create(spec_object(FLEET), b"{")
+    take(wiring, FLEET, age=timedelta(hours=3), usd="7")
+    (found,) = named(bench)
+    assert (found["name"], found["remedy"]) == (FLEET, f"bench fleet status --look {FLEET}")
+    bench("reap", "--yes")
+    assert settled(wiring, FLEET) is None, "its client may have written it so that only a newer one can read it"
+    late = FLEET.replace("00cc", "00dd")
+    wiring.bucket.create(spec_object(late), b"{")
+    take(wiring, late, age=timedelta(hours=27), usd="6")
+    bench("reap", "--yes")
+    assert (settled(wiring, FLEET), settled(wiring, late)) == (None, Decimal(6))
+    assert [one["name"] for one in named(bench)] == [FLEET]
 
 
 # --- images ---------------------------------------------------------------------------------------------------------
