@@ -54,7 +54,7 @@ def line(hold: OpenHold) -> str:
         "image_build": (f"the build of image {name}", "says what it waits for"),
         "image_storage": (f"storing image {name}", "deletes it and releases the rest"),
     }[hold.kind]
-    if hold.kind == "image_storage" and hold.remedy == "bench image list":
+    if not hold.readable:
         what, then = f"{what}, whose record cannot be read", "says why"
     if hold.settles_at is not None:
         what += ", whose events are gone" if hold.kind == "run" else ", whose record is gone"

@@ -37,6 +37,9 @@ class OpenHold:
     """When no machine of it can run any more, so that it may be settled without a word of it; None where its run or
     fleet tells what it has cost, and of images."""
 
+    readable: bool = True
+    """Whether the record of its image can be read."""
+
     @property
     def lost(self) -> bool:
         """Whether its run has left no events, or its fleet no record."""
@@ -90,8 +93,8 @@ def _of_entry(name: str, entry: Entry, known: Known, insert_limit_s: float) -> O
 def _of_images(ledger: Ledger, known: Known) -> Iterator[OpenHold]:
     """An image that is gone holds nothing: what its storage has cost is spent."""
 
-    def made(kind: Kind, name: str, cost: Cost, remedy: str) -> OpenHold:
-        return OpenHold(kind, name, cost.usd, cost.at, cost.pretend, remedy)
+    def made(kind: Kind, name: str, cost: Cost, remedy: str, *, readable: bool = True) -> OpenHold:
+        return OpenHold(kind, name, cost.usd, cost.at, cost.pretend, remedy, readable=readable)
 
     for name, cost in amounts(ledger).items():
         yield made("image_build", name, cost, "bench image list")
@@ -99,4 +102,4 @@ def _of_images(ledger: Ledger, known: Known) -> Iterator[OpenHold]:
         if name in known.images:
             yield made("image_storage", name, cost, f"bench image rm {name}")
         elif name in known.odd_images:
-            yield made("image_storage", name, cost, "bench image list")
+            yield made("image_storage", name, cost, "bench image list", readable=False)

@@ -291,8 +291,10 @@ MEASURED = Path(kernels.attention.cuda.__file__).parent / "results" / "backward-
 def test_of_the_ways_that_were_measured_one_within_a_twentieth_of_the_best_is_taken(line: str) -> None:
     row = json.loads(line)
     us = row.pop("us")
-    ways = [way for way in backward_ways(posed(**row), MACHINE) if way.name in us]
-    assert us[ways[0].name] <= 1.05 * min(us[way.name] for way in ways)
+    ways = backward_ways(posed(**row), MACHINE)
+    if ways[0].name == "backward90-ordered":  # which was not measured then
+        ways = ways[1:]
+    assert us[ways[0].name] <= 1.05 * min(us.get(way.name, float("inf")) for way in ways)
 
 
 @pytest.mark.parametrize(

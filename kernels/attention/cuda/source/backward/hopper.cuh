@@ -45,7 +45,7 @@ struct Backward {
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool CLAIMS = CAUSAL && !ORDERED;  // without a mask tiles of keys arrive together: all would wait for the first
   static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum; `claim` sets the second
-  // So many of the steps of 16 columns of V dO^T have V in registers, as far as there are any: less is read from shared memory.
+  // V dO^T takes D / 16 steps. In so many of them V is read from registers in place of shared memory; there are no more registers.
   static constexpr int V_STEPS = D == 64 ? 0 : ORDER_ == ORDER_OF_KEYS ? 3 : 4;
 };
 
@@ -220,15 +220,21 @@ struct BackwardConsumer {
   }
 
   // Starts x y^T for this warpgroup's 64 rows of x (K or V) and all queries of y (Q or dO); it is added to c if `accumulate` is
-  // not 0.
+  // not 0. HELD: so many steps of 16 columns of V are in registers.
+  template <int HELD>
   __device__ __forceinline__ void start_turned(float (&c)[C::QUERIES / 2], u32 x, u32 y, int accumulate) const {
     const u32 a = matrix(memory + x + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + y, 16);
     warpgroup_fence();
 #pragma unroll
-    for (int step = 0; step < C::D / 16; step++) {
+    for (int step = HELD; step < C::D / 16; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
       wgmma_shared<T, C::QUERIES>(c, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
-                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), accumulate | (step > 0));
+                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), accumulate | (step > HELD));
+    }
+    if constexpr (HELD > 0) {
+#pragma unroll
+      for (int step = 0; step < HELD; step++)
+        wgmma_across<T, C::QUERIES>(c, v + 4 * step, descriptor(b + step / 4 * (C::Q_CHUNK_BYTES / C::UNITS) + step % 4 * 32 / C::UNITS));
     }
     warpgroup_commit();
   }
@@ -243,23 +249,6 @@ struct BackwardConsumer {
 #pragma unroll
       for (int i = 0; i < 4; i++) v[4 * step + i] = x[i];
     }
-  }
-  // Starts d += V dO^T.
-  __device__ __forceinline__ void start_dp(float (&d)[C::QUERIES / 2], u32 dout) const {
-    const u32 a = matrix(memory + C::V + warpgroup * C::WARPGROUP_KEYS * C::CHUNK_ROW_BYTES, 16), b = matrix(memory + dout, 16);
-    warpgroup_fence();
-#pragma unroll
-    for (int step = C::V_STEPS; step < C::D / 16; step++) {
-      const u32 chunk = step / 4, within = step % 4 * 32 / C::UNITS;
-      wgmma_shared<T, C::QUERIES>(d, descriptor(a + chunk * (C::K_CHUNK_BYTES / C::UNITS) + within),
-                                  descriptor(b + chunk * (C::Q_CHUNK_BYTES / C::UNITS) + within), 1);
-    }
-    if constexpr (C::V_STEPS > 0) {
-#pragma unroll
-      for (int step = 0; step < C::V_STEPS; step++)
-        wgmma_across<T, C::QUERIES>(d, v + 4 * step, descriptor(b + step / 4 * (C::Q_CHUNK_BYTES / C::UNITS) + step % 4 * 32 / C::UNITS));
-    }
-    warpgroup_commit();
   }
   // Loads the numbers (SHIFT or DELTA) of the four of the i-th 16 queries whose columns this lane holds.
   __device__ __forceinline__ void load_four(float (&x)[4], u32 numbers, int stage, int i) const {
@@ -323,8 +312,8 @@ struct BackwardConsumer {
     barrier_wait(barriers.dout_full(stage), place.parity());
     load_deltas(d, stage);  // while no product is in flight, as otherwise ptxas would wait here for its end
     barrier_wait(barriers.q_full(stage), place.parity());
-    start_turned(s, C::K, C::Q + stage * C::Q_BYTES, 0);
-    start_dp(d, C::DOUT + stage * C::Q_BYTES);
+    start_turned<0>(s, C::K, C::Q + stage * C::Q_BYTES, 0);
+    start_turned<C::V_STEPS>(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
     u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     warpgroup_wait<1>();
     settled(s);
