@@ -11,6 +11,7 @@ from kernels.attention.cuda.backward.costs import TURN, three_launches, three_la
 from kernels.attention.cuda.backward.kernels import BackwardParameters, Order
 from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, cyclic_refusal
 from kernels.attention.cuda.backward.ways import backward_ways
+from kernels.attention.cuda.campaign.stress import SHAPES
 from kernels.attention.cuda.plan.planning import Layout, Machine
 from tests.kernels.cuda.backward_problems import FEW, MACHINE, posed
 from tests.kernels.cuda.simt_ways import HostBuffers
@@ -46,6 +47,15 @@ ORDERED, CYCLIC, ROWS_128 = "backward90-ordered", "backward90-cyclic", "backward
 def test_the_deterministic_mode_takes_sums_in_an_order_where_blocks_are_many(sizes: dict[str, Any], taken: str) -> None:
     assert backward_ways(posed(**sizes), MACHINE)[0].name == "backward90"
     assert repeating(posed(**sizes)) == taken
+
+
+def test_launches_are_repeated_in_every_kind_of_kernel_that_the_deterministic_mode_takes_on_hopper() -> None:
+    taken = {
+        repeating(posed(batch=b, heads=h, kv_heads=kv, seq=seq_q, seq_k=seq_k, head_dim=head_dim, causal=causal))
+        for b, h, kv, seq_q, seq_k, head_dim, causal in SHAPES
+    }
+    for kind in (ORDERED, CYCLIC, "backward-few90-64", ROWS_128, "backward-small"):
+        assert any(name.startswith(kind) for name in taken), kind
 
 
 @pytest.mark.parametrize(
