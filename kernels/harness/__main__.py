@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from kernels import LINE_INFO
-from kernels.harness.ending import leave
+from kernels.harness.calls import PAGE, PAST, THESE
+from kernels.harness.ending import end_with_parent, leave
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
-from kernels.harness.spec import Spec, parse
+from kernels.harness.spec import ANSWER_LIMIT_S, Spec, parse
+from kernels.harness.watched import is_watched, watched
 
 BAD_SPEC, GATE_FAILED = 22, 21
 NOTHING_JUDGED = "implementation,case_id,passed,max_abs_error,limit,reason\n"
@@ -41,7 +43,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--spec", type=Path, required=True, help="what to do, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="where results go; created if absent")
     parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
+    parser.add_argument("--watched", action="store_true", help="in a process that is watched; the default with a GPU")
     options = parser.parse_args(arguments)
+    if options.watched or is_watched(options.step, options.spec):
+        return watched([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
+    if page := os.environ.get(PAGE):
+        end_with_parent()
+        THESE.join(Path(page), Path(os.environ[PAST]))
     facts = Facts(acknowledged=not options.no_ack)
     try:
         spec = read_spec(options.spec, options.step)
@@ -101,12 +109,15 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     from kernels.harness import environment, programs, steps
     from kernels.harness.judging import Session
+    from kernels.harness.worker import broken
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
     device, cache = environment.device(), steps.default_cache()
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
+    if device.type == "cuda" and not own:
+        THESE.is_broken = partial(broken, device)
     session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
     apart = step == "environment"
     if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:

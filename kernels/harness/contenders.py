@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernels.harness.calls import THESE
 from kernels.harness.spec import original
 from kernels.harness.workload import (
     BuildFailed,
@@ -78,7 +79,9 @@ def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
         raise Unavailable("the spec does not name it")
     if not isinstance(built, Built):
         raise built
-    return Bound(implementation, built.implementation.bind(case, inputs))
+    with THESE.of(original(implementation), case.id):
+        call = built.implementation.bind(case, inputs)
+    return Bound(implementation, replace(call, scope=THESE.scope(call.scope, original(implementation), case.id)))
 
 
 def check(bound: Bound, by: Yardstick) -> Check:

@@ -27,7 +27,7 @@ def peak_bytes(
         plan, scope = prepare()
         with scope():
             plan()
-        torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - int(before)
     except (RuntimeError, Unavailable, BuildFailed):
         return None

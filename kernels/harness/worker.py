@@ -7,10 +7,8 @@ answers are JSON; tensors are passed as files. The process that writes results i
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -23,11 +21,10 @@ from kernels.forms.definition import BadWorkload
 from kernels.forms.load import load
 from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
+from kernels.harness.ending import end_with_parent
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge, place
 from kernels.harness.workload import BuildFailed, Unavailable
-
-PDEATHSIG = 1
 
 
 def serve(pipe: Connection, settings: dict[str, Any]) -> None:
@@ -99,8 +96,5 @@ def alone(pipe: Connection) -> None:
     os.closerange(pipe.fileno() + 1, min(last, 1 << 16))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    try:
-        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):  # this is not Linux: the process ends when the pipe ends
-        pass
+    end_with_parent()  # elsewhere than on Linux it ends when the pipe ends
     sys.stdout = sys.stderr
