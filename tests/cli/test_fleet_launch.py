@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_cluster_that_does_not_answer_leaves_no_fleet_and_no_hold(
         f"{{axes: {{gpu: [l4]}}, engine: slurm, usd_per_hour: 0.05, slurm: {{folder: {tmp_path}/shared}}}}"
     )
     refused = bench("fleet", "launch", str(sweep), "--detach", code=None)
-    assert refused.code in (2, 6), refused.err
+    assert refused.code in ((2, 6) if shutil.which("scontrol") else (15,)), refused.err
     assert "scontrol" in refused.err
     assert bench("fleet", "ls", "--json").document["fleets"] == []
     assert not wire().ledger.read().runs
