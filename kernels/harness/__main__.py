@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import LINE_INFO
-from kernels.harness.calls import PAGE, PAST, THESE
+from kernels.harness.calls import THESE, described
 from kernels.harness.ending import end_with_parent, leave
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
@@ -38,18 +38,22 @@ STEPS = ("environment", "build", "correctness", "measure", "profile")
 
 def main(arguments: list[str]) -> int:
     """Run one step and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m kernels.harness", description="Check and measure a workload.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m kernels.harness", description="Check and measure a workload.", allow_abbrev=False
+    )
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--spec", type=Path, required=True, help="what to do, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="where results go; created if absent")
     parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
     parser.add_argument("--watched", action="store_true", help="in a process that is watched; the default with a GPU")
     options = parser.parse_args(arguments)
-    if options.watched or is_watched(options.step, options.spec):
-        return watched([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
-    if page := os.environ.get(PAGE):
+    if (files := described(os.environ)) is not None:
         end_with_parent()
-        THESE.join(Path(page), Path(os.environ[PAST]))
+        THESE.join(*files)
+    elif options.watched or is_watched(options.step, options.spec):
+        code = watched([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
+        if code is not None:
+            return code
     facts = Facts(acknowledged=not options.no_ack)
     try:
         spec = read_spec(options.spec, options.step)
@@ -117,7 +121,8 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
     if device.type == "cuda" and not own:
-        THESE.is_broken = partial(broken, device)
+        THESE.settle = partial(torch.cuda.synchronize, device)
+        THESE.is_broken = lambda exc: not isinstance(exc, torch.OutOfMemoryError) and broken(device)
     session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
     apart = step == "environment"
     if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:

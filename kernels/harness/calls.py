@@ -1,8 +1,8 @@
 """Whose code this process is in, told to the process that watches it; and what went wrong in processes before it.
 
-The implementations of our own workloads share one process and one device. If one of them never returns, or leaves the
-device in a state in which it refuses everything, the others cannot be measured there any more. Then the process is
-started again (`watched.py`) and leaves that implementation out.
+The implementations of our own workloads share one process and one device. If one of them never returns, ends the
+process, or leaves the device in a state in which it refuses everything, the others cannot be measured there any more.
+Then the process is started again (`watched.py`) and leaves that implementation out.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
-from kernels.harness.workload import Scope
+from kernels.harness.workload import Scope, Unavailable
 
-PAGE, PAST = "BENCH_HARNESS_PAGE", "BENCH_HARNESS_PAST"
-"""Environment variables with the names of the two files: who is being called now, and what went wrong before."""
+WATCHED = "BENCH_HARNESS_WATCHED"
+"""An environment variable of a watched process: the id of the process that watches, and the descriptors of two files:
+who is being called now, and what went wrong before."""
 PAGE_BYTES = 4096
 AGAIN = 75
 """The exit code of a process that has to be started again."""
+ENOUGH = 2
+"""After so many failures an implementation is not tried in further cases; after one, if it hung."""
+BUILD = ""
+"""Stands for a case where an implementation is built, which may take any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What an implementation did to the process in a case. After a hang it is not tried in other cases either."""
+    """What an implementation did to the process in a case, or while it was built."""
 
     implementation: str
     case_id: str
@@ -49,42 +53,55 @@ def read_page(content: bytes) -> tuple[int, str, str] | None:
     return int(serial), str(implementation), str(case_id)
 
 
+def described(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """The descriptors of the two files, if the process that started this one watches it."""
+    try:
+        parent, page, past = map(int, environ.get(WATCHED, "").split(":"))
+    except ValueError:
+        return None
+    return (page, past) if parent == os.getppid() else None
+
+
 @dataclass
 class Calls:
-    """The calls of this process. Without files nobody watches it, and nothing was before it."""
+    """The calls of this process. Without files nobody watches it, and nothing was before it.
+
+    `is_broken` says of an error whether the device refuses everything from now on; `settle` waits for the device.
+    """
 
     page: mmap.mmap | None = None
-    past: Path | None = None
-    is_broken: Callable[[], bool] = lambda: False
+    past: int | None = None
+    is_broken: Callable[[BaseException], bool] = lambda _: False
+    settle: Callable[[], None] = lambda: None
     leave: Callable[[int], NoReturn] = os._exit
     serial: int = 0
+    called: tuple[str, str] = ("", "")
+    """The implementation and the case."""
     failures: list[Failure] = field(default_factory=list)
-    measured: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What is known of each case that an earlier process has finished."""
+    known: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What earlier processes recorded of each case that they finished."""
 
-    def join(self, page: Path, past: Path) -> None:
+    def join(self, page: int, past: int) -> None:
         """Begins to tell the process that watches this one, and reads what is known of those before."""
-        with page.open("r+b") as file:
-            self.page, self.past = mmap.mmap(file.fileno(), PAGE_BYTES), past
-        for line in past.read_text(encoding="utf-8").splitlines():
+        for descriptor in (page, past):
+            os.set_inheritable(descriptor, False)
+        self.page, self.past = mmap.mmap(page, PAGE_BYTES), past
+        for line in os.pread(past, os.fstat(past).st_size, 0).decode().splitlines():
             record = json.loads(line)
             if "case" in record:
-                self.measured[record.pop("case")] = record
+                self.known[record.pop("case")] = record
             else:
                 self.failures.append(Failure(**record))
-
-    @property
-    def is_again(self) -> bool:
-        """Whether an earlier process of this step ended early."""
-        return bool(self.failures)
 
     def before(self, implementation: str, case_id: str) -> tuple[str, bool] | None:
         """Why an implementation is left out of a case, and whether it counts as wrong; None if it is not left out."""
         own = [one for one in self.failures if one.implementation == implementation]
         for one in own:
-            if one.case_id == case_id:
+            if one.case_id in (case_id, BUILD):
                 return one.reason, True
-        return ("not tried again: it hung in a case before", False) if any(one.hung for one in own) else None
+        if any(one.hung for one in own):
+            return "not tried again: it hung in a case before", False
+        return ("not tried again: it failed in two cases before", False) if len(own) >= ENOUGH else None
 
     @contextmanager
     def of(self, implementation: str, case_id: str) -> Iterator[None]:
@@ -92,14 +109,18 @@ class Calls:
         if self.page is None:
             yield
             return
-        self.tell(implementation, case_id)
+        outer, self.called = self.called, (implementation, case_id)
+        self.tell()
         try:
             yield
-        except RuntimeError as exc:
-            if not self.is_broken():
+        except SystemExit as exc:
+            raise RuntimeError(f"it called sys.exit({exc.code!r})") from exc
+        except Exception as exc:  # errors of the device reach us as what its callers make of them, too
+            if not self.is_broken(exc):
                 raise
             self.fail(implementation, case_id, exc)
         finally:
+            self.called = outer
             self.tell()
 
     def scope(self, scope: Scope, implementation: str, case_id: str) -> Scope:
@@ -114,27 +135,32 @@ class Calls:
 
         return both
 
-    def tell(self, implementation: str = "", case_id: str = "") -> None:
-        assert self.page is not None, "only a watched process tells"
-        self.serial += 1
-        self.page[:] = busy_page(self.serial, implementation, case_id)
+    def tell(self) -> None:
+        """Tells who is being called. What was called before has returned: its time begins anew."""
+        if self.page is not None:
+            self.serial += 1
+            self.page[:] = busy_page(self.serial, *self.called)
 
-    def fail(self, implementation: str, case_id: str, exc: RuntimeError) -> NoReturn:
+    def stop_telling(self) -> None:
+        """Says that nobody is being called, and nothing from then on: this process ends for a reason of its own."""
+        if self.page is not None:
+            page, self.page = self.page, None
+            page[:] = busy_page(0)
+
+    def fail(self, implementation: str, case_id: str, exc: Exception) -> NoReturn:
         """Records that an implementation broke the device, and ends this process."""
-        words = next((line.strip() for line in str(exc).splitlines() if line.strip()), "no message")
-        reason = f"raised {type(exc).__name__}: {words[:200]}"
+        words = next((line.strip() for line in str(exc).splitlines() if line.strip()), "no message")[:200]
+        reason = words if isinstance(exc, Unavailable) else f"raised {type(exc).__name__}: {words}"
         self.record(implementation=implementation, case_id=case_id, reason=reason, hung=False)
         self.leave(AGAIN)
 
     def finished(self, case_id: str, **known: Any) -> None:
-        """Records a case whose file the agent has."""
-        if self.past is not None:
-            self.record(case=case_id, **known)
+        """Records a case that later processes of this step need not repeat."""
+        self.record(case=case_id, **known)
 
     def record(self, **fields: Any) -> None:
-        assert self.past is not None, "only a watched process has a file"
-        with self.past.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(fields) + "\n")
+        if self.past is not None:
+            os.pwrite(self.past, json.dumps(fields).encode() + b"\n", os.fstat(self.past).st_size)
 
 
 THESE = Calls()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels.harness.calls import THESE
+from kernels.harness.calls import BUILD, THESE
 from kernels.harness.spec import original
 from kernels.harness.workload import (
     BuildFailed,
@@ -65,9 +65,12 @@ Crew = Mapping[str, Built | BuildFailed | Unavailable]
 
 def build(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Unavailable:
     """The implementation of a name, compiled or from the cache; or why there is none."""
+    if (failed := THESE.before(name, BUILD)) is not None and failed[1]:
+        return BuildFailed(failed[0])
     try:
-        implementation = workload.implementation(name, site)
-        return Built(implementation, implementation.build(site))
+        with THESE.of(name, BUILD):
+            implementation = workload.implementation(name, site)
+            return Built(implementation, implementation.build(site))
     except (BuildFailed, Unavailable) as exc:
         return exc
 
@@ -81,6 +84,7 @@ def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
         raise built
     with THESE.of(original(implementation), case.id):
         call = built.implementation.bind(case, inputs)
+        THESE.settle()  # what it has launched is its own, not the next one's
     return Bound(implementation, replace(call, scope=THESE.scope(call.scope, original(implementation), case.id)))
 
 
@@ -93,7 +97,9 @@ def check(bound: Bound, by: Yardstick) -> Check:
             return by.judge(call.output(call.plan()))
     except (torch.OutOfMemoryError, MemoryError) as exc:
         raise Unavailable(f"{call.backend}: out of memory") from exc
-    except RuntimeError as exc:
+    except Unavailable:
+        raise
+    except Exception as exc:  # compilers in Python raise anything
         return Check(False, float("nan"), by.limit, f"raised {type(exc).__name__}: {one_line(str(exc))}")
 
 

@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TextIO
 
+from kernels.harness.calls import THESE
+
 CRASHED = 1
 
 
@@ -37,6 +39,7 @@ class Facts:
             self.out.flush()
         except BrokenPipeError:
             log("the agent no longer reads the results; stopping")
+            THESE.stop_telling()
             os._exit(CRASHED)
         path = keys.get("path")
         if path is None or self.acks is None:
@@ -58,6 +61,7 @@ class Facts:
                 else:
                     self.acks.put(path)
         log("standard input ended: the agent is gone; stopping")
+        THESE.stop_telling()
         os._exit(CRASHED)
 
 

@@ -241,7 +241,8 @@ def say(facts: Facts, case: Case, outcome: Outcome) -> None:
 def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yardstick) -> Outcome:
     """The outcome of one implementation."""
     if (failed := THESE.before(original(implementation), case.id)) is not None:
-        return Outcome(implementation, None, None, failed[0], wrong=failed[1])
+        verdict = Check(False, math.nan, by.limit, failed[0]) if failed[1] else None
+        return Outcome(implementation, None, verdict, failed[0], wrong=failed[1])
     try:
         bound = bind(implementation, crew, case, inputs)
         verdict = check(bound, by)
@@ -249,7 +250,7 @@ def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yard
         return Outcome(implementation, None, None, str(exc), wrong=False)
     except BuildFailed as exc:
         return Outcome(implementation, None, None, f"{exc.cause}: {one_line(str(exc))}", wrong=True)
-    except RuntimeError as exc:
+    except Exception as exc:  # compilers in Python raise anything
         reason = f"raised {type(exc).__name__}: {one_line(str(exc))}"
         return Outcome(implementation, None, Check(False, math.nan, by.limit, reason), reason, wrong=True)
     if not verdict.passed:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kernels.harness.ending import descendants
 from kernels.harness.input_sets import available
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -139,22 +140,6 @@ def entry(pipe: Connection, settings: dict[str, Any]) -> None:
     from kernels.harness.worker import serve
 
     serve(pipe, settings)
-
-
-def descendants(root: int | None) -> list[int]:
-    """The ids of all processes below `root`, from /proc; empty where there is no /proc."""
-    parents: dict[int, int] = {}
-    for entry_ in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(entry_.parent.name)] = int(entry_.read_text().rsplit(")", 1)[1].split()[1])
-    found: list[int] = []
-    front = [root] if root is not None else []
-    while front:
-        above = front.pop()
-        below = [pid for pid, parent in parents.items() if parent == above]
-        found += below
-        front += below
-    return found
 
 
 def free_bytes(device: torch.device) -> int:

@@ -26,10 +26,10 @@ from kernels.forms import outputs
 from kernels.forms.outputs import Result, Unreadable
 from kernels.harness import environment, rows
 from kernels.harness.columns import measurement_columns
+from kernels.harness.ending import descendants
 from kernels.harness.facts import log
 from kernels.harness.judging import Session
 from kernels.harness.own import OwnWorkload, column
-from kernels.harness.processes import descendants
 from kernels.harness.reading import BadSpec
 from kernels.harness.stamps import now
 

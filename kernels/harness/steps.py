@@ -22,6 +22,8 @@ from kernels.harness.second_clock import ask_cupti
 from kernels.harness.spec import Spec, original
 from kernels.harness.workload import BuildFailed, BuildRecord
 
+PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
+"""What is recorded like a case: that the plan was sent, and that the second clock was begun."""
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
 
 
@@ -118,10 +120,18 @@ def check_all(session: Session) -> int:
     table: list[rows.Row] = []
     checked = failed = 0
     for case in session.spec.correctness:
-        for outcome in judge_case(session, crew, case, session.spec.implementations).outcomes:
-            table.append(rows.checked(case, outcome.implementation, outcome.check, outcome.reason))
-            checked += outcome.check is not None
-            failed += outcome.wrong
+        known = THESE.known.get(case.id)
+        if known is None:
+            outcomes = judge_case(session, crew, case, session.spec.implementations).outcomes
+            known = {
+                "rows": [rows.checked(case, one.implementation, one.check, one.reason) for one in outcomes],
+                "checked": sum(one.check is not None for one in outcomes),
+                "failed": sum(one.wrong for one in outcomes),
+            }
+            THESE.finished(case.id, **known)
+        table += known["rows"]
+        checked += known["checked"]
+        failed += known["failed"]
     rows.write_csv(session.out / "correctness.csv", correctness_columns(session.spec.workload.columns), table)
     session.facts.send("correctness", path="correctness.csv", checked=checked, failed=failed)
     return WRONG if failed else DONE
@@ -136,7 +146,7 @@ def measure_all(session: Session) -> int:
         raise BadSpec(str(exc)) from exc
     crew = build_all(session)
     origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
-    if not THESE.is_again:
+    if PLANNED not in THESE.known:
         facts.send(
             "planned",
             cases=[case.id for case in spec.planned],
@@ -145,9 +155,10 @@ def measure_all(session: Session) -> int:
                 spec.repeats * len(regimes(spec.regime, session.device.type, case)) for case in spec.measure
             ),
         )
+        THESE.finished(PLANNED)
     wrong, measured = False, []
     for index, case in enumerate(spec.planned, start=1):
-        if (before := THESE.measured.get(case.id)) is not None:
+        if (before := THESE.known.get(case.id)) is not None:
             wrong = wrong or before["wrong"]
             measured.append((case, before["medians"]))
             continue
@@ -168,5 +179,7 @@ def measure_all(session: Session) -> int:
         THESE.finished(case.id, wrong=done.wrong, medians=done.medians)
         wrong = wrong or done.wrong
         measured.append((case, done.medians))
-    ask_cupti(session, crew, origin, measured, timed_by)
+    if SECOND_CLOCK not in THESE.known:  # a failure there costs the second clock, not the step
+        THESE.finished(SECOND_CLOCK)
+        ask_cupti(session, crew, origin, measured, timed_by)
     return WRONG if wrong else DONE

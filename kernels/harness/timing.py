@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.harness.calls import THESE
 from kernels.harness.clocks import Clocks, Reading
 from kernels.harness.energy import Drawn, drawn
 from kernels.harness.host import Host, HostReading
@@ -148,13 +149,14 @@ def prepared(
     called: dict[str, int] = {}
     ready = []
     for contender in contenders:
-        with contender.scope():
-            try:
+        try:
+            with contender.scope():
                 called[contender.implementation] = fixed_calls(contender, warmup)
+                THESE.tell()
                 timers[contender.implementation] = timer(contender)
-            except (Unavailable, torch.OutOfMemoryError, MemoryError) as exc:
-                refused[contender.implementation] = str(exc) if isinstance(exc, Unavailable) else "out of memory"
-                continue
+        except (Unavailable, torch.OutOfMemoryError, MemoryError) as exc:
+            refused[contender.implementation] = str(exc) if isinstance(exc, Unavailable) else "out of memory"
+            continue
         ready.append(contender)
     return ready, timers, called, refused
 
@@ -253,6 +255,7 @@ def fixed_calls(contender: Contender, warmup: int | str) -> int:
     if not isinstance(warmup, int):
         return 0
     for plan in Turns(len(contender.plans)).take(contender, warmup):
+        THESE.tell()
         plan()
     return warmup
 

@@ -15,30 +15,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from kernels.harness.calls import AGAIN, PAGE, PAST, Failure, busy_page, read_page
+from kernels.harness.calls import AGAIN, BUILD, WATCHED, Failure, busy_page, read_page
+from kernels.harness.ending import descendants
 from kernels.harness.facts import CRASHED, log
 
 LOOK_S = 0.5
 STEPS = ("correctness", "measure")
 """The steps in which implementations that share a process are called one after another."""
-CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals by which others end a step."""
 DEVICE = Path("/dev/nvidiactl")
 
 
 def is_watched(step: str, document: Path, device: Path = DEVICE) -> bool:
     """Whether a step is to be watched: the device is one that code can break, and the workload is ours. Those of users
     have processes of their own."""
-    if PAST in os.environ or step not in STEPS or not device.exists():
+    if step not in STEPS or not device.exists():
         return False
+    spec = specified(document)
+    return spec is not None and not isinstance(spec.get("workload"), dict)
+
+
+def specified(document: Path) -> Mapping[str, object] | None:
+    """The spec in a file; None for anything else, of which the step itself says what is wrong."""
     try:
         spec = json.loads(document.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False  # the step itself says what is wrong with it
-    return isinstance(spec, dict) and not isinstance(spec.get("workload"), dict)
+        return None
+    return spec if isinstance(spec, dict) else None
 
 
 @dataclass
@@ -56,7 +65,7 @@ class Watch:
         if read is None:
             return None
         serial, implementation, case_id = read
-        if serial != self.serial or not implementation:
+        if serial != self.serial or not implementation or case_id == BUILD:
             self.serial, self.busy_s = serial, 0.0
             return None
         self.busy_s += min(passed_s, 2 * LOOK_S)
@@ -66,36 +75,46 @@ class Watch:
 
 
 def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = time.monotonic) -> int:
-    """Runs a command that tells whom it calls, as often as one of those fails in another way. Returns its exit code;
-    if a signal ended it, that signal ends this process too."""
-    with tempfile.TemporaryDirectory(prefix="bench-watched-") as folder:
-        page, past = Path(folder) / "page", Path(folder) / "past"
-        past.touch()
-        env = {**os.environ, PAGE: str(page), PAST: str(past)}
+    """Runs a command that tells whom it calls, again after each failure of one of those. Returns its exit code; if a
+    signal ended it, that signal ends this process too. Raises `OSError` where there is no room for two small files."""
+    with tempfile.TemporaryFile() as page, tempfile.TemporaryFile() as past:
+        files = page.fileno(), past.fileno()
+        env = {**os.environ, WATCHED: ":".join(map(str, (os.getpid(), *files)))}
         while True:
-            page.write_bytes(busy_page(0))
-            before = past.read_text(encoding="utf-8")
-            child = subprocess.Popen(command, env=env)
+            os.pwrite(files[0], busy_page(0), 0)
+            before = read(past)
+            child = subprocess.Popen(command, env=env, pass_fds=files)
             try:
                 failure = attended(child, page, limit_s, clock)
             finally:
-                child.kill()
-                child.wait()
+                end(child)
             if failure is not None:
-                log(f"{failure.case_id}: {failure.implementation}: {failure.reason}")
-                with past.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(failure)) + "\n")
+                os.pwrite(files[1], json.dumps(asdict(failure)).encode() + b"\n", len(before := read(past)))
             elif child.returncode != AGAIN:
                 break
-            if past.read_text(encoding="utf-8") == before:
+            if read(past) == before:
                 log("the step asks for another start, but says no reason")
                 return CRASHED
-            log("starting the step again without it")
+            log(f"starting the step again, without whoever failed: {read(past).splitlines()[-1].decode()}")
     if child.returncode < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-child.returncode, signal.SIG_DFL)
         os.kill(os.getpid(), -child.returncode)
     return child.returncode
+
+
+def read(file: BinaryIO) -> bytes:
+    """All of a file, wherever its descriptor stands."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a process, if it has not ended, and what it started."""
+    if child.poll() is None:
+        for pid in (*descendants(child.pid), child.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    child.wait()
 
 
 @contextlib.contextmanager
@@ -118,24 +137,40 @@ def end_of(child: subprocess.Popen[bytes]) -> Iterator[Callable[[float], bool]]:
         os.close(descriptor)
 
 
-def attended(child: subprocess.Popen[bytes], page: Path, limit_s: float, clock: Callable[[], float]) -> Failure | None:
+def attended(
+    child: subprocess.Popen[bytes], page: BinaryIO, limit_s: float, clock: Callable[[], float]
+) -> Failure | None:
     """Waits for the end of the process, or for a call that takes too long. Returns the failure of an implementation."""
     watch, last = Watch(limit_s), clock()
     with end_of(child) as is_ended:
         while not is_ended(min(LOOK_S, limit_s / 4)):
             now = clock()
-            if failure := watch.look(page.read_bytes(), now - last):
+            if failure := watch.look(read(page), now - last):
                 return failure
             last = now
-    child.wait()
-    read = read_page(page.read_bytes())
-    if read is None or not read[1] or -child.returncode not in CRASHES:
+    code, told = child.wait(), read_page(read(page))
+    if told is None or not told[1] or code == AGAIN or -code in ASKED:
         return None
-    return Failure(read[1], read[2], f"crashed ({signal.Signals(-child.returncode).name}) while it was called", False)
+    when = "while it was called" if told[2] != BUILD else "while it was built"
+    return Failure(told[1], told[2], f"{fate(code)} {when}", hung=False)
 
 
-def watched(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int:
-    """Runs the step of these arguments."""
-    limit_s = json.loads(document.read_text(encoding="utf-8")).get("answer_limit_s")
+def fate(code: int) -> str:
+    """How a process ended, in words."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), as the operating system does when memory runs out,"
+    return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended the process with exit code {code}"
+
+
+def watched(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:
+    """Runs the step of these arguments. None where it cannot be watched."""
+    limit_s = (specified(document) or {}).get("answer_limit_s")
     usable = isinstance(limit_s, (int, float)) and limit_s > 0  # the step itself refuses any other
-    return run([sys.executable, "-m", "kernels.harness", *arguments], float(limit_s) if usable else answer_limit_s)
+    try:
+        return run(
+            [sys.executable, "-m", "kernels.harness", *arguments],
+            float(limit_s) if usable and isinstance(limit_s, (int, float)) else answer_limit_s,
+        )
+    except OSError as exc:
+        log(f"the step is not watched: {exc}")
+        return None

@@ -84,6 +84,8 @@ def broken(device: torch.device) -> bool:
     try:
         torch.cuda.synchronize(device)
         torch.ones(1, device=device).add_(1).item()
+    except torch.OutOfMemoryError:
+        return False
     except BaseException:
         return True
     return False

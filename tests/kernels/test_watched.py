@@ -8,16 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from kernels.harness.calls import AGAIN, PAST, Calls, Failure, busy_page, read_page
+from kernels.harness.calls import AGAIN, BUILD, WATCHED, Calls, Failure, busy_page, described, read_page
 from kernels.harness.facts import CRASHED
 from kernels.harness.watched import LOOK_S, Watch, is_watched, run
-from tests.kernels.harness_process import ENDED, ROOT, HarnessProcess, shape, spec
+from kernels.harness.workload import Unavailable
+from tests.kernels.harness_process import ROOT, HarnessProcess, named, read_csv, shape, spec
 from tests.support.patience import PATIENCE_S
 
 PLANTED = """
@@ -57,22 +57,87 @@ def test_an_implementation_that_crashes_and_hangs_gets_rows_that_say_so_and_the_
         measure={"shapes": [shape(8), shape(9), shape(10)], "dtypes": ["float32"]},
         answer_limit_s=LIMIT_S,
     )
-    facts: list[Mapping[str, Any]] = []
-    with HarnessProcess(
-        "measure", wanted, tmp_path, root=payload(tmp_path / "payload"), options=("--watched",)
-    ) as harness:
-        while (fact := harness.next()) is not ENDED:
-            harness.acknowledge(fact)
-            facts.append(fact)
-        assert harness.process.wait() == 10, harness.log()
-    assert [fact["fact"] for fact in facts].count("planned") == 1
-    ended = [fact for fact in facts if fact["fact"] == "case_finished"]
+    root = payload(tmp_path / "payload")
+    with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    assert len(named(facts, "planned")) == 1
+    ended = named(facts, "case_finished")
     assert [fact["index"] for fact in ended] == [1, 2, 3]
     assert all(list(fact["median_us"]) == ["sdpa:math"] for fact in ended)
     hung = "hung: no answer within 5 s while it was called"
     again = "not tried again: it hung in a case before"
     for fact, reason in zip(ended, ("crashed (SIGSEGV) while it was called", hung, again), strict=True):
         assert fact["skipped"] == {"planted": reason, "planted:aa": reason}
+
+
+def test_the_answers_before_a_crash_are_not_judged_again(tmp_path: Path) -> None:
+    wanted = spec(implementations=["sdpa:math", "planted"], answer_limit_s=LIMIT_S)
+    wanted["correctness"]["shapes"] = [shape(7), shape(8), shape(10)]
+    wanted["correctness"]["dtypes"] = ["float32"]
+    source = PLANTED.replace("time.sleep(3600)", "return inputs.q")
+    root = payload(tmp_path / "payload", source)
+    with HarnessProcess("correctness", wanted, tmp_path, root=root, options=("--watched",)) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    table = read_csv(harness.out / "correctness.csv")
+    assert [row["passed"] for row in table] == ["true", "false"] * 3
+    assert table[3]["reason"] == "crashed (SIGSEGV) while it was called"
+    assert len([fact for fact in named(facts, "checked") if "-q7-" in fact["case_id"]]) == 2
+    (end,) = named(facts, "correctness")
+    assert (end["checked"], end["failed"]) == (6, 3)
+
+
+def test_a_slow_implementation_may_take_so_long_for_each_call(tmp_path: Path) -> None:
+    slow = """
+import time, torch
+from kernels.harness.workload import Call
+
+class Planted:
+    def build(self, site): ...
+    def bind(self, case, inputs):
+        def plan():
+            time.sleep(0.25)
+            return torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
+        return Call("planted", plan)
+
+def planted(name, site):
+    return Planted()
+"""
+    wanted = spec(
+        implementations=["planted"],
+        measure={"shapes": [shape(8)], "dtypes": ["float32"]},
+        answer_limit_s=3,
+        warmup=20,
+        repeats=2,
+    )
+    root = payload(tmp_path / "payload", slow)
+    with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    assert list(named(facts, "case_finished")[0]["median_us"]) == ["planted"]
+
+
+def test_an_implementation_that_crashes_while_it_is_built_is_in_no_row_but_its_own(tmp_path: Path) -> None:
+    source = PLANTED.replace(
+        "def build(self, site): ...", "def build(self, site): os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    wanted = spec(implementations=["planted", "sdpa:math"], measure={"shapes": [shape(9)], "dtypes": ["float32"]})
+    root = payload(tmp_path / "payload", source)
+    with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    (ended,) = named(facts, "case_finished")
+    assert len(named(facts, "planned")) == 1
+    assert ended["skipped"] == {"planted": "crashed (SIGSEGV) while it was built"}
+    assert list(ended["median_us"]) == ["sdpa:math"]
+
+
+@pytest.mark.parametrize("document", ["[]", "{", "{}"])
+def test_a_bad_spec_is_refused_as_without_a_watch(tmp_path: Path, document: str) -> None:
+    with HarnessProcess("measure", document, tmp_path, options=("--watched",)) as harness:
+        code, facts = harness.finish()
+    assert (code, named(facts, "problem")[0]["cause"]) == (22, "spec_refused")
 
 
 # ---- the process that watches
@@ -82,8 +147,8 @@ def step(folder: Path, body: str) -> list[str]:
     """A step of these lines, which may use `calls`, the calls of its process, and count its starts by `start`."""
     program = folder / "step.py"
     program.write_text(
-        "import os, signal, sys, time\nfrom pathlib import Path\nfrom kernels.harness.calls import PAGE, PAST, Calls\n"
-        "calls = Calls()\ncalls.join(Path(os.environ[PAGE]), Path(os.environ[PAST]))\n"
+        "import os, signal, subprocess, sys, time\nfrom pathlib import Path\n"
+        "from kernels.harness.calls import Calls, described\ncalls = Calls()\ncalls.join(*described(os.environ))\n"
         f"starts = Path({str(folder / 'starts')!r})\nstart = len(starts.read_text()) if starts.exists() else 0\n"
         f"starts.write_text('.' * (start + 1))\n{body}\n"
     )
@@ -113,12 +178,57 @@ def test_what_one_process_finished_or_failed_at_is_known_to_the_next(tmp_path: P
         "if start == 0:\n"
         "    calls.finished('c1', wrong=True, medians={'burst': {'a': 2.0}})\n"
         "    with calls.of('b', 'c2'): os.kill(os.getpid(), signal.SIGABRT)\n"
-        "assert calls.measured == {'c1': {'wrong': True, 'medians': {'burst': {'a': 2.0}}}}\n"
+        "assert calls.known == {'c1': {'wrong': True, 'medians': {'burst': {'a': 2.0}}}}\n"
         "assert calls.before('b', 'c2') == ('crashed (SIGABRT) while it was called', True)\n"
         "assert calls.before('b', 'c3') is None\n"
     )
     assert run(step(tmp_path, body), 60.0) == 0
     assert (tmp_path / "starts").read_text() == ".."
+
+
+@pytest.mark.usefixtures("finding_kernels")
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("os._exit(0)", "ended the process with exit code 0"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "was killed (SIGKILL), as the operating system does when memory runs out,",
+        ),
+    ],
+)
+def test_a_process_that_ends_in_somebodys_call_is_blamed_on_them(tmp_path: Path, how: str, reason: str) -> None:
+    body = (
+        f"if start == 0:\n    with calls.of('b', 'c1'): {how}\n"
+        f"assert calls.before('b', 'c1') == ({reason + ' while it was called'!r}, True)\n"
+    )
+    assert run(step(tmp_path, body), 60.0) == 0
+    assert (tmp_path / "starts").read_text() == ".."
+
+
+@pytest.mark.usefixtures("finding_kernels")
+@pytest.mark.parametrize("ends", ["calls.stop_telling(); os._exit(1)", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_a_process_that_others_end_is_blamed_on_nobody(tmp_path: Path, ends: str) -> None:
+    watching = (
+        "import sys\nfrom kernels.harness.watched import run\n"
+        f"sys.exit(run({step(tmp_path, f'with calls.of(chr(98), chr(99)): {ends}')!r}, 60.0))"
+    )
+    assert subprocess.run([sys.executable, "-c", watching], check=False).returncode in (1, -signal.SIGTERM)
+    assert (tmp_path / "starts").read_text() == "."
+
+
+@pytest.mark.usefixtures("finding_kernels")
+def test_nothing_that_a_hung_implementation_started_is_left(tmp_path: Path) -> None:
+    told = tmp_path / "grandchild"
+    body = (
+        "if start == 0:\n"
+        f"    with calls.of('b', 'c1'), open({str(told)!r}, 'w') as file:\n"
+        "        print(subprocess.Popen(['sleep', '3600']).pid, file=file, flush=True)\n"
+        "        time.sleep(3600)\n"
+    )
+    assert run(step(tmp_path, body), 2.0) == 0
+    stat = Path("/proc", told.read_text().strip(), "stat")
+    assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 @pytest.mark.usefixtures("finding_kernels")
@@ -173,15 +283,19 @@ def test_a_page_has_one_size_and_says_what_was_written(case_id: str) -> None:
     ],
 )
 def test_steps_of_our_own_workloads_are_watched_where_there_is_a_gpu(
-    name: str, document: Any, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, document: Any, wanted: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(document))
     assert is_watched(name, file, device=tmp_path) is wanted
     assert not is_watched(name, file, device=tmp_path / "none")
     assert not is_watched(name, tmp_path / "absent", device=tmp_path)
-    monkeypatch.setenv(PAST, "a file")
-    assert not is_watched(name, file, device=tmp_path), "it is watched already"
+
+
+@pytest.mark.parametrize("value", ["", "1", "a:b:c", "1:2:3"])
+def test_a_variable_that_the_process_above_has_not_set_means_nothing(value: str) -> None:
+    assert described({WATCHED: value}) is None
+    assert described({WATCHED: f"{os.getppid()}:4:5"}) == (4, 5)
 
 
 # ---- the process that is watched
@@ -191,15 +305,15 @@ class Left(Exception):
     """The process would have ended."""
 
 
-def joined(folder: Path, *, is_broken: bool) -> Calls:
+def joined(folder: Path, *, is_broken: bool = False) -> Calls:
     def leave(code: int) -> NoReturn:
         raise Left(code)
 
     page, past = folder / "page", folder / "past"
-    page.write_bytes(busy_page(0))
-    past.touch()
-    calls = Calls(is_broken=lambda: is_broken, leave=leave)
-    calls.join(page, past)
+    if not page.exists():
+        page.write_bytes(busy_page(0))
+    calls = Calls(is_broken=lambda _: is_broken, leave=leave)
+    calls.join(os.open(page, os.O_RDWR), os.open(past, os.O_RDWR | os.O_CREAT))
     return calls
 
 
@@ -207,7 +321,7 @@ def test_an_implementation_that_breaks_the_device_ends_the_process_and_is_left_o
     calls = joined(tmp_path, is_broken=True)
     with pytest.raises(Left, match=str(AGAIN)), calls.of("a", "c1"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-    after = joined_again(tmp_path)
+    after = joined(tmp_path)
     assert after.before("a", "c1") == (
         "raised RuntimeError: CUDA error: an illegal memory access was encountered", True
     )  # fmt: skip
@@ -215,31 +329,52 @@ def test_an_implementation_that_breaks_the_device_ends_the_process_and_is_left_o
     assert after.before("b", "c1") is None
 
 
-def joined_again(folder: Path) -> Calls:
-    calls = Calls()
-    calls.join(folder / "page", folder / "past")
-    return calls
+def test_what_others_make_of_an_error_of_the_device_counts_too(tmp_path: Path) -> None:
+    with pytest.raises(Left), joined(tmp_path, is_broken=True).of("a", "c1"):
+        raise Unavailable("flash-attn-4: CUDA error: unspecified launch failure")
+    reason = "flash-attn-4: CUDA error: unspecified launch failure"
+    assert joined(tmp_path).before("a", "c1") == (reason, True)
+
+
+def test_an_implementation_is_not_tried_after_a_hang_nor_after_two_other_failures() -> None:
+    calls = Calls(failures=[Failure("a", "c1", "hung", True), Failure("b", "c1", "crashed", False)])
+    assert calls.before("a", "c2") == ("not tried again: it hung in a case before", False)
+    assert calls.before("b", "c2") is None
+    calls.failures.append(Failure("b", "c2", "crashed", False))
+    assert calls.before("b", "c3") == ("not tried again: it failed in two cases before", False)
+
+
+def test_one_that_failed_while_it_was_built_is_in_no_case() -> None:
+    calls = Calls(failures=[Failure("a", BUILD, "crashed", False)])
+    assert calls.before("a", "c2") == ("crashed", True)
 
 
 def test_an_error_that_leaves_the_device_as_it_is_is_raised_on(tmp_path: Path) -> None:
-    calls = joined(tmp_path, is_broken=False)
+    calls = joined(tmp_path)
     with pytest.raises(RuntimeError, match="not supported"), calls.of("a", "c1"):
         raise RuntimeError("not supported")
-    assert joined_again(tmp_path).failures == []
+    assert joined(tmp_path).failures == []
 
 
 def test_the_page_names_whom_the_process_calls_and_nobody_afterwards(tmp_path: Path) -> None:
-    calls = joined(tmp_path, is_broken=False)
+    calls = joined(tmp_path)
     seen = []
-    with calls.of("a", "c1"):
+
+    def look() -> None:
         seen.append(read_page((tmp_path / "page").read_bytes()))
-    seen.append(read_page((tmp_path / "page").read_bytes()))
-    assert seen == [(1, "a", "c1"), (2, "", "")]
+
+    with calls.of("a", "c1"):
+        look()
+        with calls.of("b", "c1"):
+            look()
+        look()
+    look()
+    assert seen == [(1, "a", "c1"), (2, "b", "c1"), (3, "a", "c1"), (4, "", "")]
 
 
 def test_a_process_that_nobody_watches_tells_nobody() -> None:
-    assert PAST not in os.environ
-    calls = Calls(is_broken=lambda: True)
+    assert WATCHED not in os.environ
+    calls = Calls(is_broken=lambda _: True)
     with pytest.raises(RuntimeError, match="broken"), calls.of("a", "c1"):
         raise RuntimeError("broken")
     calls.finished("c1", wrong=False)
