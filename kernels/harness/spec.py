@@ -70,7 +70,7 @@ class Spec:
     run_id: str
     vm: str
     answer_limit_s: float
-    """How long an implementation of a user's own may take to load, to be called once, or to be measured once."""
+    """How long an implementation may take to be called once or to be measured once, and one of a user's own to load."""
     """Whether the agent names each case to measure, one after another, and their end."""
     profile: Profile | None = None
     """What is profiled after the measurements; None for nothing."""

@@ -107,7 +107,7 @@ def planted(name, site):
     wanted = spec(
         implementations=["planted"],
         measure={"shapes": [shape(8)], "dtypes": ["float32"]},
-        answer_limit_s=3,
+        answer_limit_s=4,
         warmup=20,
         repeats=2,
     )
