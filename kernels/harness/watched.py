@@ -82,20 +82,23 @@ def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = tim
         env = {**os.environ, WATCHED: ":".join(map(str, (os.getpid(), *files)))}
         while True:
             os.pwrite(files[0], busy_page(0), 0)
-            before = read(past)
+            before = len(read(past))
             child = subprocess.Popen(command, env=env, pass_fds=files)
             try:
                 failure = attended(child, page, limit_s, clock)
             finally:
                 end(child)
             if failure is not None:
-                os.pwrite(files[1], json.dumps(asdict(failure)).encode() + b"\n", len(before := read(past)))
+                os.pwrite(files[1], json.dumps(asdict(failure)).encode() + b"\n", len(read(past)))
             elif child.returncode != AGAIN:
                 break
-            if read(past) == before:
+            records = [json.loads(line) for line in read(past)[before:].splitlines()]
+            failures = [Failure(**one) for one in records if "case" not in one]
+            if not failures:
                 log("the step asks for another start, but says no reason")
                 return CRASHED
-            log(f"starting the step again, without whoever failed: {read(past).splitlines()[-1].decode()}")
+            for one in failures:
+                log(f"{one.implementation} {one.reason} ({one.case_id or 'build'}); starting the step again without it")
     if child.returncode < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-child.returncode, signal.SIG_DFL)

@@ -64,6 +64,9 @@ def test_an_implementation_that_crashes_and_hangs_gets_rows_that_say_so_and_the_
     assert len(named(facts, "planned")) == 1
     ended = named(facts, "case_finished")
     assert [fact["index"] for fact in ended] == [1, 2, 3]
+    lines = [line for line in harness.log().splitlines() if "starting the step again" in line]
+    assert "planted crashed (SIGSEGV) while it was called (b1-h2-" in lines[0]
+    assert len(lines) == 2
     assert all(list(fact["median_us"]) == ["sdpa:math"] for fact in ended)
     hung = "hung: no answer within 5 s while it was called"
     again = "not tried again: it hung in a case before"
@@ -168,7 +171,7 @@ def test_a_step_that_fails_in_nobodys_call_is_not_started_again(tmp_path: Path) 
 
 @pytest.mark.usefixtures("finding_kernels")
 def test_a_step_that_asks_for_another_start_without_a_reason_does_not_get_one(tmp_path: Path) -> None:
-    assert run(step(tmp_path, f"sys.exit({AGAIN})"), 60.0) == CRASHED
+    assert run(step(tmp_path, f"calls.finished('c1')\nsys.exit({AGAIN})"), 60.0) == CRASHED
     assert (tmp_path / "starts").read_text() == "."
 
 
