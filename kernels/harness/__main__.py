@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import LINE_INFO
-from kernels.harness.calls import THESE, described
+from kernels.harness.calls import THESE, files_of
 from kernels.harness.ending import end_with_parent, leave
 from kernels.harness.facts import CRASHED, Facts, log
 from kernels.harness.gates import environment_gates
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
     parser.add_argument("--watched", action="store_true", help="in a process that is watched; the default with a GPU")
     options = parser.parse_args(arguments)
-    if (files := described(os.environ)) is not None:
+    if (files := files_of(os.environ)) is not None:
         end_with_parent()
         THESE.join(*files)
     elif options.watched or is_watched(options.step, options.spec):
@@ -113,7 +113,6 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     from kernels.harness import environment, programs, steps
     from kernels.harness.judging import Session
-    from kernels.harness.worker import broken
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
@@ -121,6 +120,8 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     own = isinstance(spec.workload, OwnWorkload)
     problem = None if own else spec.workload.problem()
     if device.type == "cuda" and not own:
+        from kernels.harness.worker import broken
+
         THESE.settle = partial(torch.cuda.synchronize, device)
         THESE.is_broken = lambda exc: not isinstance(exc, torch.OutOfMemoryError) and broken(device)
     session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))

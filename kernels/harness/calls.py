@@ -12,10 +12,10 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from kernels.harness.workload import Scope, Unavailable
+from kernels.harness.workload import Scope, Unavailable, one_line
 
 WATCHED = "BENCH_HARNESS_WATCHED"
 """An environment variable of a watched process: the id of the process that watches, and the descriptors of two files:
@@ -53,7 +53,29 @@ def read_page(content: bytes) -> tuple[int, str, str] | None:
     return int(serial), str(implementation), str(case_id)
 
 
-def described(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def content_of(descriptor: int) -> bytes:
+    """All of a file, wherever its descriptor stands."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def append(descriptor: int, record: Mapping[str, Any]) -> None:
+    """Adds a record to the file of what went before."""
+    os.pwrite(descriptor, json.dumps(record).encode() + b"\n", os.fstat(descriptor).st_size)
+
+
+def recorded(content: bytes) -> tuple[list[Failure], dict[str, Mapping[str, Any]]]:
+    """The failures in these records, and what they say of each case that was finished."""
+    failures: list[Failure] = []
+    known: dict[str, Mapping[str, Any]] = {}
+    for record in map(json.loads, content.splitlines()):
+        if "case" in record:
+            known[record.pop("case")] = record
+        else:
+            failures.append(Failure(**record))
+    return failures, known
+
+
+def files_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
     """The descriptors of the two files, if the process that started this one watches it."""
     try:
         parent, page, past = map(int, environ.get(WATCHED, "").split(":"))
@@ -86,12 +108,7 @@ class Calls:
         for descriptor in (page, past):
             os.set_inheritable(descriptor, False)
         self.page, self.past = mmap.mmap(page, PAGE_BYTES), past
-        for line in os.pread(past, os.fstat(past).st_size, 0).decode().splitlines():
-            record = json.loads(line)
-            if "case" in record:
-                self.known[record.pop("case")] = record
-            else:
-                self.failures.append(Failure(**record))
+        self.failures, self.known = recorded(content_of(past))
 
     def before(self, implementation: str, case_id: str) -> tuple[str, bool] | None:
         """Why an implementation is left out of a case, and whether it counts as wrong; None if it is not left out."""
@@ -149,18 +166,16 @@ class Calls:
 
     def fail(self, implementation: str, case_id: str, exc: Exception) -> NoReturn:
         """Records that an implementation broke the device, and ends this process."""
-        words = next((line.strip() for line in str(exc).splitlines() if line.strip()), "no message")[:200]
+        words = one_line(str(exc))
         reason = words if isinstance(exc, Unavailable) else f"raised {type(exc).__name__}: {words}"
-        self.record(implementation=implementation, case_id=case_id, reason=reason, hung=False)
+        if self.past is not None:
+            append(self.past, asdict(Failure(implementation, case_id, reason, hung=False)))
         self.leave(AGAIN)
 
     def finished(self, case_id: str, **known: Any) -> None:
         """Records a case that later processes of this step need not repeat."""
-        self.record(case=case_id, **known)
-
-    def record(self, **fields: Any) -> None:
         if self.past is not None:
-            os.pwrite(self.past, json.dumps(fields).encode() + b"\n", os.fstat(self.past).st_size)
+            append(self.past, {"case": case_id, **known})
 
 
 THESE = Calls()

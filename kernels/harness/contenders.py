@@ -23,6 +23,7 @@ from kernels.harness.workload import (
     Unavailable,
     Workload,
     Yardstick,
+    one_line,
 )
 
 
@@ -134,10 +135,3 @@ def equal(output: Any, before: list[torch.Tensor]) -> bool:
     """Whether the tensors of an output equal these in every bit."""
     now = leaves_of(output, lambda one: one)
     return len(now) == len(before) and all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
-
-
-def one_line(words: str) -> str:
-    """The first line that is not empty, shortened to fit a result row."""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    telling = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
-    return telling[:200]

@@ -26,9 +26,9 @@ def end_with_parent() -> None:
 def descendants(root: int | None) -> list[int]:
     """The ids of all processes below `root`, from /proc; empty where there is no /proc."""
     parents: dict[int, int] = {}
-    for entry_ in Path("/proc").glob("[0-9]*/stat"):
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(entry_.parent.name)] = int(entry_.read_text().rsplit(")", 1)[1].split()[1])
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
     found: list[int] = []
     front = [root] if root is not None else []
     while front:
@@ -37,6 +37,20 @@ def descendants(root: int | None) -> list[int]:
         found += below
         front += below
     return found
+
+
+def end_with_descendants(pid: int | None) -> None:
+    """Ends a process and everything that it started."""
+    for one in (*descendants(pid), *([] if pid is None else [pid])):
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGKILL)
+
+
+def fate(code: int) -> str:
+    """How a process with this exit code ended (negative: the signal), in words that go on with when."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), as the operating system does when memory runs out,"
+    return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended its process with exit code {code}"
 
 
 def leave(code: int) -> NoReturn:

@@ -14,7 +14,7 @@ import torch
 
 from kernels.harness import axes
 from kernels.harness.calls import THESE
-from kernels.harness.contenders import Bound, Built, Crew, bind, build, check, check_copies, one_line
+from kernels.harness.contenders import Bound, Built, Crew, bind, build, check, check_copies
 from kernels.harness.facts import Facts, log
 from kernels.harness.input_sets import (
     ASSUMED_CACHE_BYTES,
@@ -28,7 +28,18 @@ from kernels.harness.input_sets import (
 from kernels.harness.memory import peak_bytes
 from kernels.harness.spec import Spec, original
 from kernels.harness.turns import Contender
-from kernels.harness.workload import BuildFailed, Call, Case, Check, Plan, Problem, Site, Unavailable, Yardstick
+from kernels.harness.workload import (
+    BuildFailed,
+    Call,
+    Case,
+    Check,
+    Plan,
+    Problem,
+    Site,
+    Unavailable,
+    Yardstick,
+    one_line,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.harness.ending import descendants
+from kernels.harness.ending import descendants, fate
 from kernels.harness.input_sets import available
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -106,11 +106,7 @@ class Worker:
         self.end()
         if code is None:
             return "untrusted: it closed its pipe"
-        if code == -signal.SIGKILL:
-            return "was killed (SIGKILL), as the operating system does when memory runs out,"
-        if code < 0:
-            return f"crashed ({signal.Signals(-code).name})"
-        return f"ended its process with exit code {code}"
+        return fate(code)
 
     def end(self) -> None:
         """Ends the process and everything that it started."""

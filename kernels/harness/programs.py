@@ -6,10 +6,8 @@ that it started ends when its time is over. All its output is kept beside the re
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import signal
 import statistics
@@ -26,7 +24,7 @@ from kernels.forms import outputs
 from kernels.forms.outputs import Result, Unreadable
 from kernels.harness import environment, rows
 from kernels.harness.columns import measurement_columns
-from kernels.harness.ending import descendants
+from kernels.harness.ending import end_with_descendants
 from kernels.harness.facts import log
 from kernels.harness.judging import Session
 from kernels.harness.own import OwnWorkload, column
@@ -100,9 +98,7 @@ def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> 
         except subprocess.TimeoutExpired:
             log(f"no end of `{command}` within {limit_s:g} s; ended")
         finally:
-            for pid in (*descendants(child.pid), child.pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            end_with_descendants(child.pid)
             child.wait()
     tail = b"".join(one.read_bytes()[-TAIL_BYTES:] for one in (errors, out))
     return Ended(code, tail.decode("utf-8", "replace").strip()[-TAIL_BYTES:], time.monotonic() - began)

@@ -13,14 +13,14 @@ from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena, open_arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
-from kernels.harness.contenders import Built, Crew, one_line
+from kernels.harness.contenders import Built, Crew
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import regimes
 from kernels.harness.second_clock import ask_cupti
 from kernels.harness.spec import Spec, original
-from kernels.harness.workload import BuildFailed, BuildRecord
+from kernels.harness.workload import BuildFailed, BuildRecord, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
 """What is recorded like a case: that the plan was sent, and that the second clock was begun."""

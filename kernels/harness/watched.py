@@ -18,10 +18,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from kernels.harness.calls import AGAIN, BUILD, WATCHED, Failure, busy_page, read_page
-from kernels.harness.ending import descendants
+from kernels.harness.calls import (
+    AGAIN,
+    BUILD,
+    WATCHED,
+    Failure,
+    append,
+    busy_page,
+    content_of,
+    read_page,
+    recorded,
+)
+from kernels.harness.ending import end_with_descendants, fate
 from kernels.harness.facts import CRASHED, log
 
 LOOK_S = 0.5
@@ -82,18 +91,19 @@ def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = tim
         env = {**os.environ, WATCHED: ":".join(map(str, (os.getpid(), *files)))}
         while True:
             os.pwrite(files[0], busy_page(0), 0)
-            before = len(read(past))
+            before = len(content_of(files[1]))
             child = subprocess.Popen(command, env=env, pass_fds=files)
             try:
-                failure = attended(child, page, limit_s, clock)
+                failure = attended(child, files[0], limit_s, clock)
             finally:
-                end(child)
+                if child.poll() is None:
+                    end_with_descendants(child.pid)
+                child.wait()
             if failure is not None:
-                os.pwrite(files[1], json.dumps(asdict(failure)).encode() + b"\n", len(read(past)))
+                append(files[1], asdict(failure))
             elif child.returncode != AGAIN:
                 break
-            records = [json.loads(line) for line in read(past)[before:].splitlines()]
-            failures = [Failure(**one) for one in records if "case" not in one]
+            failures, _ = recorded(content_of(files[1])[before:])
             if not failures:
                 log("the step asks for another start, but says no reason")
                 return CRASHED
@@ -104,20 +114,6 @@ def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = tim
             signal.signal(-child.returncode, signal.SIG_DFL)
         os.kill(os.getpid(), -child.returncode)
     return child.returncode
-
-
-def read(file: BinaryIO) -> bytes:
-    """All of a file, wherever its descriptor stands."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-
-
-def end(child: subprocess.Popen[bytes]) -> None:
-    """Ends a process, if it has not ended, and what it started."""
-    if child.poll() is None:
-        for pid in (*descendants(child.pid), child.pid):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-    child.wait()
 
 
 @contextlib.contextmanager
@@ -140,40 +136,29 @@ def end_of(child: subprocess.Popen[bytes]) -> Iterator[Callable[[float], bool]]:
         os.close(descriptor)
 
 
-def attended(
-    child: subprocess.Popen[bytes], page: BinaryIO, limit_s: float, clock: Callable[[], float]
-) -> Failure | None:
+def attended(child: subprocess.Popen[bytes], page: int, limit_s: float, clock: Callable[[], float]) -> Failure | None:
     """Waits for the end of the process, or for a call that takes too long. Returns the failure of an implementation."""
     watch, last = Watch(limit_s), clock()
     with end_of(child) as is_ended:
         while not is_ended(min(LOOK_S, limit_s / 4)):
             now = clock()
-            if failure := watch.look(read(page), now - last):
+            if failure := watch.look(content_of(page), now - last):
                 return failure
             last = now
-    code, told = child.wait(), read_page(read(page))
+    code, told = child.wait(), read_page(content_of(page))
     if told is None or not told[1] or code == AGAIN or -code in ASKED:
         return None
     when = "while it was called" if told[2] != BUILD else "while it was built"
     return Failure(told[1], told[2], f"{fate(code)} {when}", hung=False)
 
 
-def fate(code: int) -> str:
-    """How a process ended, in words."""
-    if code == -signal.SIGKILL:
-        return "was killed (SIGKILL), as the operating system does when memory runs out,"
-    return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended the process with exit code {code}"
-
-
 def watched(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:
     """Runs the step of these arguments. None where it cannot be watched."""
     limit_s = (specified(document) or {}).get("answer_limit_s")
-    usable = isinstance(limit_s, (int, float)) and limit_s > 0  # the step itself refuses any other
+    if not isinstance(limit_s, (int, float)) or limit_s <= 0:  # none is given, or one that the step itself refuses
+        limit_s = answer_limit_s
     try:
-        return run(
-            [sys.executable, "-m", "kernels.harness", *arguments],
-            float(limit_s) if usable and isinstance(limit_s, (int, float)) else answer_limit_s,
-        )
+        return run([sys.executable, "-m", "kernels.harness", *arguments], limit_s)
     except OSError as exc:
         log(f"the step is not watched: {exc}")
         return None

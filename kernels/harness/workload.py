@@ -190,3 +190,10 @@ class Workload(Protocol):
         ...
 
     def problem(self) -> Problem: ...
+
+
+def one_line(words: str) -> str:
+    """The first line that is not empty, shortened to fit a result row."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    telling = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
+    return telling[:200]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.harness_process import ROOT, HarnessProcess, named, read_csv, shape, spec
+from tests.kernels.harness_process import HarnessProcess, named, read_csv, shape, spec
+from tests.kernels.payloads import payload
 from tests.support.compiler_cache import hasty
 
 WRONGS = {
@@ -18,13 +18,6 @@ WRONGS = {
                                          "for (int r = 0; r < rows - 1; ++r) {\n    const RowAddress at = address(w, kv, first + r);\n    const int64_t where"),
     "a sum that forgets to rescale": ("running_sum = running_sum * rescale +", "running_sum = running_sum +"),
 }  # fmt: skip
-
-
-def payload(tmp_path: Path) -> Path:
-    """A copy of the sources that a test may spoil, with what Python has compiled of them."""
-    root = tmp_path / "payload"
-    shutil.copytree(ROOT / "kernels", root / "kernels", ignore=shutil.ignore_patterns("*.pyc.*"))  # being written
-    return root
 
 
 def spoil(root: Path, old: str, new: str) -> None:

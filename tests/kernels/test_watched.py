@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,40 +12,24 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kernels.harness.calls import AGAIN, BUILD, WATCHED, Calls, Failure, busy_page, described, read_page
+from kernels.harness.calls import AGAIN, BUILD, WATCHED, Calls, Failure, busy_page, files_of, read_page
 from kernels.harness.facts import CRASHED
 from kernels.harness.watched import LOOK_S, Watch, is_watched, run
 from kernels.harness.workload import Unavailable
 from tests.kernels.harness_process import ROOT, HarnessProcess, named, read_csv, shape, spec
+from tests.kernels.payloads import planted
 from tests.support.patience import PATIENCE_S
 
-PLANTED = """
-import os, signal, time
-from kernels.harness.workload import Call
-
-class Planted:
-    def build(self, site): ...
-    def bind(self, case, inputs):
-        def plan():
-            if "-q8-" in case.id:
-                os.kill(os.getpid(), signal.SIGSEGV)
-            time.sleep(3600)
-        return Call("planted", plan)
-
-def planted(name, site):
-    return Planted()
+CRASHES_OR_HANGS = """
+if "-q8-" in case.id:
+    os.kill(os.getpid(), signal.SIGSEGV)
+time.sleep(3600)
+"""
+SLOW = """
+time.sleep(0.25)
+return torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
 """
 LIMIT_S = 5.0
-
-
-def payload(folder: Path, source: str = PLANTED) -> Path:
-    """The kernels with one more implementation of attention: it crashes on 8 queries, and hangs on any others."""
-    shutil.copytree(ROOT / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("*.pyc.*", "results"))
-    attention = folder / "kernels" / "attention"
-    (attention / "planted.py").write_text(source)
-    with (attention / "registry.py").open("a") as registry:
-        registry.write('REGISTRY.add(Entry("planted", "kernels.attention.planted:planted"))\n')
-    return folder
 
 
 def test_an_implementation_that_crashes_and_hangs_gets_rows_that_say_so_and_the_others_are_measured(
@@ -57,7 +40,7 @@ def test_an_implementation_that_crashes_and_hangs_gets_rows_that_say_so_and_the_
         measure={"shapes": [shape(8), shape(9), shape(10)], "dtypes": ["float32"]},
         answer_limit_s=LIMIT_S,
     )
-    root = payload(tmp_path / "payload")
+    root = planted(tmp_path, CRASHES_OR_HANGS)
     with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
@@ -78,8 +61,7 @@ def test_the_answers_before_a_crash_are_not_judged_again(tmp_path: Path) -> None
     wanted = spec(implementations=["sdpa:math", "planted"], answer_limit_s=LIMIT_S)
     wanted["correctness"]["shapes"] = [shape(7), shape(8), shape(10)]
     wanted["correctness"]["dtypes"] = ["float32"]
-    source = PLANTED.replace("time.sleep(3600)", "return inputs.q")
-    root = payload(tmp_path / "payload", source)
+    root = planted(tmp_path, CRASHES_OR_HANGS.replace("time.sleep(3600)", "return inputs.q"))
     with HarnessProcess("correctness", wanted, tmp_path, root=root, options=("--watched",)) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
@@ -92,21 +74,6 @@ def test_the_answers_before_a_crash_are_not_judged_again(tmp_path: Path) -> None
 
 
 def test_a_slow_implementation_may_take_so_long_for_each_call(tmp_path: Path) -> None:
-    slow = """
-import time, torch
-from kernels.harness.workload import Call
-
-class Planted:
-    def build(self, site): ...
-    def bind(self, case, inputs):
-        def plan():
-            time.sleep(0.25)
-            return torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v)
-        return Call("planted", plan)
-
-def planted(name, site):
-    return Planted()
-"""
     wanted = spec(
         implementations=["planted"],
         measure={"shapes": [shape(8)], "dtypes": ["float32"]},
@@ -114,7 +81,7 @@ def planted(name, site):
         warmup=20,
         repeats=2,
     )
-    root = payload(tmp_path / "payload", slow)
+    root = planted(tmp_path, SLOW)
     with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
         code, facts = harness.finish()
     assert code == 0, harness.log()
@@ -122,11 +89,8 @@ def planted(name, site):
 
 
 def test_an_implementation_that_crashes_while_it_is_built_is_in_no_row_but_its_own(tmp_path: Path) -> None:
-    source = PLANTED.replace(
-        "def build(self, site): ...", "def build(self, site): os.kill(os.getpid(), signal.SIGSEGV)"
-    )
     wanted = spec(implementations=["planted", "sdpa:math"], measure={"shapes": [shape(9)], "dtypes": ["float32"]})
-    root = payload(tmp_path / "payload", source)
+    root = planted(tmp_path, CRASHES_OR_HANGS, build="os.kill(os.getpid(), signal.SIGSEGV)")
     with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
@@ -151,31 +115,24 @@ def step(folder: Path, body: str) -> list[str]:
     program = folder / "step.py"
     program.write_text(
         "import os, signal, subprocess, sys, time\nfrom pathlib import Path\n"
-        "from kernels.harness.calls import Calls, described\ncalls = Calls()\ncalls.join(*described(os.environ))\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from kernels.harness.calls import Calls, files_of\ncalls = Calls()\ncalls.join(*files_of(os.environ))\n"
         f"starts = Path({str(folder / 'starts')!r})\nstart = len(starts.read_text()) if starts.exists() else 0\n"
         f"starts.write_text('.' * (start + 1))\n{body}\n"
     )
     return [sys.executable, str(program)]
 
 
-@pytest.fixture
-def finding_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
-@pytest.mark.usefixtures("finding_kernels")
 def test_a_step_that_fails_in_nobodys_call_is_not_started_again(tmp_path: Path) -> None:
     assert run(step(tmp_path, "sys.exit(7)"), 60.0) == 7
     assert (tmp_path / "starts").read_text() == "."
 
 
-@pytest.mark.usefixtures("finding_kernels")
 def test_a_step_that_asks_for_another_start_without_a_reason_does_not_get_one(tmp_path: Path) -> None:
     assert run(step(tmp_path, f"calls.finished('c1')\nsys.exit({AGAIN})"), 60.0) == CRASHED
     assert (tmp_path / "starts").read_text() == "."
 
 
-@pytest.mark.usefixtures("finding_kernels")
 def test_what_one_process_finished_or_failed_at_is_known_to_the_next(tmp_path: Path) -> None:
     body = (
         "if start == 0:\n"
@@ -189,11 +146,10 @@ def test_what_one_process_finished_or_failed_at_is_known_to_the_next(tmp_path: P
     assert (tmp_path / "starts").read_text() == ".."
 
 
-@pytest.mark.usefixtures("finding_kernels")
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("os._exit(0)", "ended the process with exit code 0"),
+        ("os._exit(0)", "ended its process with exit code 0"),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
             "was killed (SIGKILL), as the operating system does when memory runs out,",
@@ -209,18 +165,16 @@ def test_a_process_that_ends_in_somebodys_call_is_blamed_on_them(tmp_path: Path,
     assert (tmp_path / "starts").read_text() == ".."
 
 
-@pytest.mark.usefixtures("finding_kernels")
 @pytest.mark.parametrize("ends", ["calls.stop_telling(); os._exit(1)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_a_process_that_others_end_is_blamed_on_nobody(tmp_path: Path, ends: str) -> None:
     watching = (
-        "import sys\nfrom kernels.harness.watched import run\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run\n"
         f"sys.exit(run({step(tmp_path, f'with calls.of(chr(98), chr(99)): {ends}')!r}, 60.0))"
     )
     assert subprocess.run([sys.executable, "-c", watching], check=False).returncode in (1, -signal.SIGTERM)
     assert (tmp_path / "starts").read_text() == "."
 
 
-@pytest.mark.usefixtures("finding_kernels")
 def test_nothing_that_a_hung_implementation_started_is_left(tmp_path: Path) -> None:
     told = tmp_path / "grandchild"
     body = (
@@ -234,7 +188,6 @@ def test_nothing_that_a_hung_implementation_started_is_left(tmp_path: Path) -> N
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-@pytest.mark.usefixtures("finding_kernels")
 def test_a_step_ends_with_the_process_that_watches_it(tmp_path: Path) -> None:
     body = "from kernels.harness.ending import end_with_parent\nend_with_parent()\nprint('ready', flush=True)\ntime.sleep(3600)"
     watching = f"import sys\nfrom kernels.harness.watched import run\nsys.exit(run({step(tmp_path, body)!r}, 3600.0))"
@@ -246,10 +199,9 @@ def test_a_step_ends_with_the_process_that_watches_it(tmp_path: Path) -> None:
         assert process.stdout.read() == "", "its end of the pipe is closed, so it has ended"
 
 
-@pytest.mark.usefixtures("finding_kernels")
 def test_a_signal_that_ends_the_step_outside_of_calls_ends_the_process_that_watches_it(tmp_path: Path) -> None:
     watching = (
-        "import sys\nfrom kernels.harness.watched import run\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run\n"
         f"sys.exit(run({step(tmp_path, 'os.kill(os.getpid(), signal.SIGKILL)')!r}, 60.0))"
     )
     assert subprocess.run([sys.executable, "-c", watching], check=False).returncode == -signal.SIGKILL
@@ -297,8 +249,8 @@ def test_steps_of_our_own_workloads_are_watched_where_there_is_a_gpu(
 
 @pytest.mark.parametrize("value", ["", "1", "a:b:c", "1:2:3"])
 def test_a_variable_that_the_process_above_has_not_set_means_nothing(value: str) -> None:
-    assert described({WATCHED: value}) is None
-    assert described({WATCHED: f"{os.getppid()}:4:5"}) == (4, 5)
+    assert files_of({WATCHED: value}) is None
+    assert files_of({WATCHED: f"{os.getppid()}:4:5"}) == (4, 5)
 
 
 # ---- the process that is watched

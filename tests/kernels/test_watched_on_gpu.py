@@ -6,28 +6,17 @@ from pathlib import Path
 
 from tests.kernels.cuda.on_gpu import ON_GPU
 from tests.kernels.harness_process import HarnessProcess, named, shape, spec
-from tests.kernels.test_watched import payload
+from tests.kernels.payloads import planted
 
 pytestmark = ON_GPU
-PLANTED = """
-import torch
-from kernels.harness.workload import Call
-
-class Planted:
-    def build(self, site): ...
-    def bind(self, case, inputs):
-        def plan():
-            if "-q64-" in case.id:
-                out = torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
-            else:
-                torch.cuda._sleep(1 << 62)
-                out = inputs.q
-            torch.cuda.synchronize()
-            return out
-        return Call("planted", plan)
-
-def planted(name, site):
-    return Planted()
+BREAKS_OR_HANGS = """
+out = inputs.q
+if "-q64-" in case.id:
+    out = torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+else:
+    torch.cuda._sleep(1 << 62)
+torch.cuda.synchronize()
+return out
 """
 
 
@@ -39,9 +28,8 @@ def test_the_others_are_measured_beside_a_kernel_that_breaks_the_device_and_one_
         measure={"shapes": [shape(64), shape(128), shape(256)], "dtypes": ["float16"]},
         answer_limit_s=20,
     )
-    with HarnessProcess(
-        "measure", wanted, tmp_path, root=payload(tmp_path / "payload", PLANTED), fresh=True
-    ) as harness:
+    root = planted(tmp_path, BREAKS_OR_HANGS)
+    with HarnessProcess("measure", wanted, tmp_path, root=root, fresh=True) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
     broke, hung, left_out = (fact["skipped"]["planted"] for fact in named(facts, "case_finished"))
