@@ -47,13 +47,12 @@ WORK_BY_PLACE = Mutant(
     ),
     NARROW,
 )
-LAST_FIRST = "for (int n = p.query_tiles - 1; n >= t.first; n--) step(t.key0, n, n == t.first,"
-FIRST_TO_LAST = "for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n + 1 == p.query_tiles,"
-OTHER_WAY = Mutant("queries_taken_the_other_way_round_than_they_come", (), ((LAST_FIRST, FIRST_TO_LAST),), NARROW)
-KEYS_EARLY = Mutant(
-    "keys_given_back_after_the_first_tile_of_queries_in_place_of_the_last",
+LAST_FIRST = "C::LAST_FIRST ? p.query_tiles - 1 - i + t.first : i"
+OTHER_WAY = Mutant("queries_taken_the_other_way_round_than_they_come", (), ((LAST_FIRST, "i"),), NARROW)
+VALUES_EARLY = Mutant(
+    "values_given_back_after_the_first_tile_of_queries_in_place_of_the_last",
     (),
-    ((LAST_FIRST, LAST_FIRST.replace("n == t.first,", "n + 1 == p.query_tiles,")),),
+    (("const bool last = i + 1 == p.query_tiles", "const bool last = i == t.first"),),
     NARROW,
 )
 PUT_BY_THE_SECOND = Mutant(
@@ -63,7 +62,7 @@ NO_CYCLE = Mutant("nobody_awaits_a_turn_in_a_cyclic_order", (), ((AWAIT, ""),), 
 NOT_AROUND = Mutant("turns_that_end_at_the_last_tile", (), (("(keys > first ? all : 0)", "0"),), CYCLE)
 STARTS_AT_FIRST = Mutant("queries_from_the_first_one_on", (), (("C::CYCLIC ? around(p, n + start) : n", "n"),), CYCLE)
 CYCLIC_MISTAKES = (NO_CYCLE, NOT_AROUND, STARTS_AT_FIRST)
-MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, KEYS_EARLY, PUT_BY_THE_SECOND)
+MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, VALUES_EARLY, PUT_BY_THE_SECOND)
 
 
 KERNELS = (NARROW, WIDE, CYCLE, WIDE_CYCLE, UNORDERED)
@@ -135,7 +134,7 @@ def test_keys_and_queries_are_taken_as_they_come_from_the_last_queries_to_the_fi
     with pytest.raises(AssertionError):
         assert_right(wrong[0], posed)
     with pytest.raises(Failed, match="a copy overwrites what a product under way reads"):
-        run(program, posed, tmp_path, RELEASING, KEYS_EARLY, blocks=1)
+        run(program, posed, tmp_path, RELEASING, VALUES_EARLY, blocks=1)
 
 
 def test_what_lies_where_sums_are_made_is_no_part_of_them(program: Backward90, tmp_path: Path) -> None:

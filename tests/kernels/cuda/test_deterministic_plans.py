@@ -58,29 +58,6 @@ def test_launches_are_repeated_in_every_kind_of_kernel_that_the_deterministic_mo
         assert any(name.startswith(kind) for name in taken), kind
 
 
-@pytest.mark.parametrize(
-    ("sizes", "first"),
-    [
-        ({"seq": 1023}, ORDERED),  # 1.4 % more is expected than in any order, but nobody clears sums
-        ({"seq": 2048}, ORDERED),
-        ({"seq": 4096, "head_dim": 72}, ORDERED),  # padded to 128
-        ({"batch": 2, "seq": 16384}, ORDERED),
-        ({"batch": 2, "heads": 32, "kv_heads": 8}, ORDERED),
-        ({"batch": 1, "seq": 4096}, "backward90"),  # 2.7 %
-        ({"seq": 512}, "backward90"),  # 4.9 %
-        ({"head_dim": 64}, "backward90"),
-        ({"causal": True}, "backward90"),
-        ({"seq": 64, "seq_k": 65536, "heads": 2, "kv_heads": 2}, "backward90"),  # all tiles of keys would queue
-    ],
-)
-def test_without_a_mask_the_order_of_the_keys_is_the_default_where_it_is_faster(
-    sizes: dict[str, Any], first: str
-) -> None:
-    problem = posed(**{"causal": False, **sizes})
-    assert backward_ways(problem, MACHINE)[0].name == first
-    assert first != ORDERED or repeating(problem) == ORDERED
-
-
 def test_in_an_order_tiles_of_one_head_begin_a_turn_apart() -> None:
     few = {"batch": 1, "heads": 4, "kv_heads": 4, "seq": 4096}
     for head_dim in (64, 128):

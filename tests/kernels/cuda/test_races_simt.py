@@ -49,35 +49,40 @@ BACKWARD = tuple(
     HopperBackwardKernel(dtype, size, causal)
     for dtype, size, causal in (("bfloat16", 64, True), ("float16", 128, False))
 )
-SLOPE_READY = "    named_sync(C::SLOPE_READY, C::PAIR_THREADS);\n"
+SLOPE_READY = "      named_sync(slope_ready(stage ^ 1, warpgroup), C::PAIR_THREADS);\n"
+LAST_SLOPE_READY = "    named_sync(slope_ready(stage, warpgroup), C::PAIR_THREADS);\n"
+SLOPES_TOLD = "    publish_shared();\n    named_arrive(slope_ready(stage, warpgroup ^ 1), C::PAIR_THREADS);\n"
 ADDED = (
     "      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n    named_arrive(C::SUM_EMPTY"
 )
 TAKEN = "    named_sync(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n    const u64 told = load_shared_address(sum_to);\n"
-TOLD = "      publish_shared();\n      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);\n"
+TOLD = "    publish_shared();\n    if constexpr (C::ORDERED)\n      named_arrive(C::SUM_FULL + stage"
 QUERIES_READ = "    warpgroup_wait<0>();\n    settled(dk);\n    release(barriers.q_empty(stage));\n"
-DV_AFTER_SLOPES = "start_along(dv,"
-KEYS_READ = "    warpgroup_wait<1>();\n    settled(dq);\n    if (last) release(barriers.k_empty());\n"
+VALUES_READ = "    warpgroup_wait<0>();\n    settled(d);\n    if (last) release(barriers.v_empty());\n"
+ALL_SEEN = (
+    "      BackwardTile t;\n      backward_tile_of<C>(p, work(present), t);\n      if (t.first >= p.query_tiles) {"
+)
+KEYS_READ = "    warpgroup_wait<0>();\n    settled(dq);\n    release(barriers.k_empty());\n"
+SUM_EMPTY = "    named_sync(C::SUM_EMPTY + (C::ORDERED ? C::WARPGROUPS * stage : 0) + warpgroup, C::SUM_THREADS);\n"
 BACKWARD_MISTAKES = (
     *(
         Mutant(name, (found,), (edit,), BACKWARD[0])
         for name, found, edit in (
             ("no_barrier_between_slopes_and_their_product", RACE, without(SLOPE_READY)),
+            ("no_barrier_between_the_last_slopes_and_their_product", RACE, without(LAST_SLOPE_READY)),
             (
                 "one_place_for_the_slopes_of_two_tiles",
                 RACE,
-                ("const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES", "const u32 slope = C::SLOPE"),
+                ("memory + C::SLOPE + stage * C::SLOPE_BYTES + row", "memory + C::SLOPE + row"),
             ),
-            (
-                "slopes_not_told_to_products",
-                UNFENCED,
-                (f"    publish_shared();\n    {DV_AFTER_SLOPES}", f"    {DV_AFTER_SLOPES}"),
-            ),
-            ("sums_not_told_to_the_addition", UNFENCED, lines(TOLD, 1)),
+            ("slopes_not_told_to_products", UNFENCED, lines(SLOPES_TOLD, 1)),
+            ("sums_not_told_to_the_addition", UNFENCED, lines(TOLD, 1, 2)),
+            ("sums_stored_while_they_are_read", RACE, without(SUM_EMPTY)),
             ("sums_given_back_while_they_are_read", RACE, lines(ADDED, 0, 2, 3, 4)),
             ("an_address_read_before_it_is_there", RACE, lines(TAKEN, 1, 0)),
             ("queries_given_back_while_they_are_read", RACE, lines(QUERIES_READ, 2, 0, 1)),
             ("keys_given_back_while_they_are_read", RACE, lines(KEYS_READ, 2, 0, 1)),
+            ("values_given_back_while_they_are_read", RACE, lines(VALUES_READ, 2, 0, 1)),
             ("barriers_used_before_they_are_made", "does not know that it is made", without("  sync_block();\n")),
             (
                 "a_block_that_ends_before_its_additions",
@@ -93,12 +98,11 @@ BACKWARD_MISTAKES = (
         BACKWARD[1],
     ),
     Mutant(
-        "one_slot_for_two_tiles_of_work",
+        "keys_given_back_before_the_last_look_at_the_work",
         (RACE,),
         (
-            ("slots[place.k_parity()] : 0", "slots[0] : 0"),
-            ("slots[parity ^ 1] =", "slots[0] ="),
-            ("slots[place.k_parity() ^ 1] =", "slots[0] ="),
+            (ALL_SEEN, "      release(barriers.k_empty());\n" + ALL_SEEN),
+            ("    settled(dq);\n    release(barriers.k_empty());\n", "    settled(dq);\n"),
         ),
         BACKWARD[0],
     ),
@@ -147,7 +151,6 @@ ORDERED = (
     HopperBackwardKernel("float16", 64, False, Order.CYCLIC),
 )
 TAKEN_IN_TURN = "C::SUM_BYTES);\n      additions_commit();\n      additions_have_read();\n    }\n    sync_warp();\n"
-TOLD_IN_TURN = "      publish_shared();\n      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);\n"
 READ_IN_TURN = (
     "    named_sync(C::SUM_FULL + own, C::TILE_THREADS);\n    const u64 share = load_shared_address(told + 8 * own);\n"
 )
@@ -155,7 +158,7 @@ ORDERED_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), ORDERED[0])
     for name, found, edit in (
         ("sums_in_turn_given_back_while_they_are_read", RACE, lines(TAKEN_IN_TURN, 0, 1, 3, 4)),
-        ("sums_in_turn_not_told_to_the_addition", UNFENCED, lines(TOLD_IN_TURN, 1)),
+        ("sums_in_turn_not_told_to_the_addition", UNFENCED, lines(TOLD, 1, 2)),
         ("a_tile_read_before_it_is_there", RACE, lines(READ_IN_TURN, 1, 0)),
     )
 )

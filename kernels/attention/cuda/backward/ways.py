@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.attention.cuda.backward.ampere import AmpereBackward, ampere_ways
-from kernels.attention.cuda.backward.costs import three_launches, three_launches_cyclic, three_launches_in_turns
+from kernels.attention.cuda.backward.costs import three_launches_cyclic, three_launches_in_turns
 from kernels.attention.cuda.backward.few import FewBackward, few_ways, is_before_hopper, is_before_ordered
 from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, Order
 from kernels.attention.cuda.backward.plan import (
@@ -25,20 +25,12 @@ SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
 dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`)."""
 
 
-MOST_DELAY = 1.02
-"""Up to this ratio of predicted times, Hopper's kernel is faster without a mask with its sums in the order of the keys,
-as nobody clears them first: at D = 128 (H200, 2026-11-26, `BACKWARD.md`)."""
-
-
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
     """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
     that want the same bits in every run."""
     is_hoppers = hopper_refusal(problem, machine) is None
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered = ordered_ways(problem, machine) if is_hoppers else []
-    if is_hoppers and is_faster_in_order(problem, machine):
-        hopper.insert(0, HopperBackward(machine, order=Order.KEYS))
-        ordered.remove(HopperBackward(machine, order=Order.KEYS))
     small, few = small_ways(problem, machine), few_ways(problem, machine)
     summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
     portable: list[BackwardWay] = [*summing, PairBackward(machine)]
@@ -62,17 +54,6 @@ def ordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackw
     if is_small(problem, machine, HOPPER_KEYS):
         both.sort(key=lambda way: expected_us(way, problem))
     return both
-
-
-def is_faster_in_order(problem: BackwardProblem, machine: Machine) -> bool:
-    """Whether Hopper's kernel is faster with its sums in the order of the keys than in any order."""
-    f = problem.forward
-    if f.causal or padded(f.head_dim) == 64 or f.seq_q < f.seq_k:
-        return False
-    if not is_small(problem, machine, HOPPER_KEYS):
-        return True
-    in_turns = three_launches_in_turns(problem, machine.sm_count)
-    return in_turns <= MOST_DELAY * three_launches(problem, machine.sm_count)
 
 
 def expected_us(way: HopperBackward, problem: BackwardProblem) -> float:

@@ -37,15 +37,18 @@ struct Backward {
   static constexpr int SUM = SLOPE + SLOPES * SLOPE_BYTES, SHIFT = SUM + SUM_BYTES, DELTA = SHIFT + STAGES * STAT_BYTES;
   static constexpr int BYTES = DELTA + STAGES * STAT_BYTES;
   // Named barriers. If ORDERED, there is one SUM_FULL for each stage, which both warpgroups fill, and one SUM_EMPTY for each
-  // stage and warpgroup.
-  static constexpr int READY = 1, SLOPE_READY = 2, SUM_FULL = 3, SUM_EMPTY = 5;
-  static constexpr int READY_THREADS = 384, PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
+  // stage and warpgroup. There is one SLOPE_READY for each stage and warpgroup.
+  static constexpr int SUM_FULL = 3, SUM_EMPTY = 5, SLOPE_READY = 9;
+  static constexpr int PAIR_THREADS = 256, SUM_THREADS = WARPGROUP_THREADS + 32;
   static constexpr int TILE_THREADS = PAIR_THREADS + 32;
   static constexpr int MOVER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr int BARRIERS = 4 + 4 * STAGES;
   static constexpr bool CLAIMS = CAUSAL && !ORDERED;  // without a mask tiles of keys arrive together: all would wait for the first
   static constexpr int NOT_STORED = 0, BEING_STORED = 1, STORED = 2;  // the states of a share of a sum; `claim` sets the second
   // V dO^T takes D / 16 steps. In so many of them V is read from registers in place of shared memory; there are no more registers.
+  // The exponentials of so many 16 queries are computed while dQ of the tile before is.
+  static constexpr int EARLY = 3;
+  static constexpr bool LATE = D == 64;  // dQ is handed over after dP has been started: faster at D = 64, slower at 128
   static constexpr int V_STEPS = D == 64 ? 0 : ORDER_ == ORDER_OF_KEYS ? 3 : 4;
 };
 
@@ -120,7 +123,7 @@ struct BackwardProducer {
   const TensorMap &q, &k, &v, &dout;
   BackwardBarriers<C> barriers;
   u32 memory;
-  volatile int* slots;  // two slots: the place of K may be released while the results of the tile before are still being written
+  volatile int* present;  // for the number of the present tile of work
 
   __device__ __forceinline__ void copy(u32 to, const TensorMap& map, u32 full, int chunk_bytes, int row, int head, int batch) const {
 #pragma unroll
@@ -150,7 +153,7 @@ struct BackwardProducer {
     barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
     copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
     barrier_wait(barriers.k_empty(), parity);
-    slots[parity ^ 1] = index;  // published by the barrier's phase, like K
+    *present = index;  // published by the barrier's phase, like K
     barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
     copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
   }
@@ -195,7 +198,7 @@ struct BackwardProducer {
       place.next_keys();
     }
     barrier_wait(barriers.k_empty(), place.k_parity());
-    slots[place.k_parity() ^ 1] = -1;
+    *present = -1;
     barrier_arrive(barriers.k_full());
     leave();
   }
@@ -216,6 +219,7 @@ struct BackwardConsumer {
   __device__ __forceinline__ int warp() const { return thread_again() >> 5 & 3; }
 
   __device__ __forceinline__ void release(u32 empty) const {
+    sync_warp();  // since the other lanes' loads of the rows' numbers
     if (lane() == 0) barrier_arrive(empty);
   }
 
@@ -254,17 +258,6 @@ struct BackwardConsumer {
   __device__ __forceinline__ void load_four(float (&x)[4], u32 numbers, int stage, int i) const {
     const Chunk c = load_shared(memory + numbers + stage * C::STAT_BYTES + (lane() & 3) * 16 + i * 64);
     x[0] = __int_as_float((int)c.x), x[1] = __int_as_float((int)c.y), x[2] = __int_as_float((int)c.z), x[3] = __int_as_float((int)c.w);
-  }
-  // Sets d to -delta of each query; a product is then added to it.
-  __device__ __forceinline__ void load_deltas(float (&d)[C::QUERIES / 2], int stage) const {
-#pragma unroll
-    for (int i = 0; i < C::QUERIES / 16; i++) {
-      float delta[4];
-      load_four(delta, C::DELTA, stage, i);
-#pragma unroll
-      for (int x = 0; x < 8; x++) d[8 * i + x] = -delta[x / 4 * 2 + x % 2];
-    }
-    settled(d);  // keeps each number in a separate register
   }
   // Starts out += x y, for x in registers. The rows of y are the queries.
   __device__ __forceinline__ void start_along(float (&out)[C::D / 2], const u32 (&x)[C::QUERIES / 4], u32 y) const {
@@ -305,35 +298,90 @@ struct BackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void step(int key0, int n, bool is_last, bool masked, int sum_tile, BackwardPlace& place) {
-    const bool last = is_last && place.is_last_head();  // after this step nothing reads V, and then nothing reads K
-    float s[C::QUERIES / 2], d[C::QUERIES / 2];
+  // Turns the scores of some of the i-th 16 queries into weights.
+  __device__ __forceinline__ void weigh(float (&s)[C::QUERIES / 2], int i, const float (&shift)[4]) const {
+#pragma unroll
+    for (int x = 0; x < 8; x++) {
+      float& weight = s[8 * i + x];
+      weight = exp2_approx(fused(weight, p.scale_log2, -shift[x / 4 * 2 + x % 2]));
+    }
+  }
+  // The barrier at which one warpgroup waits for the other's dS.
+  __device__ __forceinline__ int slope_ready(int stage, int waiting) const { return C::SLOPE_READY + C::WARPGROUPS * stage + waiting; }
+  // Stores this warpgroup's share of dQ where it is added from.
+  __device__ __forceinline__ void store_share(const float (&dq)[32], int stage, u64 share) const {
+    named_sync(C::SUM_EMPTY + (C::ORDERED ? C::WARPGROUPS * stage : 0) + warpgroup, C::SUM_THREADS);
+    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      store_shared(sum + i * C::WARPGROUP_THREADS * 16,
+                   Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
+                         (u32)__float_as_int(dq[4 * i + 3])});
+    if constexpr (C::ORDERED) {
+      if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, share);
+    } else {
+      if ((thread_again() & 127) == 0) store_shared_address(sum_to, share);
+    }
+  }
+  __device__ __forceinline__ void hand_over(int stage) const {
+    publish_shared();
+    if constexpr (C::ORDERED)
+      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);
+    else
+      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
+  }
+
+  // Computes a tile, and dQ of the tile before: so the tensor cores have work while exponentials are computed, and the
+  // warpgroups wait for each other's dS for a tile at most. FIRST: there is no tile before. `share` is the present tile's, and
+  // `before` that of the tile before. `last`: no other tile follows.
+  template <bool FIRST>
+  __device__ __forceinline__ void step(int key0, int n, bool last, bool masked, int share, int& before, BackwardPlace& place) {
+    float s[C::QUERIES / 2], d[C::QUERIES / 2], dq[32], shift[C::EARLY][4], delta[C::QUERIES / 16][4];
     const int stage = place.stage();
-    barrier_wait(barriers.dout_full(stage), place.parity());
-    load_deltas(d, stage);  // while no product is in flight, as otherwise ptxas would wait here for its end
-    barrier_wait(barriers.q_full(stage), place.parity());
+    if constexpr (FIRST) barrier_wait(barriers.q_full(stage), place.parity());
     start_turned<0>(s, C::K, C::Q + stage * C::Q_BYTES, 0);
-    start_turned<C::V_STEPS>(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
-    u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
-    warpgroup_wait<1>();
+    if constexpr (!FIRST) {
+      named_sync(slope_ready(stage ^ 1, warpgroup), C::PAIR_THREADS);
+      start_dq(dq, C::SLOPE + (stage ^ 1) * C::SLOPE_BYTES);
+    }
+#pragma unroll
+    for (int i = 0; i < C::EARLY; i++) load_four(shift[i], C::SHIFT, stage, i);
+    warpgroup_wait<FIRST ? 0 : 1>();
     settled(s);
     if (masked) mask(s, key0, n * C::QUERIES);
+    if (p.scale_log2 > 0.0f) {  // which it always is: without a branch, ptxas moves the exponentials after the wait for dQ
 #pragma unroll
-    for (int i = 0; i < C::QUERIES / 16; i++) {
-      float shift[4];
-      load_four(shift, C::SHIFT, stage, i);
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        float& weight = s[8 * i + x];
-        weight = exp2_approx(fused(weight, p.scale_log2, -shift[x / 4 * 2 + x % 2]));
-      }
+      for (int i = 0; i < C::EARLY; i++) weigh(s, i, shift[i]);
     }
+    barrier_wait(barriers.dout_full(stage), place.parity());
+#pragma unroll
+    for (int i = 0; i < C::QUERIES / 16; i++) load_four(delta[i], C::DELTA, stage, i);
+    if constexpr (!FIRST) {
+      warpgroup_wait<0>();
+      settled(dq);
+      store_share(dq, stage ^ 1, share_of(key0 / C::KEYS, before, false));
+      if constexpr (!C::LATE) hand_over(stage ^ 1);
+    }
+    before = share;
+#pragma unroll
+    for (int i = 0; i < C::QUERIES / 16; i++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) d[8 * i + x] = -delta[i][x / 4 * 2 + x % 2];
+    settled(d);  // keeps each number in a separate register; while no product is in flight, or ptxas would wait for its end
+    start_turned<C::V_STEPS>(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
+    if constexpr (!FIRST && C::LATE) hand_over(stage ^ 1);
+#pragma unroll
+    for (int i = C::EARLY; i < C::QUERIES / 16; i++) {
+      float late_shift[4];
+      load_four(late_shift, C::SHIFT, stage, i);
+      weigh(s, i, late_shift);
+    }
+    u32 weights[C::QUERIES / 4], slopes[C::QUERIES / 4];
     warpgroup_wait<0>();
     settled(d);
     if (last) release(barriers.v_empty());
-    const u32 slope = C::SLOPE + stage * C::SLOPE_BYTES;
     const int again = lane(), row = warpgroup * C::WARPGROUP_KEYS + warp() * 16 + (again & 15);
-    const u32 row_at = memory + slope + row * C::CHUNK_ROW_BYTES;
+    const u32 row_at = memory + C::SLOPE + stage * C::SLOPE_BYTES + row * C::CHUNK_ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < C::QUERIES / 16; i++) {
 #pragma unroll
@@ -345,38 +393,30 @@ struct BackwardConsumer {
       store_matrices(row_at + i / 4 * C::SLOPE_CHUNK_BYTES + (((i % 4 * 2 + (again >> 4)) ^ (row & 7)) << 4), slopes[4 * i],
                      slopes[4 * i + 1], slopes[4 * i + 2], slopes[4 * i + 3]);
     }
-    publish_shared();
     start_along(dv, weights, C::DOUT + stage * C::Q_BYTES);
-    named_sync(C::SLOPE_READY, C::PAIR_THREADS);
-    float dq[32];
-    start_dq(dq, slope);
     start_along(dk, slopes, C::Q + stage * C::Q_BYTES);
-    warpgroup_wait<2>();
+    publish_shared();
+    named_arrive(slope_ready(stage, warpgroup ^ 1), C::PAIR_THREADS);
+    warpgroup_wait<1>();
     settled(dv);
     release(barriers.dout_empty(stage));
-    warpgroup_wait<1>();
-    settled(dq);
-    if (last) release(barriers.k_empty());
-    named_sync(C::SUM_EMPTY + (C::ORDERED ? C::WARPGROUPS * stage : 0) + warpgroup, C::SUM_THREADS);
-    const u32 sum = memory + C::SUM + warpgroup * C::SUM_PART_BYTES + (thread_again() & 127) * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      store_shared(sum + i * C::WARPGROUP_THREADS * 16,
-                   Chunk{(u32)__float_as_int(dq[4 * i]), (u32)__float_as_int(dq[4 * i + 1]), (u32)__float_as_int(dq[4 * i + 2]),
-                         (u32)__float_as_int(dq[4 * i + 3])});
-    if constexpr (C::ORDERED) {
-      if (thread_again() == C::WARPGROUP_THREADS) store_shared_address(sum_to + 8 * stage, share_of(key0 / C::KEYS, sum_tile + n, last));
-      publish_shared();
-      named_arrive(C::SUM_FULL + stage, C::TILE_THREADS);
-    } else {
-      if ((thread_again() & 127) == 0) store_shared_address(sum_to, share_of(key0 / C::KEYS, sum_tile + n, last));
-      publish_shared();
-      named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
-    }
+    place.next();
+    if (!last) barrier_wait(barriers.q_full(place.stage()), place.parity());
     warpgroup_wait<0>();
     settled(dk);
     release(barriers.q_empty(stage));
-    place.next();
+  }
+  // Computes dQ of the last tile of these keys.
+  __device__ __forceinline__ void finish(int key0, int before, const BackwardPlace& place) const {
+    const int stage = place.stage() ^ 1;
+    float dq[32];
+    named_sync(slope_ready(stage, warpgroup), C::PAIR_THREADS);
+    start_dq(dq, C::SLOPE + stage * C::SLOPE_BYTES);
+    warpgroup_wait<0>();
+    settled(dq);
+    release(barriers.k_empty());
+    store_share(dq, stage, share_of(key0 / C::KEYS, before, true));
+    hand_over(stage);
   }
 
   // A quad of lanes holds 32 columns of a row in pieces of two columns. After a 4x4 transpose each lane has eight neighbouring
@@ -412,35 +452,40 @@ struct BackwardConsumer {
 
   // Returns the present tile of work. It is read again, because registers are full. Only the lane that later releases K reads
   // it.
-  __device__ __forceinline__ int present(const volatile int* slots, const BackwardPlace& place) const {
-    return uniform(lane() == 0 ? slots[place.k_parity()] : 0);
-  }
+  __device__ __forceinline__ int work(const volatile int* present) const { return uniform(lane() == 0 ? *present : 0); }
 
-  __device__ __forceinline__ void run(const volatile int* slots) {
+  __device__ __forceinline__ void run(const volatile int* present) {
     BackwardPlace place = {0};
     for (;; place.next_keys()) {
       barrier_wait(barriers.k_full(), place.k_parity());
-      if (present(slots, place) < 0) break;
+      if (work(present) < 0) break;
       barrier_wait(barriers.v_full(), place.k_parity());
 #pragma unroll
       for (int i = 0; i < C::D / 2; i++) dk[i] = dv[i] = 0.0f;
+      int before = -1;  // the share whose dQ is still to be computed
 #pragma unroll 1
       for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head()) {
         BackwardTile t;
-        backward_tile_of<C>(p, present(slots, place), t);
+        backward_tile_of<C>(p, work(present), t);
         if (t.first < p.query_tiles) load_v();
         const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
-        const int sum_tile = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
-        if constexpr (C::LAST_FIRST)
-          for (int n = p.query_tiles - 1; n >= t.first; n--) step(t.key0, n, n == t.first, n < t.masked, sum_tile, place);
-        else
-          for (int n = t.first; n < p.query_tiles; n++) step(t.key0, n, n + 1 == p.query_tiles, n < t.masked, sum_tile, place);
+        const int head_share = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
+        for (int i = t.first; i < p.query_tiles; i++) {
+          const int n = C::LAST_FIRST ? p.query_tiles - 1 - i + t.first : i;
+          const bool last = i + 1 == p.query_tiles && place.is_last_head();
+          if (before < 0)
+            step<true>(t.key0, n, last, n < t.masked, head_share + n, before, place);
+          else
+            step<false>(t.key0, n, last, n < t.masked, head_share + n, before, place);
+        }
       }
       BackwardTile t;
-      backward_tile_of<C>(p, present(slots, place), t);
+      backward_tile_of<C>(p, work(present), t);
       if (t.first >= p.query_tiles) {  // no query sees these keys
         release(barriers.v_empty());
         release(barriers.k_empty());
+      } else {
+        finish(t.key0, before, place);
       }
       write(p.dv, p.at_dv, t, dv, 1.0f);
       write(p.dk, p.at_dk, t, dk, p.scale);
@@ -516,7 +561,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
   SHARED_MEMORY(bytes);
   __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
   __shared__ __align__(8) u64 sum_to[C::WARPGROUPS];
-  __shared__ int slots[2];
+  __shared__ int present;
   const u32 memory = shared_address(bytes);
   const BackwardBarriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS), lane = thread & 31;
@@ -532,7 +577,7 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
       prefetch_map(q);
       prefetch_map(v);
       prefetch_map(dout);
-      const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, slots};
+      const BackwardProducer<C> producer = {p, q, k, v, dout, barriers, memory, &present};
       producer.run();
     } else if (warp == 1 || warp == 2) {
       if constexpr (C::ORDERED)
@@ -543,6 +588,6 @@ DEVICE void backward_hopper(const TensorMap& q, const TensorMap& k, const Tensor
   } else {
     more_registers<C::CONSUMER_REGISTERS>();
     BackwardConsumer<C> consumer = {p, barriers, memory, shared_address(sum_to + warpgroup - 1), warpgroup - 1};
-    consumer.run(slots);
+    consumer.run(&present);
   }
 }
