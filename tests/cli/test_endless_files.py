@@ -14,7 +14,7 @@ from tests.cli.conftest import Bench
 
 pytestmark = pytest.mark.usefixtures("cloud")
 
-PUBLISHED = Path(__file__).parents[2] / "results" / "h200-20261123-backward"
+PUBLISHED = Path(__file__).parents[2] / "results" / "h200-20261126-backward"
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)
 )
