@@ -258,6 +258,18 @@ def test_a_mask_has_no_gradient_and_is_part_of_the_others() -> None:
     assert torch.autograd.gradcheck(lambda *qkv: direct((*qkv, mask), options), (q, k, v))
 
 
+def test_a_scale_that_float32_does_not_hold_is_zero(stub: Stub) -> None:
+    engine = OnCpu(hopper=True)
+    q, k, v, out, dout = (torch.randn(1, 2, 600, 64).bfloat16() for _ in range(5))
+    tensors, made = {"q": q, "k": k, "v": v}, (q.clone(), k.clone(), v.clone())
+
+    def way(scale: float) -> str:
+        lse = torch.zeros(1, 2, 600)
+        return bind_backward(tensors, out, lse, dout, made, Options(True, scale), engine=engine).way
+
+    assert way(1e-60) == way(0.0) != way(1e-30)
+
+
 @pytest.fixture
 def operators() -> Any:
     """The operators have kernels for the CPU."""

@@ -102,7 +102,7 @@ def test_an_additive_mask_weighs_in_the_gradients(ampere: Program, tmp_path: Pat
 
 @pytest.mark.parametrize("scale", [-0.1, 0.0, 0.5])
 def test_any_finite_scale_has_gradients(ampere: Program, tmp_path: Path, scale: float) -> None:
-    posed = pose(BRAIN, 1, 1, 1, 20, 30, 64, Options(scale=scale))
+    posed = pose(BRAIN, 1, 1, 1, 20, 30, 64, Options(True, scale=scale))
     found = run_pair(ampere, posed, AMPERE, tmp_path)
     for one, exact in zip(found, posed.exact, strict=True):  # with scale 0 all weights are rounded in one direction
         assert (one.double() - exact).norm() <= 1.5 * RELATIVE[BRAIN] * exact.norm()

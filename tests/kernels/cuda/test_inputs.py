@@ -353,7 +353,9 @@ def index_of(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-@pytest.mark.parametrize(("scale", "keep", "flip"), [(-0.5, 0xFFFFFFFF, 0x80008000), (0.0, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("scale", "keep", "flip"), [(-0.5, 0xFFFFFFFF, 0x80008000), (0.0, 0, 0), (0, 0, 0), (1e-60, 0, 0)]
+)
 def test_scales_that_are_not_positive_change_the_bits_of_q_as_it_is_read(
     stub: Stub, quick: Quick, scale: float, keep: int, flip: int
 ) -> None:

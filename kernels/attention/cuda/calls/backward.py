@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from kernels.attention.cuda.backward.ways import BackwardWay, backward_ways
 from kernels.attention.cuda.calls.quick import Options, lse_shape
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.planning import Layout, Problem, check_kind
+from kernels.attention.cuda.plan.planning import Layout, Problem, check_kind, scale_of
 from kernels.attention.cuda.plan.posing import layout, packed_layout, problem_of, varlen_problem_of
 from kernels.attention.cuda.run.driver import driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
@@ -101,9 +100,7 @@ def bind_backward(
     where: list[Layout] = [
         place(x, name) for name, x in zip(("dout", "dq", "dk", "dv"), (dout, *gradients), strict=True)
     ]
-    scale = 1.0 / math.sqrt(forward.head_dim) if options.scale is None else options.scale
-    if not math.isfinite(scale):
-        raise Unsupported(f"scale must be finite, not {scale}")
+    scale = scale_of(options.scale, forward.head_dim)
     problem = BackwardProblem(forward, Gradients(*where), scale, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr())
     driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, terms.deterministic, terms.way)

@@ -12,7 +12,7 @@ import torch
 from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.planning import Problem, check_kind, plan
+from kernels.attention.cuda.plan.planning import Problem, check_kind, plan, scale_of
 from kernels.attention.cuda.plan.posing import Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
 from kernels.attention.cuda.run.driver import driver
@@ -105,9 +105,7 @@ def bind_problem(
         if lse.shape != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
             raise ValueError(f"lse must be contiguous float32 {tuple(lse_shape)} on the device of q")
         buffers.lse = lse.data_ptr()
-    scale = 1.0 / math.sqrt(problem.head_dim) if terms.scale is None else terms.scale
-    if not math.isfinite(scale):
-        raise Unsupported(f"scale must be finite, not {scale}")
+    scale = scale_of(terms.scale, problem.head_dim)
     if not problem.has_keys:
         check_kind(problem, buffers.engine.machine)
         return Unseen(out, lse, buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 
@@ -15,6 +16,18 @@ MAX_TILE_SPAN = 2**31  # bytes between the first and the last row of a tile of k
 MAX_BLOCKS = 2**31 - 1  # along x in a grid
 MAX_SPLITS, MIN_TILES_PER_SPLIT = 64, 8
 REGISTERS_PER_SM, REGISTERS_PER_THREAD, SHARED_BYTES_RESERVED = 65536, 255, 1024
+
+
+def scale_of(given: float | None, head_dim: int) -> float:
+    """The scale of a call, or its default of 1 / sqrt(head_dim). Raises `Unsupported` if it is not finite.
+
+    It is 0 if its product with log2(e) is 0 in float32. Kernels are given that product, and those for positive scales
+    multiply scores of minus infinity by it.
+    """
+    scale = 1.0 / math.sqrt(head_dim) if given is None else given
+    if not math.isfinite(scale):
+        raise Unsupported(f"scale must be finite, not {scale}")
+    return scale if ctypes.c_float(scale * LOG2_E).value else 0.0
 
 
 @dataclass(frozen=True, slots=True)
