@@ -72,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update({"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"})
     os.environ.update({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"})
     os.environ["COLUMNS"] = "100"
+    # A command of a test that has no home of its own fails, in place of starting a cloud in the user's.
+    os.environ["BENCH_HOME"] = str(Path(os.devnull) / "no home")
     # Children run this tree, wherever they are started: what is installed may be another, and a relative path another.
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))

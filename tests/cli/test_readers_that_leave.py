@@ -47,6 +47,7 @@ def test_a_reader_that_left_ends_a_command_quietly_and_as_a_shell_expects(argume
     assert (ran.code, ran.err) == (141, "")
 
 
+@pytest.mark.usefixtures("cloud")
 def test_an_error_keeps_its_own_exit_code_and_words_where_nobody_reads_its_document() -> None:
     ran = unread("plan", "--gpu", "nosuch", "--json")
     assert ran.code == 2
