@@ -82,7 +82,8 @@ def test_the_commands_do_the_whole_way_from_launch_to_baseline() -> None:
     assert (compare["against"], compare["fail_on"], compare["missing_ok"]) == ("main", "regression", True)
 
 
-def test_what_it_sets_is_a_configuration_with_a_cap() -> None:
+def test_what_it_sets_is_a_configuration_with_a_cap(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_HOME", str(home))
     overrides = parsed(IN_WORKFLOW[0]).params["set_"]
     settings, _ = configured(LaunchOptions("l4", None, tuple(overrides)))
     assert settings.budget.per_run_usd is not None

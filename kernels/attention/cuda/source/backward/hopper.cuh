@@ -48,7 +48,7 @@ struct Backward {
   // V dO^T takes D / 16 steps. In so many of them V is read from registers in place of shared memory; there are no more registers.
   // The exponentials of so many 16 queries are computed while dQ of the tile before is.
   static constexpr int EARLY = 3;
-  static constexpr bool LATE = D == 64;  // dQ is handed over after dP has been started: faster at D = 64, slower at 128
+  static constexpr bool LATE_HAND_OVER = D == 64;  // dQ is handed over after dP has been started: faster at D = 64, slower at 128
   static constexpr int V_STEPS = D == 64 ? 0 : ORDER_ == ORDER_OF_KEYS ? 3 : 4;
 };
 
@@ -298,7 +298,7 @@ struct BackwardConsumer {
     }
   }
 
-  // Turns the scores of some of the i-th 16 queries into weights.
+  // Turns the scores of the i-th 16 queries into weights.
   __device__ __forceinline__ void weigh(float (&s)[C::QUERIES / 2], int i, const float (&shift)[4]) const {
 #pragma unroll
     for (int x = 0; x < 8; x++) {
@@ -331,9 +331,9 @@ struct BackwardConsumer {
       named_arrive(C::SUM_FULL + warpgroup, C::SUM_THREADS);
   }
 
-  // Computes a tile, and dQ of the tile before: so the tensor cores have work while exponentials are computed, and the
-  // warpgroups wait for each other's dS for a tile at most. FIRST: there is no tile before. `share` is the present tile's, and
-  // `before` that of the tile before. `last`: no other tile follows.
+  // Computes a tile, and dQ of the tile before: so the tensor cores have work while exponentials are computed, and the other
+  // warpgroup has had time to store its dS. FIRST: there is no tile before. `share` is the number of this tile's share of dQ,
+  // and `before` that of the tile before. `last`: no other tile follows.
   template <bool FIRST>
   __device__ __forceinline__ void step(int key0, int n, bool last, bool masked, int share, int& before, BackwardPlace& place) {
     float s[C::QUERIES / 2], d[C::QUERIES / 2], dq[32], shift[C::EARLY][4], delta[C::QUERIES / 16][4];
@@ -360,7 +360,7 @@ struct BackwardConsumer {
       warpgroup_wait<0>();
       settled(dq);
       store_share(dq, stage ^ 1, share_of(key0 / C::KEYS, before, false));
-      if constexpr (!C::LATE) hand_over(stage ^ 1);
+      if constexpr (!C::LATE_HAND_OVER) hand_over(stage ^ 1);
     }
     before = share;
 #pragma unroll
@@ -369,7 +369,7 @@ struct BackwardConsumer {
       for (int x = 0; x < 8; x++) d[8 * i + x] = -delta[i][x / 4 * 2 + x % 2];
     settled(d);  // keeps each number in a separate register; while no product is in flight, or ptxas would wait for its end
     start_turned<C::V_STEPS>(d, C::V, C::DOUT + stage * C::Q_BYTES, 1);
-    if constexpr (!FIRST && C::LATE) hand_over(stage ^ 1);
+    if constexpr (!FIRST && C::LATE_HAND_OVER) hand_over(stage ^ 1);
 #pragma unroll
     for (int i = C::EARLY; i < C::QUERIES / 16; i++) {
       float late_shift[4];
