@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
-from orchestrator.core.forms.python import NotPython, parsed
+from orchestrator.core.forms.reading import NotPython, parse_python
 from orchestrator.core.wording import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
@@ -70,7 +70,7 @@ class Sketch:
 def sketch(source: str, file: str) -> Sketch:
     """The workload in `source`. Raises `ConfigError` with file and line of a mistake."""
     try:
-        return _sketch(parsed(source), file)
+        return _sketch(parse_python(source), file)
     except NotPython as exc:
         raise ConfigError(f"{file}:{exc.line}: {exc}", hint=HINT) from exc
     except RecursionError:

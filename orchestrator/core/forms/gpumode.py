@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.python import NotPython, parsed
+from orchestrator.core.forms.reading import NotPython, parse_python
 from orchestrator.core.forms.reading import Description
 from orchestrator.core.workload import case_id
 
@@ -125,7 +125,7 @@ def submissions(sources: Mapping[str, str], task: Task) -> tuple[str, ...]:
     found = []
     for path, text in sources.items():
         try:
-            tree = parsed(text)
+            tree = parse_python(text)
         except NotPython as exc:
             raise ConfigError(f"{path}:{exc.line}: {exc}", hint=HINT) from exc
         if path not in problem_files and "custom_kernel" in set(_bound(tree)):

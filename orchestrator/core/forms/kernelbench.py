@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.forms.python import NotPython, parsed
+from orchestrator.core.forms.reading import NotPython, parse_python
 
 AXIS: Final = "problem"
 """The axis of a folder with several problems."""
@@ -35,7 +35,7 @@ def in_order(name: str) -> tuple[int, str]:
 def is_problem(text: str) -> bool:
     """Whether a file defines the class `Model` and no class `ModelNew`."""
     try:
-        body = parsed(text).body
+        body = parse_python(text).body
     except NotPython:
         return False
     classes = {node.name for node in body if isinstance(node, ast.ClassDef)}

@@ -1,7 +1,10 @@
-"""Reads typed values from a description in YAML, and reports mistakes with file and line."""
+"""Reads what a user wrote, which is never run here: typed values of a description in YAML, with file and line of a
+mistake, and the syntax tree of a Python file."""
 
 from __future__ import annotations
 
+import ast
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,3 +67,25 @@ class Description:
         if not isinstance(value, list):
             raise self.wrong(f"{key} must be a list, not {value!r}", key)
         return value
+
+
+class NotPython(ValueError):
+    """The text is not valid Python. `line` is the line of the mistake, from 1."""
+
+    def __init__(self, line: int, words: str) -> None:
+        super().__init__(words)
+        self.line = line
+
+
+def parse_python(text: str) -> ast.Module:
+    """Return the syntax tree of `text`. Raises `NotPython`, also if the text is nested too deeply for the parser."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escapes in strings: the user sees them when it runs
+            return ast.parse(text)
+    except SyntaxError as exc:
+        raise NotPython(exc.lineno or 1, f"syntax error: {exc.msg}") from exc
+    except ValueError as exc:
+        raise NotPython(1, str(exc)) from exc
+    except (RecursionError, MemoryError):
+        raise NotPython(1, "nested more deeply than Python can read") from None
