@@ -34,7 +34,7 @@ def load(path: Path) -> Definition:
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
         seed = generator.initial_seed() % MOST_SEED
         try:
-            made = made_by(module, {**case, "seed": seed})
+            made = made_by(module, {**{name: value for name, value in case.items() if value is not None}, "seed": seed})
         except (RuntimeError, AssertionError) as exc:
             if device.type != "cuda" and any(word in str(exc) for word in ("CUDA", "cuda", "NVIDIA")):
                 why = f"generate_input makes its inputs on a CUDA device, and this one is a {device.type}"

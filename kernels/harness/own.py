@@ -39,14 +39,16 @@ def column(axis: str) -> str:
 
 
 def text(value: object) -> str:
-    """A value as it is written in rows and ids."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as it is written in rows and ids. None, which stands for an argument that is not passed, is empty."""
+    if isinstance(value, list):
+        return "x".join(map(text, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def case_id(values: Mapping[str, Any]) -> str:
     """The id of a case, for example `rows64-cols256-float32`. Characters that do not fit a file name are replaced, and
     then a digest makes the id unique."""
-    parts = [("" if name == DTYPE else name) + text(value) for name, value in values.items()]
+    parts = [("" if name == DTYPE else name) + text(value) for name, value in values.items() if value is not None]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
     if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,9 @@ SOURCES: Final = TYPES | {".sh", ".mk", ".cmake", ".rs", ".go", ".in", ".inl", "
 MAKEFILES: Final = frozenset({"Makefile", "makefile", "GNUmakefile"})
 MOST_FILES: Final = 500
 MOST_BYTES: Final = 20 << 20
-SKIPPED: Final = frozenset({"__pycache__", "build", "dist", "node_modules", "results", "venv"})
+UNCOUNTED: Final = frozenset({"__pycache__", "node_modules", "venv"})
+OUTPUTS: Final = frozenset({"build", "dist", "results"})
+SKIPPED: Final = UNCOUNTED | OUTPUTS
 SECRET_NAMES: Final = re.compile(
     r"\.env(\..*)?|.*\.(pem|key|p12|pfx)|id_(rsa|dsa|ecdsa|ed25519)|.*credentials?(\.json)?|.*secrets?\.(json|ya?ml|txt)"
     r"|\.netrc|\.npmrc|\.pypirc|application_default_credentials\.json",
@@ -61,6 +64,8 @@ class Own:
     needs: Needs = NOTHING
     grid: tuple[dict[str, Any], ...] = ()
     """The same cases as values by axis, where they are told."""
+    notes: tuple[str, ...] = ()
+    """What is not used of it, and why."""
 
 
 def main_file(path: Path) -> Path:
@@ -130,16 +135,22 @@ def _gpumode(folder: Path) -> Own:
             raise ConfigError(f"{described}: files: {source} is not a source file in that folder", hint=gpumode.HINT)
         files[name] = shared
     sources = {name: text_of(one) for name, one in files.items() if one.suffix == ".py"}
-    submissions = gpumode.submissions(sources, told)
+    submissions = gpumode.find_submissions(sources, told)
     name = folder.resolve().name
+    notes = [*told.notes]
+    if submissions.templates:
+        notes.append(f"not measured, as task.yml calls it a template: {', '.join(submissions.templates)}")
+    if not submissions.paths:
+        notes.append("no other file defines custom_kernel(data): only ref_kernel is measured, as `reference`")
     return Own(
         "gpumode",
         folder,
         name,
         told.case_ids,
         files,
-        gpumode.as_json(told, submissions, name),
+        gpumode.as_json(told, submissions.paths, name),
         grid=tuple(map(dict, told.cases)),
+        notes=tuple(notes),
     )
 
 
@@ -174,7 +185,29 @@ def own_workload(path: Path) -> Workload:
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
-    return Workload(path=where, name=words(own.name), cases=own.cases, form=own.form, needs=needs, grid=own.grid)
+    notes = tuple(words(note, 300) for note in (*own.notes, *_unsent(own, path)))
+    return Workload(
+        path=where, name=words(own.name), cases=own.cases, form=own.form, needs=needs, grid=own.grid, notes=notes
+    )
+
+
+def _unsent(own: Own, path: Path) -> Iterator[str]:
+    """Yield a note about the files of a workload's folder that are not sent, if there are any. Hidden files and what
+    Python writes by itself are not counted."""
+    if own.form == "file" and not path.is_dir():
+        return
+    sent = set(own.files.values())
+    names: dict[str, None] = {}
+    for file in sorted(own.root.rglob("*")):
+        below = file.relative_to(own.root)
+        if file.is_dir() or file in sent or any(part.startswith(".") or part in UNCOUNTED for part in below.parts):
+            continue
+        skipped = next((part for part in below.parts[:-1] if part in SKIPPED), None)
+        names[f"{skipped}/" if skipped else below.as_posix()] = None
+    if names:
+        listed = ", ".join(islice(names, LISTED))
+        others = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        yield f"not sent, because only source files outside of {', '.join(sorted(OUTPUTS))} are: {listed}{others}"
 
 
 def text_of(file: Path) -> str:

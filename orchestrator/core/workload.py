@@ -224,7 +224,7 @@ def _number(node: ast.expr) -> int:
 
 def case_id(values: Mapping[str, Any]) -> str:
     """The id that the harness gives a case, such as `rows64-cols256-float32`."""
-    parts = [("" if name == "dtype" else name) + text(value) for name, value in values.items()]
+    parts = [("" if name == "dtype" else name) + text(value) for name, value in values.items() if value is not None]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
     if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
@@ -233,5 +233,7 @@ def case_id(values: Mapping[str, Any]) -> str:
 
 
 def text(value: object) -> str:
-    """A value of an axis as text, as it is in the id of a case. Values are compared by this text."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value of an axis as text, as it is in the id of a case. Values are compared by this text; None is empty."""
+    if isinstance(value, list):
+        return "x".join(map(text, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

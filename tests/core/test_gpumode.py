@@ -27,6 +27,12 @@ benchmarks:
   - {size: 128, mode: even, seed: 4}
 ranked_timeout: 60
 """
+REFERENCE = """from utils import check
+def custom_kernel(data): ...
+def generate_input(size, mode, seed): ...
+def ref_kernel(data): ...
+check_implementation = check
+"""
 KERNEL = "def custom_kernel(data):\n    return data * 2\n"
 
 
@@ -35,7 +41,7 @@ def problem(tmp_path: Path) -> Path:
     folder = tmp_path / "set" / "double_py"
     (folder / "solutions").mkdir(parents=True)
     (folder / "task.yml").write_text(TASK)
-    (folder / "reference.py").write_text("from utils import check\ndef custom_kernel(data): ...\n")
+    (folder / "reference.py").write_text(REFERENCE)
     (folder / "submission.py").write_text(KERNEL)
     (folder / "solutions" / "submission.py").write_text("from submission import custom_kernel\n")
     (folder / "helpers.py").write_text("def helper(): ...\n")
@@ -58,20 +64,34 @@ def test_every_file_with_a_custom_kernel_is_a_submission_and_shared_files_come_a
         "solutions_submission": "solutions/submission.py",
     }
     assert described["tests"] == [{"size": 7, "mode": "odd"}]
+    assert not any("not measured" in note for note in found(problem).notes)
     assert "seed" not in sent["own.json"].decode(), "whoever measures draws seeds of its own"
 
 
 REFUSED = {
     "unknown key": (("lang: py", "langs: py"), "task.yml:5: unknown key langs; did you mean lang"),
-    "another language": (("lang: py", "lang: cu"), "task.yml:5: lang 'cu' is built by GPU MODE's own evaluator"),
-    "several GPUs": (("lang: py", "multi_gpu: true"), "task.yml:5: multi_gpu: only problems for one GPU"),
+    "another language": (
+        ("lang: py", "lang: cu"),
+        "task.yml:5: lang 'cu': such a submission is compiled with GPU MODE's",
+    ),
+    "several GPUs": (
+        ("lang: py", "multi_gpu: true"),
+        "task.yml:5: multi_gpu: the problem's kernels run on several GPUs",
+    ),
+    "a ranking": (
+        ("lang: py", "ranking_by: best"),
+        "task.yml:5: ranking_by 'best' is not one of none, last, mean, geom",
+    ),
     "a list that is none": (
         ("benchmarks:\n  - {size: 64", "benchmarks: 7\nx:\n  - {size: 64"),
         "task.yml:12: unknown key x",
     ),
     "a case that is none": (("{size: 7, mode: odd, seed: 1}", "7"), "task.yml:10: tests[0] must be a mapping"),
-    "an argument that is none": (("size: 128", "size: [1, 2]"), "task.yml:14: benchmarks[2]: size must be a number"),
-    "others' arguments": (("size: 128", "sizes: 128"), "task.yml:11: every benchmark must have the same arguments"),
+    "an argument that is none": (("size: 128", "size: [{a: 1}]"), "task.yml:14: benchmarks[2]: size must be a number"),
+    "two cases of one name": (
+        ("size: 128", 'size: "64"'),
+        "task.yml:11: two cases would both be called size64-modeeven",
+    ),
     "a file far away": (("../utils.py", "../../../utils.py"), "task.yml:4: files[2]: ../../../utils.py is outside of"),
     "a file by its root": (("../utils.py", "/etc/passwd"), "task.yml:4: files[2]: /etc/passwd is outside of"),
     "no YAML": (("lang: py", "lang: ["), "task.yml:"),
@@ -99,11 +119,72 @@ def test_a_shared_file_that_is_no_source_is_never_sent(problem: Path) -> None:
         found(problem)
 
 
-def test_a_problem_without_submissions_or_with_a_broken_one_is_refused(problem: Path) -> None:
+def test_an_argument_that_only_some_cases_have_is_an_axis_that_is_empty_elsewhere() -> None:
+    read = task(TASK.replace("{size: 7, mode: odd, seed: 1}", "{size: 7, mode: even, fill: ones, seed: 1}"), "task.yml")
+    assert read.tests == ({"size": 7, "mode": "even", "fill": "ones"},)
+    assert read.cases[0] == {"size": 64, "mode": "even", "fill": None}
+    assert read.case_ids == ("size64-modeeven", "size128-modeeven"), "an absent argument is not part of the id"
+
+
+def test_a_list_is_one_argument_and_one_value_of_its_axis() -> None:
+    read = task(TASK.replace("size: 128", "size: [128, 40]"), "task.yml")
+    assert read.cases[1]["size"] == [128, 40]
+    assert read.case_ids[1] == "size128x40-modeeven"
+
+
+def test_what_differs_only_in_its_seed_and_what_is_not_used_is_named() -> None:
+    repeated, unused = task(TASK, "task.yml").notes
+    assert repeated.startswith("task.yml: 1 of 3 benchmarks repeats a test or benchmark with another seed: judged once")
+    assert unused == "task.yml: not used: ranked_timeout (the run has its own limits and machine)"
+    assert task(TASK + "ranking_by: geom\n", "task.yml").ranking_by == "geom"
+
+
+def test_a_template_is_measured_where_it_is_the_submission(problem: Path) -> None:
+    named = TASK.replace("../template.py", "submission.py")
+    (problem / "task.yml").write_text(named)
+    described = found(problem).description
+    assert described is not None
+    assert "submission" in described["submissions"], "this is the file that users edit"
+    (problem / "task.yml").write_text(TASK.replace("../template.py", "template.py"))
+    (problem / "template.py").write_text(KERNEL)
+    assert "not measured, as task.yml calls it a template: template.py" in found(problem).notes
+
+
+@pytest.mark.parametrize("body", ["raise NotImplementedError", '"""Double it."""\n    pass'])
+def test_without_a_submission_the_reference_is_measured_alone(problem: Path, body: str) -> None:
+    (problem / "task.yml").write_text(TASK.replace("../template.py", "submission.py"))
+    (problem / "submission.py").write_text(f"def custom_kernel(data):\n    {body}\n")
+    (problem / "solutions" / "submission.py").unlink()
+    own = found(problem)
+    assert own.description is not None
+    assert own.description["submissions"] == {}
+    assert "only ref_kernel is measured" in own.notes[-1]
+
+
+def test_a_submission_never_takes_the_name_of_the_baseline_or_of_another(problem: Path) -> None:
+    (problem / "solutions" / "reference.py").write_text(KERNEL)
+    described = found(problem).description
+    assert described is not None
+    assert described["submissions"]["solutions_reference"] == "solutions/reference.py"
+    (problem / "solutions_reference.py").write_text(KERNEL)
+    with pytest.raises(ConfigError, match="it would have the same name as"):
+        found(problem)
+
+
+def test_a_problem_of_another_form_is_named_as_that_and_a_broken_submission_is_refused(problem: Path) -> None:
     (problem / "submission.py").write_text("def (\n")
     with pytest.raises(ConfigError, match=r"submission.py:1: syntax error"):
         found(problem)
-    for one in (problem / "submission.py", problem / "solutions" / "submission.py"):
-        one.write_text("def other(): ...\n")
-    with pytest.raises(ConfigError, match="no file defines custom_kernel"):
+    (problem / "submission.py").write_text(KERNEL)
+    (problem / "reference.py").write_text("def generate_inputs(): ...\n")
+    with pytest.raises(ConfigError, match=r"no function generate_input\(…\); it has generate_inputs. .* another form"):
         found(problem)
+
+
+def test_files_of_the_folder_that_are_not_sent_are_named_in_the_plan(problem: Path) -> None:
+    (problem / "weights.npz").write_bytes(b"\0")
+    (problem / "results").mkdir()
+    (problem / "results" / "old.py").write_text(KERNEL)
+    (problem / "__pycache__").mkdir()
+    (problem / "__pycache__" / "submission.pyc").write_bytes(b"\0")
+    assert own_workload(problem).notes[-1].endswith(": results/, weights.npz")

@@ -12,9 +12,10 @@ from kernels.forms.gpumode import load
 from tests.kernels.harness_process import HarnessProcess, named
 
 REFERENCE = """import torch
-def generate_input(size: int, seed: int):
+def generate_input(size: int, seed: int, offsets=(0,), sign="both"):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, generator=generator), torch.empty(size), {"factor": 2.0}
+    x = torch.randn(size, generator=generator) + sum(offsets)
+    return x.abs() if sign == "plus" else x, torch.empty(size), {"factor": 2.0}
 def ref_kernel(data):
     x, out, told = data
     out[:] = x * told["factor"]
@@ -28,6 +29,7 @@ SUBMISSIONS = {
     "returns": "def custom_kernel(data):\n    return data[0] * data[2]['factor']\n",
     "changes": "def custom_kernel(data):\n    return data[0].mul_(data[2]['factor'])\n",
     "wrong": "def custom_kernel(data):\n    return data[0] + data[2]['factor']\n",
+    "careless": "def custom_kernel(data):\n    x = data[0]\n    return x if (x >= 0).all() else x * 2.0\n",
     "broken": "import no_such_package\ndef custom_kernel(data):\n    return data[1]\n",
 }
 
@@ -41,8 +43,11 @@ def problem(folder: Path, reference: str = REFERENCE) -> Path:
     told = {
         "schema": 1,
         "name": "scale",
-        "cases": [{"size": 64}],
-        "tests": [{"size": 5}],
+        "cases": [
+            {"size": 64, "offsets": None, "sign": None},
+            {"size": 64, "offsets": [1, 2], "sign": None},
+        ],
+        "tests": [{"size": 5, "offsets": None, "sign": "plus"}],
         "submissions": {name: f"{name}.py" for name in SUBMISSIONS},
     }
     (folder / "own.json").write_text(json.dumps(told))
@@ -60,13 +65,15 @@ def spec(own: Path) -> dict[str, object]:
 def test_each_submission_is_judged_by_the_problem_s_check_and_only_honest_ones_are_timed(tmp_path: Path) -> None:
     with HarnessProcess("measure", spec(problem(tmp_path)), tmp_path) as harness:
         code, facts = harness.finish()
-        (case,) = named(facts, "case_finished")
+        case, listed = named(facts, "case_finished")
         assert code == 10, harness.log()
-        assert set(case["median_us"]) == {"reference", "fills", "returns"}, case
+        assert set(case["median_us"]) == {"reference", "fills", "returns", "careless"}, case
         assert "changed its inputs" in case["skipped"]["changes"]
         assert "the problem's own check: mismatch" in case["skipped"]["wrong"]
         assert "broken.py:1: needs the package no_such_package" in case["skipped"]["broken"]
-        assert {row["axis:size"] for row in harness.rows("size64")} == {"64"}
+        assert {(row["axis:size"], row["axis:offsets"]) for row in harness.rows("size64")} == {("64", "")}
+        assert listed["case_id"] == "size64-offsets1x2"
+        assert {row["axis:offsets"] for row in harness.rows("size64-offsets1x2")} == {"1x2"}
 
 
 def test_tests_are_judged_and_not_timed(tmp_path: Path) -> None:
@@ -74,7 +81,8 @@ def test_tests_are_judged_and_not_timed(tmp_path: Path) -> None:
         code, facts = harness.finish()
     assert code == 10
     checked = {one["implementation"]: one for one in named(facts, "checked")}
-    assert {one["case_id"] for one in checked.values()} == {"size5"}
+    assert {one["case_id"] for one in checked.values()} == {"size5-signplus"}
+    assert not checked["careless"]["passed"], "it is wrong only on the argument that no benchmark has"
     assert {name for name, one in checked.items() if one["passed"]} == {"reference", "fills", "returns"}
 
 
@@ -82,7 +90,7 @@ def test_inputs_that_only_a_gpu_can_make_are_a_skip_with_that_reason(tmp_path: P
     reference = REFERENCE.replace("torch.Generator()", "torch.Generator(device='cuda')")
     with HarnessProcess("measure", spec(problem(tmp_path, reference)), tmp_path) as harness:
         code, facts = harness.finish()
-        (case,) = named(facts, "case_finished")
+        case = named(facts, "case_finished")[0]
     assert "generate_input makes its inputs on a CUDA device, and this one is a cpu" in case["skipped"]["fills"]
     assert code == 10, "the broken one is still at fault"
 

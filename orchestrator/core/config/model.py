@@ -193,6 +193,8 @@ class Workload(_Section):
     needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     grid: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
     """Each case that can be read from its text, as values by axis; empty if the cases are known only when it runs."""
+    notes: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """What of the workload is not used or not sent, and why; the plan shows it."""
 
     @model_validator(mode="before")
     @classmethod

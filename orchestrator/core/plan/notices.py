@@ -29,7 +29,7 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
             )
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = f" on this machine's own {here or 'processor'}" if mode.simulated else ""
-        return [f"workload {workload.name}: {cases}{where}{instead}"]
+        return [f"workload {workload.name}: {cases}{where}{instead}", *workload.notes]
     if mode.simulated:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:
