@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.cli.shapes import SHAPES, schema_of
+from orchestrator.cli.documents import SHAPES, schema_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schema"
 

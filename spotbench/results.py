@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.reading import read_report, write_files
+from orchestrator.api.results import read_report, write_files
 from orchestrator.report.report import Report
 
 

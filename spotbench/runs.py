@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.outcome import error_of
-from orchestrator.cli.reading import read_report
+from orchestrator.api.finding import find_run
+from orchestrator.api.outcome import error_of
+from orchestrator.api.results import read_report
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.mode import Mode

@@ -10,11 +10,9 @@ import typer
 from typer.exceptions import TyperException
 
 from orchestrator import __version__
-from orchestrator.cli.answers import ANSWERED, answer_with
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import UNSET, LazyGroup
-from orchestrator.cli.locales import in_any_locale
-from orchestrator.cli.streams import READER_LEFT, endure, hanging, lost
+from orchestrator.cli.terminal import ANSWERED, READER_LEFT, answer_with, endure, hanging, in_any_locale, lost
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
 from orchestrator.core.foreign import log_text
 

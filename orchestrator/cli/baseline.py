@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, answer, emit_json, options
-from orchestrator.cli.reading import report_of
+from orchestrator.api.finding import find_run
+from orchestrator.api.results import report_of
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.baselines import Baseline, Older, checked_name, placed, plain, without
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
@@ -42,7 +44,7 @@ def set_(
     run_id = find_run(wiring, run)
     if not wiring.bucket.list(cases_prefix(run_id)):
         raise NotFound(f"run {run_id} has no measured case in this bucket", hint="`bench status` lists the runs")
-    found, _ = report_of(ctx, run_id)
+    found, _ = report_of(options(ctx).wiring, run_id)
     if not found.study.measurements:
         raise ConfigError(
             f"run {run_id} measured nothing, so it cannot be a baseline", hint=f"`bench diagnose {run_id}` says why"

@@ -9,9 +9,10 @@ import typer
 
 from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
-from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps

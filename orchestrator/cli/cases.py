@@ -6,9 +6,11 @@ from pathlib import Path
 
 import typer
 
-from orchestrator.cli.finding import RunOrFolder, find_run
-from orchestrator.cli.options import Json, answer, options
-from orchestrator.cli.reading import read_report
+from orchestrator.api.finding import find_run
+from orchestrator.api.results import read_report
+from orchestrator.cli.completion import RunOrFolder
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import NotFound
 from orchestrator.core.naming import cases_prefix
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import known_gpus
+from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.runs.planning import LaunchOptions
 

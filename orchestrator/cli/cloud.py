@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.wording import count
 from orchestrator.user_settings import load_settings

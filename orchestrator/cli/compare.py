@@ -9,14 +9,17 @@ from shlex import quote
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from orchestrator.analysis.between import SAME_CODE
+from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.cli.compare_view import show
-from orchestrator.cli.completing import known_runs
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.reading import report_of
+from orchestrator.api.results import report_of
+from orchestrator.cli.completion import known_runs
+from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core.baselines import device_key
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
@@ -25,7 +28,56 @@ from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.document import changes_document
 from orchestrator.report.report import Report
+from orchestrator.report.text import labels, percent
 from orchestrator.wiring import write_atomically
+
+# Shows a comparison in a terminal.
+
+
+STYLES = {"faster": "green", "slower": "red"}
+
+
+def show(one: Comparison) -> None:
+    """Prints whether the runs may be compared, and a table for each regime."""
+    console = screen()
+    runs = [escape(report.study.run_id) for report in (one.before, one.after)]
+    console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")
+    for reason in one.comparable.reasons:
+        console.print(f"  {reason}", style="dim", markup=False)
+    for words in one.code:
+        console.print(f"  {words}", markup=False)
+    if not one.changes:
+        console.print(one.headline(), markup=False)
+        return
+    for setting in one.settings:
+        if len(one.settings) > 1:
+            console.print(f"[bold]{escape(setting.name)}[/]")
+        console.print(_table(one, setting))
+    who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
+    spread = f"; runs of the same code differ by {percent(max(change.spread for change in one.changes))} or less"
+    console.print(f"{who}{one.unit()}{spread}; a ratio over 1 is faster in the second run", style="dim")
+    if one.energy:
+        console.print(one.joules(), markup=False)
+    console.print(one.headline(), markup=False)
+
+
+def _table(one: Comparison, setting: Setting) -> Table:
+    several = len(one.implementations) > 1
+    names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
+    numbers = ("before", "after", "ratio", "95 % interval")
+    table = Columns("case", *(["implementation"] if several else []), *numbers, "verdict", right=numbers)
+    for change in one.changes:
+        if change.setting != setting:
+            continue
+        ratio, word = change.ratio, change.verdict.value
+        values = [f"{at.mid:.3f}" if one.relative_to else f"{at.mid:.1f}" for at in (change.before, change.after)]
+        table.add_row(
+            escape(names[change.case_id]), *([escape(change.implementation)] if several else []), *values,
+            f"{ratio.mid:.3f}", f"{ratio.low:.3f}, {ratio.high:.3f}" if ratio.known else "",
+            f"[{STYLES[word]}]{word}[/]" if word in STYLES else escape(change.said),
+        )  # fmt: skip
+    return table
+
 
 FAIL_ON = ("regression", "inconclusive", "never")
 
@@ -154,7 +206,7 @@ def _pairs(
     ctx: typer.Context, runs: Sequence[str], baseline: Baseline
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
     """The pairs to compare, and the runs that have no baseline to be compared with."""
-    reports = [_called(report_of(ctx, named)[0], named) for named in runs]
+    reports = [_called(report_of(options(ctx).wiring, named)[0], named) for named in runs]
     if not baseline.against:
         return [(reports[0], other) for other in reports[1:]], []
     name = baseline.against
@@ -163,7 +215,7 @@ def _pairs(
     for report in reports:
         known = there.get(device_key(report.study.device))
         if known is not None:
-            pairs.append((report_of(ctx, known.run_id)[0], report))
+            pairs.append((report_of(options(ctx).wiring, known.run_id)[0], report))
             continue
         words = f"there is no baseline called {name} for {report.study.device or 'an unknown device'}"
         if not baseline.missing_ok:

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 import yaml
 
-from orchestrator.cli.completing import known_configs
+from orchestrator.cli.completion import known_configs
 from orchestrator.cli.config_keys import walk
-from orchestrator.cli.options import Json, answer, emit_json
+from orchestrator.cli.options import Json
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.runs.planning import LaunchOptions

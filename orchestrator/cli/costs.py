@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.money_view import costs_document, costs_view
-from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.amounts import dollars, is_large
 from orchestrator.core.ledger.budget import add_cost, take_back

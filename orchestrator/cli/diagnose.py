@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import typer
 
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, answer, options
-from orchestrator.cli.streams import hanging
+from orchestrator.api.finding import find_run
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import answer, hanging
 from orchestrator.core.foreign import sentence
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import Diagnosis

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.cli import interrupts
-from orchestrator.cli.streams import unheard
+from orchestrator.cli.terminal import unheard
 from orchestrator.cli.watch import Watch
 from orchestrator.core.errors import NotFound
 from orchestrator.core.run.fold import Run

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completing import LOCAL
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.outcome import error_of
-from orchestrator.cli.reading import read_report, write_files
+from orchestrator.api.finding import LOCAL, find_run
+from orchestrator.api.outcome import error_of
+from orchestrator.api.results import read_report, write_files
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.screen import screen
+from orchestrator.cli.terminal import emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.hosts import is_host

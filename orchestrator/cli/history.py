@@ -14,10 +14,10 @@ from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import KERNEL, Study, study
-from orchestrator.cli.completing import known_cases, known_runs
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.completion import known_cases, known_runs
+from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core.bundled.names import DEFAULT
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.foreign import document

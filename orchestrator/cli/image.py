@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.api.finding import named
 from orchestrator.cli.choices import ConfigFile, Overrides
-from orchestrator.cli.completing import known_gpus
-from orchestrator.cli.finding import named
-from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.completion import known_gpus
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import ago
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.doctor import confirmed
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.setup import asked, gcloud, terraform
 from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted, setup

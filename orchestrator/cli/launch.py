@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.api.finding import find_run
+from orchestrator.api.outcome import raise_for
 from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
-from orchestrator.cli.completing import known_runs
+from orchestrator.cli.completion import known_runs
 from orchestrator.cli.driving import Driving, driven
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, answer, options
-from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.render import ending_lines
-from orchestrator.cli.streams import unheard
+from orchestrator.cli.terminal import answer, unheard
 from orchestrator.cli.watch import Watch, watching
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError

@@ -124,9 +124,13 @@ class LazyGroup(PlainGroup):
         return name, load(name) if name else found, rest
 
 
+PACKAGES = {"fleet": "fleet.commands"}
+"""The module of a command that is a package."""
+
+
 def load(name: str) -> Any:
     """The command `name`, its module imported."""
-    module = import_module(f"orchestrator.cli.{name}")
+    module = import_module(f"orchestrator.cli.{PACKAGES.get(name, name)}")
     around = typer.Typer(add_completion=False, rich_markup_mode=None)
     if hasattr(module, "app"):
         for one in module.app.registered_commands:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.streams import unheard
+from orchestrator.api.finding import find_run
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import emit_json, unheard
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.log_tail import LogTail

@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli.answers import emit_json
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.lazy import described, load
 from orchestrator.cli.options import Json
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import exit_codes
 
 

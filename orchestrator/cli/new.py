@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, answer
+from orchestrator.cli.options import Json
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.template import written
 

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial, wraps
 from importlib import import_module
-from typing import Annotated
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from orchestrator.cli.answers import answer, emit_json
 from orchestrator.wiring import Wiring, wire
 
-__all__ = ["Json", "Options", "answer", "emit_json", "options"]
+# Options that several commands share, declared once: a frozen dataclass in a command's signature gives the command
+# its fields as options.
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer sees it: where a parameter is a dataclass of options, each of its fields is an option in its
+    place, and the command is called with the dataclass. Help, completions and order are those of the fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    members = {name: [field.name for field in fields(group)] for name, group in groups.items()}
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {name: group(**{one: given.pop(one) for one in members[name]}) for name, group in groups.items()}
+        command(**given, **made)
+
+    declared = [
+        one
+        for parameter in signature(command).parameters.values()
+        for one in (
+            _options_of(groups[parameter.name])
+            if parameter.name in groups
+            else (parameter.replace(annotation=hints[parameter.name], kind=Parameter.KEYWORD_ONLY),)
+        )
+    ]
+    called.__signature__ = Signature(declared)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in declared}
+    return called
+
+
+def _options_of(group: Any) -> Iterator[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +67,7 @@ class Options:
 
 def _look_after(wiring: Wiring, fleet: str) -> None:
     """The code that drives fleets is loaded only when a fleet needs it."""
-    import_module("orchestrator.cli.fleet_desk").look_after(wiring, fleet)
+    import_module("orchestrator.cli.fleet.context").look_after(wiring, fleet)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

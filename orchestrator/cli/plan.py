@@ -3,13 +3,89 @@
 from __future__ import annotations
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.plan_view import plan_view
-from orchestrator.cli.screen import screen
+from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.render import usd
+from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import emit_json
+from orchestrator.core.config.model import BOTH
+from orchestrator.core.hosts import PROVISIONING
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.results import is_control
+from orchestrator.core.wording import clock, count
+
+# Shows a plan in a terminal.
+
+
+def planned(plan: LaunchPlan) -> str:
+    """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. A workload of the user's own
+    may tell its cases when it is run alone."""
+    cases = count(len(plan.cases), "case") if plan.cases else "its cases"
+    words = f"{cases} x {count(plan.harness['repeats'], 'repeat')}"
+    return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
+
+
+def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column()
+    names = [name for name in plan.harness["implementations"] if not is_control(name)]
+    who = "all its implementations" if "*" in names else count(len(names), "implementation")
+    facts.add_row("measures", f"{planned(plan)} x {who}")
+    owned = plan.offers[0].provisioning == PROVISIONING
+    for name, text in _owned(plan) if owned else _rented(plan):
+        facts.add_row(name, text)
+    prices = ("$/h", "$ expected")
+    offers = Columns("", "zone", *(() if owned else ("machine", "model", *prices)), right=prices)
+    offers.add_column("host" if owned else "why")
+    for place, offer in enumerate(plan.offers[:most], 1):
+        rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
+        offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
+    more = len(plan.offers) - most
+    rest = [Text(f"… and {count(more, 'more zone')}", "dim")] if more > 0 else []
+    notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
+    if plan.margin:  # said before anything else
+        first, notes = notes[:1], notes[1:]
+    else:
+        first = []
+    title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))
+    return Group(*first, title, facts, Text(), offers, *rest, *notes)
+
+
+def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """The price and the parts of a rented machine, and the amount that is held with its calculation."""
+    dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
+    times = f"{count(plan.attempts, 'attempt')} of"
+    disk = plan.config.machine
+    more = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
+    return (
+        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h{more}"),
+        *_expected(plan),
+        ("image", plan.image.rpartition("/")[2]),
+        ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),
+    )
+
+
+def _expected(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """How long similar runs took in this bucket."""
+    likely = plan.expectation
+    if likely is None:
+        return ()
+    cost = likely.usd(plan.usd_per_hour)
+    return (("expected", f"{usd(cost)}: {likely.text}" if cost is not None else likely.text),)
+
+
+def _owned(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+    """The time limit on a host, and its cost if its owner set an hourly price."""
+    times = f", tried again up to {plan.attempts} times if it is lost" if plan.attempts > 1 else ""
+    price = f", {usd(plan.ceiling_usd)} by host.hourly_usd" if plan.ceiling_usd else ""
+    return (("at most", f"{clock(plan.ttl_s)}{times}{price}"),)
 
 
 @grouped

@@ -9,8 +9,9 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, MachineSpec, PriceSheet

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from orchestrator.cli.completing import LOCAL, known_cases
+from orchestrator.api.finding import LOCAL, find_run
+from orchestrator.api.outcome import raise_for
+from orchestrator.cli.completion import RunName, known_cases
 from orchestrator.cli.driving import Driving, driven
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, emit_json, options
-from orchestrator.cli.outcome import raise_for
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.streams import unheard
+from orchestrator.cli.terminal import emit_json, unheard
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.foreign import document

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.alive_view import document, line, price_of
-from orchestrator.cli.options import Json, answer, emit_json, options
-from orchestrator.cli.streams import hanging
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.status_view import document, line, price_of
+from orchestrator.cli.terminal import answer, emit_json, hanging
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.foreign import words

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.cli.finding import RunOrFolder
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, emit_json
-from orchestrator.cli.reading import chosen, report_of, write_files
+from orchestrator.api.results import chosen, report_of, write_files
+from orchestrator.cli.completion import RunOrFolder
+from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.terminal import emit_json
 from orchestrator.core import handwritten
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.report.document import document
@@ -68,7 +68,7 @@ def report(
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
-    found, folder = report_of(ctx, run)
+    found, folder = report_of(options(ctx).wiring, run)
     settings = chosen(found, drawing.regime or ())
     written = list(write_files(found, out or folder, settings, everything=drawing.all_baselines))
     if insertion.into is not None:

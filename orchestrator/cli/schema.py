@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, answer, emit_json
-from orchestrator.cli.shapes import SHAPES, schema_of
+from orchestrator.cli.documents import SHAPES, schema_of
+from orchestrator.cli.options import Json
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 
 

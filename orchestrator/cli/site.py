@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, answer, options
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
+from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.wording import count

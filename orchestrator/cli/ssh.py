@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, answer, options
+from orchestrator.api.finding import find_run
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import answer
 from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import alive_view, holds_view
-from orchestrator.cli.alive_view import keep_or_stop, line, price_of, summary
-from orchestrator.cli.completing import known_runs, remember
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import Json, emit_json, options
+from orchestrator.api.finding import find_run, remember
+from orchestrator.cli import status_view
+from orchestrator.cli.completion import known_runs
+from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
 from orchestrator.cli.screen import hung, screen
+from orchestrator.cli.status_view import keep_or_stop, line, price_of, summary
+from orchestrator.cli.terminal import emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
@@ -120,7 +121,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     elif unsettled is not None:
         note(f"some holds could not be settled: {unsettled}")
         first = first or ProviderError(f"some holds could not be settled: {unsettled}", hint=unsettled.hint)
-    holds = holds_view.holds_of(wiring, ledger, lines) if ledger is not None else None
+    holds = status_view.holds_of(wiring, ledger, lines) if ledger is not None else None
     try:
         findings, unasked = _alive(wiring), ""
     except BenchError as exc:
@@ -136,14 +137,14 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
 
 def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
     advised = [(finding, keep_or_stop(finding, seen.lines, wiring.clock.now())) for finding in seen.findings]
-    known = [{**alive_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
+    known = [{**status_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
     return {
         "schema": 1,
         "mode": wiring.mode,
         "prices_simulated": wiring.mode.simulated,
         "runs": [asdict(line) for line in seen.lines[-limit:]],
         "instances": None if seen.unasked else known,
-        "holds": None if seen.holds is None else [holds_view.document(one) for one in seen.holds],
+        "holds": None if seen.holds is None else [status_view.hold_document(one) for one in seen.holds],
     }
 
 
@@ -158,7 +159,7 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for hold in seen.holds or ():
-        console.print(hung(console, holds_view.line(hold)), markup=False, soft_wrap=True)
+        console.print(hung(console, status_view.hold_line(hold)), markup=False, soft_wrap=True)
     for finding in seen.findings:
         console.print(hung(console, line(finding)), markup=False, soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli.finding import RunName, find_run
-from orchestrator.cli.options import Json, answer, options
+from orchestrator.api.finding import find_run
+from orchestrator.cli.completion import RunName
+from orchestrator.cli.options import Json, options
+from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.run.fold import Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import typer
 
-from orchestrator.cli.streams import hanging
+from orchestrator.cli.terminal import hanging
 from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.foreign import log_text
 from orchestrator.core.wording import count

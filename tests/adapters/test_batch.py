@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.batch_body import job_body, template_body, variables_of, with_one_limit
-from orchestrator.cli.fleet import POLL_S
+from orchestrator.cli.fleet.commands import POLL_S
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import JobStatus

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.adapters.fetch import fetch_run
-from orchestrator.cli.outcome import error_of
+from orchestrator.api.outcome import error_of
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine, World

@@ -14,16 +14,9 @@ import pytest
 import typer
 import yaml
 
+from orchestrator.api.finding import SEEN, SEEN_FLEETS
 from orchestrator.cli import init
-from orchestrator.cli.completing import (
-    SEEN,
-    SEEN_FLEETS,
-    known_cases,
-    known_configs,
-    known_fleets,
-    known_gpus,
-    known_runs,
-)
+from orchestrator.cli.completion import known_cases, known_configs, known_fleets, known_gpus, known_runs
 from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.core.config.load import load

@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from orchestrator.cli.fleet_sql import lines, table
-from orchestrator.cli.shapes import SHAPES
+from orchestrator.cli.documents import SHAPES
+from orchestrator.cli.fleet.results import lines, table
 from orchestrator.core.fleet.children import Child, expand
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.fleet.state import ChildLine

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.fleet_view import fleets_table
+from orchestrator.cli.fleet.view import fleets_table
 from tests.cli.conftest import Bench
 
 LINE = {"engine": "batch", "state": "measuring", "stored": "12", "children": "500", "usd": "1.2345", "user": "[red]ada"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.fleet_desk import Desk, begin_fleet, planned
+from orchestrator.cli.fleet.context import Desk, begin_fleet, planned
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import plan_object, spec_object

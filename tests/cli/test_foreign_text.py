@@ -19,13 +19,13 @@ from rich.console import Console, RenderableType
 from orchestrator.adapters.fetch import Fetched
 from orchestrator.adapters.gce_errors import Fault, refusal
 from orchestrator.adapters.run_folder import lines, open_folder
-from orchestrator.cli.alive_view import line as machine_line
+from orchestrator.api.outcome import error_of
 from orchestrator.cli.app import complain
 from orchestrator.cli.diagnose import lines_of
 from orchestrator.cli.money_view import costs_view
-from orchestrator.cli.outcome import error_of
 from orchestrator.cli.render import live, runs_table
 from orchestrator.cli.results_view import results_view
+from orchestrator.cli.status_view import line as machine_line
 from orchestrator.cli.watch import LiveWatch, PlainWatch
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.foreign import log_text

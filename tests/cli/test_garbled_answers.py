@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.cli.fleet_desk import begin_fleet, planned
+from orchestrator.cli.fleet.context import begin_fleet, planned
 from orchestrator.core.fleet.sweep import of_flags
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from orchestrator.cli.grouped import grouped
+from orchestrator.cli.options import grouped
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import fleet_trust
+from orchestrator.cli.fleet import trust
 from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import spec_object
 from orchestrator.core.fleet.sweep import Sweep
@@ -152,7 +152,7 @@ def test_a_fleet_that_holds_money_is_named_with_the_command_that_looks_at_it(ben
     assert (found["kind"], found["name"], found["held_usd"], found["settles_at"]) == ("fleet", FLEET, "7", None)
     assert found["remedy"] == f"bench fleet status --look {FLEET}", "it was not launched from here"
     assert FLEET in pasted(bench, found).out
-    fleet_trust.remember(wiring, store)
+    trust.remember(wiring, store)
     (found,) = named(bench)
     assert found["remedy"] == f"bench fleet status {FLEET}"
     assert said(bench)[0].endswith(f"for {FLEET}: `{found['remedy']}` shows it, and settles what is over")

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from syrupy.assertion import SnapshotAssertion
 
-from orchestrator.cli.shapes import SHAPES
+from orchestrator.cli.documents import SHAPES
 from tests.cli.a_busy_bucket import CASE, IMAGE, NOTE, fill
 from tests.cli.conftest import Bench, at_home
 from tests.documents.test_commands import leaves, typer_app

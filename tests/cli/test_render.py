@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 from syrupy.assertion import SnapshotAssertion
 
 from orchestrator.adapters.fetch import Fetched
-from orchestrator.cli.outcome import error_of
-from orchestrator.cli.plan_view import plan_view
+from orchestrator.api.outcome import error_of
+from orchestrator.cli.plan import plan_view
 from orchestrator.cli.render import ago, alive_line, ending_lines, live, runs_table, usd
 from orchestrator.cli.results_view import results_view
 from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching

@@ -17,10 +17,9 @@ from rich.text import Text
 
 from orchestrator.cli.app import COMMANDS, GROUPS, grouped
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.keys import silent_keys
 from orchestrator.cli.render import duration, left_s, live
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.watch import hint
+from orchestrator.cli.watch import hint, silent_keys
 from orchestrator.core.run import events as ev
 from tests.cli.conftest import Bench
 from tests.cli.test_render import measuring, replayed, shown

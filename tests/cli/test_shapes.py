@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from orchestrator.cli.app import COMMANDS
-from orchestrator.cli.shapes import SHAPES
+from orchestrator.cli.documents import SHAPES
 from orchestrator.core.errors import exit_codes
 from scripts.docs_site import inside, on_page_markdown
 from scripts.schemas import FOLDER, written

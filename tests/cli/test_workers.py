@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.workers import workers
+from orchestrator.cli.site_build import workers
 from tests.support.patience import await_truth, living
 
 HAS_A_WORKER = """
 import os, signal, time
-from orchestrator.cli.workers import workers
+from orchestrator.cli.site_build import workers
 with workers(1) as submit:
     print(submit(os.getpid).result(), flush=True)
     time.sleep(600)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from orchestrator.cli.app import complain
 from orchestrator.cli.screen import hung
-from orchestrator.cli.streams import columns
+from orchestrator.cli.terminal import columns
 from orchestrator.cli.unread import note
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.errors import RunFailed

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from orchestrator.cli.shapes import SHAPES
+from orchestrator.cli.documents import SHAPES
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.hosts.conftest import Client, base_python, with_stand_ins

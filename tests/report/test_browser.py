@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.reading import read_report
+from orchestrator.api.results import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparison import compared
 from tests.report.written import both, csv_text, records, reported

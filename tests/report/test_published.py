@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.doubts import disagreements
-from orchestrator.cli.reading import read_report
+from orchestrator.api.results import read_report
 from orchestrator.report import html
 from orchestrator.report.document import verdicts_csv
 from orchestrator.report.markdown import between_marks, by_baseline, markdown

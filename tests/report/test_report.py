@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.reading import write_files
+from orchestrator.api.results import write_files
 from orchestrator.core.config.load import load
 from orchestrator.report.comparison import compared
 from orchestrator.report.document import document, verdicts_csv

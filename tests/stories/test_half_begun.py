@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.outcome import error_of
 from orchestrator.cli.driving import Driving, driven
-from orchestrator.cli.outcome import error_of
 from orchestrator.core.errors import BudgetExceeded, LocalError, PermissionDenied, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.naming import run_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.outcome import error_of
+from orchestrator.api.outcome import error_of
 from orchestrator.cli.render import diagnoses
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.run.fold import Phase

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import fleet_trust as trust
-from orchestrator.cli.completing import known_fleets, remember_fleets
-from orchestrator.cli.finding import named
+from orchestrator.api.finding import named, remember_fleets
+from orchestrator.cli.completion import known_fleets
+from orchestrator.cli.fleet import trust
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Cell, Child

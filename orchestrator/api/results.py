@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import typer
 
 from orchestrator.analysis import second_clock, watched_launches
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
-from orchestrator.cli.completing import LOCAL
-from orchestrator.cli.finding import find_run
-from orchestrator.cli.options import options
+from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.foreign import words
 from orchestrator.core.results import ResultsUnreadable
@@ -23,18 +19,19 @@ from orchestrator.report.html import page
 from orchestrator.report.markdown import markdown
 from orchestrator.report.report import REPEAT, Report
 from orchestrator.runs.engine import Engine
-from orchestrator.wiring import csv_lines, fetch_run, open_folder, write_atomically
+from orchestrator.wiring import Wiring, csv_lines, fetch_run, open_folder, write_atomically
 
 
-def report_of(ctx: typer.Context, named: str) -> tuple[Report, Path]:
-    """The report of a folder, a CSV, or a run (fetched if it is not here), and the folder it is in."""
+def report_of(wiring_of: Callable[[], Wiring], named: str) -> tuple[Report, Path]:
+    """The report of a folder, a CSV, or a run (fetched if it is not here), and the folder it is in. Only a run that is
+    not here asks for the wiring."""
     for path in (Path(named), LOCAL / named):
         if _is_there(path):
             return read_report(path), path if path.is_dir() else path.parent
     if "/" in named:
         raise NotFound(f"folder not found: {named}", hint="`bench fetch RUN --into FOLDER` makes such a folder")
 
-    wiring = options(ctx).wiring()
+    wiring = wiring_of()
     run_id = find_run(wiring, named)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     return read_report(folder), folder

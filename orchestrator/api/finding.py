@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import typer
-
-from orchestrator.cli.completing import known_runs, remember
-from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.errors import ConfigError, LocalError, NotFound
+from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.naming import is_run_id
 from orchestrator.core.wording import count
-from orchestrator.wiring import Wiring
+from orchestrator.wiring import Wiring, write_atomically
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs)
-]
-RunOrFolder = Annotated[
-    str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
-]
+SEEN = "seen-runs.json"
+SEEN_FLEETS = "seen-fleets.json"
+MOST = 200
+LOCAL = Path("results/local")
+
+
+def remember(home: Path, run_ids: Sequence[str]) -> None:
+    """Stores the newest runs of a listing for completion. If BENCH_HOME cannot be written, nothing is stored."""
+    _remember(home / SEEN, run_ids, is_run_id)
+
+
+def remember_fleets(home: Path, fleets: Sequence[str]) -> None:
+    """The same for fleets."""
+    _remember(home / SEEN_FLEETS, fleets, is_fleet_id)
+
+
+def _remember(file: Path, names: Sequence[str], one_of_ours: Callable[[str], bool]) -> None:
+    newest = sorted(names)[-MOST:]
+    if newest == seen(file, one_of_ours):
+        return
+    try:
+        write_atomically(file, json.dumps(newest).encode())
+    except LocalError:
+        return
+
+
+def seen(file: Path, one_of_ours: Callable[[str], bool]) -> list[str]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [one for one in found if isinstance(one, str) and one_of_ours(one)] if isinstance(found, list) else []
 
 
 def named(text: str, what: str, hint: str) -> str:

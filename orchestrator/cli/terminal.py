@@ -3,16 +3,48 @@ finishes its work (a machine is deleted, a hold released) and then reports the f
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
+import json
 import os
 import select
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Final
 
+import typer
+
 from orchestrator.core.folding import folded
+
+# Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
+
+
+HANDLER: Final = "spotbench"
+INSTEAD: Final[Mapping[str, str]] = {
+    "×": "x", "µ": "u", "…": "...", "→": "->", "·": "-", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "—": "-",
+    "−": "-", "━": "-", "╸": "-", "╺": "-", "✓": "+", "✗": "x",
+}  # fmt: skip
+"""The replacements for characters that a locale may lack; any other such character becomes a question mark."""
+
+
+def instead(error: UnicodeError) -> tuple[str, int]:
+    """The replacement in ASCII for characters that could not be written, and the position at which to continue."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(INSTEAD.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+
+def in_any_locale(*streams: object) -> None:
+    """Makes the streams write characters that their encoding lacks in ASCII instead of raising."""
+    codecs.register_error(HANDLER, instead)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=HANDLER)
+
 
 READER_LEFT: Final = 141
 """The exit code of a program that a shell sees ended by SIGPIPE."""
@@ -106,3 +138,36 @@ class Unheard(threading.Event):
 
     def is_set(self) -> bool:
         return super().is_set() or unheard()
+
+
+# The one JSON document that a command prints with `--json`: its result, or the error that prevented one.
+
+
+ANSWERED: ContextVar[bool] = ContextVar("answered", default=False)
+"""Whether this command has printed its document."""
+
+
+def emit_json(document: Any) -> None:
+    """One JSON document on standard output, and nothing else there."""
+    ANSWERED.set(True)
+    typer.echo(json.dumps(document, indent=2, default=str))
+
+
+def answer(document: Any, *lines: str, json: bool) -> None:
+    """Prints the document if JSON was asked for, otherwise the lines."""
+    if json:
+        emit_json(document)
+        return
+    for line in lines:
+        typer.echo(line)
+
+
+def error_document(kind: str, message: str, hint: str, exit_code: int) -> dict[str, Any]:
+    """An error as a document; `kind` is its class, which determines the exit code."""
+    return {"schema": 1, "error": {"kind": kind, "message": message, "hint": hint or None, "exit_code": exit_code}}
+
+
+def answer_with(kind: str, message: str, hint: str, exit_code: int) -> None:
+    """Prints the error as the document, unless the command has already printed one."""
+    if not ANSWERED.get():
+        emit_json(error_document(kind, message, hint, exit_code))

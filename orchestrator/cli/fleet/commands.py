@@ -3,6 +3,7 @@ fetch, sql, report, costs."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -11,17 +12,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from orchestrator.cli import fleet_trust as trust
+from orchestrator.api.finding import LOCAL, remember_fleets
 from orchestrator.cli import interrupts
-from orchestrator.cli.completing import LOCAL, known_gpus, remember_fleets
+from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
-from orchestrator.cli.fleet_check import check_batch
-from orchestrator.cli.fleet_desk import Desk, FleetName, begin_fleet, find_fleet, planned
-from orchestrator.cli.fleet_results import costs_document, fetch_fleet, report_fleet
-from orchestrator.cli.fleet_sql import sql
-from orchestrator.cli.fleet_trust import Accept
-from orchestrator.cli.fleet_view import (
+from orchestrator.cli.fleet import trust
+from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, find_fleet, planned
+from orchestrator.cli.fleet.results import costs_document, fetch_fleet, report_fleet, sql
+from orchestrator.cli.fleet.trust import Accept
+from orchestrator.cli.fleet.view import (
     counts_line,
     document,
     fleets_table,
@@ -32,19 +33,93 @@ from orchestrator.cli.fleet_view import (
     quota_table,
     seen_lines,
 )
-from orchestrator.cli.grouped import grouped
-from orchestrator.cli.options import Json, answer, emit_json, options
+from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.streams import Unheard, hanging, unheard
+from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, unheard
 from orchestrator.core import handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
+from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Verdict
+from orchestrator.core.fleet.names import fleet_id
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.core.market.pricing import usd
 from orchestrator.core.wording import count
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
+from orchestrator.fleets.purse import Purse
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.schedulers import check_batch as checked
 from orchestrator.schedulers import check_cluster
-from orchestrator.store.fleets import listed
+from orchestrator.store.fleets import FleetRecord, listed
+from orchestrator.wiring import Wiring
+
+# `bench fleet check-batch`: tests with a small job whether Google Cloud Batch keeps a fleet within its cap.
+
+
+HOLD_USD = Decimal("0.05")
+"Two e2-micro with their disks for a quarter of an hour cost about a tenth of it."
+LASTS = timedelta(minutes=15)
+
+
+def check_batch(
+    ctx: typer.Context,
+    region: Annotated[
+        str, typer.Option("--region", help="Region to check in; by default the first with CPU machines.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Check four behaviours of Google Cloud Batch in this project, for a few cents.
+
+    No fleet is launched on Batch before this check has passed.
+    """
+    wiring = options(ctx).wiring()
+    overrides = (f"regions=[{region}]",) if region else ()
+    config, _ = wiring.configured(LaunchOptions("cpu", None, overrides))
+    purse = _held(wiring)
+    try:
+        verdict = checked(wiring, config, lambda text: typer.echo(text, err=True))
+    finally:
+        purse.settle(HOLD_USD)  # nobody meters these machines: the whole hold counts as spent
+    if json:
+        emit_json({"schema": 1, **verdict.model_dump(mode="json", by_alias=True), "passed": verdict.passed})
+    else:
+        _show_verdict(verdict)
+    if not verdict.passed:
+        raise RunFailed(
+            (
+                f"Google Cloud Batch does not end machines on time in project {verdict.project}: a fleet there "
+                "could exceed its cap"
+            ),
+            hint="use --engine cloud, which gives each machine its own end",
+        )
+
+
+def _held(wiring: Wiring) -> Purse:
+    """The worst case of the check, held like a fleet's. Raises `BudgetExceeded`."""
+    now = wiring.clock.now()
+    record = FleetRecord(
+        fleet=fleet_id(now, secrets.token_hex(2)),
+        engine="batch",
+        mode=wiring.mode,
+        user=wiring.user,
+        sweep=Sweep(engine="batch", axes={"gpu": ("cpu",)}),
+        created_at=now,
+        ends_at=now + LASTS,
+        hold_usd=HOLD_USD,
+    )
+    purse = Purse(wiring.world(), record)
+    purse.take(HOLD_USD)
+    return purse
+
+
+def _show_verdict(verdict: Verdict) -> None:
+    for name, question in QUESTIONS.items():
+        answer = verdict.answers.get(name)
+        mark = "yes" if answer is not None and answer.ok else "NO" if name in REQUIRED else "no"
+        typer.echo(f"{mark:>3}  {question}")
+        if answer is not None:
+            typer.echo(f"     {escape(answer.seen)}")
+    typer.echo(f"{verdict.project}: {'fleets may run on Batch' if verdict.passed else 'fleets may not run on Batch'}")
+
 
 app = typer.Typer(no_args_is_help=True, help="Run one sweep on many machines.")
 

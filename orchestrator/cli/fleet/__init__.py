@@ -1,0 +1,1 @@
+"""`bench fleet`: one sweep on many machines. The commands are in `commands`; what they share is in `context`."""
