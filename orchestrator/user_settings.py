@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core import handwritten
+from orchestrator.core import text as handwritten
 from orchestrator.core.config.model import Alerts, Budget
 from orchestrator.core.errors import ConfigError
 

@@ -23,7 +23,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
-from orchestrator.core.fleet.lives import Life, machine_seconds
+from orchestrator.core.fleet.money import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.ports import Bucket, Clock

@@ -22,7 +22,7 @@ from orchestrator.adapters.gce_calls import pages
 from orchestrator.adapters.google_errors import deciphered, translated
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.ports import Clock
 
 LABEL: Final = "bench-check"

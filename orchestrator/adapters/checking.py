@@ -9,7 +9,7 @@ from google.auth.credentials import Credentials
 
 from orchestrator.adapters.google_auth import credentials_for, proven
 from orchestrator.adapters.rest import Rest
-from orchestrator.core.identity import Identity
+from orchestrator.core.doctor.subject import Identity
 
 
 class CheckingSession:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from orchestrator.core.errors import LocalError
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.ports import Clock
 
 NOTABLE: Final = timedelta(seconds=60)

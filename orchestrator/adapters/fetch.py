@@ -15,13 +15,13 @@ from orchestrator.adapters.gcs import crc32c
 from orchestrator.adapters.run_folder import lines
 from orchestrator.core.case_file import fault
 from orchestrator.core.errors import LocalError
-from orchestrator.core.foreign import document, words
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, plan_object
 from orchestrator.core.results import assemble
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import iso
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES
+from orchestrator.core.text import document, words
 from orchestrator.ports import Bucket, Entry
 
 TAKEN: Final = frozenset(

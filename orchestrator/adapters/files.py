@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.core.errors import LocalError
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 
 LONGEST: Final = 1000
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.core.foreign import words
 from orchestrator.core.market.machines import Refusal
+from orchestrator.core.text import words
 
 ZONE: Final = "zone"
 REGION: Final = "region"

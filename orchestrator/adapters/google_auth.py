@@ -17,8 +17,8 @@ from google.auth.credentials import AnonymousCredentials, Credentials, Credentia
 
 from orchestrator.adapters.refusals import REMEDY
 from orchestrator.adapters.web import Lost, Nobody, NotSigned, Reply, Web
+from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.errors import CredentialsMissing
-from orchestrator.core.identity import Identity
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 METADATA_TIMEOUT_S: Final = 1.0

@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from orchestrator.adapters.asking import WRONG_FORM
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 
 
 class Garbled(Exception):

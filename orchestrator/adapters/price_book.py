@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.core import handwritten
+from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BenchError, LocalError, ProviderError
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refreshed

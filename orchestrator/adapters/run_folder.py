@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import LocalError, NotFound
-from orchestrator.core.foreign import DOCUMENT_BYTES, document, words
+from orchestrator.core.text import DOCUMENT_BYTES, document, words
 
 LONGEST = 1 << 20
 """Characters of one line; a longer one comes in parts, of which none is a row."""

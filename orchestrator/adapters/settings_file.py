@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.core import handwritten, yamltext
+from orchestrator.core import text as handwritten
+from orchestrator.core import yamltext
 from orchestrator.core.errors import ConfigError
 
 

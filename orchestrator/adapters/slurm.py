@@ -36,7 +36,7 @@ from orchestrator.core.fleet.slurm import (
     tasks,
 )  # fmt: skip
 from orchestrator.core.fleet.sweep import Cluster
-from orchestrator.core.foreign import log_text, words
+from orchestrator.core.text import log_text, words
 from orchestrator.ports import Bucket, Clock, HostShell
 from orchestrator.store.copies import Copies
 from orchestrator.store.swap import ATTEMPTS

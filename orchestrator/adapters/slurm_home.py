@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from orchestrator.core.foreign import words
 from orchestrator.core.spool import Spooled, sort
+from orchestrator.core.text import words
 from orchestrator.ports import Bucket
 from orchestrator.store.copies import Copies
 

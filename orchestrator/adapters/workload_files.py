@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.core import handwritten
+from orchestrator.core import text as handwritten
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
-from orchestrator.core.foreign import words
 from orchestrator.core.forms import gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
 from orchestrator.core.forms.needs import needs as needs_of
+from orchestrator.core.text import words
 from orchestrator.core.workload import HINT, case_id, sketch
 
 REQUIREMENTS: Final = "requirements.txt"

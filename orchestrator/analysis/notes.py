@@ -9,7 +9,7 @@ from orchestrator.analysis.case import Case
 from orchestrator.analysis.doubts import BOTH, DISAGREE, disagreements
 from orchestrator.analysis.timings import Timing
 from orchestrator.core.results import TIMER_SHARE, is_control
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 
 def notes_of(cases: Sequence[Case]) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.foreign import name as bounded
-from orchestrator.core.foreign import words
+from orchestrator.core.text import name as bounded
+from orchestrator.core.text import words
 
 TIME: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 TENSOR: Final = re.compile(r"sm__(?:inst_executed_)?pipe_tensor.*\.avg\.pct_of_peak_sustained_(?:active|elapsed)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.wording import begun
+from orchestrator.core.text import begun
 
 MEANINGS: Final = {
     "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "

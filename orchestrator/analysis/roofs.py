@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.bundled import work
+from orchestrator.core import bundled
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Work:
 
 def work_of(axes: Mapping[str, str]) -> Work | None:
     """The work of a case, from its axes (its pass is one of them); None where they do not give it."""
-    amounts = work.of_case(axes)
+    amounts = bundled.of_case(axes)
     return None if amounts is None else Work(*amounts)
 
 

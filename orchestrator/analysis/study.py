@@ -37,10 +37,9 @@ from orchestrator.analysis.verdicts import (
     mean_of,
     paired,
 )
-from orchestrator.core.bundled.names import DEFAULT, IMPLEMENTATIONS, KERNEL
-from orchestrator.core.bundled.passes import with_pass
+from orchestrator.core.bundled import DEFAULT, IMPLEMENTATIONS, KERNEL, with_pass
 from orchestrator.core.results import CONTROL, case_order, is_control
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 OWN_KERNEL = "kernel_"
 ORDER = IMPLEMENTATIONS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.analysis.samples import number
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 WITHIN: Final = (0.01, 0.02, 0.05)
 SLACK_US: Final = 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.naming import is_run_id
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, write_atomically
 
 SEEN = "seen-runs.json"

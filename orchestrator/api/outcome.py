@@ -16,10 +16,9 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
-from orchestrator.core.foreign import sentence
 from orchestrator.core.run.diagnose import pasted, remedy
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, sentence
 
 ERRORS: dict[Phase, type[BenchError]] = {
     Phase.INCORRECT: KernelIncorrect,

@@ -12,8 +12,8 @@ from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
 from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
-from orchestrator.core.foreign import words
 from orchestrator.core.results import ResultsUnreadable
+from orchestrator.core.text import words
 from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.html import page
 from orchestrator.report.markdown import markdown

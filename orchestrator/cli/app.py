@@ -14,7 +14,7 @@ from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import UNSET, LazyGroup
 from orchestrator.cli.terminal import ANSWERED, READER_LEFT, answer_with, endure, hanging, in_any_locale, lost
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
-from orchestrator.core.foreign import log_text
+from orchestrator.core.text import log_text
 
 COMMANDS = {
     "init": "Set up a Google Cloud project: APIs, bucket, accounts, caps.",

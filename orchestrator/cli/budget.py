@@ -14,9 +14,9 @@ from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.ledger.amounts import dollars
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
-from orchestrator.core.wording import count
+from orchestrator.core.ledger.unlisted import dollars
+from orchestrator.core.text import count
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.wiring import configured

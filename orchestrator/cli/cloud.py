@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.user_settings import load_settings
 from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, stop_cloud
 

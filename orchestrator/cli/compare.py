@@ -21,9 +21,9 @@ from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.baselines import device_key
-from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
-from orchestrator.core.wording import begun, count
+from orchestrator.core.text import begun, count
 from orchestrator.report import comparing
 from orchestrator.report.comparison import Comparison, compared
 from orchestrator.report.document import changes_document

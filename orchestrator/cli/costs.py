@@ -14,8 +14,8 @@ from orchestrator.cli.render import SIMULATED
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.ledger.amounts import dollars, is_large
 from orchestrator.core.ledger.budget import add_cost, take_back
+from orchestrator.core.ledger.unlisted import dollars, is_large
 from orchestrator.runs.reconcile import is_due, reconcile
 
 PAGE = 30

@@ -10,10 +10,10 @@ from orchestrator.api.finding import find_run
 from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer, hanging
-from orchestrator.core.foreign import sentence
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import Diagnosis
 from orchestrator.core.run.fold import Phase
+from orchestrator.core.text import sentence
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.run_log import live_serial, log_of
 

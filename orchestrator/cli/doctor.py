@@ -17,10 +17,9 @@ from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.doctor.verdicts import Level, Result, counted, exit_code, fixes
 from orchestrator.core.errors import BenchError
-from orchestrator.core.foreign import log_text
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.setup.steps import Step, describe
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, log_text
 from orchestrator.doctor.on_host import host_tasks
 from orchestrator.doctor.runner import Task, examine
 from orchestrator.doctor.tasks import CloudExamination, here_tasks

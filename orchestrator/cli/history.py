@@ -18,11 +18,10 @@ from orchestrator.cli.completion import known_cases, known_runs
 from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
-from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.foreign import document
 from orchestrator.core.results import ResultsUnreadable
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, document
 from orchestrator.report.document import history_document
 from orchestrator.report.report import Report
 from orchestrator.store.cases import CaseFiles, case_files

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
-from orchestrator.core.foreign import words
 from orchestrator.core.ledger.alerts import THRESHOLDS
 from orchestrator.core.ledger.budget import WINDOWS, Caps, Exposure, Ledger, Window, binding, exposure, key_of
 from orchestrator.core.run.status import iso
+from orchestrator.core.text import words
 
 
 def all_of(ledger: Ledger, window: Window, now: datetime, *, practice: bool) -> Exposure:

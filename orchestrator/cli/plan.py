@@ -18,7 +18,7 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
-from orchestrator.core.wording import clock, count
+from orchestrator.core.text import clock, count
 
 # Shows a plan in a terminal.
 

@@ -16,7 +16,7 @@ from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, MachineSpec, PriceSheet
 from orchestrator.core.market.refreshing import Refreshed
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, utc_now
 
 

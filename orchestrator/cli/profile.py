@@ -22,9 +22,8 @@ from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json, unheard
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
-from orchestrator.core.foreign import document
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, document
 from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import Payload, RunOrder, begin

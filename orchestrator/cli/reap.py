@@ -15,9 +15,8 @@ from orchestrator.cli.status_view import document, line, price_of
 from orchestrator.cli.terminal import answer, emit_json, hanging
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
-from orchestrator.core.foreign import words
 from orchestrator.core.images import PREFIX
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, words
 from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, reap_images, survey_images

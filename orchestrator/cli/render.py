@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.screen import Columns
-from orchestrator.core.foreign import sentence, words
 from orchestrator.core.hosts import PROVISIONING as OWN
 from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
@@ -24,7 +23,7 @@ from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.wording import clock, count
+from orchestrator.core.text import clock, count, sentence, words
 
 STYLES = {
     "succeeded": "green",

@@ -14,7 +14,7 @@ from orchestrator.api.results import chosen, report_of, write_files
 from orchestrator.cli.completion import RunOrFolder
 from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.terminal import emit_json
-from orchestrator.core import handwritten
+from orchestrator.core import text
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.report.document import document
 from orchestrator.report.files import KINDS, boards, figure
@@ -101,11 +101,11 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
         raise ConfigError(f"--mark {exc}") from exc
     try:
         with path.open("rb") as file:
-            changed = between_marks(handwritten.text(file, handwritten.MOST_SOURCE), fragment, mark)
+            changed = between_marks(text.text(file, text.MOST_SOURCE), fragment, mark)
     except NoMarks as exc:
         raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
     except (OSError, ValueError) as exc:
-        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint="--into takes a Markdown file") from exc
+        raise LocalError(f"cannot read {path}: {text.why(exc)}", hint="--into takes a Markdown file") from exc
     write_atomically(path, changed.encode())
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.analysis.study import Case
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.screen import Columns
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.markdown import skips
 from orchestrator.report.report import Report
 from orchestrator.report.text import backend, common_parts, digits, estimate, labels

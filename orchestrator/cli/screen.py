@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from orchestrator.core.folding import folded
+from orchestrator.core.text import folded
 
 HANG = 8
 """How far a line is indented that goes on."""

@@ -14,7 +14,7 @@ from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
 from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError, ConfigError
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, site_files
 
 LIVE_S = 2.0

@@ -26,13 +26,13 @@ from orchestrator.core.errors import (
     ProviderError,
     Unavailable,
 )
-from orchestrator.core.foreign import sentence
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Ledger
 from orchestrator.core.ledger.unlisted import OpenHold
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
 from orchestrator.core.run.status import StatusLine, decode, document, status_line
+from orchestrator.core.text import sentence
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reap import Finding, survey
 from orchestrator.runs.reconcile import is_due, reconcile

@@ -12,16 +12,15 @@ from orchestrator.cli.fleet import trust
 from orchestrator.cli.render import usd
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.names import is_fleet_id
-from orchestrator.core.foreign import words
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.set_aside import stored
-from orchestrator.core.ledger.unlisted import OpenHold, unlisted_holds, unlisted_runs
+from orchestrator.core.ledger.unlisted import OpenHold, stored, unlisted_holds, unlisted_runs
 from orchestrator.core.market.catalog import carrier_of
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
 from orchestrator.core.run.keeping import Advice, advise, cold_starts
 from orchestrator.core.run.status import StatusLine, iso
+from orchestrator.core.text import words
 from orchestrator.runs.reap import Finding, PriceOf
 from orchestrator.runs.reconcile import is_due, known_of
 from orchestrator.store.fleets import FleetStore

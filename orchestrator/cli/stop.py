@@ -12,7 +12,7 @@ from orchestrator.cli.unread import note
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import document
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.runs.engine import Engine
 
 

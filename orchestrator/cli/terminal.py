@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import typer
 
-from orchestrator.core.folding import folded
+from orchestrator.core.text import folded
 
 # Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
 

@@ -8,8 +8,7 @@ import typer
 
 from orchestrator.cli.terminal import hanging
 from orchestrator.core.errors import BenchError, DocumentUnreadable
-from orchestrator.core.foreign import log_text
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, log_text
 
 
 def note(text: str) -> None:

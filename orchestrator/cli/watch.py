@@ -20,11 +20,10 @@ from orchestrator.cli.plan import planned
 from orchestrator.cli.render import beside_the_end, duration, live, usd
 from orchestrator.cli.screen import hung, screen
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.foreign import log_text
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
-from orchestrator.core.wording import clock
+from orchestrator.core.text import clock, log_text
 from orchestrator.wiring import utc_now
 
 # Handles the keyboard while a live view is drawn, and leaves the terminal as it was however that ends.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.foreign import Newer, document, words
+from orchestrator.core.text import Newer, document, words
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

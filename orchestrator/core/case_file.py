@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Final
 
-from orchestrator.core.bundled.names import AXES
-from orchestrator.core.foreign import words
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
+from orchestrator.core.text import words
 
 LONGEST_US: Final = 1e12
 """The longest latency that is accepted, in microseconds: about eleven days."""

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.foreign import document, words
 from orchestrator.core.market.catalog import nearest
 from orchestrator.core.naming import RUN_ID, attempt_of
+from orchestrator.core.text import document, words
 
 ZONE_PREFIX: Final = "host-"
 """The beginning of a host's zone. No zone of a cloud begins with it."""

@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.bounds import Count, Moment, Name, Usd
 from orchestrator.core.errors import DocumentUnreadable
-from orchestrator.core.foreign import document
 from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import IMAGE_NAME
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, document
 
 USD_PER_GIB_MONTH: Final = Decimal("0.05")
 """The price of an image's archive. It is recalled from Google's price list, as configs/prices.yaml says of its

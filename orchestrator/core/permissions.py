@@ -87,7 +87,7 @@ BUCKET: Final = (
 )
 """On the bucket, for each person who runs `bench`. The machine needs the same."""
 
-BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/bucket.py bucket"),)
+BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/project.py bucket"),)
 """On the bucket, for `bench doctor`."""
 
 ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)

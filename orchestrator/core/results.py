@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.errors import BenchError
 
 ORIGIN: Final = ("run_id", "vm", "case_id", "device", "implementation", "backend")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.core.foreign import words
 from orchestrator.core.naming import parse_event_object, run_prefix
+from orchestrator.core.text import words
 
 EVENT_BYTES: Final = 256 * 1024
 CASE_BYTES: Final = 64 * 1024 * 1024

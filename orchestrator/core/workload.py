@@ -19,7 +19,7 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
 from orchestrator.core.forms.reading import NotPython, parse_python
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
 LONGEST_ID: Final = 160

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.core.handwritten import MOST_YAML, too_long
+from orchestrator.core.text import MOST_YAML, too_long
 
 Path = tuple[str | int, ...]
 DEEPEST: Final = 50

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.doctor import checks, here, project
-from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.subject import Identity, Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad
 from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing
-from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, lookup
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode

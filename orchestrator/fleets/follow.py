@@ -14,12 +14,10 @@ from typing import Any, Final
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.claims import ATTEMPTS
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, cut
+from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, JobSpec, JobStatus, PayloadRef, cut
 from orchestrator.core.fleet.money import OVERLAP, JobCost, hold
 from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
-from orchestrator.core.fleet.retry import judge
-from orchestrator.core.fleet.state import ChildLine, FleetState, State
+from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge
 from orchestrator.core.market.pricing import billed, round_up
 from orchestrator.core.naming import (
     BUCKET_LABEL,
@@ -33,7 +31,7 @@ from orchestrator.core.naming import (
 )
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, unheld, with_jobs
 from orchestrator.fleets.on_batch import Place
 from orchestrator.fleets.orders import Orders

@@ -26,8 +26,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.retry import MACHINES, judge
-from orchestrator.core.fleet.state import MEASURED, ChildLine, FleetState, State
+from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State, judge
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone

@@ -10,8 +10,7 @@ from functools import cache
 from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.children import Cell, Child
-from orchestrator.core.fleet.claims import ATTEMPTS
-from orchestrator.core.fleet.jobs import ChildOrder
+from orchestrator.core.fleet.jobs import ATTEMPTS, ChildOrder
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan, run_spec

@@ -20,7 +20,7 @@ from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
 from orchestrator.core.market.quota import room
 from orchestrator.core.plan.offered import priced_offers
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 Configured = Callable[[Cell], Config]
 CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")

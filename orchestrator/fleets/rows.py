@@ -25,7 +25,7 @@ from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run, fleet_prefix, rows_object, rows_prefix
 from orchestrator.core.naming import attempt_of, cases_prefix
 from orchestrator.core.results import assemble, plain
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.ports import Bucket, Entry
 
 OWN: Final = ("child", "gpu", "configuration", "pass")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.core.bundled.names import is_kernel
+from orchestrator.core.bundled import is_kernel
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import HostUnfit
 from orchestrator.core.hosts import HostRecord, Lack, Needs, Target, fingerprint, lacks, lacks_packages, why_validate

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.core.errors import BenchError, HostUnfit, NoCapacity, Unavailable
-from orchestrator.core.foreign import log_text, plain
 from orchestrator.core.hosts import Target
+from orchestrator.core.text import log_text, plain
 
 LOOK: Final = "`bench doctor --host HOST` checks that machine"
 """The hint for trouble with a host, if it is not known which host it is."""

@@ -9,8 +9,8 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import Target, gpu_for, parse_target
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.yamltext import scalar
 from orchestrator.hosts.admission import admit
 from orchestrator.hosts.cloud import HostCloud

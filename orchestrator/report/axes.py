@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.document import limits
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text

@@ -8,7 +8,7 @@ from orchestrator.analysis.across import Change
 from orchestrator.analysis.fingerprint import MATTERS, NAMES
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.wording import begun, count
+from orchestrator.core.text import begun, count
 from orchestrator.report.comparison import Comparison, fingerprint
 from orchestrator.report.figures import (
     NAMED,

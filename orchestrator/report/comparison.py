@@ -15,9 +15,9 @@ from orchestrator.analysis.history import NAMES, brief
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.results import is_control
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.report import Report
 from orchestrator.report.text import ratio
 

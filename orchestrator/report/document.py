@@ -17,7 +17,7 @@ from orchestrator.analysis.history import Point
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Case, Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
-from orchestrator.core.bundled.work import convention
+from orchestrator.core.bundled import convention
 from orchestrator.core.results import plain
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.report import Report

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from orchestrator.analysis.roofs import Roof
 from orchestrator.analysis.study import Case, Study
-from orchestrator.core.bundled.names import SLOWEST
+from orchestrator.core.bundled import SLOWEST
 from orchestrator.core.results import is_control
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
-from orchestrator.core.bundled.work import convention
-from orchestrator.core.wording import count
+from orchestrator.core.bundled import convention
+from orchestrator.core.text import count
 from orchestrator.report import distributions, figures, rates, tables
 from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.report import Report, headline_of, sentences_of

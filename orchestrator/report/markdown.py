@@ -11,9 +11,9 @@ from typing import Final
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.bundled.work import convention
+from orchestrator.core.bundled import convention
 from orchestrator.core.results import is_control
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.report import Report
 from orchestrator.report.text import (
     backend,

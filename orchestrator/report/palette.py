@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.bundled.names import IMPLEMENTATIONS
+from orchestrator.core.bundled import IMPLEMENTATIONS
 
 LIGHT: Final = {
     "ink": "#1b1f24", "soft": "#57606a", "line": "#d0d7de", "paper": "#ffffff", "band": "#eef1f4", "cue": "#8c959f66",

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
 from orchestrator.analysis.roofs import roof_of, work_of
-from orchestrator.core.bundled.passes import with_pass
-from orchestrator.core.foreign import words
+from orchestrator.core.bundled import with_pass
+from orchestrator.core.text import words
 from orchestrator.report.figures import SLIM, WIDTH, Point, under_roof
 from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
 from orchestrator.report.palette import looks

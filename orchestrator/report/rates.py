@@ -9,8 +9,8 @@ from typing import Final
 
 from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.timings import Timing
-from orchestrator.core.bundled import names
-from orchestrator.core.bundled.work import convention
+from orchestrator.core import bundled
+from orchestrator.core.bundled import convention
 from orchestrator.report.figures import WIDTH, drawn
 from orchestrator.report.palette import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
@@ -100,7 +100,7 @@ def _title(pairs: Sequence[tuple[str, str]]) -> str:
     said = [
         value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}" for name, value in pairs
     ]
-    return ", ".join(names.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in said)
+    return ", ".join(bundled.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in said)
 
 
 def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:

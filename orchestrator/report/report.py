@@ -19,11 +19,11 @@ from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.analysis.watched_launches import Watched
 from orchestrator.analysis.watched_launches import sentence as watched_sentence
-from orchestrator.core.bundled import names
-from orchestrator.core.bundled.names import DEFAULT
-from orchestrator.core.config.again import again
+from orchestrator.core import bundled
+from orchestrator.core.bundled import DEFAULT
+from orchestrator.core.config.load import again
 from orchestrator.core.mode import Mode
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.minutes import Minutes
 from orchestrator.report.text import digits, energy, estimate, of_cases, percent
 
@@ -66,8 +66,8 @@ class Report:
         """The workload by the name in the spec. Without a name there, the tool's own workloads are recognised by the
         axes of their cases."""
         named = self.spec.get("workload") or self.manifest.get("workload")
-        own = bool(self.study.cases) and names.is_of(case.axes for case in self.study.cases)
-        return str(named) if named else names.WORKLOAD if own else "kernels"
+        own = bool(self.study.cases) and bundled.is_of(case.axes for case in self.study.cases)
+        return str(named) if named else bundled.WORKLOAD if own else "kernels"
 
     @property
     def cost_usd(self) -> float | None:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.core.bundled.names import FAMILY
-from orchestrator.core.wording import count
+from orchestrator.core.bundled import FAMILY
+from orchestrator.core.text import count
 
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval

@@ -17,7 +17,7 @@ from typing import Final
 from orchestrator.core.errors import BenchError
 from orchestrator.core.images import ImageRecord, cost_of, is_image_of
 from orchestrator.core.ledger.budget import Ledger, add_cost, take_back
-from orchestrator.core.ledger.set_aside import CATEGORY, most_of, outstanding
+from orchestrator.core.ledger.unlisted import CATEGORY, most_of, outstanding
 from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World

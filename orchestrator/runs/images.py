@@ -24,14 +24,14 @@ from orchestrator.core.images import (
     storage_usd,
 )
 from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize
-from orchestrator.core.ledger.set_aside import CATEGORY, most_of
+from orchestrator.core.ledger.unlisted import CATEGORY, most_of
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.builds import give_back, made, replace_cost
 from orchestrator.runs.engine import Engine, World

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.foreign import log_text
 from orchestrator.core.hosts import is_host
 from orchestrator.core.naming import artifacts_prefix
 from orchestrator.core.run.fold import Run, Vm
+from orchestrator.core.text import log_text
 from orchestrator.ports import Bucket, Cloud, SerialChunk
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from orchestrator.core import handwritten, yamltext
-from orchestrator.core.config import choosing, load
+from orchestrator.core import text as handwritten
+from orchestrator.core import yamltext
+from orchestrator.core.config import load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
-from orchestrator.core.foreign import words
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose, environments_for
@@ -26,7 +26,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, words
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import is_due, reconcile
 from orchestrator.runs.takeover import waiting
@@ -104,7 +104,7 @@ def load_config(
         own = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
-        return config.model_copy(update={"workload": choosing.chosen(own)}), path.stem
+        return config.model_copy(update={"workload": load.chosen(own)}), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
 
 

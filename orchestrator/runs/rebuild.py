@@ -8,11 +8,11 @@ from datetime import datetime
 from fractions import Fraction
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.foreign import is_newer
 from orchestrator.core.ledger.budget import Entry, Ledger, LedgerUnreadable
 from orchestrator.core.ledger.rebuild import rebuilt, with_fleets
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
+from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
 from orchestrator.store.fleets import Control, FleetStore, listed
 from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS

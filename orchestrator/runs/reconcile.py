@@ -21,8 +21,7 @@ from orchestrator.core.hosts import is_host
 from orchestrator.core.images import image_recorded_in
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from, may_settle
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, settle
-from orchestrator.core.ledger.set_aside import most_of, outstanding, stored
-from orchestrator.core.ledger.unlisted import Known, unlisted_runs
+from orchestrator.core.ledger.unlisted import Known, most_of, outstanding, stored, unlisted_runs
 from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
 from orchestrator.core.run.fold import replay
 from orchestrator.runs.builds import look_after_builds

@@ -13,13 +13,12 @@ import tarfile
 from collections.abc import Callable
 
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.foreign import Newer, document
 from orchestrator.core.naming import hold_key, launch_command, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.core.wording import count
+from orchestrator.core.text import Newer, count, document
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.foreign import log_text
 from orchestrator.core.naming import artifacts_prefix
 from orchestrator.core.run.diagnose import Diagnosis, diagnose, last_attempt
 from orchestrator.core.run.events import Event
 from orchestrator.core.run.fold import Vm
+from orchestrator.core.text import log_text
 from orchestrator.ports import Bucket, Cloud
 
 SERIAL_BYTES = 64 * 1024

@@ -10,11 +10,11 @@ from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.foreign import document
 from orchestrator.core.images import ImageRecord, differs, short
 from orchestrator.core.market.machines import InstanceRequest, Refusal
 from orchestrator.core.naming import artifacts_prefix, is_prepared
 from orchestrator.core.run.fold import Run
+from orchestrator.core.text import document
 from orchestrator.ports import Bucket
 from orchestrator.store.images import Shelf
 

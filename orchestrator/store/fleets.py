@@ -22,8 +22,8 @@ from orchestrator.core.fleet import names
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode, encode, fold, merge
 from orchestrator.core.fleet.sweep import EngineName, Sweep
-from orchestrator.core.foreign import document
 from orchestrator.core.mode import Mode
+from orchestrator.core.text import document
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import BenchError, DocumentUnreadable
-from orchestrator.core.foreign import document, is_newer
 from orchestrator.core.naming import PLACEMENT_PREFIX
+from orchestrator.core.text import document, is_newer
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.swap import Document, swap
 

@@ -37,15 +37,15 @@ def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Con
 
 def forecast(path: Path) -> Any:
     """The weather in a file, fit for an embedded cloud. Raises `ConfigError`."""
-    from orchestrator.core import handwritten, yamltext
+    from orchestrator.core import text, yamltext
     from orchestrator.embedded.weather import parse
 
     hint = "docs/embedded-cloud.md has examples"
     try:
         with path.open("rb") as file:
-            document = yamltext.read(handwritten.text(file))
+            document = yamltext.read(text.text(file))
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {text.why(exc)}", hint=hint) from exc
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=hint)
     found = document.data or {"faults": []}

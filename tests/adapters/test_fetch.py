@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.fetch import Fetched, fetch_run
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.errors import LocalError
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.core.run import events as ev

@@ -10,7 +10,7 @@ from kernels.harness.columns import measurement_columns
 from orchestrator.analysis.roofs import ROOFS, roof_of, work_of
 from orchestrator.analysis.study import false_verdicts
 from orchestrator.analysis.verdicts import NoiseSource, Verdict
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 from tests.analysis.studied import mean_ratio
 from tests.report.written import BEGUN, csv_text, records, studied

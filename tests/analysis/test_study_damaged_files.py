@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN, ResultsUnreadable
 from tests.report.written import csv_text, records, skip, studied
 

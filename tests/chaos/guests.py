@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from kernels.harness.columns import measurement_columns
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.embedded.documents import stamp
 from tests.chaos.deeds import Deeds
 from tests.support.scripted_machines import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck

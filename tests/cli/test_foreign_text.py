@@ -28,7 +28,6 @@ from orchestrator.cli.results_view import results_view
 from orchestrator.cli.status_view import line as machine_line
 from orchestrator.cli.watch import LiveWatch, PlainWatch
 from orchestrator.core.errors import BenchError, Unavailable
-from orchestrator.core.foreign import log_text
 from orchestrator.core.ledger.budget import Ledger, add_cost
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
@@ -36,6 +35,7 @@ from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, last_a
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.orphans import judge
 from orchestrator.core.run.status import decode, document, encode, status_line
+from orchestrator.core.text import log_text
 from orchestrator.runs.log_tail import LogTail
 from orchestrator.runs.reap import Finding
 from orchestrator.runs.run_log import log_of

@@ -18,7 +18,7 @@ from orchestrator.core.fleet.names import spec_object
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.images import ImageRecord, cost_of, environment_of, record_object
 from orchestrator.core.ledger.budget import add_cost
-from orchestrator.core.ledger.set_aside import CATEGORY, most_of
+from orchestrator.core.ledger.unlisted import CATEGORY, most_of
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, index_object
 from orchestrator.core.run import events as ev

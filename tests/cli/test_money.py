@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from orchestrator.core.ledger.budget import HoldTerms, add_cost, hold
-from orchestrator.core.ledger.set_aside import most_of, outstanding
+from orchestrator.core.ledger.unlisted import most_of, outstanding
 from orchestrator.wiring import wire
 from tests.cli.conftest import Bench
 from tests.core.builders import RUN

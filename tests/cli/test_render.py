@@ -22,13 +22,13 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import OUTCOMES
 from orchestrator.core.run.status import document, status_line
-from orchestrator.core.wording import clock
+from orchestrator.core.text import clock
 from orchestrator.report.text import digits, estimate
 from tests.core.asked import accepted, asked
 from tests.core.builders import RUN, VM, ZONE, Log, at, created, gone, measured, planned, replayed, requested, running

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.config.again import again
-from orchestrator.core.config.load import load
+from orchestrator.core.config.load import again, load
 from orchestrator.core.config.model import Config, effective_grids, harness
 from orchestrator.core.mode import Mode
 from tests.core.asked import GRIDS, asked

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from orchestrator.core.bundled.names import IMPLEMENTATIONS
+from orchestrator.core.bundled import IMPLEMENTATIONS
 from orchestrator.core.config.load import Config, baseline_only, effective_grids
 from orchestrator.core.config.model import PHASE_LIMITS_S
 from orchestrator.core.market.catalog import GPU_NAMES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.bundled.names import IMPLEMENTATIONS
+from orchestrator.core.bundled import IMPLEMENTATIONS
 from orchestrator.core.config.grids import DTYPES
 from orchestrator.core.config.load import Config, baseline_only, effective_grids
 from orchestrator.core.config.model import harness, measurements

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.doctor import bucket, capacity, machine, project
+from orchestrator.core.doctor import capacity, machine, project
 from orchestrator.core.doctor.checks import cloud_checks
+from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.doctor.verdicts import (
     Check,
     Level,
@@ -24,7 +25,6 @@ from orchestrator.core.doctor.verdicts import (
     skipped,
     too_slow,
 )
-from orchestrator.core.identity import Identity
 from orchestrator.core.market.catalog import CATALOG, lookup
 from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, names
 from orchestrator.core.rest import Answer
@@ -114,7 +114,7 @@ def test_a_project_that_one_api_hides_is_looked_for_with_another() -> None:
 
 
 def test_what_may_not_be_looked_at_is_a_warning_and_not_a_guess() -> None:
-    for check in (project.billing, project.apis, project.roles, bucket.rights, capacity.all_gpus, machine.network):
+    for check in (project.billing, project.apis, project.roles, project.rights, capacity.all_gpus, machine.network):
         assert verdict(check, lambda _: refusal(403)).level is Level.WARN
 
 
@@ -169,11 +169,11 @@ def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
 
 def test_a_bucket_on_another_continent_is_worse_than_one_in_another_region() -> None:
     near = replace(SUBJECT, zones=("us-central1-a",))
-    found = verdict(bucket.bucket, {"/b/": good(location="US-EAST1")}, near)
+    found = verdict(project.bucket, {"/b/": good(location="US-EAST1")}, near)
     assert (found.level, "continent" in found.why) == (Level.WARN, False)
-    assert "continent" in verdict(bucket.bucket, {"/b/": good(location="ASIA")}, near).why
-    assert verdict(bucket.bucket, {"/b/": good(location="US")}, near).steps
-    assert verdict(bucket.bucket, {"/b/": refusal(403)}, near).remedy.endswith(
+    assert "continent" in verdict(project.bucket, {"/b/": good(location="ASIA")}, near).why
+    assert verdict(project.bucket, {"/b/": good(location="US")}, near).steps
+    assert verdict(project.bucket, {"/b/": refusal(403)}, near).remedy.endswith(
         "--role=roles/storage.legacyBucketReader"
     )
 

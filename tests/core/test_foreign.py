@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.foreign import LINE, document, log_text, plain, words
 from orchestrator.core.naming import instance_name
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Observation, Policy, decide
@@ -21,6 +20,7 @@ from orchestrator.core.run.fold import replay
 from orchestrator.core.run.orphans import judge
 from orchestrator.core.run.status import StatusLine, decode, encode, status_body, status_line
 from orchestrator.core.run.status import document as status_document
+from orchestrator.core.text import LINE, document, log_text, plain, words
 from tests.core.builders import RUN, T0, VM, Log, at, instance, planned, requested, running
 
 STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.attention.workload import WORKLOAD
-from orchestrator.core.bundled.passes import with_pass
-from orchestrator.core.bundled.shapes import Shape
+from orchestrator.core.bundled import Shape, with_pass
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, resolve_grid
 from startup.agent.agent import CASE
 from tests.core.asked import GRIDS

@@ -29,8 +29,8 @@ from orchestrator.core.hosts import (
 )
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.on_hosts import plan_on_hosts
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
+from orchestrator.core.plan.resumption import plan_on_hosts
 from tests.stories.stage import GRIDS
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.fleet.lives import Life, machine_seconds
+from orchestrator.core.fleet.money import Life, machine_seconds
 
 START = datetime(2026, 11, 21, 4, tzinfo=UTC)
 SLACK = timedelta(seconds=30)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention.registry import REGISTRY
-from orchestrator.core.bundled.names import CHOICES, IMPLEMENTATIONS, VARIANTS, is_implementation, is_kernel
+from orchestrator.core.bundled import CHOICES, IMPLEMENTATIONS, VARIANTS, is_implementation, is_kernel
 
 ENDS = ("", ":lse", "@sm_80", "@sm_90:lse", "@sm_1", ":lse@sm_80", ":default", ":math", ":aa", ":", "@", "\n", ":lse\n")
 names = st.builds(str.__add__, st.sampled_from((*VARIANTS, "FA4", "fa", "")), st.sampled_from(ENDS))

@@ -12,8 +12,8 @@ from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import open_offers
 from orchestrator.core.run.fold import Phase
-from orchestrator.core.run.offering import open_offers
 from tests.core.builders import RATE, Log, at, created, gone, measured, offer, planned, replayed, requested
 
 POLICY = do.Policy()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.harness.columns import measurement_columns
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN, assemble, axes_of, case_order, plain
 
 COLUMNS = (*ORIGIN, *AXES, *MEASURED)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from orchestrator.core import baselines
-from orchestrator.core.fleet import children, claims
-from orchestrator.core.foreign import Newer, document, is_newer
+from orchestrator.core.fleet import children, jobs
 from orchestrator.core.hosts import HostRecord, RecordUnreadable
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
 from orchestrator.core.run.status import decode, encode, status_line
+from orchestrator.core.text import Newer, document, is_newer
 from startup.host import places
 from tests.core.builders import RUN, at, replayed, running
 
@@ -54,7 +54,7 @@ def test_no_reader_takes_a_later_document_for_one_of_its_own(name: str) -> None:
         HostRecord.parse("host-box-123456", written(name, target="me@box"))
     with pytest.raises(ValueError, match="newer version"):
         children.read({"schema": NUMBERS[name], "cells": [], "children": []})
-    assert claims.parse(written(name, child=0, attempt=1, machine="m", at="")) is None
+    assert jobs.parse(written(name, child=0, attempt=1, machine="m", at="")) is None
     assert (
         Slot.parse(
             written(name, state="idle", vm="v", zone="z", owner=RUN, idle_until="2026-11-21T00:00:00Z", claim=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.places import continent, near
+from orchestrator.core.market.skus import continent, near
 from orchestrator.core.permissions import ACCOUNT, BATCH, BATCH_REPORTER, BUCKET, LAUNCHER, LOOKER, MACHINE, names
 from orchestrator.core.setup import gcloud
 from orchestrator.core.setup.asked import wanted as asked

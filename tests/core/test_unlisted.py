@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core.images import cost_of
 from orchestrator.core.ledger.arming import MARGIN, arm
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, add_cost, hold, settle, take_back
-from orchestrator.core.ledger.set_aside import CATEGORY, most_of
-from orchestrator.core.ledger.unlisted import Known, OpenHold, unlisted_holds
+from orchestrator.core.ledger.unlisted import CATEGORY, Known, OpenHold, most_of, unlisted_holds
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import hold_key
 from tests.core.builders import RUN, T0, at

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.naming import instance_name

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.fleet import claims
+from orchestrator.core.fleet import jobs as claims
 from orchestrator.core.fleet.children import expand
-from orchestrator.core.fleet.claims import ATTEMPTS, Claim
+from orchestrator.core.fleet.jobs import ATTEMPTS, Claim
 from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
-from orchestrator.core.fleet.retry import judge
-from orchestrator.core.fleet.state import STATES, ChildLine, decode, encode, fold, merge
+from orchestrator.core.fleet.state import STATES, ChildLine, decode, encode, fold, judge, merge
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 
 CHILDREN = expand(Sweep(axes={"gpu": ["l4", "t4"], "measure.seed": [1, 2, 3]}, repeats=4), lambda _: ())
 names = st.sampled_from(["n1", "n2", "n3", "n4"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.harness.columns import LATER, measurement_columns
 from orchestrator.analysis.samples import NEEDED, SENSORS, WORDS
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 
 OLDER = {"energy_j"}

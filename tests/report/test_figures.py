@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report.document import summary_csv
 from orchestrator.report.files import boards, figure_svg

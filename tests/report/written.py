@@ -15,7 +15,7 @@ import numpy as np
 from kernels.harness.columns import measurement_columns
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import Study, study
-from orchestrator.core.bundled.names import AXES
+from orchestrator.core.bundled import AXES
 from orchestrator.report.report import Report
 
 RUN = "20261121-040506-l4-7f3a"

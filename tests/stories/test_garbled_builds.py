@@ -14,7 +14,7 @@ from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError
-from orchestrator.core.ledger.set_aside import outstanding
+from orchestrator.core.ledger.unlisted import outstanding
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import reap_images, remove, survey_images
 from orchestrator.runs.reconcile import reconcile

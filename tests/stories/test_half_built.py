@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.ledger.set_aside import outstanding
+from orchestrator.core.ledger.unlisted import outstanding
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan

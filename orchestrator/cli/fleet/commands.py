@@ -36,13 +36,13 @@ from orchestrator.cli.fleet.view import (
 from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, unheard
-from orchestrator.core import handwritten
+from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Verdict
 from orchestrator.core.fleet.names import fleet_id
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.core.market.pricing import usd
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan
 from orchestrator.fleets.purse import Purse

@@ -25,7 +25,7 @@ from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.fleets import on_batch
 from orchestrator.fleets.begin import begin
 from orchestrator.fleets.follow import Follower

@@ -34,11 +34,10 @@ from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import MEASURED, FleetState
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
-from orchestrator.core.foreign import words
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, words
 from orchestrator.fleets.rows import TEXTS
 from orchestrator.fleets.table import Fetching
 from orchestrator.report import axes, devices

@@ -13,7 +13,7 @@ import typer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
 

@@ -11,8 +11,7 @@ from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
-from orchestrator.core.foreign import words
-from orchestrator.core.wording import clock, count
+from orchestrator.core.text import clock, count, words
 from orchestrator.fleets.decisions import cap_of
 from orchestrator.fleets.follow import Seen
 from orchestrator.fleets.planning import FleetPlan

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from orchestrator.core.bundled.shapes import Shape
+from orchestrator.core.bundled import Shape
 
 DTYPES: Final = ("float16", "bfloat16", "float32")
 

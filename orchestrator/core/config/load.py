@@ -6,21 +6,107 @@ with the file, the line, the key, and a valid value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from orchestrator.core import yamltext
-from orchestrator.core.bundled.shapes import PLACEHOLDER
+from orchestrator.core.bundled import PLACEHOLDER
 from orchestrator.core.config.explain import explain
 from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
-from orchestrator.core.config.model import Config, baseline_only, effective_grids, harness
+from orchestrator.core.config.model import Config, Workload, baseline_only, effective_grids, harness
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, lookup, suggest, unknown
+from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, lookup, nearest, suggest, unknown
 from orchestrator.core.market.offers import region_of
+from orchestrator.core.results import CONTROL
+from orchestrator.core.workload import HINT, case_id, text
+
+# Selects the cases of a user's workload by the values that were chosen for its axes. It sees only the cases that can
+# be read from the workload's text.
+
+
+LISTED: Final = 20
+"""How many choices a message lists."""
+
+
+def chosen(workload: Workload) -> Workload:
+    """The workload with only the cases that have the chosen values. If the cases cannot be read from its text, it is
+    returned unchanged, and the machine checks the choice. Raises `ConfigError` for an axis that the workload does not
+    have, for a value that no case has, and for values that no case has together."""
+    for axis, values in workload.axes.items():
+        if not values:
+            raise _wrong(f".{axis}", "no value, so no case is left", _values(workload, axis))
+        if not workload.grid:
+            continue
+        if axis not in workload.grid[0]:
+            raise _wrong(f".{axis}", f"{workload.name} has no such axis", workload.grid[0], axis)
+        for value in values:
+            if text(value) not in _values(workload, axis):
+                raise _wrong(
+                    f".{axis}", f"{workload.name} has no case with {value}", _values(workload, axis), text(value)
+                )
+    if not workload.axes or not workload.grid:
+        return workload
+    left = [
+        case
+        for case in workload.grid
+        if all(axis in case and text(case[axis]) in map(text, values) for axis, values in workload.axes.items())
+    ]
+    if not left:
+        raise _wrong("", f"{workload.name} has no case with these values together", map(case_id, workload.grid))
+    return workload.model_copy(update={"cases": tuple(map(case_id, left))})
+
+
+def _values(workload: Workload, axis: str) -> list[str]:
+    return list(dict.fromkeys(text(case[axis]) for case in workload.grid if axis in case))
+
+
+def _wrong(where: str, what: str, valid: Iterable[str], word: str = "") -> ConfigError:
+    choices = tuple(valid)
+    more = f" and {len(choices) - LISTED} more" if len(choices) > LISTED else ""
+    suggestion = f"; {suggest(word, choices, islice(choices, LISTED))}{more}" if choices else ""
+    return ConfigError(f"workload.axes{where}: {what}{suggestion}", hint=HINT)
+
+
+# Makes the configuration that repeats the measurements of a stored run from the run's spec.
+
+
+SAME: Final = ("repeats", "regime", "cache", "seed", "threads", "stop_at_relative_ci")
+"""The keys that have the same name in a spec and in the section `measure` of a configuration."""
+
+
+def again(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
+    """The configuration as data for YAML, for a GPU of this compute capability (empty text: no GPU). The result is
+    empty if the spec is incomplete or has a user's own workload, because a spec does not contain the workload's file.
+    The most that a case may cost is left out: a configuration sets its own limits on money."""
+    measured, checked, names = spec.get("measure"), spec.get("correctness"), spec.get("implementations")
+    if "workload" in spec or not isinstance(names, list) or not names:
+        return {}
+    if not isinstance(measured, Mapping) or not isinstance(checked, Mapping) or not measured.get("shapes"):
+        return {}
+    control = f"{names[0]}{CONTROL}"
+    measure = {
+        "grid": _grid_again(measured),
+        "implementations": [name for name in names if name != control],
+        "control": control in names,
+        **({} if spec.get("warmup") == "steady" else {"warmup": spec.get("warmup")}),
+        **{key: spec[key] for key in SAME if key in spec},
+    }
+    limit = {"max_abs_error": checked["max_abs_error"]} if "max_abs_error" in checked else {}
+    return {
+        "gpu": nearest(capability).name,
+        "measure": measure,
+        **({"correctness": {"grid": _grid_again(checked), **limit}} if checked.get("shapes") else {}),
+    }
+
+
+def _grid_again(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"shapes": part["shapes"], "dtypes": part.get("dtypes", [])}
+
 
 __all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", "load", "resolve_grid"]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from orchestrator.core.bounds import Amount
-from orchestrator.core.bundled.names import CHOICES, DEFAULT, IMPLEMENTATIONS, is_implementation, is_kernel
+from orchestrator.core.bundled import CHOICES, DEFAULT, IMPLEMENTATIONS, is_implementation, is_kernel
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
 from orchestrator.core.containers import pinned, release
 from orchestrator.core.errors import ConfigError

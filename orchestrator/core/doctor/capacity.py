@@ -14,7 +14,7 @@ from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, shortage
 from orchestrator.core.rest import Answer, Api, Request, everything
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 COMPUTE: Final = "compute.googleapis.com"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.core.doctor import bucket, capacity, machine, project, rehearsal
+from orchestrator.core.doctor import capacity, machine, project, rehearsal
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Check, Verdict
 from orchestrator.core.rest import Api
@@ -23,8 +23,8 @@ _CLOUD: Final[tuple[tuple[Check, CloudCheck], ...]] = (
     (Check("billing", "billing", "gce", _PROJECT), project.billing),
     (Check("apis", "APIs", "gce", _PROJECT), project.apis),
     (Check("roles", "permissions", "gce", _PROJECT), project.roles),
-    (Check("bucket", "bucket", "gce", ("credentials",), exit_code=10), bucket.bucket),
-    (Check("bucket.rights", "bucket rights", "gce", ("bucket",)), bucket.rights),
+    (Check("bucket", "bucket", "gce", ("credentials",), exit_code=10), project.bucket),
+    (Check("bucket.rights", "bucket rights", "gce", ("bucket",)), project.rights),
     (Check("rehearsal", "rehearsal", "gce", ("bucket",)), rehearsal.rehearsal),
     (Check("account", "machine's account", "gce", _PROJECT), machine.account),
     (Check("account.rights", "machine's rights", "gce", ("account", "bucket")), machine.machine_rights),

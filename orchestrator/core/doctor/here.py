@@ -11,7 +11,7 @@ from typing import Final
 
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine
 from orchestrator.core.market.pricing import STALE_DAYS
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 PYTHON: Final = (3, 11)
 ROOM_BYTES: Final = 1 << 30

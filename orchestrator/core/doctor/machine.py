@@ -23,7 +23,7 @@ from orchestrator.core.setup.plan import (
     own_objects,
 )
 from orchestrator.core.setup.steps import GrantOnAccount, GrantOnProject, MakeAccount, MakeRole, short
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 DELETING_ROLES: Final = frozenset(
     {

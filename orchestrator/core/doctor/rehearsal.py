@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
-from orchestrator.core.foreign import name as short
-from orchestrator.core.foreign import words
 from orchestrator.core.permissions import OBJECT_USER
 from orchestrator.core.rest import Api, Request, everything
+from orchestrator.core.text import name as short
+from orchestrator.core.text import words
 
 PREFIX: Final = "rehearsal-"
 ASSUMPTIONS: Final[Mapping[str, str]] = {

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 from orchestrator.core.market.catalog import CATALOG, Gpu
 
+# The identity behind the credentials in use, as far as it is known.
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The kind of the credentials, and their IAM member, such as `user:ada@example.com`; empty if it is not known."""
+
+    kind: str
+    member: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:

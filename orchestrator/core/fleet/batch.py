@@ -14,10 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.claims import ATTEMPTS
-from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus
-from orchestrator.core.foreign import words
+from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, ChildState, JobSpec, JobStatus
 from orchestrator.core.market.catalog import lookup
+from orchestrator.core.text import words
 
 PREFIX: Final = "machines/batch/"
 CHECK_PREFIX: Final = "batch-check/"

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 
 QUESTIONS: Final = {
     "limits": "machines carry the template's terminationTime, and are deleted at it",

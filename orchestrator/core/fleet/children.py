@@ -16,9 +16,8 @@ from typing import Any
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import MOST_CHILDREN
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
-from orchestrator.core.foreign import of_schema, words
 from orchestrator.core.market.catalog import lookup
-from orchestrator.core.wording import count
+from orchestrator.core.text import count, of_schema, words
 
 
 @dataclass(frozen=True, slots=True)

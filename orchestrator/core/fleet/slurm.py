@@ -12,7 +12,7 @@ from typing import Final
 
 from orchestrator.core.fleet.jobs import JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.sweep import Cluster
-from orchestrator.core.foreign import words
+from orchestrator.core.text import words
 
 SLACK_S: Final = 180
 """Seconds added to the child's own deadline: `--time` has a resolution of a minute, and TERM may come a minute

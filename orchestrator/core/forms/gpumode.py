@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.reading import Description, NotPython, parse_python
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.core.workload import case_id
 
 TASK_FILES: Final = ("task.yml", "task.yaml")

@@ -5,17 +5,81 @@ Whoever looks at the list after a crash must not read that there are no runs whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
+from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import is_fleet_id
+from orchestrator.core.images import cost_of
 from orchestrator.core.ledger.arming import abandoned_from
-from orchestrator.core.ledger.document import Cost, Entry, Ledger
-from orchestrator.core.ledger.set_aside import amounts, stored
-from orchestrator.core.naming import run_of
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, binding
+from orchestrator.core.ledger.document import Cost, Entry, counted
+from orchestrator.core.naming import IMAGE_NAME, run_of
+
+# Reads amounts of dollars that a person types.
+
+
+AMOUNT: Final = re.compile(r"\$?(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
+LARGE: Final = Decimal(1000)
+
+
+def dollars(text: str, *, zero: bool = False) -> Decimal:
+    """The amount in `1.50` or `$1.50`. Raises `ConfigError` unless it is digits with at most six decimals, and more
+    than 0 or, if `zero` is true, at least 0."""
+    found = AMOUNT.fullmatch(text.strip())
+    amount = Decimal(found[1]) if found else None
+    if amount is None or (not amount and not zero):
+        raise ConfigError(
+            f"not an amount in dollars: {text}; use digits, with at most six decimals"
+            + ("" if zero else ", and more than 0"),
+            hint="for example: 1.50; to take back a recorded cost: `bench costs rm ID`",
+        )
+    return amount
+
+
+def is_large(amount: Decimal, ledger: Ledger, caps: Caps) -> bool:
+    """Whether an amount is so large that it may be a typing error: at least a whole cap, or a thousand dollars."""
+    limits = [cap for window in WINDOWS[1:] if (cap := binding(ledger, caps).of(window)) is not None]
+    return amount >= min([LARGE, *limits])
+
+
+# What the ledger sets aside for prepared images: while they are made, and for their storage once they are there.
+
+
+CATEGORY: Final = "image"
+MOST: Final = "-most"
+"""What the id of an amount that is set aside for an image ends in."""
+_IMAGE: Final = re.compile(rf"{IMAGE_NAME}[a-z0-9]+-\d{{8}}-\d{{6}}-[0-9a-f]{{4}}")
+
+
+def most_of(name: str) -> str:
+    """The id of the amount that is set aside for an image before it is made."""
+    return f"{cost_of(name)}{MOST}"
+
+
+def outstanding(ledger: Ledger) -> dict[str, datetime]:
+    """The images for which an amount is set aside, and since when."""
+    return {name: cost.at for name, cost in amounts(ledger).items()}
+
+
+def amounts(ledger: Ledger) -> dict[str, Cost]:
+    """By image that is not made yet: the amount that is set aside for it."""
+    found = _set_aside_for_images(ledger)
+    return {name.removesuffix(MOST): cost for name, cost in found.items() if name.endswith(MOST)}
+
+
+def stored(ledger: Ledger) -> dict[str, Cost]:
+    """By image that was made and not deleted since: the cost of its storage until it expires."""
+    return {name: cost for name, cost in _set_aside_for_images(ledger).items() if _IMAGE.fullmatch(name)}
+
+
+def _set_aside_for_images(ledger: Ledger) -> Mapping[str, Cost]:
+    return {key.removeprefix(cost_of("")): cost for key, cost in counted(ledger).items() if cost.category == CATEGORY}
+
 
 Kind = Literal["run", "fleet", "image_build", "image_storage"]
 

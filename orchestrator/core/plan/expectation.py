@@ -14,7 +14,7 @@ from orchestrator.core.market.pricing import round_up
 from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
 from orchestrator.core.run.paid_time import span
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 
 @dataclass(frozen=True, slots=True)

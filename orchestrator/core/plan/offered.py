@@ -11,7 +11,7 @@ from orchestrator.core.market import quota as quota_rules
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import MachineSpec, PriceSheet
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.paid_time import span
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 RECENT: Final = 20
 """The most runs, newest first, from which a median is computed."""

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, TypeAdapter
 
 from orchestrator.core.bounds import Count, Moment, Usd
-from orchestrator.core.foreign import NAME, SCHEMA, name, words
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.diagnose import remedy
-from orchestrator.core.run.facts import Fact
+from orchestrator.core.run.events import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
 from orchestrator.core.run.state import Vm
+from orchestrator.core.text import NAME, SCHEMA, name, words
 
 DETAIL: Final = 400
 FIELD: Final = 250

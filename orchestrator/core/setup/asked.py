@@ -9,8 +9,8 @@ from typing import Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import CATALOG
-from orchestrator.core.market.places import near
 from orchestrator.core.market.pricing import usd
+from orchestrator.core.market.skus import near
 from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted
 
 PROJECT: Final = re.compile(r"(?:[a-z0-9.-]+:)?[a-z](?:[-a-z0-9]{4,28})[a-z0-9]")

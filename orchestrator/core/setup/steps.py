@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from orchestrator.core.ledger.document import Window
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 
 PAYLOAD_DAYS: Final = 180
 """After this many days a payload is deleted. It is uploaded again when it is needed. All other objects are kept."""

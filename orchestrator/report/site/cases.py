@@ -11,7 +11,7 @@ from orchestrator.analysis.history import Point, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
-from orchestrator.core.wording import begun, count
+from orchestrator.core.text import begun, count
 from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import CaseDigest, Digest, unpacked

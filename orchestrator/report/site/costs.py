@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.ledger.budget import Caps, Ledger, binding, counted, exposure, key_of
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.page import Cell, Figure, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import Digest

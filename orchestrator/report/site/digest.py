@@ -20,7 +20,7 @@ from orchestrator.analysis.history import CODE
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Case, Study
 from orchestrator.analysis.verdicts import Noise, NoiseSource
-from orchestrator.core.bundled.names import DEFAULT
+from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.results import is_control
 from orchestrator.core.run.status import StatusLine
 from orchestrator.report.report import Report

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.analysis.axes import number
 from orchestrator.analysis.devices import Column, Time, side_by_side
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.devices import SIMULATED, sections
 from orchestrator.report.page import Page, Part, Section, Text, written
 from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, unpacked

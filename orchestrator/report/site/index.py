@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.wording import clock, count
+from orchestrator.core.text import clock, count
 from orchestrator.report.page import Cell, Choice, Finder, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import Digest, newest_first
 from orchestrator.report.site.links import INDEX, nav, run_page

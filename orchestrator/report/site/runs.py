@@ -11,14 +11,14 @@ from typing import Any
 from orchestrator.analysis.axes import number
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
-from orchestrator.core import foreign
+from orchestrator.core import text as foreign
 from orchestrator.core.case_file import fault
 from orchestrator.core.errors import BenchError
 from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
 from orchestrator.core.run.diagnose import pasted, remedy
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.wording import clock, count
+from orchestrator.core.text import clock, count
 from orchestrator.report import html
 from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.report import Report

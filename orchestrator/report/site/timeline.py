@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.analysis.history import Point
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.wording import count
+from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.palette import Look
 from orchestrator.report.svg import Board, Scale, legend, span

@@ -11,8 +11,107 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
+
+# Reads a text file that the user named. It must be UTF-8 and of limited size. A user may name a data set, a device or
+# an endless pipe by mistake. Every such file is read here, so that one rule limits how much is read.
+
+
+MOST_YAML: Final = 128 << 10
+"""The most bytes of a configuration, a sweep or a description. The longest that comes with the tool has 7 KB."""
+MOST_SOURCE: Final = 20 << 20
+"""The most bytes of any other file, such as a source or a page."""
+
+
+def text(file: IO[bytes], most: int = MOST_YAML) -> str:
+    """The text of an open file, with `\\n` as line end. Raises `OSError`, and `ValueError` if the file has more than
+    `most` bytes or is not UTF-8."""
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(too_long(most))
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+
+
+def too_long(most: int) -> str:
+    return f"it has more than {most >> 20} MB" if most >= 1 << 20 else f"it has more than {most >> 10} KB"
+
+
+def why(error: Exception) -> str:
+    """The reason why a file cannot be read, from its error."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# Folds a line at a terminal's width, so that no part of it begins a line of the screen. A terminal breaks a longer
+# line where it ends, and whoever wrote a part of it could have what follows the break pass for a line of ours, such
+# as a hint. Where a line goes on it is indented, as none that we begin is.
+
+
+NARROWEST: Final = 20
+"""A terminal with fewer columns gets lines for one of so many."""
+
+
+def folded(text: str, columns: int | None, indent: int) -> str:
+    """`text` in lines of at most `columns` cells; those that go on begin with `indent` spaces. As it is where there is
+    no limit. Line ends that it has stay."""
+    if columns is None:
+        return text
+    columns = max(columns, NARROWEST)
+    room = columns - min(indent, columns // 2)
+    gap = " " * (columns - room)
+    return "\n".join(f"\n{gap}".join(_lines(line, columns, room)) for line in text.split("\n"))
+
+
+def _lines(line: str, first: int, room: int) -> Iterator[str]:
+    """Pieces of a line: the first of `first` cells at most, the others of `room`; broken at a space where there is one
+    that does not make a piece much shorter."""
+    left, width = line, first
+    while cells(left) > width:
+        cut = _fitting(left, width)
+        space = left.rfind(" ", width // 2, cut + 1)
+        end = space if space > 0 else cut
+        yield left[:end]
+        left, width = left[end:].lstrip(" "), room
+    yield left
+
+
+def _fitting(text: str, width: int) -> int:
+    """How many characters fit into so many cells."""
+    used = 0
+    for place, character in enumerate(text):
+        used += cells(character)
+        if used > width:
+            return max(place, 1)
+    return len(text)
+
+
+def cells(text: str) -> int:
+    """The most cells that it takes: no terminal shows what is beyond ASCII in more than two."""
+    return len(text) if text.isascii() else sum(1 if character.isascii() else 2 for character in text)
+
+
+# Writes numbers and sentences for people, in messages, tables and pages.
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: `1 run`, `2 runs`, `1,024 cases`. `many` is the plural if it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a time, without the fraction: `0:42`, `12:05`, `2:03:04`."""
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def begun(words: str) -> str:
+    """`words` as the beginning of a sentence: the first letter becomes a capital, the others do not change."""
+    return f"{words[:1].upper()}{words[1:]}"
+
 
 WORDS: Final = 2000
 """The most characters of one text in a document."""
