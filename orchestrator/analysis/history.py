@@ -90,11 +90,11 @@ def split(before: Reading, after: Reading) -> tuple[str, ...]:
     for key in (*code, *SOFTWARE):
         one, other = first.get(key), second.get(key)
         if one and other and one != other:
-            differences.append(f"{NAMES.get(key, key)} {brief(one)} → {brief(other)}")
+            differences.append(f"{CAUSE_NAMES.get(key, key)} {brief(one)} → {brief(other)}")
     return tuple(differences)
 
 
-NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": "kernel"}
+CAUSE_NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": "kernel"}
 
 
 def brief(value: object) -> str:

@@ -13,12 +13,10 @@ import numpy as np
 
 from orchestrator.analysis.bindings import bindings_of
 from orchestrator.analysis.bootstrap import median
-from orchestrator.analysis.both_regimes import other_ratios
 from orchestrator.analysis.case import Case as Case
 from orchestrator.analysis.case import Contrast as Contrast
 from orchestrator.analysis.case import Control as Control
-from orchestrator.analysis.doubts import disagreements, doubt
-from orchestrator.analysis.notes import notes_of
+from orchestrator.analysis.doubts import disagreements, doubt, notes_of, other_ratios
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import roof_of, work_of

@@ -18,7 +18,7 @@ from orchestrator.core.baselines import Baseline, Older, checked_name, placed, p
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
 from orchestrator.core.run.status import iso
-from orchestrator.report.comparison import fingerprint
+from orchestrator.report.comparing import fingerprint
 
 app = typer.Typer(no_args_is_help=True, help="Name runs to compare others with, one for each device.")
 

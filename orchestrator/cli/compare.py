@@ -25,7 +25,7 @@ from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
 from orchestrator.core.text import begun, count
 from orchestrator.report import comparing
-from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.comparing import Comparison, compared
 from orchestrator.report.document import changes_document
 from orchestrator.report.report import Report
 from orchestrator.report.text import labels, percent

@@ -26,7 +26,7 @@ from orchestrator.core.run.fold import Run
 from orchestrator.ports import Bucket
 from orchestrator.report.site import runs as run_pages
 from orchestrator.report.site.digest import Digest
-from orchestrator.report.site.links import run_page
+from orchestrator.report.site.index import run_page
 from orchestrator.report.site.site import Money, shared_pages
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.material import is_over, materials

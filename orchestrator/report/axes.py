@@ -10,7 +10,7 @@ from orchestrator.core.text import count
 from orchestrator.report.document import limits
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
-from orchestrator.report.palette import Look, looks
+from orchestrator.report.style import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, shortened, tick, within
 

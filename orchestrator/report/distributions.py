@@ -9,7 +9,7 @@ import numpy as np
 from orchestrator.analysis.samples import Group, Vector
 from orchestrator.analysis.study import Case, Study
 from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
-from orchestrator.report.palette import Look, looks
+from orchestrator.report.style import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, labels, shortened, tick
 

@@ -19,7 +19,7 @@ from orchestrator.analysis.study import Case, Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
 from orchestrator.core.bundled import convention
 from orchestrator.core.results import plain
-from orchestrator.report.comparison import Comparison
+from orchestrator.report.comparing import Comparison
 from orchestrator.report.report import Report
 
 

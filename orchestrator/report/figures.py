@@ -12,7 +12,7 @@ from orchestrator.analysis.roofs import Roof
 from orchestrator.analysis.study import Case, Study
 from orchestrator.core.bundled import SLOWEST
 from orchestrator.core.results import is_control
-from orchestrator.report.palette import Look, looks
+from orchestrator.report.style import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span
 from orchestrator.report.text import backend, digits, labels, ratio, shortened, tick, within
 

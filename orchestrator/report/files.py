@@ -6,10 +6,10 @@ from typing import Final
 
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, rates
-from orchestrator.report.palette import FIGURE_CSS, LIGHT, literal
 from orchestrator.report.pdf import pdf
 from orchestrator.report.png import png
 from orchestrator.report.shapes import drawing
+from orchestrator.report.style import FIGURE_CSS, LIGHT, literal
 from orchestrator.report.svg import Board
 
 

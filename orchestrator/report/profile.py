@@ -13,7 +13,7 @@ from orchestrator.core.bundled import with_pass
 from orchestrator.core.text import words
 from orchestrator.report.figures import SLIM, WIDTH, Point, under_roof
 from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
-from orchestrator.report.palette import looks
+from orchestrator.report.style import looks
 from orchestrator.report.svg import Board
 from orchestrator.report.text import UNKNOWN, digits, size
 

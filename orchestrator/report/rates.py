@@ -12,7 +12,7 @@ from orchestrator.analysis.timings import Timing
 from orchestrator.core import bundled
 from orchestrator.core.bundled import convention
 from orchestrator.report.figures import WIDTH, drawn
-from orchestrator.report.palette import Look, looks
+from orchestrator.report.style import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
 from orchestrator.report.text import backend, digits, shortened, tick
 

@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.report.palette import Look
+from orchestrator.report.style import Look
 from orchestrator.report.text import tick
 
 Vector = NDArray[np.float64]

@@ -19,7 +19,7 @@ from orchestrator.analysis.samples import SENSORS, Group, Key
 from orchestrator.analysis.spread import Spread, normal
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from orchestrator.report.report import Report
 from tests.report.written import csv_text, records, studied
 

@@ -14,7 +14,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import SENSORS, Group, Key
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from orchestrator.report.report import Report
 
 Random = np.random.Generator

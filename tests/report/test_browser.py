@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.api.results import read_report
 from orchestrator.report import comparing, html
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from tests.report.written import both, csv_text, records, reported
 from tests.support.browser import CHROMIUM, Browser, Page, browser
 

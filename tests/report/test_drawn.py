@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFont
 
 from orchestrator.report.files import boards, figure, figure_svg
-from orchestrator.report.palette import LIGHT, SHAPES, Look
 from orchestrator.report.pdf import pdf
 from orchestrator.report.png import LETTERS, SCALE, png
 from orchestrator.report.shapes import Circle, Drawing, Polygon, Style, Words, drawing
+from orchestrator.report.style import LIGHT, SHAPES, Look
 from orchestrator.report.svg import Board
 from tests.report.written import both, csv_text, reported
 

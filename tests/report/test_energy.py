@@ -10,7 +10,7 @@ import pytest
 from orchestrator.analysis.devices import side_by_side
 from orchestrator.analysis.energy import energies
 from orchestrator.report import comparing, devices
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from orchestrator.report.document import changes_document, document, summary_csv
 from orchestrator.report.html import page
 from orchestrator.report.report import NOT_GIVEN

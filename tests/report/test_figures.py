@@ -18,8 +18,8 @@ from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report.document import summary_csv
 from orchestrator.report.files import boards, figure_svg
 from orchestrator.report.html import page
-from orchestrator.report.palette import DARK, LIGHT, looks
 from orchestrator.report.rates import by_size
+from orchestrator.report.style import DARK, LIGHT, looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
 from orchestrator.report.text import labels, tick
 from tests.report.reported import FULL

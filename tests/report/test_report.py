@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.api.results import write_files
 from orchestrator.core.config.load import load
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from orchestrator.report.document import document, verdicts_csv
 from orchestrator.report.files import boards, figure_svg
 from orchestrator.report.html import page

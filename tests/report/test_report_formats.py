@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from orchestrator.report import comparing
-from orchestrator.report.comparison import Comparison, compared
+from orchestrator.report.comparing import Comparison, compared
 from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.html import page
 from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, by_baseline, markdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from syrupy.assertion import SnapshotAssertion
 
 from orchestrator.report import comparing
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from orchestrator.report.markdown import by_baseline, markdown
 from tests.report.written import both, csv_text, records, reported, skip
 

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.adapters.site_server import SiteServer
 from orchestrator.cli.site_build import build
 from orchestrator.report import comparing, html
-from orchestrator.report.comparison import compared
+from orchestrator.report.comparing import compared
 from tests.report.written import both, csv_text, reported
 from tests.site.written import many, names, source, store
 from tests.support.browser import CHROMIUM, Browser, Page, browser

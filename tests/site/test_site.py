@@ -19,7 +19,7 @@ from orchestrator.cli.site_build import STATE, build
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.diagnose import REMEDIES
-from orchestrator.report.site.links import slug
+from orchestrator.report.site.index import slug
 from orchestrator.report.site.site import Money
 from tests.report.written import csv_text, records
 from tests.site.written import BEGUN, DEVICES, many, names, source, store

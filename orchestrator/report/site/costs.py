@@ -12,7 +12,7 @@ from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.page import Cell, Figure, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.site.digest import Digest
-from orchestrator.report.site.links import COSTS, nav, run_page
+from orchestrator.report.site.index import COSTS, nav, run_page
 from orchestrator.report.svg import Board, Scale
 from orchestrator.report.text import UNKNOWN, tick
 

@@ -23,8 +23,7 @@ from orchestrator.report import html
 from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
 from orchestrator.report.report import Report
 from orchestrator.report.site.digest import Digest, digest_of
-from orchestrator.report.site.index import shown_state, style_of
-from orchestrator.report.site.links import case_page, nav, run_page, to
+from orchestrator.report.site.index import case_page, nav, run_page, shown_state, style_of, to
 from orchestrator.report.text import UNKNOWN, labels
 
 

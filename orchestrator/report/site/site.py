@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from orchestrator.core.ledger.budget import Caps, Ledger
-from orchestrator.report.site import cases, costs, gpus, index
+from orchestrator.report.site import cases, costs, index
 from orchestrator.report.site.digest import Digest
-from orchestrator.report.site.links import CASES, COSTS, GPUS, INDEX, case_page
+from orchestrator.report.site.index import CASES, COSTS, GPUS, INDEX, case_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def shared_pages(
         path, source = case_page(case_id), source_of(followed)
         yield Made(path, source, None if before.get(path) == source else cases.page(case_id, followed, points[case_id]))
     yield Made(CASES, "", cases.contents(found, points, digests))
-    yield Made(GPUS, "", gpus.page(digests))
+    yield Made(GPUS, "", cases.gpus_page(digests))
     yield Made(COSTS, "", costs.page(digests, money.ledger, money.caps, now, money.trouble))
 
 

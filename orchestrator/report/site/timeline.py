@@ -9,7 +9,7 @@ from orchestrator.analysis.history import Point
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
-from orchestrator.report.palette import Look
+from orchestrator.report.style import Look
 from orchestrator.report.svg import Board, Scale, legend, span
 from orchestrator.report.text import digits, tick, within
 
