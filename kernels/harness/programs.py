@@ -32,7 +32,6 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.stamps import now
 
 REGIME = "program"
-BENCHMARK = "benchmark"
 DONE, FAILED = 0, 21
 TAIL_BYTES = 1500
 
@@ -49,6 +48,7 @@ class Described:
     output: str
     build_limit_s: float
     limit_s: float
+    implementation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,14 @@ def measure_program(session: Session, program: Described) -> int:
             raise Unreadable(f"wrote no file {program.output}")
         if written.stat().st_size > outputs.MOST_BYTES:
             raise Unreadable(f"wrote more than {outputs.MOST_BYTES >> 20} MB")
-        results = outputs.read(program.format, written.read_text(encoding="utf-8", errors="replace"), program.folder)
+        text = written.read_text(encoding="utf-8", errors="replace")
+        results = outputs.read(program.format, text, program.folder, program.implementation, program.name)
     except Unreadable as exc:
         facts.send("problem", cause="program_failed", detail=f"`{program.command}`: {exc}\n{ended.tail}".strip()[:4000])
         return FAILED
+    for result in results:
+        if result.note:
+            log(f"{result.label}: {result.note}")
     store(session, program, results)
     return DONE
 
@@ -177,7 +181,7 @@ def store(session: Session, program: Described, results: Iterable[Result]) -> No
         facts.send("case_started", **place)
         made = [row for one in listed for row in table(origin, program, cell, one, names)]
         count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", measurement_columns(names), made)
-        timed = {one.implementation or program.name: one for one in listed}
+        timed = {one.implementation: one for one in listed}
         facts.send(
             "case_finished",
             path=f"cases/{cell.id}.csv",
@@ -201,7 +205,9 @@ def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
         alone = plain.count(name) == 1 and len(name) <= 160
         digest = "" if alone else f"-{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
         first = listed[0]
-        axes = {column(axis): value for axis, value in ({BENCHMARK: first.name} | dict(first.axes)).items() if value}
+        axes = {
+            column(axis): value for axis, value in ({outputs.BENCHMARK: first.name} | dict(first.axes)).items() if value
+        }
         made.append((Cell(f"{name[:160]}{digest}", axes), listed))
     return made
 
@@ -220,7 +226,7 @@ def table(
     shared = {
         **{name: cell.axes.get(name, "") for name in names},
         "case_id": cell.id, "run_id": origin.run_id, "vm": origin.vm, "device": origin.device, "torch": origin.torch,
-        "regime": REGIME, "backend": f"{REGIME}:{program.format}", "implementation": one.implementation or program.name,
+        "regime": REGIME, "backend": f"{REGIME}:{program.format}", "implementation": one.implementation,
         "started_at": now(),
     }  # fmt: skip
     if not one.samples_us:

@@ -57,6 +57,8 @@ REFUSED = {
     "format": (("google-benchmark", "junit"), "saxpy.yaml:3: format 'junit' is not one of nvbench, google-benchmark"),
     "limit": (("build: make saxpy", "limit_s: soon"), "saxpy.yaml:2: limit_s must be a number above 0, not 'soon'"),
     "output": (("build: make saxpy", "output: ../x.json"), "saxpy.yaml:2: output: ../x.json must lie below"),
+    "pattern": (("build: make saxpy", "implementation: BM_("), "saxpy.yaml:2: implementation: 'BM_(' is not a pattern"),
+    "groups": (("build: make saxpy", "implementation: (a)(b)"), "saxpy.yaml:2: implementation: '(a)(b)' must have one"),
     "command": (("./saxpy", "[1]"), "saxpy.yaml:1: command must be text, not [1]"),
 }
 

@@ -9,7 +9,8 @@ from kernels.harness.columns import correctness_columns
 from tests.kernels.harness_process import HarnessProcess, named
 
 PRINTS = """import json
-listed = [{"name": "copy/%d" % n, "real_time": t, "time_unit": "us"} for n in (8, 16) for t in (n, n + 2)]
+listed = [{"name": "copy/%d" % n, "repetition_index": t, "real_time": t, "time_unit": "us"}
+          for n in (8, 16) for t in (n, n + 2)]
 print(json.dumps({"benchmarks": listed}))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -11,14 +12,18 @@ from orchestrator.core.forms.needs import NOTHING, Needs, needs
 from orchestrator.core.forms.reading import Description
 
 FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine", "csv")
-KEYS: Final = ("command", "build", "build_limit_s", "format", "limit_s", "output", "requirements", "apt")
+KEYS: Final = (
+    "command", "build", "build_limit_s", "format", "implementation", "limit_s", "output", "requirements", "apt",
+)  # fmt: skip
 HINT: Final = "docs/forms/program.md says what such a description holds"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that measures itself. `command` and `build` are lines for /bin/sh, run in the description's folder.
-    `output` is the file from which results are read; empty: they are read from what the command prints."""
+    `output` is the file from which results are read; empty: they are read from what the command prints.
+    `implementation` is an axis, or a pattern with one group, that names implementations; empty: what the format calls
+    one."""
 
     command: str
     build: str
@@ -26,6 +31,7 @@ class Program:
     output: str
     build_limit_s: float
     limit_s: float
+    implementation: str = ""
     needs: Needs = NOTHING
     """Packages only: the program is built by `build`, in a phase of its own."""
 
@@ -52,11 +58,27 @@ def program(text: str, file: str) -> Program:
         output="" if output is None else str(output),
         build_limit_s=description.positive("build_limit_s", 300),
         limit_s=description.positive("limit_s", 600),
+        implementation=_implementation(description),
         needs=needs(
             {key: description.data[key] for key in ("requirements", "apt") if key in description.data},
             description.wrong,
         ),
     )
+
+
+def _implementation(description: Description) -> str:
+    if "implementation" not in description.data:
+        return ""
+    named = description.text("implementation")
+    if "(" in named:
+        try:
+            groups = re.compile(named).groups
+        except re.error as exc:
+            raise description.wrong(f"implementation: {named!r} is not a pattern: {exc}", "implementation") from exc
+        if groups != 1:
+            what = f"implementation: {named!r} must have one group, the implementation's name, and has {groups}"
+            raise description.wrong(what, "implementation")
+    return named
 
 
 def as_json(program: Program, name: str) -> dict[str, Any]:
