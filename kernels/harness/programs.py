@@ -216,7 +216,7 @@ def name_of(one: Result) -> str:
     """The name of a case, with only characters of a file name: `saxpy-1048576`, `copy-n65536`."""
     parts = [one.name, *(f"{axis}{value}" for axis, value in one.axes.items())]
     plain = "-".join(re.sub(r"[^A-Za-z0-9._+]+", "-", part).strip("-.") for part in parts if part)
-    return plain if plain[:1].isalnum() else f"case{plain}"
+    return plain if plain[:1].isalnum() else f"case{plain}" if plain else "all"
 
 
 def table(

@@ -31,6 +31,7 @@ HINT: Final = "docs/forms/gpu-mode.md says what is read of a GPU MODE problem"
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 RANKINGS: Final = ("none", "last", "mean", "geom")
 UNUSED: Final = ("config", "test_timeout", "benchmark_timeout", "ranked_timeout", "gpus", "libraries")
+USUAL_CONFIG: Final = {"main": "eval.py"}
 NEEDED: Final = ("generate_input", "ref_kernel", "check_implementation")
 FARTHEST: Final = 2
 """How many folders above the problem's folder a shared file may be."""
@@ -139,7 +140,7 @@ def _unused(description: Description, repeated: Mapping[str, int]) -> Iterator[s
                 f"{'repeats' if times == 1 else 'repeat'} a test or benchmark with another seed: judged once, with "
                 "seeds of the judge's own"
             )
-    unused = [key for key in UNUSED if key in description.data]
+    unused = [key for key in UNUSED if description.data.get(key, USUAL_CONFIG) != USUAL_CONFIG]
     if unused:
         yield f"{description.file}: not used: {', '.join(unused)} (the run has its own limits and machine)"
 
