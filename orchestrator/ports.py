@@ -5,13 +5,14 @@ Implementations raise only `orchestrator.core.errors.ProviderError` and its kin 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.hosts import HostRecord, Target
 from orchestrator.core.images import CloudImage
 from orchestrator.core.market.machines import (
     Accepted,
@@ -25,9 +26,9 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.market.offers import Advice, Offer
 
 __all__ = [
-    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "ImageRequest",
-    "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Market", "Notice", "Notifier", "Operation",
-    "Quota", "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
+    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "Hosts",
+    "ImageRequest", "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Market", "Notice", "Notifier",
+    "Operation", "Quota", "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
 ]  # fmt: skip
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
@@ -142,6 +143,29 @@ class HostShell(RemoteShell, Protocol):
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
         """One command line of the login shell there: exit code, standard output, standard error."""
+
+
+class Hosts(Protocol):
+    """The machines that the user owns, and what the bucket knows of each."""
+
+    @property
+    def machine(self) -> str:
+        """What `local` stands for: the machine that this client runs on."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def probe(self, target: Target, python: str) -> Mapping[str, Any]:
+        """What a host is and has now. Raises `HostUnfit`, `Unavailable`, `PermissionDenied`."""
+
+    def validate(self, target: Target, python: str) -> Mapping[str, Any]:
+        """What a host's interpreter and packages can do; takes minutes. Raises as `probe`."""
+
+    def record(self, zone: str) -> HostRecord | None:
+        """What the bucket has about a host; None if it has nothing. Raises `RecordUnreadable`."""
+
+    def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:
+        """Changes what the bucket has about a host."""
 
 
 # --- Bucket ---------------------------------------------------------------------------------------------------------

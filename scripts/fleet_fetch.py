@@ -19,7 +19,7 @@ from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.fleets.rows import compose, members, pack, tables
+from orchestrator.runs.fleet.results import compose, members, pack, tables
 from tests.fleet.test_rows import FLEET, case, child
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.run.diagnose import Diagnosis
 from orchestrator.core.run.fold import Phase
 from orchestrator.core.text import sentence
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.run_log import live_serial, log_of
+from orchestrator.runs.logs import live_serial, log_of
 
 
 def diagnose(

@@ -20,9 +20,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.setup.steps import Step, describe
 from orchestrator.core.text import count, log_text
-from orchestrator.doctor.on_host import host_tasks
-from orchestrator.doctor.runner import Task, examine
-from orchestrator.doctor.tasks import CloudExamination, here_tasks
+from orchestrator.runs.doctor import CloudExamination, Task, examine, here_tasks, host_tasks
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, configured
 

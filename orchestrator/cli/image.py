@@ -30,7 +30,7 @@ from orchestrator.core.images import (
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.run.keeping import cold_starts
 from orchestrator.core.run.status import StatusLine, decode, iso
-from orchestrator.runs.builds import look_after_builds
+from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import build as build_image
 from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
 from orchestrator.runs.launch import LaunchContext, RunOrder

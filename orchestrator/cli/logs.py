@@ -13,7 +13,7 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import emit_json, unheard
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.log_tail import LogTail
+from orchestrator.runs.logs import LogTail
 
 
 def logs(

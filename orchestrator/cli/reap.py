@@ -17,8 +17,8 @@ from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.text import count, words
-from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import World
+from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import ImageFinding, reap_images, survey_images
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete

@@ -29,7 +29,7 @@ from orchestrator.report.site.digest import Digest
 from orchestrator.report.site.index import run_page
 from orchestrator.report.site.site import Money, shared_pages
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.material import is_over, materials
+from orchestrator.runs.site_source import is_over, materials
 from orchestrator.store.index import IndexLine, RunIndex
 from orchestrator.wiring import Wiring, write_atomically
 

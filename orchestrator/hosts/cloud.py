@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError, HostUnfit, NotFound, Unavailable
+from orchestrator.core.host_answers import busy, look_at, looked, said, seconds, trouble
 from orchestrator.core.hosts import (
     HOST_KEY,
     RECORD_PREFIX,
@@ -37,7 +38,6 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Advice, Offer
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
-from orchestrator.hosts.answers import busy, look_at, looked, said, seconds, trouble
 from orchestrator.hosts.homecoming import bring_home
 from orchestrator.ports import Bucket, Clock, RemoteShell
 from orchestrator.store.copies import Copies

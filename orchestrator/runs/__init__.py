@@ -1,1 +1,1 @@
-"""The use cases of a run: launch, follow, resume, reconcile, reap."""
+"""The use cases of every kind of paid work: plan, launch, follow, resume, reconcile, reap."""

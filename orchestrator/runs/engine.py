@@ -30,12 +30,16 @@ from orchestrator.ports import (
     InstanceRequest,
     Refusal,
 )
-from orchestrator.runs.accounts import Accounts
-from orchestrator.runs.looking import looked_for
-from orchestrator.runs.metering import cost_by_the_cloud
-from orchestrator.runs.requesting import requested
-from orchestrator.runs.run_log import diagnosis_of, keep_serial
-from orchestrator.runs.validation import lacks_image, note_validation, on_base_image
+from orchestrator.runs.holds import Accounts
+from orchestrator.runs.logs import diagnosis_of, keep_serial
+from orchestrator.runs.machines import (
+    cost_by_the_cloud,
+    lacks_image,
+    looked_for,
+    note_validation,
+    on_base_image,
+    requested,
+)
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import Shelf
 from orchestrator.store.index import RunIndex

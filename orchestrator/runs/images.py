@@ -33,8 +33,8 @@ from orchestrator.core.run.state import Vm
 from orchestrator.core.run.status import StatusLine
 from orchestrator.core.text import count
 from orchestrator.ports import ImageRequest
-from orchestrator.runs.builds import give_back, made, replace_cost
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.image_builds import give_back, made, replace_cost
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.store.images import Shelf
 

@@ -57,17 +57,15 @@ if TYPE_CHECKING:
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run import decide
     from orchestrator.core.run.decide import Policy
-    from orchestrator.doctor import tasks
-    from orchestrator.doctor.tasks import Session, Surroundings
     from orchestrator.hosts import cloud as host_cloud
-    from orchestrator.hosts import planning as host_planning
     from orchestrator.hosts import router
     from orchestrator.hosts.cloud import HostCloud
     from orchestrator.hosts.router import ZoneRouter
     from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
-    from orchestrator.runs import accounts, engine, planning, replanning, resume, sharing
-    from orchestrator.runs.accounts import Accounts
+    from orchestrator.runs import doctor, engine, holds, host_planning, planning, resume
+    from orchestrator.runs.doctor import Session, Surroundings
     from orchestrator.runs.engine import World
+    from orchestrator.runs.holds import Accounts
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
     from orchestrator.store import baselines, events, stockouts
     from orchestrator.store import images as image_store
@@ -96,16 +94,16 @@ else:
     here = Later("orchestrator.core.doctor.here")
     subject = Later("orchestrator.core.doctor.subject")
     decide = Later("orchestrator.core.run.decide")
-    tasks = Later("orchestrator.doctor.tasks")
+    doctor = Later("orchestrator.runs.doctor")
     host_cloud = Later("orchestrator.hosts.cloud")
-    host_planning = Later("orchestrator.hosts.planning")
+    host_planning = Later("orchestrator.runs.host_planning")
     router = Later("orchestrator.hosts.router")
-    accounts = Later("orchestrator.runs.accounts")
+    holds = Later("orchestrator.runs.holds")
     engine = Later("orchestrator.runs.engine")
     planning = Later("orchestrator.runs.planning")
-    replanning = Later("orchestrator.runs.replanning")
     resume = Later("orchestrator.runs.resume")
-    sharing = Later("orchestrator.runs.sharing")
+    resume = Later("orchestrator.runs.resume")
+    holds = Later("orchestrator.runs.holds")
     baselines = Later("orchestrator.store.baselines")
     events = Later("orchestrator.store.events")
     image_store = Later("orchestrator.store.images")
@@ -281,7 +279,7 @@ class Wiring:
 
     def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
         budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
-        return accounts.Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
+        return holds.Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
 
     def world(self, config: Config | None = None) -> World:
         return engine.World(
@@ -321,7 +319,7 @@ class Wiring:
 
     def surroundings(self) -> Surroundings:
         """What the checks of this machine look at."""
-        return tasks.Surroundings(
+        return doctor.Surroundings(
             mode=self.mode,
             home=self.home,
             configs=configs(),
@@ -340,7 +338,7 @@ class Wiring:
         login = google_auth.billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
         changes = rest.Rest(login, self._rest_endpoints(), changes=True)
-        shared = sharing.Sharing(self.accounts(), self.user)
+        shared = holds.Sharing(self.accounts(), self.user)
         return setup.Setup(changes, login, self.home / "settings.yaml", shared, storage=storage)
 
     def _login(self) -> Any:
@@ -377,7 +375,7 @@ class Wiring:
         if stored.mode is Mode.HOST:
             self.named.chosen([offer.host for offer in stored.offers], run_id)
         today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        return replanning.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
+        return resume.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
 
     @property
     def policy(self) -> Policy:

@@ -38,8 +38,8 @@ from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.router import ZoneRouter
 from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.holds import Accounts
 from orchestrator.runs.launch import Payload
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import ImageStore, Shelf

@@ -8,8 +8,8 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import record_object
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.hosts.planning import plan_for_hosts
 from orchestrator.runs.engine import World
+from orchestrator.runs.host_planning import plan_for_hosts
 from tests.chaos.boxes import Box
 from tests.chaos.clients import hosts_of
 from tests.chaos.host_weather import RecordDamage

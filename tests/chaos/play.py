@@ -31,8 +31,7 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.runs.planning import RentedFrom
 from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.replanning import replanned
-from orchestrator.runs.resume import resume, stored_plan
+from orchestrator.runs.resume import replanned, resume, stored_plan
 from orchestrator.runs.takeover import settle_owner
 from tests.chaos.aftermath import TURNS, Seen, aftermath, done
 from tests.chaos.clients import PACKED, POLICY, STARTED, Actor, Rules, command, lost_its_kept_machine, watch, world_of

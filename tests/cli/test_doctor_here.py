@@ -7,9 +7,8 @@ from typing import Any
 from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
 from orchestrator.core.errors import LocalError
 from orchestrator.core.hosts import Target
-from orchestrator.doctor.on_host import host_tasks
-from orchestrator.doctor.runner import Task, examine
 from orchestrator.embedded.client import running
+from orchestrator.runs.doctor import Task, examine, host_tasks
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import configured
 from tests.cli.conftest import Bench

@@ -16,8 +16,8 @@ from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import Level
 from orchestrator.core.rest import Request
-from orchestrator.doctor.runner import Task, examine
 from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.runs.doctor import Task, examine
 from tests.cli.conftest import EMAIL, Bench
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S

@@ -18,7 +18,7 @@ from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.fleet.state import ChildLine
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
-from orchestrator.fleets.rows import pack
+from orchestrator.runs.fleet.results import pack
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench

@@ -17,7 +17,7 @@ from orchestrator.core.fleet.children import expand
 from orchestrator.core.fleet.names import plan_object, spec_object
 from orchestrator.core.fleet.sweep import Sweep, parse
 from orchestrator.core.mode import Mode
-from orchestrator.fleets.decisions import with_jobs
+from orchestrator.runs.fleet.follow import with_jobs
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire

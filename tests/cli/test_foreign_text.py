@@ -36,9 +36,8 @@ from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.run.orphans import judge
 from orchestrator.core.run.status import decode, document, encode, status_line
 from orchestrator.core.text import log_text
-from orchestrator.runs.log_tail import LogTail
+from orchestrator.runs.logs import LogTail, log_of
 from orchestrator.runs.reap import Finding
-from orchestrator.runs.run_log import log_of
 from orchestrator.store.events import EventLog
 from tests.core.builders import RUN, ZONE, Log, at, gone, instance, measured, planned, requested, running
 from tests.report.written import csv_text, records, reported

@@ -31,8 +31,7 @@ from orchestrator.core.setup.plan import Wanted
 from orchestrator.core.setup.plan import setup as plan
 from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, ShareCaps, WriteSettings
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.runs.accounts import Accounts
-from orchestrator.runs.sharing import Sharing
+from orchestrator.runs.holds import Accounts, Sharing
 from orchestrator.store.ledger import LedgerStore
 from tests.cli.conftest import Bench
 from tests.support.discovery import Recorder

@@ -21,7 +21,7 @@ from orchestrator.core.ledger.budget import HoldTerms, Ledger, hold
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
 from orchestrator.core.run import events as ev
-from orchestrator.fleets.decisions import with_jobs
+from orchestrator.runs.fleet.follow import with_jobs
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire
 from tests.cli.conftest import Bench

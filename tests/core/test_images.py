@@ -32,7 +32,7 @@ from orchestrator.core.market.machines import InstanceRequest, Refusal
 from orchestrator.core.naming import is_prepared
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
-from orchestrator.runs.validation import lacks_image, on_base_image, validated
+from orchestrator.runs.machines import lacks_image, on_base_image, validated
 from tests.core.builders import RUN, VM, ZONE, Log, at, measured, planned, running
 
 BASE = "projects/deeplearning-platform-release/global/images/base-v20261101"

@@ -25,13 +25,11 @@ from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.ledger.budget import Caps, Entry
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
-from orchestrator.fleets.begin import begin
-from orchestrator.fleets.follow import Follower
-from orchestrator.fleets.on_batch import Place
-from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.purse import Purse
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.hold import Purse
+from orchestrator.runs.fleet.planning import Orders, Place
+from orchestrator.runs.holds import Accounts
 from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.events import EventLog

@@ -29,13 +29,12 @@ from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
-from orchestrator.fleets.begin import begin
-from orchestrator.fleets.follow import Follower
-from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.purse import Purse
 from orchestrator.ports import HostShell
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.hold import Purse
+from orchestrator.runs.fleet.planning import Orders
+from orchestrator.runs.holds import Accounts
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.store.index import RunIndex

@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded, Unavailable
 from orchestrator.core.ledger.budget import Caps, Entry, HoldTerms, hold
-from orchestrator.fleets.begin import begin
-from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.follow import begin
+from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.reconcile import Found, reconcile
 from orchestrator.store.fleets import FleetStore
 from tests.core.builders import planned

@@ -11,8 +11,7 @@ from typing import Any
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.naming import LEDGER
-from orchestrator.fleets.decisions import with_jobs
-from orchestrator.fleets.follow import Follower
+from orchestrator.runs.fleet.follow import Follower, with_jobs
 from orchestrator.store.fleets import FleetStore, JobRecord
 from tests.fleet.stage import FleetStage, sweep_of
 from tests.support.memory_bucket import MemoryBucket

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
-from orchestrator.fleets.follow import Follower
+from orchestrator.runs.fleet.follow import Follower
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetStore
 from tests.fleet.killed_batch import WRITES, Fate, Killed, Mortal

@@ -16,9 +16,9 @@ import pytest
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps, Entry, add_cost
 from orchestrator.core.naming import LEDGER
-from orchestrator.fleets.follow import Follower
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.follow import Follower
+from orchestrator.runs.holds import Accounts
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetStore, listed

@@ -13,7 +13,7 @@ from orchestrator.core.fleet.money import JobCost
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import LEDGER
-from orchestrator.fleets.purse import Purse
+from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.rebuild import rebuild
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetRecord

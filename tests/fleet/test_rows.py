@@ -14,9 +14,8 @@ from orchestrator.core.fleet.children import Cell, Child
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.naming import instance_name
 from orchestrator.core.results import MEASURED, ORIGIN
-from orchestrator.fleets.rows import compose, members, pack, store_rows, tables
-from orchestrator.fleets.table import Fetching, Table
 from orchestrator.ports import Entry
+from orchestrator.runs.fleet.results import Fetching, Table, compose, members, pack, store_rows, tables
 from tests.support.memory_bucket import MemoryBucket
 
 FLEET = "fleet-20261122-040506-7f3a"

@@ -20,8 +20,8 @@ from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.events import InstanceRequested
-from orchestrator.fleets.on_runs import RunFleet
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore

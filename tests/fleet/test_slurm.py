@@ -18,7 +18,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
-from orchestrator.fleets.follow import Follower, Seen
+from orchestrator.runs.fleet.follow import Follower, Seen
 from tests.fleet.stage import PACE, SCRIPT, FleetStage, payload, sweep_of
 from tests.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import NoCapacity
+from orchestrator.core.host_answers import trouble
 from orchestrator.core.hosts import parse_target
-from orchestrator.hosts.answers import trouble
 from startup.host import machine, runs
 from startup.host.places import Trouble, steady
 from startup.host.processes import alive, belonging, sweep

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import HostUnfit
+from orchestrator.core.host_answers import looked
 from orchestrator.core.hosts import Needs, fingerprint, gpu_for, lacks, lacks_packages
-from orchestrator.hosts.answers import looked
 from tests.core.test_hosts import CARD
 
 NEEDS = Needs(cuda=True, compiler=True, min_free_gb=4)

@@ -20,7 +20,7 @@ from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.naming import artifacts_prefix, instance_name, labels
 from orchestrator.core.rest import Answer, Request
 from orchestrator.ports import Bucket, Clock, Cloud
-from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.holds import Accounts
 
 PROBE = Path(__file__).with_name("probe.sh")
 LONGEST_S = 300

@@ -27,7 +27,7 @@ from orchestrator.core.ledger.budget import Caps, exposure
 from orchestrator.core.market.pricing import MachineSpec
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Clock
-from orchestrator.runs.accounts import Accounts
+from orchestrator.runs.holds import Accounts
 from orchestrator.store.ledger import LedgerStore
 from tests.live import assumptions
 from tests.live.assumptions import LOOKS, looked

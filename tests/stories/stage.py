@@ -30,8 +30,8 @@ from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Notice
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.holds import Accounts
 from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import ImageStore, Shelf

@@ -14,8 +14,8 @@ from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run.fold import Phase
 from orchestrator.hosts.cloud import HostCloud
 from orchestrator.hosts.router import ZoneRouter
+from orchestrator.runs.logs import log_of, serial_object
 from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.run_log import log_of, serial_object
 from tests.stories.stage import RUN, Stage, good_vm, lingering_vm, silent_vm, staged, weather
 from tests.support.machine_requests import L4
 from tests.support.scripted_machines import ScriptedVm, Steps

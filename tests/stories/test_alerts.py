@@ -12,8 +12,8 @@ import pytest
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.ledger.budget import Caps, add_cost
 from orchestrator.ports import Notice
-from orchestrator.runs.accounts import Accounts
 from orchestrator.runs.engine import Engine
+from orchestrator.runs.holds import Accounts
 from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.ledger import LedgerStore
 from tests.stories.stage import RUN, Heard, Stage, good_vm, silent_vm, staged

@@ -17,8 +17,8 @@ from orchestrator.core.ledger.unlisted import outstanding
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan
-from orchestrator.runs.builds import look_after_builds
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import reap_images, remove, survey_images
 from orchestrator.runs.reap import reap, survey
 from orchestrator.runs.reconcile import reconcile

@@ -43,9 +43,9 @@ from orchestrator.core.fleet.names import fleet_id
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
 from orchestrator.core.market.pricing import usd
 from orchestrator.core.text import count
-from orchestrator.fleets.follow import Seen
-from orchestrator.fleets.planning import FleetPlan
-from orchestrator.fleets.purse import Purse
+from orchestrator.runs.fleet.follow import Seen
+from orchestrator.runs.fleet.hold import Purse
+from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import check_batch as checked
 from orchestrator.schedulers import check_cluster

@@ -26,14 +26,12 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.text import count
-from orchestrator.fleets import on_batch
-from orchestrator.fleets.begin import begin
-from orchestrator.fleets.follow import Follower
-from orchestrator.fleets.on_runs import RunFleet
-from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.planning import FleetPlan, Price, check_cap, plan_fleet, price_of, with_quotas
-from orchestrator.fleets.purse import Purse
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet import planning
+from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.hold import Purse
+from orchestrator.runs.fleet.local_scheduler import RunFleet
+from orchestrator.runs.fleet.planning import FleetPlan, Orders, Price, check_cap, plan_fleet, price_of, with_quotas
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
@@ -90,7 +88,7 @@ def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
             hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
             return Price(hourly)
         if sweep.engine == "batch":
-            return Price(on_batch.hourly(config, prices), margin=margin)
+            return Price(planning.hourly(config, prices), margin=margin)
         return price_of(config, prices, margin)
 
     configured = configurations(wiring, sweep)
@@ -99,7 +97,7 @@ def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     if sweep.engine not in ("cloud", "batch"):
         return plan
     examples = {child.cell.gpu: child.cell for child in reversed(plan.children)}
-    offers = {gpu: on_batch.by_region(configured(cell), prices) for gpu, cell in examples.items()}
+    offers = {gpu: planning.by_region(configured(cell), prices) for gpu, cell in examples.items()}
     return with_quotas(plan, offers, cache(wiring.cloud().quotas))
 
 
@@ -177,8 +175,8 @@ class Desk:
             machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
-    def _place(self, config: Config, held_at: Decimal) -> on_batch.Place:
-        return on_batch.place(config, self.wiring.price_book.current(), held_at)
+    def _place(self, config: Config, held_at: Decimal) -> planning.Place:
+        return planning.place(config, self.wiring.price_book.current(), held_at)
 
     def runs(self) -> RunFleet:
         """For a fleet whose children are runs of this client's."""

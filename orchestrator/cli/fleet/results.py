@@ -38,10 +38,9 @@ from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain
 from orchestrator.core.run.fold import replay
 from orchestrator.core.text import count, words
-from orchestrator.fleets.rows import TEXTS
-from orchestrator.fleets.table import Fetching
 from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, written
+from orchestrator.runs.fleet.results import TEXTS, Fetching
 from orchestrator.wiring import answered_in_sql, brought, fetch_run, sql_ready, write_atomically
 
 READERS = 8

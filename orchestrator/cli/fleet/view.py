@@ -12,9 +12,8 @@ from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.text import clock, count, words
-from orchestrator.fleets.decisions import cap_of
-from orchestrator.fleets.follow import Seen
-from orchestrator.fleets.planning import FleetPlan
+from orchestrator.runs.fleet.follow import Seen, cap_of
+from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.store.fleets import FleetRecord
 
 MOST_ROWS = 40

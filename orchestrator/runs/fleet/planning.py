@@ -7,20 +7,164 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from orchestrator.core.config.model import Config, case_ids_of, effective_grids
-from orchestrator.core.errors import BudgetExceeded, NoCapacity
+from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
+from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity
+from orchestrator.core.fleet.batch import settings_of
 from orchestrator.core.fleet.children import Cell, Child, cells, expand
+from orchestrator.core.fleet.jobs import ATTEMPTS, ChildOrder
 from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
+from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.catalog import lookup
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
 from orchestrator.core.market.quota import room
+from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import priced_offers
+from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.text import count
+
+# The orders for the machines of children: a run spec for each, and the plan of its run.
+
+
+def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
+    """The plan of one child: its own part of its configuration's cases."""
+    if not child.cases:
+        return plan
+    strange = sorted(set(child.cases) - set(plan.cases))
+    if strange:
+        raise ConfigError(
+            f"child {child.index} would measure {strange[0]}, which is not in its configuration",
+            hint="the grid or the workload has changed since the plan: start a new fleet with `bench fleet launch`",
+        )
+    own = set(child.cases)
+    others = [case for case in plan.cases if case not in own]
+    share = plan.measurements_per_implementation * len(own) // max(1, len(plan.cases))
+    return replace(
+        plan,
+        cases=child.cases,
+        measurements_per_implementation=share,
+        harness={**plan.harness, "skip_cases": others},
+    )
+
+
+def plan_of(config: Config, name: str, mode: Mode) -> LaunchPlan:
+    """The plan of a run on a machine from a scheduler: it has no offers and no hold of its own."""
+    grids = effective_grids(config, mode)
+    cases = case_ids_of(config, grids)
+    return LaunchPlan(
+        config=config,
+        config_name=name,
+        mode=mode,
+        offers=(),
+        ttl_s=config.run.max_minutes * 60,
+        ceiling_usd=Decimal(0),
+        attempts=ATTEMPTS,
+        image="",
+        cases=cases,
+        measurements_per_implementation=len(cases) * measurements(config, mode),
+        harness=harness(config, grids, mode),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Makes orders for one fleet. A configuration is read once for all its children."""
+
+    fleet: str
+    mode: Mode
+    bucket: str
+    require_cuda: bool
+    plan: Callable[[Cell], LaunchPlan]
+
+    @classmethod
+    def of(
+        cls, fleet: str, mode: Mode, bucket: str, configured: Callable[[Cell], Config], *, require_cuda: bool
+    ) -> Orders:
+        return cls(fleet, mode, bucket, require_cuda, cache(lambda cell: plan_of(configured(cell), cell.title, mode)))
+
+    def plan_for(self, child: Child) -> LaunchPlan:
+        return chunked(self.plan(child.cell), child)
+
+    def order(self, child: Child, attempt: int, price: Decimal) -> ChildOrder:
+        """What child and attempt are told; `attempt` is the first that is free."""
+        plan, run_id = self.plan_for(child), child_run(self.fleet, child.cell.gpu, child.index)
+        spec = run_spec(
+            plan,
+            run_id=run_id,
+            attempt=attempt,
+            bucket=self.bucket,
+            require_cuda=self.require_cuda and plan.config.gpu != "cpu",
+            usd_per_hour=price,
+        )
+        return ChildOrder(child.index, attempt, run_id, spec)
+
+
+# Where a fleet on Google Cloud Batch may run a configuration, at which price, and on which machines.
+
+
+REGIONS: Final = 3
+"""How many regions a job tries, the cheapest first: a queue without an answer costs ten minutes in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the machines of a job may be, best first, and what a template says of them."""
+
+    regions: tuple[str, ...]
+    settings: Mapping[str, Any]
+    provisioning: str
+
+
+def dearest_by_region(config: Config, prices: PriceSheet) -> dict[str, Decimal]:
+    """What an hour costs at most in each region, the cheapest region first: Batch chooses the zone. Raises
+    `NoCapacity` where no price is known."""
+    wanted, found = config.machine.provisioning.upper(), dict[str, Decimal]()
+    for offer in priced_offers(config, prices):
+        if offer.provisioning == wanted:
+            found[offer.region] = max(found.get(offer.region, Decimal(0)), offer.usd_per_hour)
+    if not found:
+        raise NoCapacity(
+            f"no price is known for {config.machine.provisioning} {config.machine_type} in the allowed regions",
+            hint="choose other regions, or add their prices to configs/prices.yaml",
+        )
+    return dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0])))
+
+
+def by_region(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
+    """One offer of each of the cheapest regions."""
+    wanted = config.machine.provisioning.upper()
+    found: dict[str, Offer] = {}
+    for offer in sorted(priced_offers(config, prices), key=lambda one: (one.usd_per_hour, one.region)):
+        if offer.provisioning == wanted:
+            found.setdefault(offer.region, offer)
+    return tuple(found.values())[:REGIONS]
+
+
+def hourly(config: Config, prices: PriceSheet) -> Decimal:
+    """The price that a fleet's hold assumes: no region that its jobs may use costs more. Raises `NoCapacity`."""
+    return list(dearest_by_region(config, prices).values())[:REGIONS][-1]
+
+
+def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
+    """The regions that cost no more than the hold of the fleet assumes. Raises `NoCapacity` if there are none."""
+    found = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
+    if not found:
+        raise NoCapacity(
+            f"every region now costs more than ${held_at} an hour, the price that the fleet's hold assumes",
+            hint="`bench fleet stop FLEET` releases the hold; `bench fleet launch` starts a new one at today's prices",
+        )
+    project, family = config.image_source
+    settings = {
+        **settings_of(config.gpu, config.machine.model_dump()),
+        "image_project": project,
+        "image_family": family,
+    }
+    return Place(found[:REGIONS], settings, config.machine.provisioning.upper())
+
 
 Configured = Callable[[Cell], Config]
 CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")

@@ -2,20 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from orchestrator.core.bundled import is_kernel
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import ConfigError
-from orchestrator.core.hosts import Target, gpu_for, parse_target
+from orchestrator.core.errors import ConfigError, HostUnfit
+from orchestrator.core.host_answers import busy
+from orchestrator.core.hosts import (
+    HostRecord,
+    Lack,
+    Needs,
+    Target,
+    fingerprint,
+    gpu_for,
+    lacks,
+    lacks_packages,
+    parse_target,
+    why_validate,
+)
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.yamltext import scalar
-from orchestrator.hosts.admission import admit
-from orchestrator.hosts.cloud import HostCloud
+from orchestrator.ports import Hosts
 from orchestrator.runs.engine import World
 from orchestrator.runs.planning import LaunchOptions, plan_with_open_holds_settled
+
+# Whether a host has what a run needs: it is probed before each run, and validated when that is due.
+
+
+def needs_of(config: Config) -> Needs:
+    """What a run of `config` needs on a host."""
+    cuda = config.gpu != "cpu"
+    compiler = not cuda and any(map(is_kernel, config.measure.implementations))
+    return Needs(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
+
+
+def admit(
+    hosts: Hosts,
+    target: Target,
+    probe: Mapping[str, Any],
+    config: Config,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Checks that a host can measure `config`. Validates it if that is due, and stores the result in the bucket. Raises
+    `HostUnfit` for what the host lacks, `NoCapacity` while it measures for another run."""
+    needs, name, python = needs_of(config), target.called, config.host.python
+    refuse(lacks(probe, needs, name))
+    if probe["busy"]:
+        raise busy(target, probe["busy"])
+    now_is, now = fingerprint(probe), hosts.clock.now()
+    record = hosts.record(target.zone)
+    due = why_validate(record, now_is, now)
+    if not due and record is not None and needs.cuda and "+cpu" in record.torch:
+        due = "its GPU was not validated before"
+    if due:
+        say(f"validating {target}: {due}")
+        found = hosts.validate(target, python)
+        refuse(lacks_packages(found, needs, name, str(probe["executable"]), config.environment.torch))
+        known = {"validated_at": hosts.clock.now(), "fingerprint": now_is, "torch": str(found["torch"])}
+    else:
+        known = {}
+
+    def change(record: HostRecord) -> HostRecord:
+        return record.model_copy(update={**known, "target": str(target), "python": python})
+
+    hosts.remember(target, change)
+
+
+def refuse(lack: Lack | None) -> None:
+    if lack is not None:
+        raise HostUnfit(lack.what, hint=lack.remedy)
 
 
 def target_of(texts: Sequence[str], machine: str) -> Target:
@@ -31,7 +90,7 @@ def target_of(texts: Sequence[str], machine: str) -> Target:
     return targets[0]
 
 
-def with_gpu_of_host(options: LaunchOptions, hosts: HostCloud) -> LaunchOptions:
+def with_gpu_of_host(options: LaunchOptions, hosts: Hosts) -> LaunchOptions:
     """The same options. If they name only a host, the GPU that it has is added."""
     if not options.hosts or options.gpu or options.path is not None:
         return options
@@ -45,9 +104,7 @@ def python_of(options: LaunchOptions) -> str:
     return str(scalar(said) or "")
 
 
-def plan_for_hosts(
-    world: World, hosts: HostCloud, config: Config, name: str, *, say: Callable[[str], None]
-) -> LaunchPlan:
+def plan_for_hosts(world: World, hosts: Hosts, config: Config, name: str, *, say: Callable[[str], None]) -> LaunchPlan:
     """The plan for the host of `config`, which is probed and, if that is due, validated. Only the cache folder stays
     there. Raises `ConfigError`, `HostUnfit`, `NoCapacity`, `Unavailable`, `PermissionDenied`,
     `BudgetExceeded`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Final, Protocol
@@ -31,15 +31,52 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.fleets.decisions import cap_of, summary
-from orchestrator.fleets.follow import Seen
-from orchestrator.fleets.leaving import awaited, followed
-from orchestrator.fleets.orders import chunked
-from orchestrator.fleets.rows import store_rows
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.fleet.follow import Seen, cap_of, summary
+from orchestrator.runs.fleet.planning import chunked
+from orchestrator.runs.fleet.results import store_rows
 from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
 from orchestrator.runs.resume import resume, stored_plan
 from orchestrator.store.fleets import FleetRecord, FleetStore
+
+# How a client that drives the runs of a fleet leaves them at Ctrl-C, in steps.
+
+
+def awaited(workers: Sequence[Future[None]], first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Waits for the workers. Ctrl-C calls `first`; one that comes while that answers calls `second`."""
+    while True:
+        try:
+            wait(workers)
+        except KeyboardInterrupt:
+            try:
+                first()
+            except KeyboardInterrupt:
+                second()
+        else:
+            return
+
+
+def followed(
+    engine: Engine,
+    left: threading.Event,
+    watch: Callable[[Run], None] = lambda _: None,
+    trouble: Callable[[Unavailable, float], None] = lambda _error, _pause: None,
+    until: Callable[[Run], bool] = lambda _: False,
+) -> Run:
+    """The run as it is when it is over, when `until` says so, or once it is `left`, even if the cloud is silent."""
+
+    def troubled(error: Unavailable, pause: float) -> None:
+        trouble(error, pause)
+        if left.is_set():
+            raise error
+
+    try:
+        return engine.follow(watch=watch, trouble=troubled, until=lambda run: left.is_set() or until(run))
+    except Unavailable:
+        if not left.is_set():
+            raise
+        return engine.look()
+
 
 OURS: Final = (BudgetExceeded, ConfigError, PermissionDenied, DocumentUnreadable)
 """Errors that stop the whole fleet, because the next child would meet them too."""

@@ -18,6 +18,7 @@ from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, JobSpec, JobStatus
 from orchestrator.core.fleet.money import OVERLAP, JobCost, hold
 from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
 from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge
+from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.pricing import billed, round_up
 from orchestrator.core.naming import (
     BUCKET_LABEL,
@@ -32,14 +33,77 @@ from orchestrator.core.naming import (
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.core.text import count
-from orchestrator.fleets.decisions import ended, following, held_anew, resumed, summary, unheld, with_jobs
-from orchestrator.fleets.on_batch import Place
-from orchestrator.fleets.orders import Orders
-from orchestrator.fleets.purse import Purse, worked_s
-from orchestrator.fleets.rows import store_rows
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.hold import Purse, worked_s
+from orchestrator.runs.fleet.planning import Orders, Place
+from orchestrator.runs.fleet.results import store_rows
 from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecord
+
+# What is decided about a fleet on a scheduler, as changes of its `Control`, and its line in the list of fleets. Each
+# is applied by compare-and-swap to what stands there then, which others may have changed in the meantime.
+
+
+def cap_of(sweep: Sweep) -> str:
+    """The beginning of the reason of a pause that a higher cap of the fleet ends."""
+    return f"the fleet's cap of ${sweep.cap_usd}"
+
+
+def with_jobs(control: Control, jobs: Sequence[JobRecord], generation: int) -> Control:
+    """Jobs are about to be asked for under the hold of `generation`. As it was where the fleet has been stopped, paused
+    or held anew in the meantime; without those whose number is taken."""
+    if control.stopped or control.paused or control.generation != generation:
+        return control
+    there = {job.number for job in control.jobs}
+    return control.model_copy(update={"jobs": (*control.jobs, *(job for job in jobs if job.number not in there))})
+
+
+def ended(control: Control, **why: str) -> Control:
+    """Stops all jobs; `resume` starts new ones."""
+    return control.model_copy(update={**why, "cancelled": following(control)})
+
+
+def resumed(control: Control) -> Control:
+    """The fleet continues under its present hold."""
+    return control.model_copy(update={"paused": "", "stopped": "", "persisted": True})
+
+
+def held_anew(control: Control, generation: int, held_at: datetime, ends_at: datetime) -> Control:
+    """It goes on under the hold of `generation`, which is taken next. As it was where that hold has been given back or
+    overtaken."""
+    if control.generation >= generation:
+        return control
+    number = following(control)
+    fresh = {"generation": generation, "held_at": held_at, "ends_at": ends_at, "first_job": number, "cancelled": number}
+    return resumed(control).model_copy(update=fresh)
+
+
+def unheld(control: Control, generation: int, why: str) -> Control:
+    """The hold of `generation` could not be taken. As it was where others have decided something about it since."""
+    return ended(control, paused=control.paused or why) if control.generation == generation else control
+
+
+def following(control: Control) -> int:
+    """The number of the next job."""
+    return max((job.number + 1 for job in control.jobs), default=0)
+
+
+def summary(record: FleetRecord, state: FleetState, control: Control) -> dict[str, str]:
+    """The line of a fleet in the list of fleets."""
+    counts = state.counts
+    now = "stopped" if control.stopped else "paused" if control.paused else "open"
+    return {
+        "state": "over" if state.over else now,
+        "engine": record.engine,
+        "user": record.user,
+        "created_at": record.created_at.isoformat(timespec="seconds"),
+        "children": str(len(state.children)),
+        "stored": str(counts["stored"] + counts["wrong"]),
+        "given_up": str(counts["given_up"]),
+        "hold_usd": str(record.hold_usd),
+        "usd": str(state.usd),
+    }
+
 
 PATIENCE: Final = timedelta(seconds=30)
 """How long a child may be unknown to the scheduler before it is started again: a controller may be restarting."""
@@ -390,3 +454,18 @@ class Follower:
         """As the bucket says, where machines write too, and no later than what is held for it lasts."""
         told = control.ends_at or self.record.ends_at
         return min(told, self.purse.until(control.generation)) if self.record.hold_usd else told
+
+
+# Begins a fleet: stores its record, then holds its worst case, then lists it.
+
+
+def begin(store: FleetStore, record: FleetRecord, children: Sequence[Child], purse: Purse | None) -> None:
+    """Stores a fleet and, with a `purse`, holds its worst case; nothing is started. The record comes before the hold,
+    so that a client that dies between any two of these steps leaves no hold that says nothing of what it is for:
+    `runs.reconcile` gives back the one of a fleet that never asked for a machine. Raises `BudgetExceeded`."""
+    if purse is not None:
+        purse.check(record.hold_usd)  # a fleet that is refused leaves nothing behind
+    store.create(record, children)
+    if purse is not None:
+        purse.take(record.hold_usd)
+    store.list_as(summary(record, FleetState(tuple(children)), Control()))

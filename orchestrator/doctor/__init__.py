@@ -1,1 +1,0 @@
-"""Runs the checks of `bench doctor` at the same time and collects their verdicts."""
