@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
+.PHONY: demo demo-fleet test test-all search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -38,12 +38,20 @@ demo-fleet: compiler $(STAMP)
 	$(BIN)/bench fleet report last
 	$(BIN)/bench cloud stop
 
-# Half of a test of real machines is waiting: more workers than cores share them.
-WORKERS ?= 5
-## make test    everything that CI runs
+WORKERS ?= auto
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+## make test    the laws of the parts, and one run of everything on an embedded cloud: what to run before each commit
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
-	$(BIN)/python scripts/coverage_gate.py
+	$(PYTEST) -m "unit or smoke" tests/unit tests/integration
+	@echo "more: make test-all (commands, machines, kernels: all but the search), make search (chaos and mutants)"
+
+## make test-all  everything but the search
+test-all: $(STAMP)
+	$(PYTEST) -n 4 tests/unit tests/integration tests/kernels
+
+## make search  chaos scenarios and planted defects
+search: $(STAMP)
+	$(PYTEST) tests/search
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -51,7 +59,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/shellcheck startup/startup.sh startup/batch/*.sh .ci/run
 
-## make check   lint, format, types, shell, tests
+## make check   lint, format, types, shell, and make test
 check: lint test
 
 ## make chaos   search for a run that breaks a promise: N=500 scenarios from SEED=1 on, or one SCENARIO='{...}'
@@ -69,7 +77,7 @@ chaos-agents: $(STAMP)
 ZONE ?= us-central1-a
 live: $(STAMP)
 	@test -n "$(PROJECT)" -a -n "$(CAP)" || { echo 'make live PROJECT=my-project CAP=0.50 [GPU=1] [BUCKET=…] [ZONE=…]' >&2; exit 2; }
-	@$(BIN)/python -m tests.live --project '$(PROJECT)' --bucket '$(BUCKET)' --cap '$(CAP)' --zone '$(ZONE)' $(if $(GPU),--gpu)
+	@$(BIN)/python -m tests.integration.live --project '$(PROJECT)' --bucket '$(BUCKET)' --cap '$(CAP)' --zone '$(ZONE)' $(if $(GPU),--gpu)
 
 ## make mutants  plant defects that would break a promise, one at a time: the tests must notice each
 mutants: $(STAMP)

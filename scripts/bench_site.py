@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.site.written import many, store
+from tests.unit.site.written import many, store
 
 BENCH = Path(sys.executable).with_name("bench")
 LENGTHS = (128, 256, 512, 1024)

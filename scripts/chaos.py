@@ -20,10 +20,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.chaos.agents import Told, story
-from tests.chaos.agents import play as live
-from tests.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
-from tests.chaos.scenario import Scenario
+from tests.search.chaos.agents import Told, story
+from tests.search.chaos.agents import play as live
+from tests.search.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
+from tests.search.chaos.scenario import Scenario
 
 TRIES = 2
 """How often a part is started in all if its process dies."""

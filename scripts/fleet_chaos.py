@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fleet.batch_judge import broken
-from tests.fleet.batch_story import shape, story
+from tests.unit.fleet.batch_judge import broken
+from tests.unit.fleet.batch_story import shape, story
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.fleet.results import compose, members, pack, tables
-from tests.fleet.test_rows import FLEET, case, child
+from tests.unit.fleet.test_rows import FLEET, case, child
 
 
 def main(children: int, rows: int) -> int:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fleet.stage import FleetStage, sweep_of
 from tests.support.slurm import NOTICED_SOON, slurm_cluster
+from tests.unit.fleet.stage import FleetStage, sweep_of
 
 CHILDREN, NODES, LIMIT_S = 200, 8, 900.0
 HOW = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL}

@@ -29,6 +29,7 @@ gc.set_threshold(100_000, 50, 100)
 
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
 ROOT = Path(__file__).resolve().parent.parent
+TIERS = ("unit", "integration", "kernels", "search")
 REACHED: list[str] = []
 """Addresses outside loopback that something tried to connect to."""
 
@@ -102,6 +103,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier: the directory below tests/ that it is in."""
+    for item in items:
+        tier = item.path.relative_to(ROOT / "tests").parts[0]
+        if tier in TIERS:
+            item.add_marker(tier)
     if hasattr(config, "workerinput"):  # a worker takes whole files in this order
         items.sort(key=lambda item: order.rank(item.nodeid))
 

@@ -10,7 +10,7 @@ from google.oauth2.credentials import Credentials
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.embedded.server import EmbeddedCloud
-from tests.embedded.builders import FAMILY, scheduling
+from tests.unit.embedded.builders import FAMILY, scheduling
 
 REGION = "us-central1"
 RETRIED = (50001, 50002, 50003, 50006)

@@ -1,4 +1,4 @@
-"""A bucket in memory, which keeps the same laws as the real one: `tests/contract/test_bucket.py` holds both to them."""
+"""A bucket in memory, which keeps the same laws as the real one: `tests/unit/contract/test_bucket.py` holds both to them."""
 
 from __future__ import annotations
 

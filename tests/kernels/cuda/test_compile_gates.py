@@ -241,7 +241,6 @@ def test_bfloat16_does_not_compile_for_turing(compiler: Compiler, cache: Cache) 
         build_one(Combine("bfloat16"), Target("sm_75"), compiler, cache)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes a minute: set COMPILE_ALL_KERNELS=1 to run it"
 )
@@ -253,7 +252,6 @@ def test_every_shipped_kernel_passes_its_gates(architecture: str, compiler: Comp
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes a minute: set COMPILE_ALL_KERNELS=1 to run it"
 )

@@ -138,7 +138,6 @@ def test_the_kernels_for_few_keys_compile_without_spills_and_without_serialised_
         assert "serialized" not in log
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes minutes: set COMPILE_ALL_KERNELS=1 to run it"
 )

@@ -1,0 +1,98 @@
+"""What `bench doctor` says of this machine and of hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
+from orchestrator.core.errors import LocalError
+from orchestrator.core.hosts import Target
+from orchestrator.embedded.client import running
+from orchestrator.runs.doctor import Task, examine, host_tasks
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import configured
+from tests.integration.cli.conftest import Bench
+
+
+def test_a_configuration_that_cannot_be_read_is_named(bench: Bench) -> None:
+    (bench.home / "settings.yaml").write_text("projekt: x\n")
+    assert "valid keys are" in bench("doctor", code=2).err
+    (bench.home / "settings.yaml").unlink()
+    mine = bench.home / "mine.yaml"
+    mine.write_text("gpu: l4\ncolour: blue\n")
+    assert "colour" in bench("doctor", str(mine), code=2).err
+
+
+def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench) -> None:
+    bench("cloud", "start")
+    address = running(bench.home / "cloud")
+    assert address is not None
+    assert "up since" in embedded_of(bench)
+    published = bench.home / "cloud" / "cloud.json"
+    text = published.read_text()
+    published.write_text("{")
+    assert f"{published} is damaged" in embedded_of(bench)
+    for command in (["status"], ["cloud", "status"], ["cloud", "bill"], ["cloud", "preempt", "bench-x"]):
+        refused = bench(*command, code=6)
+        assert f"{published} is damaged" in refused.err
+        assert "bench cloud stop" in refused.err
+    bench("cloud", "stop")
+    assert "not running" in bench("cloud", "status").out
+    published.write_text(text)
+    assert "does not answer" in embedded_of(bench)
+
+
+def embedded_of(bench: Bench) -> str:
+    checks = bench("doctor", "--json", code=None).document["checks"]
+    return next(str(check["why"]) for check in checks if check["name"] == "embedded")
+
+
+def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
+    def broken() -> Verdict:
+        raise ZeroDivisionError("odd")
+
+    def refused() -> Verdict:
+        raise LocalError("no room")
+
+    first, second, third = (Check(name, name, "here") for name in ("a", "b", "c"))
+    seen: list[str] = []
+    results = examine(
+        [Task(first, broken), Task(second, refused), Task(third, lambda: fine("good"))],
+        lambda result: seen.append(result.check.name),
+    )
+    assert [result.verdict.level for result in results] == [Level.WARN, Level.WARN, Level.OK]
+    assert "ZeroDivisionError: odd" in results[0].verdict.why
+    assert "no room" in results[1].verdict.why
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only_once() -> None:
+    shell = SilentHost()
+    tasks = host_tasks(Target("ada", "box", 2222), shell, LaunchOptions("", None, ()), configured)
+    results = examine(tasks)
+    assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * (len(tasks) - 1)]
+    assert "Connection refused" in results[0].verdict.why
+    assert len(shell.commands) == 1
+
+
+class SilentHost:
+    """A shell to a host that refuses the connection."""
+
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+
+    def run(self, command: str) -> tuple[int, str, str]:
+        self.commands.append(command)
+        return 255, "", "Connection refused"
+
+    def ask(self, operation: str, arguments: Any, *, python: str = "", timeout_s: float = 60) -> Any:
+        raise AssertionError(f"asked to {operation}")
+
+    def put(self, data: bytes, path: str) -> None:
+        raise AssertionError("sent a file")
+
+    def get(self, path: str, *, limit: int | None = None) -> bytes | None:
+        raise AssertionError("fetched a file")
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,149 @@
+"""Ctrl-C while a library is being loaded, in a hurry, and at the end: what has to be undone is undone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import interrupts
+from orchestrator.wiring import wire
+from tests.integration.cli.conftest import Bench
+from tests.integration.cli.test_image_build import Paced
+
+CTRL_C = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+LISTENING = "import sys, time; from orchestrator.cli.interrupts import listen; listen()"
+IN_AN_IMPORT = f"""
+{LISTENING}
+try:
+    import cut
+    time.sleep(60)
+except KeyboardInterrupt:
+    import cut
+    print(cut.whole and sys.gettrace() is None)
+"""
+IN_A_FINALISER = f"""
+{LISTENING}
+class Kept:
+    def __del__(self):
+        {CTRL_C}
+        time.sleep(0.01)
+        print(True)
+try:
+    Kept()
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+"""
+IN_A_HURRY = f"""
+{LISTENING}
+def undo():
+    {CTRL_C}
+    time.sleep(0.01)
+    print(True)
+try:
+    {CTRL_C}
+    time.sleep(60)
+except KeyboardInterrupt:
+    undo()
+"""
+AT_THE_END = f"""
+import atexit, sys
+def end():
+    {CTRL_C}
+    print("not killed")
+atexit.register(end)
+sys.argv = ["bench", "--version"]
+from orchestrator.cli.entry import main
+main()
+"""
+AT_THE_BEGINNING = """
+import sys
+sys.argv = ["bench", "--version"]
+for name in {"signal", "enum"}:
+    sys.modules.pop(name, None)
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "signal":
+            import _signal, posix
+            posix.kill(posix.getpid(), _signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+from orchestrator.cli.entry import main
+main()
+"""
+AS_THE_CLIENT_LOADS = f"""
+import sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == "google.cloud.compute_v1.types.compute":
+            {CTRL_C}
+sys.meta_path.insert(0, CtrlC())
+"""
+
+
+def python(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python with modules of `path`, and with the Ctrl-C that a shell's background jobs do not have."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    command = ["env", "--default-signal=INT", sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("program", [IN_AN_IMPORT, IN_A_FINALISER], ids=["an import", "a finaliser"])
+def test_ctrl_c_is_answered_after(program: str, tmp_path: Path) -> None:
+    (tmp_path / "cut.py").write_text(f"{CTRL_C}\n{CTRL_C}\nfor _ in range(1000): pass\nwhole = True\n")
+    ran = python("-c", program, path=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
+
+
+def test_a_second_ctrl_c_in_a_hurry_does_not_cut_short_what_the_first_one_made_a_command_do(tmp_path: Path) -> None:
+    ran = python("-c", IN_A_HURRY, path=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
+
+
+def test_a_second_ctrl_c_that_comes_later_is_answered() -> None:
+    before, now = signal.getsignal(signal.SIGINT), [0.0]
+    try:
+        interrupts.listen(lambda: now[0])
+        for now[0] in (1.0, 10.0):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        interrupts.ignore(10.0, lambda: now[0])
+        for now[0] in (10.0, 19.9):
+            signal.raise_signal(signal.SIGINT)
+        now[0] = 20.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_the_command_has_begun_is_only_ctrl_c(tmp_path: Path) -> None:
+    ran = python("-S", "-c", AT_THE_BEGINNING, path=Path(interrupts.__file__).parents[2])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_as_python_ends_says_nothing(tmp_path: Path) -> None:
+    ran = python("-c", AT_THE_END, path=tmp_path)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
+    assert "not killed" not in ran.stdout
+
+
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize("command", [("launch",), ("image", "build")], ids=" ".join)
+def test_ctrl_c_as_the_client_of_the_cloud_is_loaded_leaves_nothing_and_asks_for_nothing(
+    bench: Bench, paced: Paced, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AS_THE_CLIENT_LOADS)
+    ran = python("-m", "orchestrator.cli", *command, "--gpu", "l4", *paced()[:2], path=tmp_path)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    assert "interrupted" in ran.stderr
+    (run,) = bench("status", "--json").document["runs"]
+    assert run["phase"] == "stopped"
+    assert command != ("launch",) or f"`bench launch --resume {run['run_id']}` asks for a machine again" in ran.stderr
+    assert {entry.settled_usd for entry in wire().ledger.read().runs.values()} == {0}
+    assert bench.control("/control/bill")["rows"] == []

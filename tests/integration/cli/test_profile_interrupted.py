@@ -1,0 +1,99 @@
+"""Ctrl-C in `bench profile` leaves the new run to go on by itself, or leaves nothing, as it does in `bench launch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from orchestrator.core.naming import plan_object
+from orchestrator.core.plan.document import plan_document
+from orchestrator.core.run import events as ev
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import wire
+from tests.integration.cli.conftest import Bench
+from tests.support.patience import await_truth
+from tests.unit.core.builders import RUN, planned
+
+pytestmark = [pytest.mark.usefixtures("cloud")]
+
+
+def profiled(case: str, at: str) -> tuple[int, str, str]:
+    """Code and output of a profile that gets one Ctrl-C as soon as it has said `at`."""
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    program = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [*program, "profile", RUN, "--case", case]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as ran:
+        assert ran.stdout is not None
+        said = []
+        for line in ran.stdout:
+            said.append(line)
+            if at in line:
+                ran.send_signal(signal.SIGINT)
+                break
+        out, err = ran.communicate()
+        return ran.returncode, "".join(said) + out, err
+
+
+@pytest.fixture
+def measured(bench: Bench) -> str:
+    """A case of a run that is over, whose plan is all that a profile needs."""
+    wiring = wire()
+    made = wiring.plan(*wiring.configured(LaunchOptions("l4", None, ())))
+    wiring.bucket.replace(plan_object(RUN), json.dumps(plan_document(made)).encode(), generation=None)
+    log = wiring.log(RUN)
+    log.append(planned(mode="embedded"))
+    log.append(ev.RunClosed(outcome="succeeded"))
+    return str(made.cases[0])
+
+
+def the_new_run(bench: Bench) -> str:
+    (new,) = [run["run_id"] for run in bench("status", "--json").document["runs"] if run["run_id"] != RUN]
+    return str(new)
+
+
+def assert_paid_as_billed(bench: Bench, run_id: str) -> None:
+    entry = wire().ledger.read().runs[run_id]
+    billed = sum((Decimal(row["usd"]) for row in bench.bill(run_id)), Decimal(0))
+    assert entry.settled_usd is not None
+    assert abs(entry.settled_usd - billed) < Decimal("0.005")
+
+
+def test_ctrl_c_leaves_a_profile_that_has_a_machine_to_go_on_by_itself(
+    bench: Bench, measured: str, weather: Any
+) -> None:
+    weather({"fault": "hang", "target": "harness", "at": {"phase": "environment"}})  # it is not done before it is left
+    code, out, err = profiled(measured, "phase preflight")
+    new = the_new_run(bench)
+    assert (code, "detached; the run continues" in out) == (130, True), out + err
+    assert f"run {new} goes on without this terminal" in err
+    assert f"bench stop {new}" in err
+    assert "profile.html" not in out
+    assert len(bench.alive()) == 1
+    await_truth(lambda: bench.fired() == [1])
+    bench("stop", new)
+    assert bench.alive() == []
+    assert_paid_as_billed(bench, new)
+
+
+def test_ctrl_c_before_a_profile_has_asked_for_a_machine_stops_it_and_gives_its_hold_back(
+    bench: Bench, measured: str
+) -> None:
+    """However fast it is then: a machine that was asked for is waited for, and the run goes on."""
+    code, out, err = profiled(measured, "payload ")
+    new = the_new_run(bench)
+    if code == 130:
+        assert "detached; the run continues" in out, out + err
+        bench("stop", new)
+    else:
+        assert code == 9, out + err
+        assert f"run {new} stopped: interrupted before a machine existed" in err
+    assert bench.alive() == []
+    assert_paid_as_billed(bench, new)

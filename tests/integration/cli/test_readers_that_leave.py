@@ -1,0 +1,169 @@
+"""Whoever reads a command's output may leave, or never have been there: what was asked for is done, and is told of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.wiring import wire
+from tests.integration.cli.conftest import Bench, Ran
+from tests.integration.cli.test_full_disk import FULL
+from tests.integration.cli.test_real_machines import QUICK, SMALL, assert_our_account_is_the_bill
+from tests.integration.cli.test_reap import forgotten
+from tests.integration.cli.test_shapes import holds
+from tests.support.patience import await_truth
+
+Paced = Callable[..., tuple[str, ...]]
+
+
+def program(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHONUNBUFFERED")}
+    command = [sys.executable, "-m", "orchestrator.cli", *arguments]
+    return subprocess.Popen(command, text=True, env=environment, **streams)
+
+
+def unread(*arguments: str) -> Ran:
+    """A command whose reader had left before it wrote anything."""
+    ears, mouth = os.pipe()
+    os.close(ears)
+    with program(*arguments, stdout=mouth, stderr=subprocess.PIPE) as ran:
+        os.close(mouth)
+        _, err = ran.communicate()
+    return Ran(ran.returncode, "", err)
+
+
+@pytest.mark.parametrize("arguments", [("man",), ("config", "keys", "--json"), ("--help",)])
+def test_a_reader_that_left_ends_a_command_quietly_and_as_a_shell_expects(arguments: tuple[str, ...]) -> None:
+    ran = unread(*arguments)
+    assert (ran.code, ran.err) == (141, "")
+
+
+@pytest.mark.usefixtures("cloud")
+def test_an_error_keeps_its_own_exit_code_and_words_where_nobody_reads_its_document() -> None:
+    ran = unread("plan", "--gpu", "nosuch", "--json")
+    assert ran.code == 2
+    assert "nosuch" in ran.err
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_stream_that_is_closed_takes_nothing_and_spoils_no_other(bench: Bench, closed: str) -> None:
+    script = f'exec "$0" -m orchestrator.cli status --json {closed}'
+    ran = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    assert ran.stdout == "" if "1>" in closed else json.loads(ran.stdout)["runs"] == []
+
+
+@pytest.mark.usefixtures("cloud")
+def test_machines_are_deleted_though_nobody_reads_which(bench: Bench, weather: Callable[..., None]) -> None:
+    weather({"fault": "never_boots"})
+    forgotten(wire())
+    assert unread("reap", "--yes").code == 141
+    assert bench.alive() == []
+
+
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+def test_a_launch_whose_reader_leaves_gets_its_machine_and_says_how_to_follow_it(
+    bench: Bench, tmp_path: Path, paced: Paced, how: tuple[str, ...]
+) -> None:
+    ran = unread("launch", "--gpu", "l4", *how, *SMALL, *paced("case 2"))
+    (run,) = bench("status", "--json").document["runs"]
+    assert ran.code == 141
+    assert f"bench logs -f {run['run_id']}" in ran.err
+    (tmp_path / "paced-case-2-goes-on").touch()
+    await_truth(lambda: not bench.alive())
+    ended = bench("status", run["run_id"], "--json").document
+    assert (ended["state"], ended["cases_done"]) == ("succeeded", 2)
+    assert_our_account_is_the_bill(bench, ended)
+
+
+@pytest.mark.usefixtures("cloud")
+def test_ctrl_c_while_a_machine_is_asked_for_leaves_a_run_that_has_it(
+    bench: Bench, paced: Paced, weather: Callable[..., None]
+) -> None:
+    path = "/zones/[^/]+/instances(\\?|$)"
+    weather({"fault": "reset", "service": "compute", "method": "POST", "path": path, "after": "request", "times": 3})
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4"]
+    with subprocess.Popen([*command, *SMALL, *paced("case 2")], stdout=subprocess.PIPE, text=True) as ran:
+        await_truth(lambda: bench.fired()[0] >= 1)
+        ran.send_signal(signal.SIGINT)
+        out, _ = ran.communicate()
+    assert (ran.returncode, "goes on without this terminal" in out) == (0, True)
+    (run,) = bench("status", "--json").document["runs"]
+    assert run["phase"] == "running"
+    bench("stop", run["run_id"])
+
+
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+def test_a_second_ctrl_c_while_a_machine_is_asked_for_stops_the_run(
+    bench: Bench, paced: Paced, weather: Callable[..., None], how: tuple[str, ...]
+) -> None:
+    path = "/zones/[^/]+/instances(\\?|$)"
+    # No answer comes before both have been sent, however late they are: a reset would be given up after some tries.
+    weather({"fault": "stall", "service": "compute", "method": "POST", "path": path, "seconds": 3600, "times": 1000})
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4"]
+    with subprocess.Popen([*command, *how, *SMALL, *paced()], stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        await_truth(lambda: bench.fired()[0] >= 1)
+        ran.send_signal(signal.SIGINT)
+        while "Ctrl-C again stops the run" not in (line := ran.stdout.readline()):
+            assert line, "it ended without a word"
+        ran.send_signal(signal.SIGINT)
+        ran.stdout.read()
+    assert bench.alive() == []
+    (run,) = bench("status", "--json").document["runs"]
+    assert run["phase"] == "stopped"
+    (entry,) = wire().ledger.read().runs.values()
+    assert entry.settled_usd == Decimal(0)
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_launch_that_gets_no_machine_gives_its_hold_back_though_nobody_reads_of_it(
+    bench: Bench, paced: Paced, weather: Callable[..., None]
+) -> None:
+    weather({"fault": "stockout", "times": 100})
+    ran = unread("launch", "--gpu", "l4", *SMALL, *QUICK, *paced())
+    assert ran.code == 4
+    assert "no capacity" in ran.err
+    (entry,) = wire().ledger.read().runs.values()
+    assert entry.settled_usd == Decimal(0)
+    assert bench("cloud", "bill", "--json").document["rows"] == []
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_log_that_is_followed_ends_with_its_reader(bench: Bench, paced: Paced) -> None:
+    bench("launch", "--gpu", "l4", "--detach", *SMALL, *paced("case 2"))
+    ears, mouth = os.pipe()
+    with program("logs", "last", "--follow", stdout=mouth, stderr=subprocess.PIPE) as following:
+        os.close(mouth)
+        assert os.read(ears, 1)
+        os.close(ears)
+        assert (following.wait(), following.stderr.read() if following.stderr else "") == (141, "")
+    assert bench("stop", "last").code == 0
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.usefixtures("cloud")
+def test_a_launch_whose_output_has_no_room_gets_its_machine_and_says_both(bench: Bench, paced: Paced) -> None:
+    with (
+        FULL.open("w") as full,
+        program("launch", "--gpu", "l4", *SMALL, *paced("case 2"), stdout=full, stderr=subprocess.PIPE) as ran,
+    ):
+        _, err = ran.communicate()
+    assert ran.returncode == 11
+    assert "No space left on device" in err
+    assert "goes on without this terminal" in err
+    assert bench("stop", "last", "--json").document["state"] == "stopped"
+    holds("status", bench("status", "last", "--json").document)

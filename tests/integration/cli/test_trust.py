@@ -1,0 +1,123 @@
+"""A plan in the bucket, written by whoever can write there: nothing of it is run, and none of its money is believed."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.ledger.budget import Approved, Entry, Ledger, authorize
+from orchestrator.core.naming import LEDGER, plan_object
+from orchestrator.core.plan.document import plan_document
+from orchestrator.core.run import events as ev
+from orchestrator.core.template import written
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import Wiring, wire
+from tests.integration.cli.conftest import Bench
+from tests.unit.core.builders import planned as planned_run
+
+pytestmark = pytest.mark.usefixtures("cloud")
+
+RUN = "20260921-090000-l4-0bad"
+
+
+def planted(wiring: Wiring, **settings: Any) -> None:
+    """A run that was cut short, as anybody who can write to the bucket can make one up."""
+    config, name = wiring.configured(LaunchOptions("l4", None, ()))
+    made = wiring.plan(config, name)
+    document = plan_document(made) | {"ceiling_usd": "0.000001", "usd_per_hour": "0.000000", "ttl_s": 604800}
+    document["settings"] |= settings
+    document["offers"] = [offer | {"usd_per_hour": "0.000000"} for offer in document["offers"]]
+    wiring.bucket.replace(plan_object(RUN), json.dumps(document).encode(), generation=None)
+    log = wiring.log(RUN)
+    log.append(planned_run(user="mallory", mode="embedded", ceiling_usd=Decimal("0.000001"), ttl_s=604800))
+    log.append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
+
+
+def test_a_command_in_a_stored_plan_is_never_run(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwned = tmp_path / "PWNED"
+    wiring = wire()
+    planted(
+        wiring,
+        alerts={"command": f"touch {pwned}", "webhook": None},
+        budget={"per_run_usd": "100000", "per_day_usd": "100000", "per_month_usd": None, "total_usd": None},
+    )
+    now = wiring.clock.now()
+    spent = Entry(hold_usd=Decimal(60000), held_at=now, settled_usd=Decimal(60000), settled_at=now)
+    wiring.bucket.replace(LEDGER, Ledger(runs={RUN: spent}).dump(), generation=None)
+    monkeypatch.setenv("BENCH_PER_DAY_USD", "1")
+    monkeypatch.setenv("BENCH_PER_RUN_USD", "0.01")
+    refused = bench("launch", "--resume", RUN, "--detach", code=3)
+    assert "cap" in refused.err
+    assert not pwned.exists()
+    assert bench.alive() == []
+
+
+@pytest.mark.parametrize("window", ["PER_RUN", "PER_DAY", "PER_MONTH", "TOTAL"])
+def test_a_resumption_is_refused_under_the_caps_of_today(
+    bench: Bench, window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(wire())
+    monkeypatch.setenv(f"BENCH_{window}_USD", "0")
+    assert "cap $0" in bench("launch", "--resume", RUN, "--detach", code=3).err
+    assert bench.alive() == []
+
+
+def test_a_stored_ceiling_only_lowers_ours_and_a_stored_time_never_lengthens_it(bench: Bench) -> None:
+    wiring = wire()
+    config, name = wiring.configured(LaunchOptions("l4", None, ()))
+    ours = wiring.plan(config, name)
+    stored = plan_document(ours)
+    for change, lower in (
+        ({"ceiling_usd": "100000"}, False),
+        ({"ceiling_usd": str(ours.ceiling_usd / 2)}, True),
+        ({"ttl_s": 604800, "attempts": 20}, False),
+        ({"ttl_s": ours.ttl_s // 2}, True),
+    ):
+        wiring.bucket.replace(plan_object(RUN), json.dumps(stored | change).encode(), generation=None)
+        made = wiring.plan_again(RUN, LaunchOptions("", None, ()))
+        assert made.ceiling_usd <= ours.ceiling_usd
+        assert made.ttl_s <= ours.ttl_s
+        assert made.attempts <= ours.attempts
+        assert ((made.ceiling_usd, made.ttl_s) != (ours.ceiling_usd, ours.ttl_s)) is lower
+        assert made.usd_per_hour == ours.usd_per_hour
+
+
+def test_secrets_are_not_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_ALERT_WEBHOOK", "https://hooks.example.com/T0KEN")
+    monkeypatch.setenv("BENCH_ALERT_COMMAND", "notify-send T0KEN")
+    assert "T0KEN" not in bench("plan", "--gpu", "l4", "--json").out
+
+
+def test_a_run_that_has_cost_something_goes_on_under_the_same_caps(bench: Bench) -> None:
+    """What it cost before counts against the cap of a run, and not against the ceiling of what is still to come."""
+    wiring = wire()
+    config, name = wiring.configured(LaunchOptions("l4", None, ()))
+    ours = wiring.plan(config, name)
+    wiring.bucket.replace(plan_object(RUN), json.dumps(plan_document(ours)).encode(), generation=None)
+    now, spent = wiring.clock.now(), Decimal("0.004283")
+    entry = Entry(hold_usd=ours.ceiling_usd, held_at=now, settled_usd=spent, settled_at=now, pretend=True)
+    wiring.bucket.replace(LEDGER, Ledger(runs={RUN: entry}).dump(), generation=None)
+    made = wiring.plan_again(RUN, LaunchOptions("", None, ()))
+    assert (made.ceiling_usd, made.ttl_s) == (ours.ceiling_usd, ours.ttl_s)
+    fits = authorize(wiring.ledger.read(), made.config.budget.caps(), made.ceiling_usd, now, run_id=f"{RUN}+1")
+    assert isinstance(fits, Approved)
+
+
+def test_no_files_are_sent_from_a_path_that_a_stored_plan_names(bench: Bench, tmp_path: Path) -> None:
+    """As somebody makes it up who wants to read what lies on the computer of whoever profiles the run."""
+    private = tmp_path / "private.py"
+    private.write_text(written("private"))
+    wiring = wire()
+    planted(wiring, workload={"path": str(private), "name": "private", "form": "file", "cases": ["n16"]})
+    blob = wiring.bucket.read(plan_object(RUN))
+    assert blob is not None
+    stored = json.loads(blob.data) | {"ceiling_usd": "100"}
+    wiring.bucket.replace(plan_object(RUN), json.dumps(stored).encode(), generation=None)
+    refused = bench("profile", RUN, "--case", "n16", code=2).err
+    assert "nothing is sent" in refused
+    assert list(wiring.bucket.list("payloads/")) == []
+    assert bench.alive() == []

@@ -1,0 +1,1 @@
+from tests.unit.contract.conftest import bucket, missing_bucket, storage_url  # noqa: F401

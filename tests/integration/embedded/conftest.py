@@ -1,0 +1,1 @@
+from tests.unit.embedded.conftest import recorder, stage, wire  # noqa: F401

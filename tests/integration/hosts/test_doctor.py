@@ -1,0 +1,49 @@
+"""`bench doctor --host`: a real machine, over a real sshd, looked at and left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.cli.conftest import Bench
+from tests.integration.hosts.conftest import Client
+from tests.integration.hosts.looking import outside_the_cache, processes
+from tests.support.ports import deaf_port
+from tests.support.sshd import Sshd
+
+
+def looked_at(bench: Bench, code: int | None = None) -> dict[str, Any]:
+    checks = bench("doctor", "--host", "box", "--json", code=code).document["checks"]
+    return {check["name"]: check for check in checks}
+
+
+def test_a_host_is_looked_at_in_its_own_words_and_nothing_is_left_there(bench: Bench, host: Sshd) -> None:
+    before = outside_the_cache(host)
+    found = looked_at(bench)
+    assert found["host.reachable"]["level"] == "ok"
+    assert found["host.python"]["why"].startswith("python 3.")
+    assert "GB free" in found["host.python"]["why"]
+    assert found["host.torch"]["level"] == "ok"
+    assert found["host.files"]["level"] == "ok"
+    assert found["host.gpu"]["why"]
+    assert outside_the_cache(host) == before
+    assert not host.cache.exists()
+    assert processes(host) == []
+
+
+def test_a_host_that_is_not_known_names_the_command_that_adds_it(bench: Bench, host: Sshd, client: Client) -> None:
+    client.knows()
+    found = looked_at(bench, code=6)
+    assert found["host.reachable"]["level"] == "fail"
+    assert "ssh-keyscan" in found["host.reachable"]["remedy"]
+    assert found["host.python"]["level"] == "skipped"
+
+
+def test_a_host_that_does_not_answer_is_one_failure_and_no_more(bench: Bench, host: Sshd, client: Client) -> None:
+    client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {deaf_port()}\n")
+    ran = bench("doctor", "--host", "box", code=6)
+    assert "nothing listens" in ran.out
+    assert "1 fail, 5 skipped" in ran.out
+
+
+def test_a_host_that_is_no_host_is_refused(bench: Bench) -> None:
+    assert bench("doctor", "--host", "-x", code=2).err

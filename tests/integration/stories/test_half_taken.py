@@ -1,0 +1,176 @@
+"""A client that is interrupted between claiming a kept machine and saying so: the machine waits for the next launch, or
+the run is measured on it; nobody is left at work for a run that was stopped, and it is paid for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.driving import Driving, driven
+from orchestrator.core.errors import PermissionDenied
+from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.run.slots import Slot
+from orchestrator.runs.engine import World
+from tests.integration.stories.keeping import kept_vm
+from tests.integration.stories.stage import Killed, Stage, staged
+from tests.integration.stories.test_interrupted import Telling, own_ctrl_c
+from tests.integration.stories.test_kept_machines import (
+    NEXT,
+    RUN,
+    THIRD,
+    assert_books_balance,
+    keep,
+    look_after_everything,
+    passes,
+)
+
+__all__ = ["own_ctrl_c"]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class Claiming:
+    """A bucket to which something happens right after a claim is stored."""
+
+    def __init__(self, bucket: Any, happens: Callable[[], None]) -> None:
+        self.bucket, self.happens = bucket, [happens]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bucket, name)
+
+    def replace(self, name: str, *args: Any, **named: Any) -> Any:
+        answer = self.bucket.replace(name, *args, **named)
+        while name.startswith("machines/") and self.happens:
+            self.happens.pop()()
+        return answer
+
+
+class Saying:
+    """A log to which something happens in the place of its first `machine_taken`."""
+
+    def __init__(self, log: Any, happens: list[Callable[[], None]]) -> None:
+        self.log, self.happens = log, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.log, name)
+
+    def append(self, fact: Any) -> Any:
+        while fact.kind == "machine_taken" and self.happens:
+            self.happens.pop()()
+        return self.log.append(fact)
+
+
+def as_it_claims(stage: Stage, happens: Callable[[], None]) -> World:
+    world = stage.world()
+    return replace(world, bucket=Claiming(world.bucket, happens))  # type: ignore[arg-type]
+
+
+def as_it_says_so(stage: Stage, happens: Callable[[], None]) -> World:
+    world, once = stage.world(), [happens]
+    return replace(world, log=lambda run_id: Saying(world.log(run_id), once))  # type: ignore[arg-type, return-value]
+
+
+def slot(stage: Stage) -> Slot:
+    world = stage.world()
+    (entry,) = world.bucket.list("machines/")
+    blob = world.bucket.read(entry.name)
+    found = Slot.parse(blob.data) if blob is not None else None
+    assert found is not None
+    return found
+
+
+def launched(stage: Stage, world: World) -> tuple[Run, list[str]]:
+    watch = Telling()
+    run = driven(Driving(world, NEXT, lambda: stage.begin(world, stage.plan(), NEXT), watch, "ada"))
+    return run, watch.said
+
+
+@pytest.mark.parametrize("moment", [as_it_claims, as_it_says_so])
+def test_ctrl_c_as_a_kept_machine_is_claimed_lets_the_next_launch_have_it(home: Path, moment: Any) -> None:
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        run, _ = launched(stage, moment(stage, interrupt))
+        assert run.phase is Phase.STOPPED
+        found = slot(stage)
+        assert (found.state, found.claim) == ("idle", None)
+        third = stage.begin(stage.world(), stage.plan(), THIRD).follow()
+        assert (third.phase, third.taken is not None) == (Phase.SUCCEEDED, True)
+        assert len(stage.bill()) == 1
+        look_after_everything(stage)
+        assert_books_balance(stage)
+
+
+@pytest.mark.parametrize("moment", [as_it_claims, as_it_says_so])
+def test_ctrl_c_once_the_kept_machine_has_taken_the_claim_up_detaches_from_a_run_that_goes_on(
+    home: Path, moment: Any
+) -> None:
+    def interrupt_late() -> None:
+        passes(stage, 20)
+        assert slot(stage).state == "running"
+        raise KeyboardInterrupt
+
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        run, said = launched(stage, moment(stage, interrupt_late))
+        assert run.guest_of is not None
+        assert run.closed is None
+        assert "detached; the run continues" in said
+        passes(stage, 120)
+        look_after_everything(stage)
+        ended = stage.look_after(NEXT)
+        assert (ended.phase, ended.cases_done) == (Phase.SUCCEEDED, 3)
+        assert len(stage.bill()) == 1
+        assert_books_balance(stage)
+
+
+def test_a_claim_that_cannot_be_recorded_is_taken_back_and_the_launch_says_why(home: Path) -> None:
+    def refused() -> None:
+        raise PermissionDenied("the bucket says no", hint="ask its owner")
+
+    with staged(home, kept_vm()) as stage:
+        keep(stage)
+        world = as_it_says_so(stage, refused)
+        with pytest.raises(PermissionDenied, match=r"the bucket says no; run .* is ended and holds no money"):
+            stage.begin(world, stage.plan(), NEXT)
+        assert slot(stage).state == "idle"
+        assert stage.look_after(NEXT).phase is Phase.STOPPED
+        stage.look_after(RUN)
+        assert_books_balance(stage)
+
+
+def test_a_deaf_machine_is_given_back_too_and_ends_at_its_own_limit(home: Path) -> None:
+    with staged(home, kept_vm(deaf=True)) as stage:
+        keep(stage, "run.idle_minutes=2")
+        assert launched(stage, as_it_claims(stage, interrupt))[0].phase is Phase.STOPPED
+        assert slot(stage).state == "idle"
+        passes(stage, 240)
+        look_after_everything(stage)
+        assert stage.look_after(RUN).phase is Phase.SUCCEEDED
+        assert_books_balance(stage)
+
+
+@pytest.mark.parametrize("moment", [as_it_claims, as_it_says_so])
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_client_that_is_killed_as_it_claims_a_kept_machine_leaves_it_used_or_ended_and_paid_for_once(
+    home: Path, moment: Any, deaf: bool
+) -> None:
+    def killed() -> None:
+        raise Killed
+
+    with staged(home, kept_vm(deaf=deaf)) as stage:
+        keep(stage, "run.idle_minutes=2")
+        with pytest.raises(Killed):
+            stage.begin(moment(stage, killed), stage.plan(), NEXT)
+        assert slot(stage).state == "claimed"
+        passes(stage, 300)
+        look_after_everything(stage)
+        assert stage.look_after(NEXT).phase is (Phase.STOPPED if deaf else Phase.SUCCEEDED)
+        assert stage.look_after(RUN).phase is Phase.SUCCEEDED
+        assert len(stage.bill()) == 1
+        assert_books_balance(stage)

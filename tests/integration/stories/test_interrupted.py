@@ -1,0 +1,174 @@
+"""Ctrl-C may come at any step of a launch. Afterwards the run has a machine and goes on, or its money is free again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.driving import PATIENCE_S, Driving, driven
+from orchestrator.cli.watch import Watch
+from orchestrator.core.run.fold import Run
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.resume import resume
+from orchestrator.store.events import EventLog
+from tests.integration.stories.recovering import careful_vm, where
+from tests.integration.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.support.simulated_clock import TimelineClock
+
+
+@pytest.fixture(autouse=True)
+def own_ctrl_c() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class InterruptedLog(MortalLog):
+    death = KeyboardInterrupt
+
+
+class Telling(Watch):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def interrupted(stage: Stage, after: int) -> World:
+    """A client that gets Ctrl-C right after the n-th event that it notes."""
+    world = stage.world()
+    logs: list[EventLog] = []
+
+    def log(run_id: str) -> EventLog:
+        logs.append(world.log(run_id) if logs else InterruptedLog(world.log(run_id), after))
+        return logs[-1]
+
+    return replace(world, log=log)
+
+
+def launched(stage: Stage, after: int, *overrides: str, detach: bool = False) -> tuple[Run, list[str]]:
+    world, watch = interrupted(stage, after), Telling()
+    made = stage.plan(*overrides)
+    run = driven(Driving(world, RUN, lambda: stage.begin(world, made), watch, "ada", detach))
+    return run, watch.said
+
+
+def assert_nobody_is_waited_for(stage: Stage, said: list[str]) -> None:
+    """By the cloud, the ledger and what the user was told; then another client brings it to its end."""
+    held = [entry for entry in stage.ledger().runs.values() if entry.settled_usd is None]
+    assert len(stage.cloud.instances()) == len(held)
+    assert ("detached; the run continues" in said) == bool(held)
+    ended = stage.look_after()
+    assert ended.closed is not None
+    assert stage.cloud.instances() == []
+    assert same_to_the_cent(stage.billed(), sum(entry.spent for entry in stage.ledger().runs.values()))
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("after", range(1, 6))
+def test_ctrl_c_at_any_event_before_the_machine_boots_leaves_no_money_held_for_nobody(
+    home: Path, after: int, detach: bool
+) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        run, said = launched(stage, after, detach=detach)
+        assert run.phase.value == ("stopped" if after < 4 else "booting")
+        assert_nobody_is_waited_for(stage, said)
+
+
+@pytest.mark.parametrize("after", range(6, 9))
+def test_ctrl_c_between_two_machines_waits_for_the_second(home: Path, after: int) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"case": 2}, "notice_s": 0})
+        run, said = launched(stage, after, "run.attempts=2")
+        assert [vm.attempt for vm in run.vms] == [1, 2]
+        assert_nobody_is_waited_for(stage, said)
+
+
+@pytest.mark.parametrize("after", range(2, 5))
+def test_ctrl_c_as_a_run_is_resumed_counts_the_machines_of_its_new_generation_only(home: Path, after: int) -> None:
+    with staged(home, careful_vm()) as stage:
+        weather(stage, {"fault": "preempt", "at": {"case": 2}, "notice_s": 0})
+        assert stage.launch().phase.value == "preempted"
+        world, watch = interrupted(stage, after), Telling()
+        made = stage.plan()
+
+        def begun() -> Engine:
+            return resume(world, made, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+
+        run = driven(Driving(world, RUN, begun, watch, "ada"))
+        assert run.generation == 1
+        assert_nobody_is_waited_for(stage, watch.said)
+
+
+def test_ctrl_c_before_there_is_a_run_is_only_ctrl_c(home: Path) -> None:
+    def begun() -> Engine:
+        raise KeyboardInterrupt
+
+    with staged(home) as stage:
+        world = stage.world()
+        with pytest.raises(KeyboardInterrupt):
+            driven(Driving(world, RUN, begun, Telling(), "ada"))
+        assert list(world.bucket.list("runs/")) == []
+        assert stage.cloud.instances() == []
+        assert not world.cloud().instances()
+
+
+@pytest.mark.parametrize("fault", [{"fault": "http", "status": 503}, {"fault": "reset"}])
+def test_after_ctrl_c_a_cloud_that_cannot_be_reached_is_waited_for(home: Path, fault: dict[str, object]) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        weather(stage, {**fault, "service": "compute", "method": "POST", "path": "/instances(\\?|$)", "times": 12})
+        run, said = launched(stage, 4)
+        assert run.phase.value == "booting"
+        assert stage.fired() == [12]
+        assert_nobody_is_waited_for(stage, said)
+
+
+class Prompt(Telling):
+    """Somebody who presses Ctrl-C in the moment in which it is offered."""
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if "Ctrl-C again" in text:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
+        world, watch = interrupted(stage, 4), Prompt()
+        run = driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+        assert run.phase.value == "stopped"
+        assert_nobody_is_waited_for(stage, watch.said)
+
+
+@dataclass
+class ImpatientClock(TimelineClock):
+    """The clock of somebody who presses Ctrl-C whenever a command has waited."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
+        watch = Prompt()
+        world = replace(interrupted(stage, 4), clock=ImpatientClock(stage.timeline))
+        began = stage.timeline.now()
+
+        def seconds() -> float:
+            return (stage.timeline.now() - began).total_seconds()
+
+        with pytest.raises(KeyboardInterrupt):
+            driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada", seconds=seconds))
+        assert PATIENCE_S <= seconds() < 2 * PATIENCE_S
+        assert f"`bench stop {RUN}` ends it" in watch.said[-1]
+        assert stage.look_after().phase.value == "stopped"
+        assert stage.cloud.instances() == []
+        assert [entry.settled_usd for entry in stage.ledger().runs.values()] == [0]

@@ -1,0 +1,346 @@
+"""The promises, judged by what the cloud itself knows: its bill, its machines, and what it was asked for.
+
+It shares no code with what it judges: money is added up from the meter's accounts, and the ledger is read as JSON, as
+anybody would who finds it in the bucket. `tests/unit/test_architecture.py` keeps it so.
+
+What may be spent is known without any ledger: what every machine has cost, and what those that live can still cost
+until the server's deadline. A launch is approved against all that others hold, and a hold is no less than what its
+machines can cost; so whatever the order of events, that sum never passes the caps of those who launched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from orchestrator.embedded.meter import Account, BillRow, Usage, charge
+from orchestrator.embedded.server import EmbeddedCloud
+from orchestrator.embedded.vm import Vm
+from tests.search.chaos.deeds import Deeds
+
+NAMES: Final = (
+    "VMs alive after the last deadline",
+    "VMs created without a server-side deadline",
+    "VMs that no reaper would know by their labels",
+    "runs whose metered cost exceeded the held ceiling",
+    "windows over their cap at any instant, by the bill",
+    "VMs alive under a hold that was released",
+    "measurements finished on a VM and missing or altered after fetch",
+    "cases measured again after a resume",
+    "cases lost by one machine, beyond the one in progress",
+    "runs that failed without a diagnosis",
+    "runs that no client could bring to an end",
+    "runs whose settled cost is not the metered one",
+    "machines reaped that a live run owned",
+    "things run that came from the bucket",
+    "status, reap, stop or fetch that crashed or gave up",
+    "objects that a host stored and may not store",
+    "runs on hosts that rented a machine, or cost what no owner said",
+    "runs left on a host that is there again",
+)
+(
+    LEAKED, UNBOUNDED, UNLABELLED, OVERSPENT, OVER_CAP, RELEASED, MISSING, AGAIN, LOST, UNDIAGNOSED, UNENDED, UNSETTLED,
+    REAPED, OBEYED, CRASHED, FOREIGN, RENTED, LEFT,
+) = NAMES  # fmt: skip
+WINDOWS: Final = ("run", "day", "month", "total")
+LEDGER: Final = "ledger/ledger.json"
+CENT: Final = Decimal("0.01")
+ROUNDING: Final = Decimal("0.00001")
+"""Every machine is rounded to six places, up in a hold and half up in a bill."""
+LATENESS: Final = timedelta(seconds=30)
+"""A deadline may fire so late; it is part of what a machine can cost."""
+RECENT: Final = 12
+"""So many of the files that were offered last are looked for again at each moment; all of them at the end."""
+EXPLAINS_ITSELF: Final = frozenset({"succeeded", "stopped", "refused"})
+
+
+class Broken(AssertionError):
+    """A promise does not hold."""
+
+    def __init__(self, promise: str, detail: str) -> None:
+        super().__init__(f"{promise}: {detail}")
+        self.promise = promise
+
+
+def hold(promise: str, true: bool, detail: str) -> None:
+    if not true:
+        raise Broken(promise, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """Somebody sets out to launch or resume a run, at a moment, under caps of their own (the bucket's among them)."""
+
+    run_id: str
+    at: datetime
+    caps: Mapping[str, Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a run says of itself when everything is over."""
+
+    run_id: str
+    outcome: str
+    over: bool
+    diagnosed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the ledger has of one hold."""
+
+    held: Decimal
+    settled: Decimal | None
+
+
+def books(data: bytes) -> dict[str, list[Entry]] | None:
+    """By run, what a ledger says of it; None for what is none."""
+    try:
+        runs = json.loads(data)["runs"]
+        found: dict[str, list[Entry]] = {}
+        for key, entry in runs.items():
+            settled = entry["settled_usd"]
+            one = Entry(Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled))
+            found.setdefault(key.partition("+")[0], []).append(one)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found
+
+
+class Judge:
+    """Watches one scenario: its runs, in its bucket, on a cloud that may have seen others before."""
+
+    def __init__(
+        self,
+        cloud: EmbeddedCloud,
+        bucket: str,
+        runs: Iterable[str],
+        told: tuple[str, str],
+        hosted: Mapping[str, Decimal] | None = None,
+        forged: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        self.cloud = cloud
+        self.bucket = bucket
+        self.runs = frozenset(runs)
+        self.told = told
+        """The startup script and the payload's sha256 that every machine must have been given: nothing else may run."""
+        self.hosted = hosted or {}
+        """The runs that are on machines of the user's own, with what their owner says that an hour there counts."""
+        self.forged = forged
+        """Name and content of all that hosts have offered so far, and that may never stand in the bucket."""
+        self.looked = 0
+        self.launchings: list[Launching] = []
+        self.entries: dict[str, list[Entry]] = {}
+        self.made_at: dict[str, datetime] = {}
+        """When the cloud took up each machine, by the meter's name for it."""
+        self.excused: set[str] = set()
+        """Runs with a request that was on its way for longer than anybody waits for one."""
+        self.generation = 0
+        self.checks = 0
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def accounts(self) -> list[Account]:
+        return [one for one in self.cloud.meter.accounts.values() if one.run_id in self.runs]
+
+    def bill(self) -> list[BillRow]:
+        now = self.cloud.timeline.now()
+        return [account.row(now) for account in self.accounts()]
+
+    def machines(self) -> list[Vm]:
+        """Those that live."""
+        return [vm for vm in self.cloud.fleet.all() if vm.run_id in self.runs]
+
+    def alive(self) -> list[str]:
+        return [vm.name for vm in self.machines()]
+
+    # --- judged at every moment -------------------------------------------------------------------------------------
+
+    def at_every_moment(self) -> None:
+        """What must hold between any two calls of any client."""
+        self.checks += 1
+        self._read_the_ledger()
+        now, living = self.cloud.timeline.now(), {vm.account: vm for vm in self.machines()}
+        accounts = self.accounts()
+        for account in accounts:
+            hold(RENTED, account.run_id not in self.hosted, f"{account.vm} was rented for a run on a host")
+        self._nothing_forged(self.forged[max(self.looked - RECENT, 0) :])
+        self.looked = len(self.forged)
+        for vm in living.values():
+            self._in_order(vm, now)
+        for account in accounts:
+            self.made_at.setdefault(account.vm_id, now)
+            hold(UNBOUNDED, account.has_deadline, account.vm)
+        self._no_run_over_its_hold(accounts, now)
+        worst = [(one, self._at_worst(one, living.get(one.vm_id), now)) for one in accounts]
+        self._no_window_over_its_cap([(one, usd) for one, usd in worst if one.run_id not in self.excused])
+
+    def _nothing_forged(self, offered: Iterable[tuple[str, bytes]]) -> None:
+        store = self.cloud.storage.store
+        for name, content in offered:
+            found = store.find(self.bucket, name)
+            if found is not None and found.size == len(content):
+                with store.open(found) as file:
+                    hold(FOREIGN, file.read() != content, name)
+
+    def _in_order(self, vm: Vm, now: datetime) -> None:
+        admitted, entries = vm.admitted, self.entries.get(vm.run_id or "", [])
+        hold(UNBOUNDED, admitted.max_run_s is not None and admitted.termination_action == "DELETE", vm.name)
+        tool, bucket = vm.labels.get("bench-tool"), vm.labels.get("bench-bucket", "")
+        hold(UNLABELLED, tool == "spotbench" and bucket.startswith(self.bucket), f"{vm.name}: {dict(vm.labels)}")
+        runs = admitted.metadata.get("startup-script"), json.loads(admitted.metadata["bench-payload"])["sha256"]
+        hold(OBEYED, runs == self.told, f"{vm.name} was told to run {runs}")
+        late = vm.deadline_at is not None and now > vm.deadline_at + LATENESS
+        hold(LEAKED, not late, f"{vm.name} at {now}, deadline {vm.deadline_at}")
+        released = bool(entries) and all(entry.settled is not None for entry in entries)
+        hold(RELEASED, not released or vm.run_id in self.excused, f"{vm.name} is {vm.status}, its run is settled")
+
+    def _at_worst(self, account: Account, vm: Vm | None, now: datetime) -> Decimal:
+        """What a machine has cost, or what it can still come to if it lives."""
+        if vm is None:
+            return charge(account.rate, account.usage, now)
+        ends = (vm.deadline_at or now + timedelta(seconds=vm.admitted.max_run_s or 0)) + LATENESS
+        return charge(account.rate, Usage(account.usage.started_at or now, None, ends), ends)
+
+    def _no_run_over_its_hold(self, accounts: Iterable[Account], now: datetime) -> None:
+        spent: Counter[str] = Counter()
+        for account in accounts:
+            spent[account.run_id or ""] += charge(account.rate, account.usage, now)  # type: ignore[assignment]
+        for run_id, usd in spent.items():
+            held = sum((entry.held for entry in self.entries.get(run_id, ())), Decimal(0))
+            hold(OVERSPENT, Decimal(usd) <= held, f"{run_id} has cost ${usd}; ${held} was held")
+
+    def _no_window_over_its_cap(self, worst: list[tuple[Account, Decimal]]) -> None:
+        slack = ROUNDING * (1 + len(worst))
+        for run_id in {account.run_id for account, _ in worst}:
+            caps = [one.caps.get("run") for one in self.launchings if one.run_id == run_id]
+            total = sum((usd for account, usd in worst if account.run_id == run_id), Decimal(0))
+            self._within("run", highest(caps), total - slack)
+        for window in WINDOWS[1:]:
+            placed = [(account, usd, self._charged_to(window, account)) for account, usd in worst]
+            for key in {key for *_, key in placed if key}:
+                mine = [(account, usd) for account, usd, where in placed if where == key]
+                cap = highest([one.caps.get(window) for one in self.launchings])
+                self._within(window, cap, sum((usd for _, usd in mine), Decimal(0)) - slack)
+                for one in self.launchings:
+                    self._as_approved(one, window, mine, slack)
+
+    def _as_approved(
+        self, one: Launching, window: str, machines: list[tuple[Account, Decimal]], slack: Decimal
+    ) -> None:
+        """Who launches under a cap that is lower than others' counts all that was there before, and itself."""
+        cap, mine = one.caps.get(window), [usd for account, usd in machines if account.run_id == one.run_id]
+        if cap is None or not mine or sum(other.run_id == one.run_id for other in self.launchings) > 1:
+            return
+        before = [usd for account, usd in machines if self.made_at[account.vm_id] < one.at]
+        self._within(window, cap, sum(before, Decimal(0)) + sum(mine, Decimal(0)) - slack)
+
+    @staticmethod
+    def _within(window: str, cap: Decimal | None, total: Decimal) -> None:
+        hold(OVER_CAP, cap is None or total <= cap, f"machines cost and can cost ${total} in the {window}, cap ${cap}")
+
+    def _charged_to(self, window: str, account: Account) -> str:
+        """The window in which a machine's money was held: between the first launch of its run and its request. Empty
+        where midnight lies between the two, for then either is right."""
+        if window == "total":
+            return window
+        form = "%Y-%m-%d" if window == "day" else "%Y-%m"
+        begun = min((one.at for one in self.launchings if one.run_id == account.run_id), default=None)
+        made = self.made_at[account.vm_id]
+        return f"{made:{form}}" if begun is not None and f"{begun:{form}}" == f"{made:{form}}" else ""
+
+    def _read_the_ledger(self) -> None:
+        """As it is in the bucket now. One that cannot be read leaves what was known before."""
+        store = self.cloud.storage.store
+        found = store.find(self.bucket, LEDGER)
+        if found is None or found.generation == self.generation:
+            return
+        self.generation = found.generation
+        with store.open(found) as file:
+            known = books(file.read())
+        if known:
+            self.entries = known
+
+    # --- judged of what somebody does -------------------------------------------------------------------------------
+
+    def of_a_reaper(self, machine: str, *, orphan: bool, owned: bool, deeds: Deeds) -> None:
+        """A machine that is at work for a live run is nobody's to take."""
+        busy_since = deeds.at_work.get(machine)
+        busy = busy_since is not None and self.cloud.timeline.now() - busy_since < timedelta(minutes=3)
+        hold(REAPED, not (orphan and busy and owned), f"{machine} was at work")
+
+    # --- judged at the end ------------------------------------------------------------------------------------------
+
+    def at_the_end(
+        self, runs: Iterable[Ended], deeds: Deeds, fetched: Mapping[str, Mapping[str, bytes]], *, exact: bool = True
+    ) -> None:
+        """What must hold when every deadline has passed and somebody has looked once more. `exact` is False where
+        somebody has lied about when machines ended: then what was metered is spent, and no more than was held."""
+        hold(LEAKED, not self.alive(), ", ".join(self.alive()))
+        self._nothing_forged(self.forged)
+        for stay in deeds.stays:
+            hold(OBEYED, stay.told == self.told, f"{stay.vm} was told to run {stay.told} on a host")
+        for run in runs:
+            hold(UNENDED, run.over, f"{run.run_id} is {run.outcome}")
+            if run.outcome not in EXPLAINS_ITSELF:
+                hold(UNDIAGNOSED, run.diagnosed, f"{run.run_id} {run.outcome}")
+            if run.run_id in self.hosted:
+                self._costs_what_its_owner_says(run.run_id, deeds)
+            elif run.run_id not in self.excused:
+                self._settled_as_metered(run.run_id, exact=exact)
+            self._nothing_lost(run.run_id, deeds, fetched.get(run.run_id, {}))
+
+    def _settled_as_metered(self, run_id: str, *, exact: bool) -> None:
+        entries = self.entries.get(run_id, [])
+        rows = [row for row in self.bill() if row.run_id == run_id]
+        metered = sum((row.usd for row in rows), Decimal(0))
+        for entry in entries:
+            hold(UNSETTLED, entry.settled is not None, f"{run_id} still holds ${entry.held}")
+        spent = sum((entry.settled or Decimal(0) for entry in entries), Decimal(0))
+        # A machine that vanished without a trace is charged up to the latest it can have lived, and one that was
+        # deleted before it ran, of which the operation log says the same as of one that ran for a second, the least.
+        unsure = not exact or any(row.ended_by == "lost" or row.started_at is None for row in rows)
+        right = unsure or abs(spent - metered) < CENT / 2
+        hold(UNSETTLED, right and spent >= metered - CENT / 2, f"{run_id}: ${spent} for ${metered}")
+
+    def _costs_what_its_owner_says(self, run_id: str, deeds: Deeds) -> None:
+        """No machine of a cloud, and at least the time on the host at its owner's price, at most what was held."""
+        entries, rate = self.entries.get(run_id, []), self.hosted[run_id]
+        there = {stay.vm for stay in deeds.stays}
+        strange = sorted({vm for run, vm, _ in deeds.started if run == run_id} - there)
+        hold(RENTED, not strange, f"{run_id} was measured on {strange}")
+        for entry in entries:
+            hold(UNSETTLED, entry.settled is not None, f"{run_id} still holds ${entry.held}")
+        spent = sum((entry.settled or Decimal(0) for entry in entries), Decimal(0))
+        held = sum((entry.held for entry in entries), Decimal(0))
+        stays = [stay for stay in deeds.stays if stay.run == run_id and stay.ended is not None]
+        seconds = sum(((stay.ended or stay.began) - stay.began).total_seconds() for stay in stays)
+        least = rate * Decimal(seconds) / 3600
+        hold(RENTED, least - CENT / 2 <= spent <= held, f"{run_id}: ${spent} for ${least}, ${held} held")
+
+    def _nothing_lost(self, run_id: str, deeds: Deeds, fetched: Mapping[str, bytes]) -> None:
+        stored = [(vm, case) for run, vm, case in deeds.stored if run == run_id]
+        for _, case in stored:
+            whole = fetched.get(case) in deeds.contents.get((run_id, case), set())
+            hold(MISSING, whole, f"{run_id}: {case} is {'altered' if case in fetched else 'missing'}")
+        before: set[str] = set()
+        for machine in dict.fromkeys(vm for run, vm, _ in deeds.started if run == run_id):
+            began = [case for run, vm, case in deeds.started if (run, vm) == (run_id, machine)]
+            kept = {case for vm, case in stored if vm == machine}
+            unfinished = [case for case in began if case not in kept]
+            hold(LOST, len(unfinished) <= 1, f"{machine}: {began} begun, {kept} stored")
+            again = before & set(began) | {case for case, times in Counter(began).items() if times > 1}
+            hold(AGAIN, not again, f"{machine} measured {sorted(again)} again")
+            before |= kept
+
+
+def highest(caps: Iterable[Decimal | None]) -> Decimal | None:
+    """The cap that no launch of several passes: the highest; None where one of them has none."""
+    known = list(caps)
+    return None if not known or None in known else max(cap for cap in known if cap is not None)

@@ -1,0 +1,160 @@
+"""What the compute adapter does when a VM is asked for: lost answers, refusals and silence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, PermissionDenied, Unavailable
+from orchestrator.core.market.machines import Accepted, Refusal
+from tests.support.machine_requests import L4, RUN, l4
+from tests.support.ports import deaf_port
+from tests.support.scripted_server import Answer, Drop, Stall, google_error, scripted_server
+from tests.support.simulated_clock import SimulatedClock
+from tests.unit.adapters.compute_script import Compute
+from tests.unit.adapters.scripted_compute import cloud, compute, failed
+from tests.unit.adapters.test_gce_body import GOLDEN_L4
+from tests.unit.adapters.test_gce_errors import STOCKOUT
+
+
+def test_an_accepted_request_is_a_vm_with_its_id_and_times() -> None:
+    with compute(polls=2) as (_script, server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Accepted)
+        vm = answer.instance
+        assert (vm.name, vm.zone, vm.id, vm.machine_type) == (L4.name, "us-central1-a", "1001", "g2-standard-4")
+        assert (vm.status, vm.preemptible, vm.labels["bench-run"]) == ("RUNNING", True, RUN)
+        assert vm.created_at == datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)
+        assert vm.started_at == datetime(2026, 11, 21, 4, 5, 16, tzinfo=UTC)
+        assert vm.deadline_at == datetime(2026, 11, 21, 4, 35, 16, tzinfo=UTC)
+        (insert,) = server.sent("POST", "/instances")
+        assert insert.query["requestId"] == L4.request_id
+        assert insert.json == GOLDEN_L4
+
+
+@pytest.mark.parametrize(
+    "trouble", [Drop(), google_error(503, "later", "backendError"), google_error(429, "slow down")]
+)
+def test_an_insert_whose_answer_is_lost_makes_exactly_one_vm(trouble: Answer) -> None:
+    with compute(after=[trouble, trouble]) as (script, server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Accepted)
+        assert (script.inserted, len(script.vms)) == (1, 1)
+        sent = server.sent("POST", "/instances")
+        assert len(sent) == 3
+        assert {request.query["requestId"] for request in sent} == {L4.request_id}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [Drop(), google_error(500, "oops"), google_error(403, "too fast", "rateLimitExceeded"), google_error(429, "slow")],
+)
+def test_a_passing_trouble_is_waited_out_on_the_clock(trouble: Answer) -> None:
+    clock = SimulatedClock()
+    with scripted_server(Compute(before=[trouble, trouble])) as server:
+        assert isinstance(cloud(server.url, clock).insert(L4), Accepted)
+    assert clock.slept[:2] == [0.5, 1.0]
+
+
+def test_a_server_that_is_not_there_is_asked_five_times_and_then_reported() -> None:
+    clock = SimulatedClock()
+    with pytest.raises(Unavailable, match=r"cannot create the VM bench-.*127\.0\.0\.1:\d+ does not answer"):
+        cloud(f"http://127.0.0.1:{deaf_port()}", clock).insert(L4)
+    assert clock.slept == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_server_that_never_answers_is_reported() -> None:
+    with scripted_server(lambda _request: Stall()) as server, pytest.raises(Unavailable):
+        cloud(server.url, request_s=0.1).insert(L4)
+
+
+def test_an_operation_that_is_done_with_errors_and_http_200_is_a_refusal() -> None:
+    with compute(failures=[{"error": {"errors": [STOCKOUT]}}]) as (script, _server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert answer.scope == "zone"
+        assert answer.zones_available == ("us-central1-a", "us-central1-f")
+        assert script.vms == {}
+
+
+def test_a_stock_out_with_http_503_is_not_asked_for_again() -> None:
+    with compute(failures=[{"error": {"errors": [STOCKOUT]}, "httpErrorStatusCode": 503}]) as (_s, server, ours):
+        assert isinstance(ours.insert(L4), Refusal)
+        assert len(server.sent("POST", "/instances")) == 1
+
+
+def test_a_stock_out_told_at_once_is_not_mistaken_for_a_passing_trouble() -> None:
+    at_once = google_error(503, "no resources", "ZONE_RESOURCE_POOL_EXHAUSTED")
+    with compute(before=[at_once]) as (_script, server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert (answer.scope, len(server.requests)) == ("zone", 1)
+
+
+def test_the_error_that_the_table_knows_counts_among_several() -> None:
+    errors = {"error": {"errors": [{"code": "SOMETHING_ELSE"}, STOCKOUT]}}
+    with compute(failures=[errors]) as (_script, _server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert answer.code == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+
+
+@pytest.mark.parametrize(
+    ("message", "scope"),
+    [("Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally.", "all"),
+     ("Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0 in region us-central1.", "region")],
+)  # fmt: skip
+def test_a_quota_blocks_its_region_or_everything(message: str, scope: str) -> None:
+    with compute(failures=[failed("QUOTA_EXCEEDED", message, 403)]) as (_script, _server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert (answer.scope, answer.code) == (scope, "QUOTA_EXCEEDED")
+        assert "quotas" in answer.hint
+    with compute(before=[google_error(403, message, "quotaExceeded")]) as (_script, _server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert answer.scope == scope
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (google_error(403, "Required 'compute.instances.create' permission for 'projects/p'", "forbidden"),
+         PermissionDenied, "grant `compute.instances.create`"),
+        (google_error(403, "Compute Engine API has not been used", "accessNotConfigured"), PermissionDenied, "enable"),
+        (google_error(401, "Invalid Credentials", "authError"), CredentialsMissing, "gcloud auth"),
+    ],
+)  # fmt: skip
+def test_what_no_zone_would_mend_is_raised(answer: Answer, error: type[BenchError], words: str) -> None:
+    with compute(before=[answer]) as (_script, server, ours):
+        with pytest.raises(error) as raised:
+            ours.insert(L4)
+        assert words in raised.value.hint
+        assert len(server.requests) == 1
+
+
+def test_an_operation_that_lacks_a_right_is_raised() -> None:
+    fault = failed(
+        "SERVICE_ACCOUNT_ACCESS_DENIED", "The user does not have access to service account 'bench-vm@…'", 400
+    )
+    with compute(failures=[fault]) as (_script, _server, ours), pytest.raises(PermissionDenied, match="bench-vm"):
+        ours.insert(L4)
+
+
+def test_a_request_at_fault_is_refused_for_all_zones() -> None:
+    with compute(before=[google_error(400, "Invalid value for field 'resource.name'", "invalid")]) as (
+        _s,
+        _server,
+        ours,
+    ):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Refusal)
+        assert answer.scope == "all"
+
+
+def test_a_request_that_google_would_refuse_is_not_sent() -> None:
+    with compute() as (_script, server, ours):
+        with pytest.raises(ConfigError):
+            ours.insert(l4(max_run_s=1))
+        assert server.requests == []

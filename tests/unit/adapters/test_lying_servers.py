@@ -1,0 +1,291 @@
+"""Whatever answers in Google's place, and in whatever form: each question has an answer of ours or an error of ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from orchestrator.adapters.batch_templates import Templates
+from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.gce_calls import Patience
+from orchestrator.adapters.gce_images import GoogleImages
+from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.core.errors import BenchError, Unavailable
+from orchestrator.core.market.machines import Accepted, Instance
+from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.ports import Entry, ImageRequest
+from tests.support.machine_requests import L4
+from tests.support.scripted_server import Answer, Drop, Reply, Request, scripted_server
+from tests.support.simulated_clock import SimulatedClock
+from tests.unit.adapters.compute_script import Compute
+
+PROJECT = "bench-project"
+ZONE = L4.zone
+ONCE = str(UUID(int=7))
+JSON = {"Content-Type": "application/json"}
+HASTE = Patience(pauses_s=(0.0,), operation_s=5.0)
+SPOT = Offer(
+    gpu="cpu",
+    region="us-central1",
+    zone=ZONE,
+    machine_type="n2-standard-4",
+    provisioning="SPOT",
+    usd_per_hour=Decimal("0.05"),
+    accelerator=None,
+    accelerator_count=0,
+)
+VM = {"name": L4.name, "zone": ZONE, "status": "RUNNING", "id": "5"}
+OPERATION = {"name": "operation-1", "operationType": "insert", "id": "7", "status": "DONE"}
+NEVER, LONG_AGO = "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00"
+
+
+def raw(data: bytes, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, data=data, headers={**JSON, **{key.replace("_", "-"): text for key, text in headers.items()}})
+
+
+def stated(document: Any, status: int = 200) -> Reply:
+    return raw(json.dumps(document).encode(), status)
+
+
+def listed(**vm: Any) -> Reply:
+    return stated({"items": {f"zones/{ZONE}": {"instances": [{**VM, **vm}]}}})
+
+
+ANSWERS: dict[str, Answer] = {
+    "a page": raw(b"<html>log in to this network</html>"),
+    "nothing": raw(b""),
+    "null": raw(b"null"),
+    "an empty list": raw(b"[]"),
+    "a list": raw(b"[1]"),
+    "a number": raw(b"5"),
+    "a text": raw(b'"x"'),
+    "an empty object": raw(b"{}"),
+    "half a document": raw(b'{"name": "x", "sta'),
+    "no text": raw(b'{"name": "\xff\xfe"}'),
+    "a pit of lists": raw(b"[" * 100_000),
+    "less than was said": raw(b'{"items": []', Content_Length="5000", Connection="close"),
+    "what is not packed": raw(b"{}", Content_Encoding="gzip"),
+    "half of what was packed": raw(gzip.compress(b"{}" * 5000)[:40], Content_Encoding="gzip"),
+    "no content": raw(b"", 204),
+    "a way elsewhere": raw(b"", 302, Location="http://127.0.0.1:1/"),
+    "no connection": Drop(),
+    "items of no kind": stated({"items": 5, "name": 5, "status": 7, "generation": [5]}),
+    "items that are null": stated({"items": None, "contents": None, "next": None, "quotas": None}),
+    "items that are none": stated({"items": [None, 5, "x", []], "recommendations": [1], "quotas": [5]}),
+    "scopes that are null": stated({"items": {f"zones/{ZONE}": None}}),
+    "machines that are null": stated({"items": {f"zones/{ZONE}": {"instances": [None]}}}),
+    "a machine without a name": stated({"items": {f"zones/{ZONE}": {"instances": [{"id": "5"}]}}}),
+    "a machine of lists": listed(name=["a"], labels=[1], scheduling="x"),
+    "a machine of numbers": listed(labels={"bench-run": 7, "bench-tool": None}, id={"a": 1}, creationTimestamp=5),
+    "a machine with no end": listed(
+        scheduling={"maxRunDuration": {"seconds": "9" * 40}}, lastStartTimestamp="2026-01-01T00:00:00Z"
+    ),
+    "a machine of no calendar": listed(creationTimestamp=NEVER, lastStartTimestamp=LONG_AGO),
+    "one machine of no calendar": stated(
+        VM | {"creationTimestamp": NEVER, "scheduling": {"maxRunDuration": {"seconds": "315576000000"}}}
+    ),
+    "another machine": stated({**VM, "name": "another"}),
+    "one machine of lists": stated({**VM, "scheduling": "x", "labels": [1, 2]}),
+    "an operation in a state of its own": stated({**OPERATION, "status": "FINISHED"}),
+    "an operation without a name": stated({"status": "RUNNING"}),
+    "an operation with an empty error": stated({**OPERATION, "error": {"errors": [{}]}}),
+    "an operation with a text for an error": stated({**OPERATION, "error": "bad", "httpErrorStatusCode": "x"}),
+    "operations of no calendar": stated(
+        {"items": [{**OPERATION, "startTime": NEVER, "insertTime": LONG_AGO, "endTime": NEVER}]}
+    ),
+    "objects of no size": stated({"items": [{"name": "p/a", "updated": "2026-01-01T00:00:00", "size": "x"}]}),
+    "objects of lists": stated({"items": [{"name": "p/a", "size": 5, "metadata": [1]}]}),
+    "tokens of no kind": stated({"items": [], "nextPageToken": [1]}),
+    "a quota without a name": stated({"quotas": [{"limit": "x"}]}),
+    "advice of no form": stated({"recommendations": {"a": 1}}),
+    "scores of no form": stated({"recommendations": [{"scores": []}]}),
+    "scores that are none": stated(
+        {
+            "recommendations": [{"scores": {"obtainability": "NaN", "estimatedUptime": "infs"}}],
+            "preemptionHistory": [{"preemptionRate": "x"}],
+        }
+    ),
+    "a history of no form": stated(
+        {"recommendations": [{"scores": {"obtainability": 0.5}}], "preemptionHistory": [{"interval": 5}]}
+    ),
+    "500 and a list": raw(b"[]", 500),
+    "500 and a text": stated({"error": "x"}, 500),
+    "400 and a text": stated({"error": "x"}, 400),
+    "404 and nothing": stated({"error": None}, 404),
+    "404 and no text": raw(b"\xff\xfe", 404),
+    "403 of no form": stated({"error": {"errors": "x", "message": 5, "details": 7}}, 403),
+    "403 of lists": stated(
+        {
+            "error": {
+                "errors": [{"reason": ["a"]}],
+                "details": [
+                    {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": 5, "metadata": [1]}
+                ],
+            }
+        },
+        403,
+    ),
+    "409 of numbers": stated({"error": {"errors": [5], "details": [5, {"@type": 5}]}}, 409),
+    "999": raw(b"{}", 999),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that asks one server."""
+
+    cloud: GoogleCloud
+    images: GoogleImages
+    templates: Templates
+    bucket: GoogleBucket
+    folder: Path
+
+
+QUESTIONS: dict[str, Callable[[Asked], object]] = {
+    "insert": lambda at: at.cloud.insert(L4),
+    "delete": lambda at: at.cloud.delete(ZONE, L4.name, ONCE),
+    "instance": lambda at: at.cloud.instance(ZONE, L4.name),
+    "instances": lambda at: at.cloud.instances(),
+    "serial": lambda at: at.cloud.serial_output(ZONE, L4.name, 0),
+    "operations": lambda at: at.cloud.operations(ZONE, "5"),
+    "operations by name": lambda at: at.cloud.operations_by_name(ZONE, L4.name),
+    "family": lambda at: at.cloud.image("p", "f"),
+    "quotas": lambda at: at.cloud.quotas("us-central1"),
+    "advice": lambda at: at.cloud.advice([SPOT]),
+    "images": lambda at: at.images.images(),
+    "image": lambda at: at.images.image("x"),
+    "newest": lambda at: at.images.newest("x"),
+    "deprecate": lambda at: at.images.deprecate("x"),
+    "seal": lambda at: at.images.seal(ImageRequest("n", "f", ZONE, "d", {}, "", ONCE, 5)),
+    "template": lambda at: at.templates.insert({"name": "t"}),
+    "template gone": lambda at: at.templates.delete("t"),
+    "read": lambda at: at.bucket.read("p/a"),
+    "list": lambda at: at.bucket.list("p/"),
+    "create": lambda at: at.bucket.create("p/a", b"{}"),
+    "replace": lambda at: at.bucket.replace("p/a", b"{}", generation=3),
+    "download": lambda at: at.bucket.download(Entry("p/a", 5, 1, "AAAAAA==", {}), at.folder / "a"),
+    "compose": lambda at: at.bucket.compose("p/a", ["p/b"]),
+    "time": lambda at: at.bucket.offset(),
+}
+
+
+@dataclass
+class Liar:
+    """Gives one answer to every request."""
+
+    answer: Answer = ANSWERS["nothing"]
+
+    def __call__(self, _request: Request) -> Answer:
+        return self.answer
+
+
+@pytest.fixture(scope="module")
+def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Liar, Asked]]:
+    liar, clock = Liar(), SimulatedClock()
+    with scripted_server(liar) as server:
+        bucket = GoogleBucket("b", endpoint=server.url, patience_s=0.01)
+        yield (
+            liar,
+            Asked(
+                GoogleCloud(PROJECT, server.url, clock=clock, patience=HASTE),
+                GoogleImages(project=PROJECT, endpoint=server.url, clock=clock, patience=HASTE),
+                Templates(PROJECT, clock, AnonymousCredentials(), server.url),  # type: ignore[no-untyped-call]
+                bucket,
+                tmp_path_factory.mktemp("liar"),
+            ),
+        )
+        bucket.close()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_answer_is_too_strange(question: str, lied_to: tuple[Liar, Asked]) -> None:
+    liar, asked = lied_to
+    hints: dict[str, str] = {}
+    for what, answer in ANSWERS.items():
+        liar.answer = answer
+        try:
+            QUESTIONS[question](asked)
+        except BenchError as error:
+            hints[what] = error.hint
+        except Exception as exc:
+            raise AssertionError(f"{question}: {what}") from exc
+    assert [what for what, hint in hints.items() if not hint] == []
+
+
+@pytest.mark.parametrize("answer", ["a page", "half a document", "an empty object", "500 and a text"])
+def test_an_insert_whose_answer_cannot_be_read_makes_one_machine(answer: str) -> None:
+    script = Compute(after=[ANSWERS[answer]])
+    with scripted_server(script) as server:
+        found = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).insert(L4)
+    assert isinstance(found, Accepted)
+    assert (found.instance.name, script.inserted) == (L4.name, 1)
+
+
+def test_a_delete_that_is_called_done_and_left_the_machine_is_asked_for_anew() -> None:
+    script = Compute()
+    with scripted_server(script) as server:
+        cloud = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE)
+        cloud.insert(L4)
+        script.keep = 1
+        cloud.delete(ZONE, L4.name, ONCE)
+        assert script.vms == {}
+        first, second = server.sent("DELETE")
+        assert first.query["requestId"] == ONCE != second.query["requestId"]
+
+
+def test_a_machine_that_no_delete_ends_is_told() -> None:
+    script = Compute()
+    with scripted_server(script) as server:
+        cloud = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE)
+        cloud.insert(L4)
+        script.keep = 9
+        with pytest.raises(Unavailable, match="is done, and the VM is still RUNNING"):
+            cloud.delete(ZONE, L4.name, ONCE)
+
+
+def test_a_delete_does_not_end_another_machine_that_has_the_name_by_now() -> None:
+    script = Compute()
+
+    def replacing(request: Request) -> Answer:
+        before = dict(script.vms)
+        answer = script(request)
+        if request.method == "DELETE":
+            script.vms[L4.name] = before[L4.name] | {"id": "2002"}
+        return answer
+
+    with scripted_server(replacing) as server:
+        cloud = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE)
+        cloud.insert(L4)
+        cloud.delete(ZONE, L4.name, ONCE)
+        assert len(server.sent("DELETE")) == 1
+        left = cloud.instance(ZONE, L4.name)
+    assert isinstance(left, Instance)
+    assert left.id == "2002"
+
+
+def test_a_machine_that_two_pages_list_is_one() -> None:
+    answers = iter([{**page("RUNNING"), "nextPageToken": "2"}, page("STOPPING")])
+    with scripted_server(lambda _: stated(next(answers))) as server:
+        (found,) = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).instances()
+    assert found.status == "STOPPING"
+
+
+def page(status: str) -> dict[str, Any]:
+    return {"items": {f"zones/{ZONE}": {"instances": [{**VM, "status": status}]}}}
+
+
+def test_what_is_said_of_spot_machines_is_used_where_it_is_a_number() -> None:
+    scores = {"obtainability": 0.5, "estimatedUptime": "7200s"}
+    answer = stated({"recommendations": [{"scores": scores}], "preemptionHistory": [{"preemptionRate": 7}]})
+    with scripted_server(lambda _: answer) as server:
+        found = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).advice([SPOT])
+    assert found == (Advice(ZONE, 0.5, 7200.0, None),)

@@ -1,0 +1,322 @@
+"""What a client does next, for every state that a run can be in."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Phase, replay
+from tests.unit.core.builders import (
+    T0,
+    VM,
+    ZONE,
+    Log,
+    at,
+    created,
+    gone,
+    instance,
+    measured,
+    offer,
+    operation,
+    planned,
+    replayed,
+    requested,
+    running,
+)
+from tests.unit.core.test_run import logs
+
+POLICY = do.Policy()
+NOWHERE = do.Observation(None)
+OFFERS = (offer("us-central1-a"), offer("us-central1-b"), offer("us-east1-b"))
+
+
+def next_of(
+    log: Log, seen: do.Observation = NOWHERE, now: float = 20, *, launching: bool = False
+) -> tuple[do.Command, ...]:
+    return do.decide(replayed(log), seen, at(now), POLICY, OFFERS if launching else None)
+
+
+@given(
+    logs(),
+    st.floats(0, 1e6),
+    st.booleans(),
+    st.sampled_from([None, instance(), instance("TERMINATED"), instance(started=None)]),
+)
+def test_there_is_an_answer_for_every_state_and_a_run_that_is_over_and_settled_needs_nothing(
+    events, now, launching, seen
+) -> None:  # type: ignore[no-untyped-def]
+    run = replay(events)
+    assert run is not None
+    commands = do.decide(run, do.Observation(seen), at(now), POLICY, OFFERS if launching else None)
+    done = run.over and (
+        run.phase is Phase.REFUSED or (run.settled is not None and run.due(at(now)) <= run.settled.cost_usd)
+    )
+    assert (commands == ()) == done
+
+
+@given(logs(), st.floats(0, 1e6))
+def test_a_client_that_did_not_launch_never_makes_a_machine(events, now) -> None:  # type: ignore[no-untyped-def]
+    run = replay(events)
+    assert run is not None
+    commands = do.decide(run, NOWHERE, at(now), POLICY, None)
+    assert not any(isinstance(command, (do.Create, do.Reinsert)) for command in commands)
+
+
+@given(logs(), st.floats(0, 1e6), st.booleans())
+def test_a_run_is_never_closed_while_a_machine_may_exist(events, now, launching) -> None:  # type: ignore[no-untyped-def]
+    run = replay(events)
+    assert run is not None
+    commands = do.decide(run, NOWHERE, at(now), POLICY, OFFERS if launching else None)
+    if any(isinstance(command, do.Close) for command in commands):
+        assert run.vm is None or not run.vm.open
+
+
+# --- no machine yet ---------------------------------------------------------------------------------------------------
+
+
+def test_the_best_offer_is_asked_for_first() -> None:
+    assert next_of(Log().add(0, planned()), launching=True) == (do.Create(OFFERS[0], 1),)
+
+
+def test_after_a_stock_out_the_hinted_zone_is_next_and_the_attempt_is_the_same() -> None:
+    log = Log().add(0, planned()).add(1, requested())
+    log.add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT", zones_available=("us-east1-b",)))
+    assert next_of(log, launching=True) == (do.Create(OFFERS[2], 1),)
+
+
+def test_a_region_out_of_quota_is_left_alone_as_a_whole() -> None:
+    log = Log().add(0, planned()).add(1, requested())
+    log.add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, scope="region", code="QUOTA_EXCEEDED"))
+    assert next_of(log, launching=True) == (do.Create(OFFERS[2], 1),)
+
+
+def test_when_no_zone_is_left_the_run_ends_and_its_hold_is_released() -> None:
+    log = Log().add(0, planned()).add(1, requested())
+    log.add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, scope="all", code="QUOTA_EXCEEDED"))
+    settle, close = next_of(log, launching=True)
+    assert settle == do.Settle(Decimal(0))
+    assert isinstance(close, do.Close)
+    assert close.outcome is Phase.NO_CAPACITY
+    assert "QUOTA_EXCEEDED" in close.detail
+    *_, close = do.decide(replayed(Log().add(0, planned())), NOWHERE, at(1), POLICY, ())
+    assert close == do.Close(Phase.NO_CAPACITY, "no zone is allowed")
+
+
+def test_a_refusal_that_no_zone_can_mend_ends_the_run() -> None:
+    log = (
+        Log().add(0, planned()).add(1, requested()).add(2, ev.InstanceRejected(attempt=1, zone=ZONE, code="FORBIDDEN"))
+    )
+    assert next_of(log, launching=True)[1] == do.Close(Phase.FAILED, "FORBIDDEN: ")
+
+
+def test_a_stop_before_any_machine_ends_the_run_at_once() -> None:
+    log = Log().add(0, planned()).add(1, ev.StopRequested(by="ada", reason="enough"))
+    assert next_of(log, launching=True) == (do.Settle(Decimal(0)), do.Close(Phase.STOPPED, "enough"))
+
+
+def test_a_run_whose_client_went_away_before_it_asked_for_a_machine_is_closed_once_that_is_sure() -> None:
+    log = Log().add(0, planned())
+    assert next_of(log, now=10) == (do.Wait(POLICY.poll_s),)
+    assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
+
+
+def test_no_word_of_a_machine_from_days_to_come_keeps_a_run_open_whose_client_went_away() -> None:
+    log = Log().add(0, planned()).vm(86_400, ev.Unrecognised(name="instance_created"))
+    assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
+    assert replayed(log.vm(172_800, ev.PhaseStarted(phase="measure", limit_s=9))).updated_at == at(0)
+
+
+def test_a_run_of_which_machines_alone_have_spoken_is_closed_whatever_time_they_give() -> None:
+    log = Log().vm(86_400, ev.Unrecognised(name="run_planned"))
+    assert isinstance(next_of(log, now=1)[1], do.Close)
+
+
+def test_a_run_is_as_old_as_its_first_clients_word_whatever_a_machine_says() -> None:
+    log = Log().vm(-40 * 86_400, ev.VmBooted(vm="x", zone=ZONE, attempt=1)).add(0, planned())
+    run = replayed(log.vm(-86_400, ev.Unrecognised(name="run_planned")).add(9, requested()))
+    assert (run.created_at, run.updated_at) == (at(0), at(9))
+    assert replayed(Log().vm(-5, ev.PhaseStarted(phase="measure", limit_s=9))).created_at == at(-5)
+
+
+# --- asked for, not seen ----------------------------------------------------------------------------------------------
+
+
+def test_an_unanswered_request_is_sent_again_by_its_client_and_waited_for_by_others() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    run = replayed(log)
+    assert run.vm is not None
+    assert next_of(log, launching=True) == (do.Reinsert(run.vm),)
+    assert next_of(log) == (do.Wait(POLICY.poll_s),)
+    pending = do.Observation(None, (operation("insert", None, status="RUNNING"),))
+    assert next_of(log, pending) == (do.Wait(POLICY.poll_s),)
+
+
+def test_as_it_ships_a_client_waits_almost_three_minutes_for_a_request_that_nobody_answers() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    assert next_of(log, now=2 + 175) == (do.Wait(POLICY.poll_s),)
+    assert next_of(log, now=2 + 185) != (do.Wait(POLICY.poll_s),)
+
+
+def test_a_stop_waits_for_an_unanswered_request_lest_its_machine_be_nobodys() -> None:
+    log = Log().add(0, planned()).add(2, requested()).add(3, ev.StopRequested(by="ada", reason="enough"))
+    assert next_of(log, launching=True) == (do.Wait(POLICY.poll_s),)
+
+
+@pytest.mark.parametrize(
+    ("operations", "now", "how"),
+    [
+        ((), 1000.0, "unanswered"),
+        ((operation("insert", 5, "STOCKOUT"),), 20.0, "never_made"),
+        ((operation("insert", None, status="PENDING"),), 1000.0, "unanswered"),
+    ],
+)
+def test_a_request_that_made_nothing_is_recorded_as_such(operations, now, how) -> None:  # type: ignore[no-untyped-def]
+    log = Log().add(0, planned()).add(2, requested())
+    (command,) = next_of(log, do.Observation(None, operations), now=now)
+    assert isinstance(command, do.RecordGone)
+    assert (command.how, command.started_at) == (how, None)
+
+
+def test_a_machine_that_came_and_went_unrecorded_is_learned_of_from_the_operations() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    seen = do.Observation(None, (operation("insert", 5), operation("delete", 65)))
+    (command,) = next_of(log, seen, now=100)
+    assert command == do.RecordGone(replayed(log).vm, at(65), "deleted", at(5))  # type: ignore[arg-type]
+
+
+def test_a_machine_that_exists_but_was_not_recorded_is_recorded() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    (command,) = next_of(log, do.Observation(instance()))
+    assert isinstance(command, do.RecordCreated)
+
+
+# --- alive ------------------------------------------------------------------------------------------------------------
+
+
+def alive(log: Log, now: float, status: str = "RUNNING") -> do.Command:
+    (command,) = next_of(log, do.Observation(instance(status)), now)
+    return command
+
+
+def test_a_healthy_machine_is_left_alone() -> None:
+    assert alive(running(), 20) == do.Wait(POLICY.poll_s)
+    assert alive(Log().add(0, planned()).add(2, requested()).add(5, created(4)), 20) == do.Wait(POLICY.poll_s)
+
+
+def test_a_machine_still_being_made_is_waited_for() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    assert next_of(log, do.Observation(instance("PROVISIONING", started=None))) == (do.Wait(POLICY.poll_s),)
+
+
+def reason(command: do.Command) -> str:
+    assert isinstance(command, do.Delete)
+    return command.reason
+
+
+def test_a_machine_is_deleted_when_it_should_not_be_there() -> None:
+    assert reason(alive(running().add(15, ev.StopRequested(by="ada", reason="enough")), 20)) == "enough"
+    assert "stopped without deleting itself" in reason(alive(running(), 20, "TERMINATED"))
+    assert "it is past its deadline" in reason(alive(running(), 1804 + POLICY.deadline_slack_s + 1))
+    assert "did not delete itself" in reason(alive(running().vm(30, ev.Finished(outcome="succeeded")), 120))
+    silent = Log().add(0, planned()).add(2, requested()).add(5, created(4))
+    assert "it sent nothing for 600 s" in reason(alive(silent, 4 + POLICY.boot_limit_s + 1))
+
+
+def test_a_machine_without_a_known_start_has_a_deadline_all_the_same() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    (command,) = next_of(log, do.Observation(instance("PROVISIONING", started=None)), now=1e5)
+    assert "past its deadline" in reason(command)
+
+
+# --- gone -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operations", "now", "ended", "how"),
+    [
+        ((operation("compute.instances.preempted", 60), operation("delete", 61)), 100, 60, "preempted"),
+        ((operation("compute.instances.hostError", 60), operation("delete", 61)), 100, 60, "host_error"),
+        ((operation("insert", 5), operation("delete", 70)), 100, 70, "deleted"),
+        ((operation("delete", 1810),), 2000, 1810, "deadline"),
+        ((operation("insert", 5), operation("compute.instances.somethingNew", 50)), 100, 50, "deleted"),
+        ((operation("compute.instances.somethingNew", 1804),), 2000, 1804, "deadline"),
+        ((operation("setLabels", 50), operation("compute.instances.somethingNew", None)), 100, 100, "lost"),
+        ((), 100, 100, "lost"),
+        ((), 5000, 1834, "lost"),
+        ((operation("delete", 2),), 100, 4, "deleted"),
+        ((operation("compute.instances.preempted", None),), 100, 100, "preempted"),
+    ],
+)
+def test_when_and_how_a_machine_ended_is_read_from_the_zones_log(operations, now, ended, how) -> None:  # type: ignore[no-untyped-def]
+    (command,) = next_of(running(), do.Observation(None, operations), now)
+    assert isinstance(command, do.RecordGone)
+    assert (command.ended_at, command.how, command.started_at) == (at(ended), how, at(4))
+
+
+def test_a_machine_of_which_nothing_is_known_but_that_it_was_deleted_cost_nothing_that_can_be_shown() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    (command,) = next_of(log, do.Observation(None, (operation("delete", 60),)), now=100)
+    assert command == do.RecordGone(replayed(log).vm, at(60), "deleted", None)  # type: ignore[arg-type]
+
+
+def test_a_machine_that_is_gone_is_settled_and_its_run_closed() -> None:
+    log = running().vm(30, ev.Finished(outcome="succeeded")).add(70, gone(64))
+    settle, close = next_of(log, now=5000)
+    assert settle == do.Settle(Decimal("0.006020"))
+    assert close == do.Close(Phase.SUCCEEDED, "")
+
+
+def ending(log: Log, how: str = "deleted") -> tuple[Phase, str]:
+    _, close = next_of(log.add(70, gone(64, how)), now=100)
+    assert isinstance(close, do.Close)
+    return close.outcome, close.detail
+
+
+def test_how_a_run_ended() -> None:
+    wrong = ev.CaseChecked(implementation="bench", case_id="c", passed=False, reason="off by 0.5")
+    incorrect = running().vm(20, wrong).vm(30, ev.Finished(outcome="incorrect", exit_code=10))
+    assert ending(incorrect) == (Phase.INCORRECT, "bench was wrong on 1 case, first c: off by 0.5")
+    crashed = ev.CaseChecked(implementation="flash", case_id="c", passed=False, reason="crashed (SIGSEGV)")
+    both = running().vm(20, wrong).vm(21, crashed).vm(30, ev.Finished(outcome="incorrect", exit_code=10))
+    assert ending(both) == (Phase.INCORRECT, "bench was wrong on 1 case (flash too), first c: off by 0.5")
+    assert ending(running().vm(20, measured("a")), "preempted") == (
+        Phase.PREEMPTED,
+        f"{VM} was preempted; 1 of 2 cases measured",
+    )
+    assert ending(running().vm(20, ev.Preempted()))[0] is Phase.PREEMPTED
+    assert ending(running().vm(20, ev.Finished(outcome="preempted")))[0] is Phase.PREEMPTED
+    assert ending(running().add(20, ev.StopRequested(by="ada", reason="enough"))) == (Phase.STOPPED, "enough")
+    assert ending(running().vm(20, ev.Finished(outcome="terminated"))) == (Phase.STOPPED, "terminated")
+    assert ending(running().vm(20, ev.Finished(outcome="failed", detail="why"))) == (Phase.FAILED, "why")
+    diagnosed = running().vm(19, ev.Diagnosed(cause="no_compiler", detail="no g++"))
+    assert ending(diagnosed.vm(20, ev.Finished(outcome="failed", detail="why"))) == (
+        Phase.FAILED,
+        "no_compiler: no g++",
+    )
+    assert ending(running(), "deadline") == (Phase.EXPIRED, f"{VM} reached its deadline of 1800 s")
+    assert ending(running(), "lost") == (Phase.FAILED, f"{VM} disappeared without a message (lost)")
+    assert ending(Log().add(0, planned()).add(2, requested()), "unanswered")[0] is Phase.FAILED
+
+
+@pytest.mark.parametrize("how", ["preempted", "host_error", "lost"])
+def test_a_run_goes_on_where_the_cloud_lost_its_machine_and_not_where_somebody_deleted_it(how: str) -> None:
+    def next_machine(how: str) -> bool:
+        log = Log().add(0, planned(attempts=2)).add(2, requested()).add(4, created(4)).add(70, gone(64, how))
+        run = replay(log.events)
+        assert run is not None
+        return run.goes_on
+
+    assert next_machine(how)
+    assert not next_machine("deleted")
+
+
+def test_two_clients_that_look_at_the_same_run_decide_the_same() -> None:
+    log = running().vm(30, ev.Finished(outcome="succeeded")).add(70, gone(64))
+    shuffled = random.Random(1).sample(log.events, k=len(log.events))
+    assert do.decide(replay(shuffled), NOWHERE, T0, POLICY, None) == next_of(log)  # type: ignore[arg-type]

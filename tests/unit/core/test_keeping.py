@@ -1,0 +1,338 @@
+"""Kept machines: who may claim one, what its run came to, and whether waiting is worth its price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.run import decide as do
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import Observation, Policy, decide
+from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.run.keeping import Advice, ColdStart, advise, cold_starts
+from orchestrator.core.run.orphans import Keep, Orphan, judge
+from orchestrator.core.run.slots import Slot, Wanted, claim, owned, seconds_left, unfit
+from orchestrator.core.run.status import StatusLine, cold_start, status_line
+from tests.unit.core.builders import (
+    RATE,
+    RUN,
+    VM,
+    ZONE,
+    Log,
+    at,
+    created,
+    gone,
+    instance,
+    offer,
+    operation,
+    planned,
+    replayed,
+    running,
+)
+
+OTHER = "20261121-050607-l4-0002"
+POLICY = Policy(exit_grace_s=60, take_limit_s=90)
+SLOT = Slot(state="idle", vm=VM, zone=ZONE, owner=RUN, idle_until=at(700))
+
+
+def kept(seconds: float = 100, outcome: str = "succeeded") -> Log:
+    """A run that is done and whose machine waits since then."""
+    log = running().vm(50, ev.CaseStarted(case_id="a", index=1, of=1))
+    return log.vm(seconds, ev.Kept(outcome=outcome, idle_limit_s=600, detail="every case is measured"))
+
+
+def guest(*facts: tuple[float, ev.Fact]) -> Run:
+    log = Log().add(0, planned())
+    log.add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
+    for seconds, fact in facts:
+        log.vm(seconds, fact)
+    return replayed(log)
+
+
+def wanted(**changes: object) -> Wanted:
+    return replace(Wanted("gce", "l4", "", (offer(),), 240), **changes)  # type: ignore[arg-type]
+
+
+# --- the fold -------------------------------------------------------------------------------------------------------
+
+
+def test_a_kept_run_is_neither_over_nor_in_need_of_another_machine() -> None:
+    run = replayed(kept())
+    assert (run.phase, run.over, run.goes_on) == (Phase.KEPT, False, False)
+    assert run.current.idle_until == at(700)
+
+
+@pytest.mark.parametrize("how", ["preempted", "lost", "deleted", "deadline"])
+def test_what_becomes_of_a_machine_that_was_kept_does_not_change_what_its_run_came_to(how: str) -> None:
+    log = kept().vm(110, ev.VmExiting(outcome="failed", exit_code=137)).add(120, gone(119, how))
+    run = replayed(log)
+    assert run.taken_back is False
+    settle, close = decide(run, Observation(None), at(130), POLICY, None)
+    assert isinstance(settle, do.Settle)
+    assert isinstance(close, do.Close)
+    assert close.outcome is Phase.SUCCEEDED
+
+
+def test_a_machine_that_is_lent_has_no_idle_limit_until_it_is_kept_again() -> None:
+    log = kept().vm(200, ev.Lent(to=OTHER))
+    assert replayed(log).current.idle_until is None
+    assert replayed(log).current.lent_to == OTHER
+    again = replayed(log.vm(900, ev.Kept(outcome="succeeded", idle_limit_s=600))).current
+    assert (again.idle_until, again.work_done_at) == (at(1500), at(100))
+
+
+# --- decisions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_kept_machine_is_left_alone_until_its_limit_and_its_grace_are_over() -> None:
+    run = replayed(kept())
+    alive = Observation(instance())
+    assert decide(run, alive, at(759), POLICY, None) == (do.Wait(POLICY.poll_s),)
+    (command,) = decide(run, alive, at(761), POLICY, None)
+    assert isinstance(command, do.Delete)
+
+
+def test_a_reaper_takes_a_machine_that_waits_too_long_and_no_other() -> None:
+    run = replayed(kept())
+    seen = replace(instance(), labels={"bench-run": RUN})
+    assert isinstance(judge(seen, run, "b", at(759), POLICY), Keep)
+    assert isinstance(judge(seen, run, "b", at(761), POLICY), Orphan)
+
+
+def test_a_guest_waits_while_its_machine_is_at_it() -> None:
+    run = guest((5, ev.VmBooted(vm=VM, attempt=1)))
+    assert run.phase is Phase.RUNNING
+    assert decide(run, Observation(instance()), at(500), POLICY, None) == (do.Wait(POLICY.poll_s),)
+
+
+def test_a_guest_ends_with_the_machines_word_on_it_and_costs_nothing() -> None:
+    run = guest((5, ev.VmBooted(vm=VM, attempt=1)), (60, ev.Finished(outcome="succeeded")))
+    assert run.phase is Phase.FINISHING
+    settle, close = decide(run, Observation(instance()), at(61), POLICY, None)
+    assert settle == do.Settle(Decimal(0))
+    assert isinstance(close, do.Close)
+    assert close.outcome is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why"), [(92, "did not begin"), (961, "deadline")], ids=["not begun", "past its deadline"]
+)
+def test_a_machine_that_does_not_serve_its_guest_is_deleted(seconds: float, why: str) -> None:
+    run = guest() if seconds < 100 else guest((5, ev.VmBooted(vm=VM, attempt=1)))
+    (command,) = decide(run, Observation(instance()), at(seconds), POLICY, None)
+    assert isinstance(command, do.Delete)
+    assert why in command.reason
+
+
+def test_a_machine_that_only_stopped_is_deleted_by_its_guest_too() -> None:
+    (command,) = decide(guest(), Observation(instance("TERMINATED")), at(20), POLICY, None)
+    assert isinstance(command, do.Delete)
+
+
+def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> None:
+    log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
+    run = replayed(log.add(9, ev.StopRequested(by="ada", reason="enough")))
+    (command,) = decide(run, Observation(instance()), at(10), POLICY, None)
+    assert isinstance(command, do.Delete)
+    _, close = decide(run, Observation(None, (operation("delete", 12),)), at(13), POLICY, None)
+    assert isinstance(close, do.Close)
+    assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("status", ["RUNNING", "TERMINATED"])
+def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str, stopped: bool) -> None:
+    """It may be another's that it names; whoever owns that one ends it."""
+    log = Log().add(0, planned()).vm(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
+    if stopped:
+        log.add(5, ev.StopRequested(by="ada", reason="enough"))
+    for moment in (10, 600, 899):
+        (command,) = decide(replayed(log), Observation(instance(status)), at(moment), POLICY, None)
+        assert isinstance(command, do.Wait)
+    _, close = decide(replayed(log), Observation(instance(status)), at(901), POLICY, None)
+    assert isinstance(close, do.Close)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_what_the_client_says_of_the_machine_that_it_claimed_counts_over_what_a_machine_says(first: float) -> None:
+    log = Log().add(0, planned()).add(2, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
+    forged = ev.MachineTaken(vm="bench-other-9", zone=ZONE, owner=RUN, deadline_at=at(9000))
+    log.vm(first, forged).vm(first, forged.model_copy(update={"generation": 7}))
+    taken = replayed(log).guest_of
+    assert taken is not None
+    assert taken.vm == VM
+
+
+def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
+    operations = (operation("compute.instances.preempted", 40),)
+    _, close = decide(guest(), Observation(None, operations), at(50), POLICY, None)
+    assert isinstance(close, do.Close)
+    assert close.outcome is Phase.PREEMPTED
+
+
+def test_a_guest_that_is_resumed_asks_for_a_machine_of_its_own_under_a_number_of_its_own() -> None:
+    log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
+    log.add(2, ev.RunClosed(outcome="preempted")).add(3, ev.RunResumed(generation=1, attempts=2))
+    run = replayed(log)
+    assert (run.guest_of, run.goes_on, run.next_attempt) == (None, True, 2)
+    (command,) = decide(run, Observation(None), at(4), POLICY, (offer(),))
+    assert isinstance(command, do.Create)
+
+
+# --- the slot -------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_survives_a_trip_through_the_bucket_and_anything_else_is_none() -> None:
+    taken = claim(SLOT, OTHER, "ada", {"schema": 1}, {"sha256": "ab"})
+    assert taken is not None
+    assert Slot.parse(taken.dump()) == taken
+    assert Slot.parse(b"{}") is None
+
+
+def test_only_an_idle_slot_can_be_claimed() -> None:
+    taken = claim(SLOT, OTHER, "ada", {}, {})
+    assert taken is not None
+    assert claim(taken, RUN, "bob", {}, {}) is None
+
+
+def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
+    assert unfit(SLOT, replayed(kept()), wanted(), at(200)) == ""
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "seconds"),
+    [
+        ("no longer waits", {}, 696),
+        ("image", {"image": "another"}, 200),
+        ("image", {"mode": "embedded"}, 200),
+        ("GPU", {"gpu": "t4"}, 200),
+        ("offers", {"offers": ()}, 200),
+        ("offers", {"offers": (offer("us-east1-b"),)}, 200),
+        ("deadline", {"seconds": 1600}, 200),
+    ],
+)
+def test_a_machine_of_another_kind_or_with_too_little_time_will_not_do(
+    why: str, changes: dict[str, object], seconds: float
+) -> None:
+    assert why in unfit(SLOT, replayed(kept()), wanted(**changes), at(seconds))
+
+
+def test_a_machine_whose_run_is_over_or_unknown_or_has_lost_it_will_not_do() -> None:
+    assert unfit(SLOT, None, wanted(), at(200))
+    assert unfit(SLOT, replayed(Log().vm(1, ev.VmBooted(vm=VM, attempt=1))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, gone(149))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, ev.StopRequested(by="ada", reason="x"))), wanted(), at(200))
+    assert unfit(SLOT, replayed(kept().add(150, ev.RunClosed(outcome="succeeded"))), wanted(), at(200))
+
+
+def test_a_machine_without_a_known_deadline_has_no_time_left() -> None:
+    vm = owned(SLOT, replayed(kept()))
+    assert vm is not None
+    assert seconds_left(vm, at(4)) == 1740
+    assert seconds_left(vm, at(5000)) == 0
+    assert seconds_left(replace(vm, deadline_at=None), at(4)) == 0
+
+
+# --- keep or stop ---------------------------------------------------------------------------------------------------
+
+
+def line(run_id: str = RUN, cold: int = 240, billed: int = 200, gpu: str = "l4", mode: str = "gce") -> StatusLine:
+    return StatusLine(run_id, "succeeded", gpu=gpu, mode=mode, cold_start_s=cold, billed_start_s=billed)
+
+
+def test_a_cold_start_is_counted_from_the_first_request_and_paid_for_from_the_start_of_the_machine() -> None:
+    assert cold_start(replayed(kept())) == (48, 46)
+    assert status_line(replayed(kept()), at(101)).cold_start_s == 48
+
+
+def test_a_run_that_began_no_case_or_has_no_machine_of_its_own_tells_nothing_of_cold_starts() -> None:
+    assert cold_start(replayed(running())) == (0, 0)
+    assert cold_start(guest((5, ev.CaseStarted(case_id="a", index=1, of=1)))) == (0, 0)
+    unstarted = replayed(Log().vm(9, ev.CaseStarted(case_id="a", index=1, of=1)))
+    assert cold_start(unstarted) == (0, 0)
+
+
+def test_the_first_machine_that_measured_a_case_is_the_one_that_counts() -> None:
+    log = running().add(60, gone(59, "preempted"))
+    log.add(70, ev.InstanceRequested(attempt=2, vm=VM, zone=ZONE, machine_type="x", provisioning="SPOT",
+        usd_per_hour=RATE, max_run_s=60, request_id="2"))  # fmt: skip
+    log.add(75, ev.InstanceCreated(attempt=2, vm=VM, zone=ZONE, instance_id="1", started_at=at(74), deadline_at=at(9),
+        request_id="2"))  # fmt: skip
+    log.add(100, ev.CaseStarted(case_id="a", index=1, of=1), "vm-2")
+    assert cold_start(replayed(log)) == (30, 26)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_the_median_is_of_the_newest_runs_of_the_same_gpu_alone(seconds: list[int]) -> None:
+    lines = [line(f"20261121-{n:06d}-l4-0000", cold) for n, cold in enumerate(seconds)]
+    others = [line("20261122-000000-t4-0000", gpu="t4"), line(mode="embedded"), line(cold=0)]
+    found = cold_starts([*others, *lines], "l4", "gce")
+    assert found is not None
+    newest = seconds[-20:]
+    assert found.runs == len(newest)
+    assert min(newest) <= found.seconds <= max(newest)
+    assert found == cold_starts([*lines[::-1], *others], "l4", "gce")
+
+
+def test_without_history_there_is_no_median() -> None:
+    assert cold_starts([line(cold=0)], "l4", "gce") is None
+
+
+COLD = ColdStart(240.0, 180.0, 7)
+
+
+def advice(log: Log, seconds: float, cold: ColdStart | None = COLD) -> Advice:
+    found = advise(replayed(log), cold, at(seconds))
+    assert found is not None
+    return found
+
+
+def test_there_is_no_advice_about_a_machine_that_is_not_there() -> None:
+    assert advise(replayed(Log().add(0, planned())), COLD, at(1)) is None
+    assert advise(replayed(running().add(60, gone(59))), COLD, at(61)) is None
+    asked = replayed(Log().add(0, planned()))
+    assert advise(replace(asked, vms=(replace(replayed(running()).vms[0], started_at=None),)), COLD, at(3)) is None
+
+
+def test_a_machine_at_work_is_advised_on_only_when_it_works_for_another_run() -> None:
+    assert advise(replayed(running()), COLD, at(60)) is None
+    lent = advice(kept().vm(120, ev.Lent(to=OTHER)), 130)
+    assert (lent.verdict, OTHER in lent.text) == ("keep", True)
+
+
+@given(st.integers(100, 700))
+def test_waiting_is_worth_it_until_it_has_cost_what_a_cold_start_costs(seconds: int) -> None:
+    found = advice(kept(), seconds)
+    assert found.cold_usd is not None
+    so_far = found.usd_per_hour * Decimal(found.idle_s) / 3600
+    assert (found.verdict == "keep") == (so_far < found.usd_per_hour * Decimal(180) / 3600)
+
+
+def test_the_advice_says_what_it_rests_on() -> None:
+    text = advice(kept(), 130).text
+    assert "$0.36/h" in text
+    assert "4.0 min and $0.0181 (median of 7 runs)" in text
+    assert "(median of 1 run)" in advice(kept(), 130, replace(COLD, runs=1)).text
+    document = advice(kept(), 130).document()
+    assert document["rests_on_runs"] == 7
+    assert document["idle_s"] == 30
+    assert document["cold_start_usd"] == "0.018060"
+
+
+def test_without_history_the_advice_is_to_stop_and_says_that_it_knows_nothing() -> None:
+    found = advice(kept(), 130, None)
+    assert found.verdict == "stop"
+    assert "no run of this GPU" in found.text
+    assert found.document()["rests_on_runs"] == 0
+    assert found.document()["cold_start_usd"] is None
+    assert found.idle_s == timedelta(seconds=30).total_seconds()
+
+
+def test_an_instance_of_a_run_that_only_asked_is_no_slots_owner() -> None:
+    log = Log().add(0, planned()).add(2, created(4))
+    assert owned(SLOT, replayed(log)) is None

@@ -1,0 +1,94 @@
+"""What stays of past months when a ledger is compacted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.ledger.alerts import alerts_due, mark_alerted
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, add_cost, compact, exposure, hold, settle
+from tests.unit.core.ledgers import NOON, D, Step, caps, play, steps
+
+
+@given(steps, caps, st.integers(0, 400))
+def test_compaction_changes_no_exposure_of_a_current_window(steps: list[Step], caps: Caps, days: int) -> None:
+    for moment in play(steps, caps)[-1:]:
+        later = moment.now + timedelta(days=days)
+        smaller = compact(moment.ledger, later)
+        for window in WINDOWS[1:]:
+            assert exposure(smaller, window, later) == exposure(moment.ledger, window, later)
+        assert compact(smaller, later) == smaller
+
+
+OCTOBER, DECEMBER = datetime(2026, 10, 5, tzinfo=UTC), datetime(2026, 12, 9, tzinfo=UTC)
+OLD = "20261005-000000-l4-aaaa"
+
+
+def archived() -> Ledger:
+    """October's run and cost are archived; a run of October that never ended is not."""
+    ledger = settle(hold(Ledger(), OLD, D(2), 600, OCTOBER), OLD, D(1), OCTOBER)
+    ledger = hold(ledger, "20261005-000001-l4-bbbb", D(2), 600, OCTOBER)
+    ledger = add_cost(ledger, "ai", D(3), "", OCTOBER, "c1")
+    return hold(ledger, "20261209-000000-l4-cccc", D(1), 600, DECEMBER)
+
+
+def test_past_months_become_one_sum_each() -> None:
+    ledger = archived()
+    assert list(ledger.runs) == ["20261005-000001-l4-bbbb", "20261209-000000-l4-cccc"]
+    assert ledger.costs == {}
+    assert ledger.archive["2026-10"].model_dump() == {
+        "usd": D(4),
+        "runs": 1,
+        "costs": 1,
+        "days": {"2026-10-05": D(4)},
+        "each": {OLD: D(1)},
+    }
+    assert exposure(ledger, "month", OCTOBER).total == D(6)
+
+
+def test_a_late_replay_for_an_archived_run_counts_nothing_twice() -> None:
+    ledger = archived()
+    assert settle(ledger, OLD, D(1), DECEMBER) == ledger
+    assert hold(ledger, OLD, D(2), 600, DECEMBER) == ledger
+
+
+def test_a_month_is_kept_in_full_for_a_week() -> None:
+    ledger = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
+    assert compact(ledger, datetime(2026, 12, 7, tzinfo=UTC)).runs == ledger.runs
+    assert compact(ledger, datetime(2026, 12, 8, tzinfo=UTC)).runs == {}
+
+
+def test_the_ledger_stays_small_over_years() -> None:
+    ledger, now = Ledger(), datetime(2024, 1, 1, tzinfo=UTC)
+    for day in range(3 * 365):
+        at = now + timedelta(days=day)
+        run = f"{at:%Y%m%d}-000000-l4-0000"
+        ledger = settle(hold(ledger, run, D(1), 600, at), run, D(1), at)
+        ledger = mark_alerted(ledger, alerts_due(ledger, Caps(day=D(1)), at))
+    assert len(ledger.runs) <= 31 + 8 + 1
+    assert len(ledger.archive) <= 36
+    assert len(ledger.alerts) <= 3 * 50
+    assert exposure(ledger, "total", now).spent == 3 * 365
+
+
+def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
+    over = settle(hold(Ledger(), OLD, D(1), 600, OCTOBER), OLD, D(2), OCTOBER)
+    told = mark_alerted(over, alerts_due(over, Caps(total=D(1)), OCTOBER))
+    assert compact(told, DECEMBER).alerts == {"total:total:50:1", "total:total:80:1", "total:total:100:1"}
+
+
+def test_an_archived_run_that_turns_out_dearer_counts() -> None:
+    ledger = archived()
+    before = exposure(ledger, "total", DECEMBER).spent
+    dearer = settle(ledger, OLD, D("1.5"), DECEMBER)
+    assert exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
+    assert dearer.archive["2026-10"].days == {"2026-10-05": D("4.5")}
+    assert settle(dearer, OLD, D("1.2"), DECEMBER) == dearer
+
+
+def test_an_alert_that_nobody_sends_does_not_keep_a_ledger_from_being_compacted() -> None:
+    odd = frozenset({"", "@", "day", "day:", "run", ":::", "total@2026"})
+    ledger = hold(Ledger(alerts=odd), OLD, D(2), 600, OCTOBER)
+    assert compact(ledger, DECEMBER).alerts <= odd

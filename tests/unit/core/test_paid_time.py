@@ -1,0 +1,150 @@
+"""Where the minutes of a run's machines went, what the next run is expected to take, and who tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.market.offers import START_S, WORK_S, Advice, Work, weigh
+from orchestrator.core.plan.expectation import expect
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import replay
+from orchestrator.core.run.keeping import cold_starts
+from orchestrator.core.run.paid_time import PARTS, cold_start_parts, medians, paid_time, read, told, written
+from orchestrator.core.run.status import StatusLine, cold_start, decode, document, encode, status_line
+from tests.unit.core.builders import RUN, Log, at, gone, measured, offer, replayed, running
+from tests.unit.core.test_run import logs
+
+
+def measuring() -> Log:
+    """Asked for at 2, there at 4, first case at 50, measured until 90, gone at 100."""
+    log = running()
+    for seconds, phase in ((12, "preflight"), (14, "environment"), (34, "build"), (40, "correctness"), (46, "measure")):
+        log.vm(seconds, ev.PhaseStarted(phase=phase))
+    log.vm(50, ev.CaseStarted(case_id="a", index=1, of=1)).vm(88, measured("a", of=1))
+    log.vm(90, ev.PhaseFinished(phase="measure", exit_code=0, seconds=44)).vm(91, ev.Finished(outcome="succeeded"))
+    return log.add(101, gone(100)).add(102, ev.RunClosed(outcome="succeeded"))
+
+
+def test_each_second_of_a_cold_start_belongs_to_one_part_of_it() -> None:
+    parts = cold_start_parts(replayed(measuring()))
+    assert parts == {
+        "request": 2, "boot": 8, "preflight": 2, "environment": 20, "build": 6, "correctness": 6, "measure": 4
+    }  # fmt: skip
+    assert told({"boot": 8.0, "environment": 150.0}) == "boot 8 s, environment 2.5 min"
+
+
+@given(logs())
+def test_the_parts_of_a_cold_start_add_up_to_the_whole_and_measuring_is_a_part_of_what_was_paid(events) -> None:  # type: ignore[no-untyped-def]
+    run = replay(events)
+    assert run is not None
+    parts, (whole, _) = cold_start_parts(run), cold_start(run)
+    assert set(parts) <= set(PARTS)
+    assert all(seconds > 0 for seconds in parts.values())
+    assert sum(parts.values()) + 1 >= whole
+    paid = paid_time(run, at(5000))
+    assert 0 <= paid.measuring_s <= paid.paid_s
+    assert paid.share is None or 0 <= paid.share <= 1
+
+
+def test_the_share_is_of_all_machines_until_they_were_gone() -> None:
+    paid = paid_time(replayed(measuring()), at(5000))
+    assert (paid.paid_s, paid.measuring_s) == (96, 40)
+    assert paid.share == pytest.approx(40 / 96)
+
+
+def test_what_a_machine_waits_after_its_run_is_not_that_runs_time() -> None:
+    kept = running().vm(46, ev.PhaseStarted(phase="measure")).vm(50, ev.CaseStarted(case_id="a", index=1, of=1))
+    kept.vm(90, ev.PhaseFinished(phase="measure", exit_code=0, seconds=44))
+    kept.vm(100, ev.Kept(outcome="succeeded", idle_limit_s=600)).add(700, gone(699))
+    assert paid_time(replayed(kept), at(5000)).paid_s == 96
+
+
+def test_a_machine_that_was_taken_back_measured_until_it_went() -> None:
+    lost = running().vm(46, ev.PhaseStarted(phase="measure")).vm(50, ev.CaseStarted(case_id="a", index=1, of=1))
+    lost.add(71, gone(70, "preempted"))
+    assert paid_time(replayed(lost), at(5000)).measuring_s == 20
+
+
+@given(st.dictionaries(st.sampled_from(PARTS), st.floats(1, 10_000)))
+def test_the_parts_survive_a_trip_through_a_status_line(parts: dict[str, float]) -> None:
+    assert read(written(parts)) == {part: round(seconds) for part, seconds in parts.items()}
+
+
+@given(st.text(max_size=80))
+def test_parts_that_are_none_are_left_out_and_never_an_error(text: str) -> None:
+    assert set(read(text)) <= set(PARTS)
+
+
+def test_a_line_carries_what_a_later_plan_needs() -> None:
+    line = status_line(replayed(measuring()), at(5000))
+    assert decode(RUN, encode(line)) == line
+    assert (line.paid_s, line.measuring_s, line.config, line.image) == (96, 40, "l4", "")
+    assert document(replayed(measuring()), at(5000))["time"] == {
+        "paid_s": 96, "measuring_s": 40, "measuring_share": 0.4167, "cold_start_s": 48,
+        "cold_start_parts_s": cold_start_parts(replayed(measuring())),
+    }  # fmt: skip
+
+
+def test_medians_are_of_each_part_over_the_runs_that_tell() -> None:
+    assert medians(["boot 10 build 4", "boot 20", "boot 30 build 8", "", "?"]) == {"boot": 20.0, "build": 4.0}
+    assert medians([]) == {}
+
+
+# --- what a plan expects --------------------------------------------------------------------------------------------
+
+LINE = replace(status_line(replayed(measuring()), at(5000)), created_at="2026-11-21T04:05:06Z")
+
+
+def line(number: int, **changes: object) -> StatusLine:
+    return replace(LINE, **{"run_id": f"20261121-{number:06d}-l4-0000", **changes})  # type: ignore[arg-type]
+
+
+def test_history_says_what_a_cold_start_is_made_of_and_how_much_of_machine_time_was_measuring() -> None:
+    found = cold_starts([line(1), line(2)], "l4", "gce")
+    assert found is not None
+    assert (found.parts["environment"], found.measuring_share) == (20, 0.4167)
+    assert "environment 20 s" in found.text
+    assert "measuring took 42% of machine time" in found.text
+    assert found.document()["rests_on_runs"] == 2
+
+
+def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
+    found = expect(
+        [line(1), line(2, measuring_s=60, cases_done=2), line(3, gpu="t4")], "l4", "gce", "l4", 10, prepared=False
+    )
+    assert found is not None
+    assert (found.cold.billed_s, found.measuring_s, found.runs) == (46, 350, 2)
+    assert found.usd(Decimal("0.36")) == Decimal("0.0396")
+    assert found.document(Decimal("0.36"))["usd"] == "0.039600"
+    assert "48 s to the first case (median of 2 runs), 5.8 min of measuring (median of 2)" in found.text
+
+
+def test_runs_of_another_configuration_tell_of_cold_starts_and_not_of_measuring() -> None:
+    found = expect([line(1, config="mine")], "l4", "gce", "l4", 10, prepared=False)
+    assert found is not None
+    assert (found.measuring_s, found.usd(Decimal(1))) == (None, None)
+    assert found.work == Work(46 + WORK_S - START_S, 46)
+    assert expect([], "l4", "gce", "l4", 10, prepared=False) is None
+
+
+def test_cold_starts_on_prepared_images_are_kept_apart_where_there_are_any() -> None:
+    slow, quick = line(1), line(2, image="bench-image-l4-20261121-0001", billed_start_s=20, cold_start_s=22)
+    told = {prepared: expect([slow, quick], "l4", "gce", "l4", 1, prepared=prepared) for prepared in (True, False)}
+    assert [(found.cold.billed_s, found.prepared) for found in told.values() if found] == [(20, True), (46, False)]
+    first = expect([slow], "l4", "gce", "l4", 1, prepared=True)
+    assert first is not None
+    assert (first.cold.billed_s, first.prepared) == (46, False)
+
+
+def test_expected_dollars_count_the_start_that_is_lost_with_each_machine() -> None:
+    said = [Advice("us-central1-a", preemption_rate=0.5)]
+    usual, short = (weigh([offer()], advice=said, now=at(0), work=work)[0].key for work in (Work(), Work(900, 20)))
+    assert short < usual
+    assert weigh([offer()], now=at(0), work=Work(450, 20))[0].key * 2 == pytest.approx(
+        weigh([offer()], now=at(0))[0].key
+    )

@@ -1,0 +1,128 @@
+"""Whether a machine should exist, from its labels and the log of its run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.naming import bucket_label, labels
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import Policy
+from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_of_fleet, owner
+from tests.unit.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, replayed, requested, running
+
+POLICY = Policy()
+
+
+def ours(status: str = "RUNNING", started: float | None = 4, **changes: Any) -> Instance:
+    return replace(instance(status, started), labels=labels(RUN, 1, "ada", "my-bench"), **changes)
+
+
+def verdict(machine: Instance, log: Log | None, seconds: float, bucket: str = "my-bench") -> Keep | Orphan:
+    return judge(machine, replayed(log) if log else None, bucket, at(seconds), POLICY)
+
+
+def test_a_machine_of_a_live_run_is_kept() -> None:
+    assert verdict(ours(), running(), 60) == Keep(f"run {RUN} is running")
+
+
+def test_a_machine_that_is_asked_for_and_not_yet_made_is_kept() -> None:
+    log = Log().add(0, planned()).add(2, requested())
+    assert isinstance(verdict(ours("STAGING", None), log, 20), Keep)
+
+
+def test_a_machine_of_another_bucket_is_not_ours_to_judge() -> None:
+    assert verdict(ours(), None, 60, "another.bucket") == Keep(f"it belongs to the bucket {bucket_label('my-bench')}")
+
+
+def test_buckets_whose_names_look_alike_in_a_label_are_told_apart() -> None:
+    machine = replace(ours(), labels=labels(RUN, 1, "ada", "acme.bench"))
+    assert isinstance(verdict(machine, None, 60, "acme-bench"), Keep)
+    assert isinstance(verdict(machine, None, 60, "acme.bench"), Orphan)
+
+
+def test_a_machine_of_an_older_version_is_its_buckets_where_the_label_holds_the_whole_name() -> None:
+    older = {**labels(RUN, 1, "ada", "acme-bench"), "bench-bucket": "acme-bench"}
+    machine = replace(ours(), labels=older)
+    assert isinstance(verdict(machine, None, 60, "acme-bench"), Orphan)
+    assert isinstance(verdict(machine, None, 60, "acme.bench"), Keep)
+
+
+def test_a_bucket_whose_name_a_label_cannot_hold_still_knows_its_machines() -> None:
+    machine = replace(ours(), labels=labels(RUN, 1, "ada", "my.bench.example"))
+    assert isinstance(verdict(machine, running(), 60, "my.bench.example"), Keep)
+    assert isinstance(verdict(machine, None, 60, "my.bench.example"), Orphan)
+
+
+@pytest.mark.parametrize(
+    ("machine", "log", "seconds", "why"),
+    [
+        (ours(), None, 60, f"run {RUN} is not in this bucket"),
+        (replace(ours(), labels={}), None, 60, "its labels name no run"),
+        (ours("TERMINATED"), running(), 60, "it stopped without being deleted"),
+        (ours(), running(), 4000, "it is 37 min past its deadline"),
+        (ours(), running().add(20, ev.RunClosed(outcome="failed")), 60, "its run is over"),
+        (ours(zone="asia-east1-a"), running(), 60, "its run never requested it"),
+        (ours(), running().add(30, gone(30, "preempted")), 60, "its run gave it up"),
+        (ours(), running().add(30, ev.StopRequested(by="bob", reason="enough")), 60, "its run was stopped: enough"),
+        (ours(), running().vm(30, ev.Finished(outcome="failed")), 100, "it finished but did not delete itself"),
+        (ours(), Log().add(0, planned()).add(2, requested()).add(5, created(4)), 700, "it sent nothing for 12 min"),
+        (ours(), running().add(30, requested(attempt=2)), 60, "its run has moved to another machine"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_machine_that_no_live_run_owns_is_an_orphan(
+    machine: Instance, log: Log | None, seconds: float, why: str
+) -> None:
+    found = verdict(machine, log, seconds)
+    assert isinstance(found, Orphan)
+    assert found.reason.startswith(why)
+
+
+def test_a_machine_that_is_going_is_left_to_go() -> None:
+    assert verdict(ours("STOPPING"), None, 60) == Keep("it is being deleted")
+
+
+def test_a_machine_that_has_just_finished_may_delete_itself() -> None:
+    assert isinstance(verdict(ours(), running().vm(30, ev.Finished(outcome="failed")), 40), Keep)
+
+
+def test_idle_and_stale_machines_are_flagged() -> None:
+    long = replace(ours(), deadline_at=None)
+    assert flags(long, replayed(running()), at(60)) == ()
+    assert flags(long, replayed(running()), at(10 + 31 * 60)) == ("idle",)
+    assert flags(long, None, at(13 * 3600)) == ("idle", "stale")
+    found = verdict(long, running(), 13 * 3600)
+    assert isinstance(found, Keep)
+    assert found.flags == ("idle", "stale")
+
+
+def test_a_name_alone_does_not_make_an_owner() -> None:
+    assert owner(ours(), None) is None
+    assert owner(ours(zone="asia-east1-a"), replayed(running())) is None
+    vm = owner(ours(), replayed(running()))
+    assert vm is not None
+    assert vm.usd_per_hour == RATE
+
+
+def test_what_a_machine_has_cost_is_known_when_its_price_is() -> None:
+    assert cost_so_far(ours(), None, at(60)) is None
+    assert cost_so_far(ours("STAGING", None), RATE, at(60)) == 0
+    assert cost_so_far(ours(), Decimal("3.6"), at(1004)) == 1
+
+
+@pytest.mark.parametrize(("held", "kind"), [(True, Keep), (False, Orphan)])
+def test_a_machine_of_a_fleet_may_be_there_while_its_fleet_holds_money(held: bool, kind: type) -> None:
+    machine = replace(ours(), labels={"bench-tool": "spotbench", "bench-fleet": "fleet-20261121-040506-7f3a"})
+    found = judge_of_fleet(machine, "fleet-20261121-040506-7f3a", held=held, bucket="b", now=at(60), policy=POLICY)
+    assert isinstance(found, kind)
+
+
+def test_a_machine_of_a_fleet_that_outlived_its_end_is_an_orphan_whatever_is_held() -> None:
+    machine = replace(ours(), deadline_at=at(0), labels={})
+    late = at(POLICY.deadline_slack_s + 1)
+    assert isinstance(judge_of_fleet(machine, "f", held=True, bucket="b", now=late, policy=POLICY), Orphan)

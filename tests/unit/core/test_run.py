@@ -1,0 +1,288 @@
+"""A run is the fold of its events, whatever the order in which they are read."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import OUTCOMES, Phase, evolve, replay
+from tests.unit.core.builders import (
+    RATE,
+    RUN,
+    VM,
+    ZONE,
+    Log,
+    at,
+    created,
+    gone,
+    measured,
+    planned,
+    replayed,
+    requested,
+    running,
+)
+
+
+def some_facts() -> list[ev.Fact]:
+    """At least one of every kind that there is."""
+    return [
+        planned(),
+        ev.BudgetHeld(hold_usd=Decimal("0.18")),
+        ev.PayloadStored(sha256="ab", size_bytes=3, uploaded=True),
+        requested(),
+        requested("us-east1-b"),
+        ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT"),
+        ev.InstanceRejected(attempt=1, zone=ZONE, code="QUOTA"),
+        created(4),
+        created(6, "us-east1-b"),
+        gone(60),
+        ev.StopRequested(by="ada", reason="enough"),
+        ev.Settled(cost_usd=Decimal("0.01"), released_usd=Decimal("0.17")),
+        ev.RunClosed(outcome="succeeded"),
+        ev.RunClosed(outcome="preempted", generation=1, cases_stored=1),
+        ev.RunResumed(generation=1, attempts=2, by="ada"),
+        ev.Settled(cost_usd=Decimal("0.02"), released_usd=Decimal("0.16"), generation=1),
+        ev.StopRequested(by="ada", reason="that one", generation=0),
+        requested(attempt=2),
+        gone(90, "preempted", attempt=2),
+        ev.VmBooted(vm=VM, attempt=1),
+        ev.PhaseStarted(phase="preflight", limit_s=10),
+        ev.PhaseFinished(phase="preflight", exit_code=0, seconds=1),
+        ev.Healed(what="pip"),
+        ev.GatePassed(name="torch_imports"),
+        ev.EnvironmentRecorded(device="NVIDIA L4", device_kind="cuda"),
+        ev.KernelBuilt(seconds=1),
+        ev.CaseChecked(implementation="bench", case_id="c", passed=False, reason="off by 0.5"),
+        ev.CaseChecked(implementation="bench", case_id="c", passed=True),
+        ev.CorrectnessFinished(checked=2, failed=1),
+        ev.MeasurementPlanned(cases=2, total=2, measurements_per_implementation=100),
+        ev.CaseStarted(case_id="c", index=1, of=2),
+        measured("c"),
+        ev.Preempted(),
+        ev.Diagnosed(cause="unknown"),
+        ev.Finished(outcome="succeeded"),
+        ev.MachineTaken(vm=VM, zone=ZONE, owner="20261121-010203-l4-0001", deadline_at=at(900)),
+        ev.MachineTaken(vm=VM, zone=ZONE, owner="20261121-010203-l4-0001", generation=1),
+        ev.Kept(outcome="succeeded", idle_limit_s=600),
+        ev.Lent(to="20261121-060708-l4-0002"),
+        ev.ImageReplaced(image="projects/p/global/images/gone", instead="projects/p/global/images/there"),
+        ev.ImagePrepared(torch="2.13.0"),
+        ev.SealRequested(image="bench-image-l4-20261121-040506-ab12"),
+        ev.VmExiting(outcome="failed", exit_code=1),
+        ev.Unrecognised(name="from_the_future", data={"a": 1}),
+    ]
+
+
+def test_every_kind_of_fact_is_in_the_examples() -> None:
+    assert {type(fact) for fact in some_facts()} == {*ev.FACTS.values(), ev.Unrecognised}
+
+
+FACTS = some_facts()
+WRITERS = ("client-abc123", "vm-1", "boot-1", "vm-2", "client-odd", "vm-1-0a1b2c3d", "boot-1-00000000", "vm-1-12345678")
+MOMENTS = st.integers(0, 36_000)
+"""In tenths of a second."""
+
+
+def log_of(told: list[tuple[ev.Fact, str, int]]) -> list[ev.Event]:
+    log = Log()
+    for fact, writer, tenths in told:
+        log.add(tenths / 10, fact, writer)
+    return log.events
+
+
+def logs() -> st.SearchStrategy[list[ev.Event]]:
+    """Events of several writers whose clocks disagree. One flat list of small choices: what is drawn for a log is cheap."""
+    one = st.tuples(st.sampled_from(FACTS), st.sampled_from(WRITERS), MOMENTS)
+    return st.lists(one, min_size=1, max_size=25).map(log_of)
+
+
+@given(logs(), st.randoms(use_true_random=False))
+def test_the_fold_is_the_same_for_every_interleaving_and_every_repetition(
+    events: list[ev.Event], chance: random.Random
+) -> None:
+    shuffled = events + chance.sample(events, k=len(events) // 2)
+    chance.shuffle(shuffled)
+    assert replay(shuffled) == replay(events)
+
+
+@given(logs())
+def test_the_fold_is_total_and_every_phase_is_a_phase(events: list[ev.Event]) -> None:
+    run = replay(events)
+    assert run is not None
+    assert run.phase in Phase
+    assert run.cost(at(4000)) >= 0
+    assert run.phase.over == (run.closed is not None)
+
+
+@given(logs())
+def test_a_closed_run_stays_closed_with_the_same_outcome(events: list[ev.Event]) -> None:
+    run = replay(events)
+    assert run is not None
+    closed = evolve(run, Log().add(5000, ev.RunClosed(outcome="failed"), "client-late").events[0])
+    again = evolve(closed, Log().add(5001, ev.RunClosed(outcome="succeeded"), "client-later").events[0])
+    assert again.phase == closed.phase
+
+
+def test_no_events_make_no_run() -> None:
+    assert replay([]) is None
+
+
+def test_an_outcome_from_the_future_counts_as_failed() -> None:
+    run = replay(Log().add(0, planned()).add(1, ev.RunClosed(outcome="sublimated")).events)
+    assert run is not None
+    assert run.phase is Phase.FAILED
+
+
+def phase_of(log: Log) -> Phase:
+    run = replay(log.events)
+    assert run is not None
+    return run.phase
+
+
+def test_a_run_walks_through_its_phases() -> None:
+    log = Log().add(0, planned())
+    assert phase_of(log) is Phase.PLANNED
+    log.add(1, requested())
+    assert phase_of(log) is Phase.PROVISIONING
+    log.add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT"))
+    assert phase_of(log) is Phase.PROVISIONING
+    log.add(3, requested("us-east1-b")).add(4, created(4, "us-east1-b"))
+    assert phase_of(log) is Phase.BOOTING
+    log.vm(5, ev.VmBooted(vm=VM, attempt=1))
+    assert phase_of(log) is Phase.RUNNING
+    log.vm(6, ev.Finished(outcome="succeeded"))
+    assert phase_of(log) is Phase.FINISHING
+    log.add(7, gone(7)).add(8, ev.RunClosed(outcome="succeeded"))
+    assert phase_of(log) is Phase.SUCCEEDED
+
+
+def test_cost_accrues_while_a_machine_runs_stops_when_it_is_gone_and_is_what_was_settled() -> None:
+    run = replayed(running())
+    assert run.cost(at(3604)) == RATE
+    over = replayed(running().add(100, gone(94)))
+    assert over.cost(at(9999)) == over.cost(at(94)) == Decimal("0.009030")
+    settled = replayed(
+        running().add(100, gone(94)).add(101, ev.Settled(cost_usd=Decimal("0.02"), released_usd=Decimal(0)))
+    )
+    assert settled.cost(at(9999)) == Decimal("0.02")
+
+
+def test_a_machine_that_never_ran_costs_nothing() -> None:
+    assert replayed(Log().add(0, planned()).add(1, requested())).cost(at(1000)) == 0
+
+
+def test_a_case_counts_once_however_often_it_is_reported() -> None:
+    run = replayed(running().vm(20, measured("a")).vm(21, measured("a")).vm(22, measured("b")))
+    assert run.cases_done == 2
+
+
+@pytest.mark.parametrize("writers", [("vm-1-0a1b2c3d", "vm-1-12345678"), ("vm-1", "vm-1")])
+def test_what_two_machines_said_that_were_at_one_run_is_all_kept(writers: tuple[str, str]) -> None:
+    logs = [
+        Log().add(seconds, measured(case), writer) for seconds, case, writer in zip((0, 1), "ab", writers, strict=True)
+    ]
+    run = replay([event for log in logs for event in log.events])
+    assert run is not None
+    assert {fact.case_id for fact in run.measured} == {"a", "b"}
+    assert run.report_of(1).measured == {"a", "b"}
+
+
+def test_how_many_cases_there_are_is_what_the_machine_says_once_it_has_said_so() -> None:
+    assert replayed(running()).cases_total == 2
+    log = running().vm(20, ev.MeasurementPlanned(cases=3, total=7, measurements_per_implementation=350))
+    assert replayed(log).cases_total == 7
+    assert replayed(Log().add(0, ev.Preempted(), "vm-1")).cases_total == 0
+
+
+def test_a_repeated_request_is_one_machine() -> None:
+    run = replayed(Log().add(0, requested()).add(1, requested(), "client-other"))
+    assert len(run.vms) == 1
+
+
+def test_a_refusal_does_not_undo_a_machine_that_is_known_to_exist() -> None:
+    run = replayed(running().add(20, ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT")))
+    assert run.vm is not None
+    assert run.vm.open
+
+
+def test_the_bootstraps_last_word_counts_only_when_the_agent_left_none() -> None:
+    crashed = replayed(running().add(30, ev.VmExiting(outcome="failed", exit_code=137), "boot-1"))
+    assert crashed.finished == ev.Finished(outcome="failed", exit_code=137)
+    fine = replayed(
+        running().vm(29, ev.Finished(outcome="succeeded")).add(30, ev.VmExiting(outcome="failed"), "boot-1")
+    )
+    assert fine.finished == ev.Finished(outcome="succeeded")
+
+
+def test_a_phase_remembers_how_long_it_took_and_how_it_ended() -> None:
+    log = running().vm(11, ev.PhaseStarted(phase="build", limit_s=60)).vm(15, ev.PhaseStarted(phase="measure"))
+    log.vm(14, ev.PhaseFinished(phase="build", exit_code=20, seconds=3.5))
+    run = replayed(log)
+    assert [(span.phase, span.exit_code, span.seconds) for span in run.spans] == [
+        ("build", 20, 3.5),
+        ("measure", None, None),
+    ]
+    assert run.vm_phase == "measure"
+    assert replayed(running()).vm_phase == ""
+
+
+def test_the_last_word_is_a_machines() -> None:
+    assert replayed(Log().add(0, planned())).last_word_at is None
+    assert replayed(running().add(50, ev.StopRequested(by="ada", reason="x"))).last_word_at == at(10)
+
+
+def test_a_run_without_a_plan_has_no_ceiling() -> None:
+    assert replayed(Log().vm(0, ev.VmBooted(vm=VM, attempt=1))).ceiling_usd == 0
+    assert replayed(Log().add(0, planned())).ceiling_usd == Decimal("0.18")
+
+
+def test_a_fact_that_the_fold_forgot_is_a_bug_that_shows() -> None:
+    class Forgotten(ev.Fact):
+        kind = "forgotten"
+
+    run = replayed(running())
+    with pytest.raises(AssertionError, match="forgotten"):
+        evolve(run, ev.Event(run_id=RUN, time=at(1), writer="vm-1", seq=9, fact=Forgotten()))
+
+
+def test_the_end_of_a_request_in_one_zone_says_nothing_of_the_next_zones_machine_of_the_same_name() -> None:
+    log = Log().add(0, planned()).add(1, requested("us-central1-a")).add(2, requested("us-east1-b"))
+    late = gone(3, "never_made").model_copy(update={"request_id": "us-central1-a-1"})
+    run = replayed(log.add(4, late, "client-other1"))
+    assert [(vm.zone, vm.open) for vm in run.vms] == [("us-central1-a", False), ("us-east1-b", True)]
+    assert run.vm is not None
+    assert run.vm.zone == "us-east1-b"
+    older = replayed(log.add(5, gone(5)))  # a client of before says no more than the name
+    assert not any(vm.open for vm in older.vms)
+
+
+@pytest.mark.parametrize("other", ["client-0", "client-z"])
+@pytest.mark.parametrize("behind", [0, 1, 3600])
+def test_an_answer_counts_whose_writers_clock_is_behind_the_one_that_asked(behind: int, other: str) -> None:
+    """A client records the machine of one that died; by its clock that was asked for only now, or later."""
+    answer = created(5).model_copy(update={"request_id": f"{ZONE}-1"})
+    forged = requested().model_copy(update={"request_id": f"{ZONE}-1"})
+    log = Log().add(0, planned()).add(4000, requested()).vm(1, forged).add(4000 - behind, answer, other)
+    run = replayed(log)
+    assert [vm.instance_id for vm in run.vms] == ["4711"]
+    refused = ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT", request_id=f"{ZONE}-1")
+    early = Log().add(0, planned()).add(4000, requested()).add(4000 - behind, refused, other)
+    assert [vm.refused for vm in replayed(early).vms] == [True]
+
+
+def test_a_start_that_was_never_recorded_is_learned_from_the_end() -> None:
+    log = Log().add(0, planned()).add(1, requested())
+    log.add(90, ev.InstanceGone(attempt=1, vm=VM, ended_at=at(64), how="deleted", started_at=at(4)))
+    run = replayed(log)
+    assert run.vm is not None
+    assert run.vm.started_at == at(4)
+    assert run.cost(at(900)) == Decimal("0.006020")
+
+
+def test_outcomes_are_phases_that_are_over() -> None:
+    assert {phase for phase in Phase if phase.over} == set(OUTCOMES)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.discovery import Recorder
+from tests.unit.embedded.builders import Stage
+from tests.unit.embedded.wired import wire  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(tmp_path_factory.mktemp("cloud")) as made:
+        yield made
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()

@@ -1,0 +1,163 @@
+"""Preemptions, losses, hangs and kills come to the VM that they are forecast for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import keyed as requests
+from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps, Struck
+from tests.unit.embedded.builders import RUN, ZONE, Stage, insert_body
+from tests.unit.embedded.weather import forecast, objects
+
+NAME = f"bench-{RUN}-1"
+
+
+def working(vm: ScriptedVm) -> Steps:
+    """A VM that reports a phase and three cases, a minute each, and deletes itself."""
+    try:
+        vm.event("phase_started", {"phase": "measure", "limit_s": 600})
+        for index in (1, 2, 3):
+            vm.event("case_started", {"case_id": f"c{index}", "index": index, "of": 3})
+            yield 60.0
+            vm.event("case_measured", {"case_id": f"c{index}", "index": index, "of": 3})
+    except ShutDown:
+        vm.event("preempted", {"detail": "told to end"})
+    except Struck as struck:
+        vm.log(f"{struck.args[0]} was killed")
+        vm.event("finished", {"outcome": "failed"})
+    vm.delete_self()
+
+
+def ended_by(stage: Stage) -> list[str | None]:
+    return [row.ended_by for row in stage.cloud.bill().rows]
+
+
+def test_a_slow_boot_delays_the_script_and_is_billed(tmp_path: Path) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "slow_boot", "seconds": 300})) as stage:
+        stage.run_vm()
+        assert objects(stage) == []
+        stage.advance(300)
+        assert "phase_started" in objects(stage)
+        stage.advance(400)
+        assert stage.only_row().seconds > 480
+
+
+def test_a_vm_that_never_boots_runs_until_its_deadline_and_says_nothing(tmp_path: Path) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "never_boots"})) as stage:
+        stage.run_vm()
+        assert stage.cloud.instances()[0]["status"] == "RUNNING"
+        stage.advance(2000)
+        assert objects(stage) == []
+        assert ended_by(stage) == ["deadline"]
+
+
+@pytest.mark.parametrize(
+    ("at", "last"),
+    [
+        ({"phase": "measure"}, "phase_started"),
+        ({"case": 2}, "case_started"),
+        ({"seconds": 90}, "case_started"),
+    ],
+)
+def test_a_preemption_without_notice_comes_at_its_moment(tmp_path: Path, at: dict[str, Any], last: str) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "preempt", "at": at, "notice_s": 0})) as stage:
+        stage.run_vm()
+        stage.advance(600)
+        assert objects(stage)[-1] == last
+        assert ended_by(stage) == ["preemption"]
+        assert stage.cloud.weather.fired("preempt") == 1
+        assert stage.cloud.weather.document()["faults"][0]["victims"] == [NAME]
+
+
+def test_a_preemption_with_notice_lets_the_vm_say_its_last_word(tmp_path: Path) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "preempt", "at": {"case": 1}, "notice_s": 20})) as stage:
+        stage.run_vm()
+        stage.advance(600)
+        assert objects(stage)[-1] == "preempted"
+        assert ended_by(stage) == ["preemption"]
+
+
+def test_two_preemptions_befall_two_attempts_in_turn(tmp_path: Path) -> None:
+    fault = {"fault": "preempt", "at": {"case": 1}, "notice_s": 0}
+    with Stage(tmp_path, working, weather=forecast(fault, fault)) as stage:
+        for attempt in (1, 2, 3):
+            stage.run_vm(insert_body(f"bench-{RUN}-{attempt}"))
+            stage.advance(600)
+        assert ended_by(stage) == ["preemption", "preemption", "vm"]
+
+
+@pytest.mark.parametrize("at", [{"phase": "measure"}, {"seconds": 60}])
+def test_a_lost_vm_is_gone_with_no_operation(tmp_path: Path, at: dict[str, Any]) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "lost", "at": at})) as stage:
+        stage.run_vm()
+        stage.advance(600)
+        assert ended_by(stage) == ["lost"]
+        kinds = {operation["operationType"] for operation in stage.rest.get(f"/zones/{ZONE}/operations")["items"]}
+        assert kinds == {"insert"}
+
+
+def test_a_hung_vm_says_nothing_more_and_ends_at_its_deadline(tmp_path: Path) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "hang", "at": {"case": 2}})) as stage:
+        stage.run_vm()
+        stage.advance(2000)
+        assert objects(stage)[-1] == "case_started"
+        assert ended_by(stage) == ["deadline"]
+        assert stage.cloud.weather.fired("hang") == 1
+
+
+@pytest.mark.parametrize("target", ["harness", "agent"])
+def test_a_killed_process_is_noticed_by_the_script(tmp_path: Path, target: str) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "kill", "at": {"case": 2}, "target": target})) as stage:
+        stage.run_vm()
+        stage.advance(600)
+        assert objects(stage)[-1] == "finished"
+        assert ended_by(stage) == ["vm"]
+
+
+def test_a_strike_waits_until_there_is_something_to_strike(tmp_path: Path) -> None:
+    faults = forecast({"fault": "slow_boot", "seconds": 100}, {"fault": "hang", "at": {"seconds": 1}})
+    with Stage(tmp_path, working, weather=faults) as stage:
+        stage.run_vm()
+        assert stage.cloud.weather.fired("hang") == 0
+        stage.advance(200)
+        assert stage.cloud.weather.fired("hang") == 1
+
+
+def test_a_fault_kept_for_a_vm_that_ends_first_waits_for_the_next_one(tmp_path: Path) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "lost", "at": {"seconds": 900}})) as stage:
+        stage.run_vm()
+        stage.advance(600)
+        assert ended_by(stage) == ["vm"]
+        assert stage.cloud.weather.fired("lost") == 0
+        assert len(stage.cloud.weather.pending) == 1
+
+
+def test_a_strike_that_never_finds_its_target_waits_for_the_next_vm(tmp_path: Path) -> None:
+    faults = forecast({"fault": "never_boots"}, {"fault": "kill", "at": {"seconds": 1}})
+    with Stage(tmp_path, working, weather=faults) as stage:
+        stage.run_vm()
+        stage.advance(3000)
+        assert stage.cloud.weather.fired("kill") == 0
+
+
+def test_a_fault_for_one_vm_passes_the_others_by(tmp_path: Path) -> None:
+    fault = {"fault": "preempt", "vm": "bench-other-1", "notice_s": 0}
+    with Stage(tmp_path, working, weather=forecast(fault)) as stage:
+        stage.run_vm()
+        stage.run_vm(insert_body("bench-other-1"))
+        assert [instance["name"] for instance in stage.cloud.instances()] == [NAME]
+
+
+def test_events_that_are_nobodys_or_unreadable_change_nothing(tmp_path: Path) -> None:
+    with Stage(tmp_path, weather=forecast({"fault": "lost", "at": {"case": 1}})) as stage:
+        stage.run_vm()
+        base = f"{stage.cloud.storage_url}/upload/storage/v1/b/{stage.cloud.bucket}/o?uploadType=media&name="
+        event = '{"run_id": "unknown", "writer": "vm-1", "kind": "case_started", "data": {"index": 1}}'
+        for body in (event, "{", "[]", '{"kind": "x"}', event.replace("unknown", RUN).replace("vm-1", "vm-2")):
+            requests.post(f"{base}runs/{RUN}/events/x.json", data=body, timeout=600)
+        mixed = {"Content-Type": "multipart/related; boundary=b"}
+        requests.post(base.replace("media", "multipart"), data=b"--b", headers=mixed, timeout=600)
+        assert len(stage.cloud.instances()) == 1

@@ -1,0 +1,229 @@
+"""What a report says of a run, whatever state the run is in, and that its file needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.api.results import write_files
+from orchestrator.core.config.load import load
+from orchestrator.report.comparing import compared
+from orchestrator.report.document import document, verdicts_csv
+from orchestrator.report.files import boards, figure_svg
+from orchestrator.report.html import page
+from orchestrator.report.markdown import markdown
+from tests.unit.report.reported import BROKEN, FULL, judged
+from tests.unit.report.written import both, csv_text, records, reported
+
+
+def test_the_file_needs_nothing_else_and_runs_nothing() -> None:
+    text = page(reported(FULL))
+    assert judged(text).reaches == []
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
+    assert len(text.encode()) <= 500_000
+
+
+def test_the_file_says_the_result_its_method_and_its_environment() -> None:
+    text = page(reported(FULL))
+    for words in ("Attention on NVIDIA L4", "faster in 6 of 6 cases", "A/A control: bench", "bootstrap over blocks",
+                  "Holm", "c0ffee", "121 TFLOP/s by the data sheet", "$0.1200", "prefers-color-scheme:dark", "@media print"):  # fmt: skip
+        assert words in text
+
+
+def test_several_regimes_stand_side_by_side_and_each_says_what_it_means() -> None:
+    report = reported(csv_text(both(peak_memory_bytes="3145728")))
+    text = page(report)
+    assert judged(text).reaches == []
+    for words in ("Side by side", 'colspan="3">burst</th>', 'colspan="3">sustained</th>', "One call at a time",
+                  "steady", "Each regime is judged alone", "3.00 MiB", "energy a call"):  # fmt: skip
+        assert words in text
+    assert set(boards(report.study)) == {
+        "speedup", "error", *(f"{name}-{regime}-cold" for name in ("rate", "latency", "roofline", "over-time")
+                              for regime in ("burst", "sustained")),
+    }  # fmt: skip
+    data = document(report)
+    assert [one["regime"] for one in data["cases"]] == ["burst", "burst", "sustained", "sustained"]
+    assert [one["meaning"] for one in data["settings"]] == [one.meaning for one in report.study.settings]
+    rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    assert [(row["regime"], row["cache"]) for row in rows] == [("burst", "cold")] * 4 + [("sustained", "cold")] * 4
+
+
+def test_rows_of_one_device_beside_the_environment_of_another_are_found_out() -> None:
+    other = reported(csv_text(records(device="Tesla T4", lengths=(128,))))
+    assert (
+        "The rows were measured on Tesla T4, but environment.json names another device: NVIDIA L4." in other.warnings()
+    )
+    assert compared(reported(FULL), other).refused
+
+
+def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_first() -> None:
+    busy = reported(csv_text(records(lengths=(128,), load_1m="9.5", steal_percent="4")))
+    assert busy.busy() == (
+        "The host was busy with other work: a load of 9.5 on 4 processors.",
+        "The host gave 4.0 % of the processors' time to other machines.",
+    )
+    quiet = reported(FULL)
+    assert quiet.busy() == quiet.unsteady() == ()
+    false = reported(csv_text(records(speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4})))
+    assert "different in 2 of 2 cases" in false.unsteady()[0]
+    assert "cannot be distinguished from it" in false.unsteady()[1]
+    speeds = {"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.4, "sdpa:default:aa": 1.0}
+    twice = reported(csv_text(records(speeds=speeds)))
+    assert "different in 2 of 4 comparisons" in twice.unsteady()[0]
+    assert any(
+        "bench and sdpa:default, each measured against itself, would have been called different in 2 of 4 comparisons"
+        in words
+        for words in twice.sentences()
+    )
+    assert set(false.unsteady()) <= set(false.warnings())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_whatever_state_a_run_is_in_its_report_is_whole(name: str) -> None:
+    report = reported(BROKEN[name], complete=False)
+    text = page(report)
+    assert judged(text).reaches == []
+    assert "<script>alert" not in text
+    assert "The run is not complete" in text
+    assert "nan" not in re.sub(r"<[^>]*>", " ", text).lower().replace("finance", "")
+    json.dumps(document(report), allow_nan=False)
+    assert markdown(report)
+    list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    for board in boards(report.study).values():
+        ElementTree.fromstring(figure_svg(board))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [csv_text(records(lengths=(128, 256, 512), blocks=50)), csv_text(both(lengths=(128, 256, 512), blocks=25))],
+    ids=["one regime", "two regimes"],
+)
+def test_six_hundred_measurements_make_a_small_file(text: str) -> None:
+    report = reported(text)
+    size = len(page(report).encode())
+    assert report.study.measurements == 600
+    assert size < 250_000
+
+
+def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand() -> None:
+    """In two regimes, and against itself in one process, so that neither a slow machine nor a tracer of coverage
+    decides; `make bench` has the seconds."""
+
+    def cost(blocks: int) -> float:
+        text = csv_text(both(lengths=range(64, 89), blocks=blocks))
+        begun = time.process_time()
+        report = reported(text)
+        size = len(page(report))
+        assert report.study.measurements == 200 * blocks
+        assert size < 2_000_000
+        return time.process_time() - begun
+
+    assert cost(500) < 2 * 10 * cost(50)
+
+
+def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None:
+    report = reported(FULL, mode="embedded")
+    said = "Simulated prices of the embedded cloud: $0.1200: $0.010000 for each of 12 answers. No dollar was spent."
+    assert said in report.sentences()
+    assert said in page(report)
+    assert said in markdown(report)
+    assert document(report)["prices_simulated"] is True
+    assert document(reported(FULL))["prices_simulated"] is False
+    assert reported(FULL, cost_usd="0").money() == ""
+
+
+def test_a_mean_is_said_only_where_every_case_of_it_is_decided_and_cases_that_are_missing_are_counted() -> None:
+    whole = reported(FULL, cases_total=8)
+    assert "Geometric mean against sdpa:default over 6 of 8 cases, 2 not compared: 1.50× [1.4" in whole.sentences()[0]
+    assert "The run is not complete: 6 of 8 cases, 2 not measured." in whole.warnings()
+    noisy = reported(csv_text(records(lengths=(128, 1024), noise=0.5, speeds={"bench": 1.02, "sdpa:default": 1.0})))
+    assert not any("mean" in words for words in (*noisy.headlines(), *noisy.sentences()))
+
+
+def test_a_page_has_a_contents_list_and_every_area_that_scrolls_can_be_reached_by_keyboard() -> None:
+    text = page(reported(csv_text(both(lengths=(128, 256, 512)))))
+    wanted = re.findall(r'<a href="#([^"]+)">', text)
+    assert len(wanted) > 5
+    assert len(set(wanted)) == len(wanted) == len(re.findall(r"<section ", text))
+    assert all(text.count(f'<section id="{anchor}">') == 1 for anchor in wanted)
+    scrolling = re.findall(r'<(?:div|pre) class="wide"[^>]*>', text)
+    assert len(scrolling) > 5
+    assert all('tabindex="0"' in tag and "aria-label=" in tag for tag in scrolling)
+
+
+def test_the_head_names_the_device_its_software_and_limits_and_the_command_that_repeats_the_run() -> None:
+    known = {"cuda": "13.0", "cudnn": "91900", "power_limit_w": 700, "sm_clock_max_mhz": 1980, "cpu": "EPYC"}
+    report = reported(FULL, repeat=True)
+    report = replace(report, environment={**report.environment, **known})
+    assert report.device_facts() == (
+        "NVIDIA L4", "driver 580.1", "CUDA 13.0", "cuDNN 91900", "torch 2.13.0", "at most 1980 MHz", "700 W",
+    )  # fmt: skip
+    here = {"device": "EPYC", "device_kind": "cpu", "cpu": "EPYC", "threads": 1, "torch": "2.13.0"}
+    alone = replace(reported(csv_text(records(device="EPYC"))), environment=here)
+    assert alone.device_facts() == ("EPYC", "torch 2.13.0", "1 thread")
+    head = page(report).partition("</header>")[0]
+    for words in (
+        *report.device_facts(),
+        "bench launch repeat.yaml",
+        "commit c0ffee",
+        "g2-standard-4 in us-central1-a",
+    ):
+        assert words in head
+    assert "bench launch" not in page(reported(FULL))
+    own = page(reported(FULL, repeat=True, mode="host")).partition("</header>")[0]
+    assert "On the machine that was measured, or one like it:" in own
+    assert "bench launch repeat.yaml --host local<" in own
+
+
+def test_a_folder_that_no_fetch_has_made_brings_what_measures_it_again(tmp_path: Path) -> None:
+    """As far as its spec says it; a fetched folder has what its run was planned by."""
+    shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
+    grid = {"shapes": [shape], "dtypes": ["float32"]}
+    spec = {"implementations": ["bench", "fa4", "bench:aa"], "measure": grid, "correctness": grid, "repeats": 7}
+    bare = replace(reported(FULL), manifest={}, spec=spec, environment={"compute_capability": "9.0"})
+    assert bare.command() == "bench launch repeat.yaml --host local"
+    assert bare.command() in page(bare)
+    assert "repeat.yaml" in {path.name for path in write_files(bare, tmp_path)}
+    config = load((tmp_path / "repeat.yaml").read_text(), source="repeat.yaml")
+    assert (config.gpu, config.measure.repeats, config.measure.implementations) == ("h100", 7, ("bench", "fa4"))
+    for other in (replace(bare, spec={}), reported(FULL), replace(bare, manifest={"mode": "gce", "repeat": True})):
+        assert "repeat.yaml" not in {path.name for path in write_files(other, tmp_path / "other")}
+
+
+def test_a_run_that_measured_nothing_is_called_neither_attention_nor_of_an_unknown_device() -> None:
+    empty = replace(reported(csv_text([])), environment={"device": "AMD EPYC"})
+    assert empty.title == "Kernels on AMD EPYC"
+    assert empty.device_facts()[0] == "AMD EPYC"
+
+
+def test_warnings_stand_in_the_rows_that_they_concern() -> None:
+    text = page(reported(csv_text(records(lengths=(1024,), timer_overhead_us="3"))))
+    assert "timer 7%" in text
+    assert "fa2" in text
+    doubtful = page(reported(csv_text(records(lengths=(128,), timer_overhead_us="3"))))
+    assert re.search(
+        r'class="inconclusive">1\.50× inconclusive</span> <small>below the timer&#39;s resolution', doubtful
+    )
+
+
+def test_a_programs_own_times_have_no_columns_of_what_nobody_measured() -> None:
+    unknown = dict.fromkeys(("seq_q", "sm_clock_mhz", "throttle", "max_abs_error", "power_w", "host_us", "hidden"), "")
+    rows = records(regime="program", backend="program:csv", speeds={"mine": 2.0, "theirs": 1.0}, lengths=(128,))
+    told = reported(csv_text([row | unknown for row in rows]))
+    for words in ("TFLOP/s", "launch hidden", "throttled", "max error"):
+        assert words not in markdown(told)
+        assert f">{words}<" not in page(told)
+    assert "TFLOP/s by" not in page(told)
+
+
+def test_a_measured_launch_says_whether_it_was_hidden() -> None:
+    assert ">launch hidden<" in page(reported(csv_text(records(host_us="12", hidden="true"))))
+    assert ">launch hidden<" not in page(reported(csv_text(records())))

@@ -1,0 +1,121 @@
+"""An upload that was given up may still arrive, after a newer one. It must not replace what is newer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from startup.agent.clock import Clock, Patience
+from startup.agent.facts import Files
+from startup.agent.logs import LogUploader
+from startup.agent.metadata import Metadata
+from startup.agent.spec import Timing
+from startup.agent.storage import Storage, StorageError
+from tests.support.patience import PATIENCE_S, await_truth
+from tests.unit.startup.cloud import BUCKET, RUN, Cloud, Fault
+from tests.unit.startup.conducted import cloud_for
+
+Upload = Callable[[str, Patience], bool]
+"""Uploads a text; false when it was given up."""
+Uploads = Callable[[Cloud, Path], tuple[str, Upload]]
+"""The name of an object that is replaced, and what replaces it."""
+GIVEN_UP_S = 0.1
+"""After so long a request is given up: only the one that the cloud holds must be, and any other is sent again."""
+ARTIFACTS = f"runs/{RUN}/artifacts/"
+
+
+def storage_of(cloud: Cloud) -> Storage:
+    timing = Timing(request_timeout_s=GIVEN_UP_S, retry_first_s=0.01, retry_max_s=0.01)
+    storage = Storage(cloud.url, BUCKET, Metadata(cloud.host, Clock()), timing)
+    storage.names("runs/", patient())  # from now on it has a token
+    return storage
+
+
+@contextmanager
+def held(cloud: Cloud, pattern: str) -> Iterator[Fault]:
+    """The first request that matches is carried out when the block is over, and is over with it."""
+    gate = threading.Event()
+    fault = cloud.fail(pattern, until=gate)
+    try:
+        yield fault
+    finally:
+        gate.set()
+    await_truth(lambda: fault.done == 1, "the late upload")
+
+
+def once() -> Patience:
+    """For one try."""
+    return Patience(Clock(), 0)
+
+
+def patient() -> Patience:
+    return Patience(Clock(), PATIENCE_S)
+
+
+def log_uploads(cloud: Cloud, folder: Path) -> tuple[str, Upload]:
+    log = folder / "log.txt"
+    name = ARTIFACTS + "log.txt"
+    uploader = LogUploader(log, name, storage_of(cloud), Clock(), 1.0)
+
+    def upload(text: str, patience: Patience) -> bool:
+        log.write_text(text)
+        return uploader.upload(patience)
+
+    return name, upload
+
+
+def artifact_uploads(cloud: Cloud, folder: Path) -> tuple[str, Upload]:
+    files = Files(RUN, folder, storage_of(cloud))
+
+    def upload(text: str, patience: Patience) -> bool:
+        (folder / "correctness.csv").write_text(text)
+        try:
+            files.put("correctness.csv", patience)
+        except StorageError:
+            return False
+        return True
+
+    return ARTIFACTS + "correctness.csv", upload
+
+
+UPLOADS = pytest.mark.parametrize("uploads", [log_uploads, artifact_uploads])
+
+
+@UPLOADS
+@pytest.mark.parametrize("before", [False, True], ids=["of a new object", "of an object that is there"])
+def test_an_upload_that_arrives_late_does_not_replace_a_newer_one(
+    tmp_path: Path, uploads: Uploads, before: bool
+) -> None:
+    with cloud_for() as cloud:
+        name, upload = uploads(cloud, tmp_path)
+        if before:
+            assert upload("begin", patient())
+        with held(cloud, f"POST .*{name}"):
+            assert not upload("begin, middle", once())
+            assert upload("begin, middle, end", patient())
+        assert cloud.objects[name] == b"begin, middle, end"
+
+
+@UPLOADS
+def test_an_upload_that_is_given_up_and_arrives_is_followed_by_the_newer_one(tmp_path: Path, uploads: Uploads) -> None:
+    with cloud_for() as cloud:
+        name, upload = uploads(cloud, tmp_path)
+        with held(cloud, f"POST .*{name}"):
+            assert not upload("begin", once())
+        assert cloud.objects[name] == b"begin"
+        assert upload("begin, end", patient())
+        assert cloud.objects[name] == b"begin, end"
+
+
+@UPLOADS
+def test_what_an_earlier_attempt_left_is_replaced_even_without_time_left(tmp_path: Path, uploads: Uploads) -> None:
+    with cloud_for() as cloud:
+        name, upload = uploads(cloud, tmp_path)
+        cloud.objects[name] = b"of the first attempt"
+        cloud.generations[name] = 7
+        await_truth(lambda: upload("of the second", once()))
+        assert cloud.objects[name] == b"of the second"

@@ -1,0 +1,177 @@
+"""What the documents list is what the code has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
+from orchestrator.core.setup.plan import APIS
+from orchestrator.embedded.climate import CONDITIONS
+from orchestrator.embedded.weather import EVERY_KEY, KEYS
+from tests.unit.test_architecture import MAY_IMPORT
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = {
+    "launcher": (*LAUNCHER, *LOOKER),
+    "batch": BATCH,
+    "bucket": (*BUCKET, *BUCKET_LOOKER),
+    "account": ACCOUNT,
+    "machine": MACHINE,
+}
+
+
+def table(needs: tuple[Need, ...]) -> str:
+    rows = "".join(f"| `{need.permission}` | {need.why} | `{need.code}` |\n" for need in needs)
+    return f"| permission | to | used by |\n|---|---|---|\n{rows}"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_permission_is_listed_with_the_code_that_needs_it(name: str) -> None:
+    text = (ROOT / "docs" / "gce.md").read_text(encoding="utf-8")
+    found = re.search(rf"<!-- begin: {name} -->\n(.*?)<!-- end: {name} -->", text, re.DOTALL)
+    assert found is not None
+    assert found[1] == table(TABLES[name])
+
+
+@pytest.mark.parametrize(
+    "need", [need for group in TABLES.values() for need in group], ids=lambda need: need.permission
+)
+def test_the_code_that_is_said_to_need_a_permission_is_there(need: Need) -> None:
+    path, _, function = need.code.partition(" ")
+    folder = ROOT if path.startswith("startup/") else ROOT / "orchestrator"
+    source = (folder / path).read_text(encoding="utf-8")
+    assert not function or re.search(rf"\b(def|class) _?{function}\b", source)
+
+
+def test_every_fault_and_condition_of_the_weather_is_in_the_contract() -> None:
+    text = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+    assert set(EVERY_KEY) <= listed
+    assert set(KEYS) & set(CONDITIONS) == set()
+
+
+PLACES = [
+    (page, path, symbol)
+    for page in ("architecture.md", "words.md")
+    for path, symbol in re.findall(
+        r"`((?:orchestrator|kernels|startup)/[\w/.]*)`(?: `(\w+)`)?", (ROOT / "docs" / page).read_text(encoding="utf-8")
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "path", "symbol"), sorted(set(PLACES)))
+def test_every_place_that_the_architecture_and_the_words_name_is_there(page: str, path: str, symbol: str) -> None:
+    there = ROOT / path
+    assert there.exists()
+    if symbol:
+        names = {getattr(node, "name", "") for node in ast.walk(ast.parse(there.read_text(encoding="utf-8")))}
+        assert symbol in names
+
+
+def parts_table() -> str:
+    rows = []
+    for part, reached in MAY_IMPORT.items():
+        source = ROOT / "orchestrator" / part
+        text = (source / "__init__.py" if source.is_dir() else source.with_suffix(".py")).read_text(encoding="utf-8")
+        about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        rows.append(f"| `{part}` | {about} | {', '.join(sorted(reached)) or 'nothing'} |\n")
+    return "| part of `orchestrator/` | what it is | may import |\n|---|---|---|\n" + "".join(rows)
+
+
+def test_the_drawing_of_the_parts_is_the_one_that_the_imports_are_held_to() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- begin: parts -->\n(.*?)<!-- end: parts -->", text, re.DOTALL)
+    assert found is not None
+    assert found[1] == parts_table()
+
+
+def floor(part: str) -> int:
+    """How many parts stand on each other below this one, at most."""
+    return 1 + max(map(floor, MAY_IMPORT[part]), default=-1)
+
+
+def test_every_part_is_drawn_on_the_floor_that_its_imports_give_it() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = text.partition("<!-- begin: floors -->\n```\n")[2].partition("```")[0]
+    floors: dict[int, list[str]] = {}
+    for part in sorted(MAY_IMPORT):
+        floors.setdefault(floor(part), []).append(part)
+    assert drawn == "".join(f"{number}  {'   '.join(floors[number])}\n" for number in sorted(floors, reverse=True))
+
+
+def retired() -> list[str]:
+    text = (ROOT / "docs" / "words.md").read_text(encoding="utf-8").partition("## Retired")[2]
+    return re.findall(r"^\| `(\w+)` \|", text, re.M)
+
+
+def test_no_retired_name_comes_back_in_code_or_documents() -> None:
+    names = set(retired())
+    assert len(names) >= 5
+    for path in (p for folder in ("orchestrator", "kernels", "startup") for p in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "name", None) or getattr(node, "id", None)
+            assert name not in names, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {name} is retired"
+    for path in (p for p in (ROOT / "docs").rglob("*.md") if p.name != "words.md"):
+        quoted = set(re.findall(r"`(\w+)`", path.read_text(encoding="utf-8")))
+        assert not quoted & names, f"{path.relative_to(ROOT)}: {quoted & names}"
+
+
+# --- pages and the way between them ---------------------------------------------------------------------------------
+
+
+def pages_of(nav: object) -> list[str]:
+    """The pages that a list of contents leads to, in their order."""
+    if isinstance(nav, str):
+        return [nav]
+    below = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ()
+    return [page for one in below for page in pages_of(one)]
+
+
+def test_the_contents_of_the_site_of_documents_lead_to_every_page_and_to_no_other() -> None:
+    docs, text = ROOT / "docs", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    there = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md") if path.parent.name != "decisions"}
+    assert set(pages_of(yaml.safe_load(text)["nav"])) == there | {"decisions/README.md"}
+
+
+def written_anchor(heading: str) -> str:
+    """The name by which GitHub and mkdocs lead to a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")).strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def test_every_link_of_a_page_leads_to_a_file_that_is_there_and_to_a_heading_of_it() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    pages += [path for name in ("docs", "kernels", "configs", "results") for path in (ROOT / name).rglob("*.md")]
+    lost = []
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = link.partition("#")
+            there = page.parent / file if file else page
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M) if anchor else []
+            if not there.exists() or (anchor and anchor not in map(written_anchor, headings)):
+                lost.append(f"{page.relative_to(ROOT)}: {link}")
+    assert lost == []
+
+
+def test_as_many_apis_are_enabled_as_the_page_on_google_cloud_says() -> None:
+    numbers = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    said = re.findall(r"enables (\w+) APIs", (ROOT / "docs" / "gce.md").read_text(encoding="utf-8"))
+    assert said == [numbers[len(APIS)]]
+
+
+def test_every_sweep_on_the_page_about_fleets_is_valid_and_every_key_of_a_sweep_is_on_that_page() -> None:
+    text = (ROOT / "docs" / "fleets.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    assert len(blocks) >= 2
+    for block in blocks:
+        Sweep.model_validate(yaml.safe_load(block))
+    assert [key for key in Sweep.model_fields if not re.search(rf"^{key}:|`{key}:", text, re.M)] == []
