@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from orchestrator.adapters.batch import GoogleBatch, Service, task_script
+from orchestrator.adapters.batch.scheduler import GoogleBatch, Service, task_script
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.core.errors import LocalError
 from orchestrator.core.text import words
+
+# Runs another program in this terminal until it ends.
+
+
+def installed(program: str) -> bool:
+    return shutil.which(program) is not None
+
+
+def attach(command: Sequence[str]) -> int:
+    """Runs a command that has this terminal to itself; its exit code. Raises `LocalError` when it is not there."""
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as exc:
+        raise LocalError(f"{command[0]} cannot be run: {exc.strerror}", hint=f"install {command[0]}") from exc
+    except KeyboardInterrupt:
+        return 130
+
 
 LONGEST: Final = 1000
 

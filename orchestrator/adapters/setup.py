@@ -2,22 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from google.auth.credentials import Credentials
 
-from orchestrator.adapters import settings_file
+from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.gcs import GoogleBucket
+from orchestrator.adapters.google_auth import credentials_for, proven
 from orchestrator.adapters.rest import Rest
-from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
+from orchestrator.core import text as handwritten
+from orchestrator.core import yamltext
+from orchestrator.core.doctor.subject import Identity
+from orchestrator.core.errors import (
+    ConfigError,
+    CredentialsMissing,
+    NotFound,
+    PermissionDenied,
+    ProviderError,
+    Unavailable,
+)
 from orchestrator.core.rest import Answer
 from orchestrator.core.setup.calls import survey, take
 from orchestrator.core.setup.plan import Standing, Wanted
 from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe
 from orchestrator.ports import Bucket
+
+# The session through which the checks of the doctor reach a cloud; it is made when the first check needs it.
+
+
+class CheckingSession:
+    """Only looks: it refuses to send a request that changes something."""
+
+    def __init__(self, credentials: Callable[[], Credentials], endpoints: Callable[[], dict[str, str] | None]) -> None:
+        self._credentials = credentials
+        self._endpoints = endpoints
+        self._rest: Rest | None = None
+        self._nobody: Rest | None = None
+        self._guard = Lock()
+
+    def prove(self) -> Identity:
+        """Who is asking, once there is a token for them. Raises `CredentialsMissing` and what `endpoints` raises."""
+        self._endpoints()
+        return proven(self._credentials())
+
+    def api(self) -> Rest:
+        with self._guard:
+            if self._rest is None:
+                self._rest = Rest(self._credentials(), self._endpoints(), remembers=True)
+            return self._rest
+
+    def nobody(self) -> Rest:
+        """Without credentials: a refusal is an answer too, and has a date."""
+        with self._guard:
+            if self._nobody is None:
+                self._nobody = Rest(credentials_for("nobody"), self._endpoints())
+            return self._nobody
+
+    def close(self) -> None:
+        with self._guard:
+            for rest in (self._rest, self._nobody):
+                if rest is not None:
+                    rest.close()
+
+
+# `settings.yaml` in BENCH_HOME: read as plain text values, and changed key by key, so that comments stay.
+
+
+def read(path: Path) -> Mapping[str, str]:
+    """Every key and its value as text. Raises `ConfigError` for what is no mapping."""
+    try:
+        with path.open("rb") as file:
+            document = yamltext.read(handwritten.text(file))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint="correct it, or move it away") from exc
+    for line, key, what in document.problems:
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="correct it, or move it away")
+    found = document.data or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} has no keys", hint="correct it, or move it away")
+    return {str(key): "" if value is None else str(value) for key, value in found.items()}
+
+
+def change(path: Path, values: Mapping[str, str]) -> None:
+    """Sets these keys; the other lines stay as they are. Nobody else can read the file then: an API key or the secret
+    address of a webhook may stand in it. Raises `LocalError`."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for key, value in values.items():
+        line = f"{key}: {json.dumps(value)}"
+        place = next((i for i, text in enumerate(lines) if re.match(rf"{re.escape(key)}\s*:", text)), None)
+        if place is None:
+            lines.append(line)
+        else:
+            lines[place] = line
+    write_atomically(path, ("\n".join(lines) + "\n").encode(), durable=True, private=True)
 
 
 class Sharing(Protocol):
@@ -42,7 +127,7 @@ class Setup:
 
     def survey(self, wanted: Wanted) -> Standing:
         """What is there already. Raises `ConfigError` for a settings file that cannot be read."""
-        standing = survey(self._rest, wanted, settings_file.read(self.settings))
+        standing = survey(self._rest, wanted, read(self.settings))
         if standing.bucket is None or not wanted.budget:
             return standing
         return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket)))
@@ -51,7 +136,7 @@ class Setup:
         """One step. Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`, `LocalError` and their kin."""
         match step:
             case WriteSettings():
-                settings_file.change(self.settings, dict(step.values))
+                change(self.settings, dict(step.values))
             case ShareCaps():
                 self._sharing.share(self._objects(step.bucket), step)
             case _:

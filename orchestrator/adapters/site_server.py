@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -11,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from orchestrator.adapters.files import safe_path
 from orchestrator.core.errors import LocalError
+from orchestrator.ports import Bucket
 
 KINDS: Final = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 LOOK_S: Final = 0.3
@@ -145,3 +148,23 @@ def _version(file: Path) -> str:
     except OSError:
         return "gone"
     return f"{seen.st_mtime_ns:x}-{seen.st_size:x}"
+
+
+# A site as files: published under a prefix of the bucket, or served to this machine.
+
+
+def publish(bucket: Bucket, folder: Path, paths: Iterable[str], prefix: str) -> int:
+    """Stores the files `paths` of `folder` under `prefix`; returns how many were new or other. Nothing is deleted."""
+    from orchestrator.adapters.gcs import THREADS, crc32c
+
+    there = {entry.name: entry.crc32c for entry in bucket.list(f"{prefix}/")}
+
+    def store(path: str) -> bool:
+        data, name = (folder / path).read_bytes(), f"{prefix}/{path}"
+        if there.get(name) == crc32c(data):
+            return False
+        bucket.replace(name, data, generation=None, content_type=KINDS[Path(path).suffix])
+        return True
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="publish") as pool:
+        return sum(pool.map(store, paths))

@@ -13,8 +13,7 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.text import count
-from orchestrator.user_settings import load_settings
-from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, stop_cloud
+from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, load_settings, stop_cloud
 
 app = typer.Typer(no_args_is_help=True, help="Control the embedded cloud: its VMs, bill and faults.")
 

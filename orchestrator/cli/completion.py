@@ -11,8 +11,7 @@ from orchestrator.api.finding import LOCAL, SEEN, SEEN_FLEETS, seen
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.naming import is_run_id
-from orchestrator.user_settings import load_settings
-from orchestrator.wiring import configs
+from orchestrator.wiring import configs, load_settings
 
 
 def known_runs(incomplete: str) -> list[str]:

@@ -20,8 +20,7 @@ from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted, setup
 from orchestrator.core.setup.plan import setup as plan
 from orchestrator.core.setup.steps import Step, WriteSettings, describe
 from orchestrator.core.text import count
-from orchestrator.user_settings import load_settings
-from orchestrator.wiring import Wiring, wire_embedded
+from orchestrator.wiring import Wiring, load_settings, wire_embedded
 
 if TYPE_CHECKING:
     from orchestrator.wiring import Setup

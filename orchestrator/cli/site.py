@@ -15,7 +15,7 @@ from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.text import count
-from orchestrator.wiring import Wiring, site_files
+from orchestrator.wiring import Wiring, site_server
 
 LIVE_S = 2.0
 """How often the bucket is read while a run is live."""
@@ -51,7 +51,7 @@ def site(
         _serve(wiring, out, port, publish, json=json)
         return
     built = build(source_of(wiring), out)
-    published = site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
+    published = site_server.publish(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
     said = [_said(built)]
     if published is not None:
         where = f"gs://{wiring.bucket.name}/{publish}/index.html"
@@ -71,7 +71,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     """Serves until it is interrupted. It continues if the bucket does not answer for a while."""
     source = source_of(wiring)
     built = build(source, out)
-    with site_files.serve(out, port) as server:
+    with site_server.SiteServer(out, port) as server:
         serving = f"serving {server.url} on this machine; pages reload as runs progress; Ctrl-C stops"
         try:  # before Ctrl-C is offered
             answer({**built.document(), "url": server.url}, _said(built), serving, json=json)
@@ -79,7 +79,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
                 time.sleep(LIVE_S if built.live else QUIET_S)
                 built = _again(source, out, built)
                 if publish and built.written:
-                    site_files.publish(wiring.bucket, out, [*built.pages, STATE], publish)
+                    site_server.publish(wiring.bucket, out, [*built.pages, STATE], publish)
         except KeyboardInterrupt:
             typer.echo("stopped serving; the pages remain", err=True)
 

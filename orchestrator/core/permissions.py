@@ -63,18 +63,22 @@ LOOKER: Final = (
 """On the project, for `bench doctor` and `bench image`. A launch does not need them."""
 
 BATCH: Final = (
-    Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch.py create"),
-    Need("batch.jobs.get", "see how they ended", "adapters/batch.py job"),
-    Need("batch.jobs.delete", "cancel a job, and take one away", "adapters/batch.py cancel"),
-    Need("batch.tasks.list", "see how tasks ended (`bench fleet check-batch`)", "adapters/batch_check.py codes"),
-    Need("compute.instanceTemplates.create", "say what machines are, and when they end", "adapters/batch.py create"),
-    Need("compute.instanceTemplates.get", "let a job use that", "adapters/batch.py create"),
-    Need("compute.instanceTemplates.delete", "take it away", "adapters/batch_templates.py delete"),
-    Need("compute.globalOperations.get", "wait until it is made", "adapters/batch_templates.py insert"),
+    Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch/scheduler.py create"),
+    Need("batch.jobs.get", "see how they ended", "adapters/batch/scheduler.py job"),
+    Need("batch.jobs.delete", "cancel a job, and take one away", "adapters/batch/scheduler.py cancel"),
+    Need("batch.tasks.list", "see how tasks ended (`bench fleet check-batch`)", "adapters/batch/check.py codes"),
+    Need(
+        "compute.instanceTemplates.create",
+        "say what machines are, and when they end",
+        "adapters/batch/scheduler.py create",
+    ),
+    Need("compute.instanceTemplates.get", "let a job use that", "adapters/batch/scheduler.py create"),
+    Need("compute.instanceTemplates.delete", "take it away", "adapters/batch/templates.py delete"),
+    Need("compute.globalOperations.get", "wait until it is made", "adapters/batch/templates.py insert"),
     Need(
         "compute.instances.simulateMaintenanceEvent",
         "see what a preemption does (`bench fleet check-batch`)",
-        "adapters/batch_check.py preempt",
+        "adapters/batch/check.py preempt",
     ),
 )
 """On the project, for fleets on Google Cloud Batch. A launch of one run does not need them."""

@@ -14,9 +14,9 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
 from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
+from orchestrator.store.documents import swap
 from orchestrator.store.fleets import Control, FleetStore, listed
 from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
-from orchestrator.store.swap import swap
 
 
 @dataclass(frozen=True, slots=True)

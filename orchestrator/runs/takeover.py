@@ -22,8 +22,8 @@ from orchestrator.core.run.slots import OLDEST, Slot, Wanted, owned, seconds_lef
 from orchestrator.core.run.status import iso
 from orchestrator.ports import Blob
 from orchestrator.runs.engine import Engine, World
+from orchestrator.store.documents import SlotUnreadable, claim_slot, release_slot
 from orchestrator.store.events import EventLog
-from orchestrator.store.slots import SlotUnreadable, claim_slot, release_slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from orchestrator.core.bounds import Count, Moment
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.fleet.batch import record_object
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.swap import Document, swap
+from orchestrator.store.documents import Document, swap
 
 Stage = Literal["waiting", "placed", "leaving", "over"]
 """`waiting`: another job of its GPU must end first. `placed`: it is requested in its region. `leaving`: it is cancelled

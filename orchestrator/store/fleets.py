@@ -25,7 +25,7 @@ from orchestrator.core.fleet.sweep import EngineName, Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.text import document
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.swap import Document, swap
+from orchestrator.store.documents import Document, swap
 
 READERS: Final = 16
 LISTED_PREFIX: Final = "fleet-index/"

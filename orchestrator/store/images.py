@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.images import PREFIX, ImageRecord, image_recorded_in, record_object
 from orchestrator.ports import Bucket, Clock, Images
-from orchestrator.store.swap import Document, swap
+from orchestrator.store.documents import Document, swap
 
 
 class ImageStore:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from orchestrator.core.ledger.budget import Ledger, LedgerMissing
 from orchestrator.core.naming import LEDGER, is_client, parse_event_object
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.swap import Document, swap
+from orchestrator.store.documents import Document, swap
 
 Refused = TypeVar("Refused")
 

@@ -14,7 +14,7 @@ from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.naming import PLACEMENT_PREFIX
 from orchestrator.core.text import document, is_newer
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.swap import Document, swap
+from orchestrator.store.documents import Document, swap
 
 KEPT: Final = timedelta(days=1)
 """After this time a stock-out is ignored."""

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.files import write_atomically
+from orchestrator.adapters.settings import load_settings
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.naming import run_id
 from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, living
 from orchestrator.embedded.client import stop as stop_cloud
-from orchestrator.user_settings import load_settings
 from orchestrator.wiring.chosen import configs, configured, forecast, payload_of, utc_now
 from orchestrator.wiring.wired import Wiring
 
 if TYPE_CHECKING:
-    from orchestrator.adapters import site_files
+    from orchestrator.adapters import site_server
     from orchestrator.adapters.fetch import Fetched
+    from orchestrator.adapters.files import attach, installed
     from orchestrator.adapters.ncu_report import pages_of as ncu_pages
     from orchestrator.adapters.run_folder import lines as csv_lines
     from orchestrator.adapters.run_folder import open_folder
     from orchestrator.adapters.setup import Setup
     from orchestrator.adapters.sql import answered as answered_in_sql
     from orchestrator.adapters.sql import ready as sql_ready
-    from orchestrator.adapters.terminal import attach, installed
     from orchestrator.adapters.timer import Timer, install_timer_files
     from orchestrator.adapters.workload_files import files_of
     from orchestrator.core.plan.plan import LaunchPlan
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
     "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "forecast", "install_timer_files",
-    "installed", "launch_context", "living", "ncu_pages", "new_run_id", "open_folder", "payload_of", "site_files",
-    "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "installed", "launch_context", "living", "load_settings", "ncu_pages", "new_run_id", "open_folder", "payload_of",
+    "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
     "answered_in_sql": "sql.answered",
-    "attach": "terminal.attach",
+    "attach": "files.attach",
     "csv_lines": "run_folder.lines",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
-    "installed": "terminal.installed",
+    "installed": "files.installed",
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
-    "site_files": "site_files",
+    "site_server": "site_server",
     "sql_ready": "sql.ready",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""

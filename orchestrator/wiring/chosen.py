@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.adapters.settings import Settings, load_settings
 from orchestrator.core.errors import ConfigError
-from orchestrator.user_settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from orchestrator.core.config.model import Config

@@ -12,38 +12,37 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.adapters.settings import Settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
 from orchestrator.embedded.client import CloudAddress, CloudUnavailable, NoRoom, ensure_running, standing
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
-from orchestrator.user_settings import Settings
 from orchestrator.wiring.chosen import configs, configured, forecast, utc_now
 from orchestrator.wiring.later import Later
 
 if TYPE_CHECKING:
     from orchestrator.adapters import (
-        checking,
         clock,
         gce,
         gce_images,
         gce_market,
         gcs,
         google_auth,
-        local_shell,
-        named,
         notify,
         price_book,
         price_catalog,
         rest,
         setup,
-        ssh,
-        this_machine,
         web,
     )
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
-    from orchestrator.adapters.named import Named
+    from orchestrator.adapters.hosts import cloud as host_cloud
+    from orchestrator.adapters.hosts import local_shell, named, router, ssh
+    from orchestrator.adapters.hosts.cloud import HostCloud
+    from orchestrator.adapters.hosts.named import Named
+    from orchestrator.adapters.hosts.router import ZoneRouter
     from orchestrator.adapters.notify import Notifiers
     from orchestrator.adapters.price_book import PriceBook
     from orchestrator.adapters.setup import Setup
@@ -57,54 +56,50 @@ if TYPE_CHECKING:
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run import decide
     from orchestrator.core.run.decide import Policy
-    from orchestrator.hosts import cloud as host_cloud
-    from orchestrator.hosts import router
-    from orchestrator.hosts.cloud import HostCloud
-    from orchestrator.hosts.router import ZoneRouter
     from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
     from orchestrator.runs import doctor, engine, holds, host_planning, planning, resume
     from orchestrator.runs.doctor import Session, Surroundings
     from orchestrator.runs.engine import World
     from orchestrator.runs.holds import Accounts
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
-    from orchestrator.store import baselines, events, stockouts
+    from orchestrator.store import documents, events, stockouts
     from orchestrator.store import images as image_store
-    from orchestrator.store.baselines import BaselineStore
+    from orchestrator.store.documents import BaselineStore
     from orchestrator.store.events import EventLog
     from orchestrator.store.images import Shelf
     from orchestrator.store.stockouts import StockOuts
 else:
-    checking = Later("orchestrator.adapters.checking")
+    setup = Later("orchestrator.adapters.setup")
     clock = Later("orchestrator.adapters.clock")
     gce = Later("orchestrator.adapters.gce")
     gce_images = Later("orchestrator.adapters.gce_images")
     gce_market = Later("orchestrator.adapters.gce_market")
     gcs = Later("orchestrator.adapters.gcs")
     google_auth = Later("orchestrator.adapters.google_auth")
-    local_shell = Later("orchestrator.adapters.local_shell")
-    named = Later("orchestrator.adapters.named")
+    local_shell = Later("orchestrator.adapters.hosts.local_shell")
+    named = Later("orchestrator.adapters.hosts.named")
     notify = Later("orchestrator.adapters.notify")
     price_book = Later("orchestrator.adapters.price_book")
     price_catalog = Later("orchestrator.adapters.price_catalog")
     rest = Later("orchestrator.adapters.rest")
     setup = Later("orchestrator.adapters.setup")
-    ssh = Later("orchestrator.adapters.ssh")
-    this_machine = Later("orchestrator.adapters.this_machine")
+    ssh = Later("orchestrator.adapters.hosts.ssh")
+    local_shell = Later("orchestrator.adapters.hosts.local_shell")
     web = Later("orchestrator.adapters.web")
     here = Later("orchestrator.core.doctor.here")
     subject = Later("orchestrator.core.doctor.subject")
     decide = Later("orchestrator.core.run.decide")
     doctor = Later("orchestrator.runs.doctor")
-    host_cloud = Later("orchestrator.hosts.cloud")
+    host_cloud = Later("orchestrator.adapters.hosts.cloud")
     host_planning = Later("orchestrator.runs.host_planning")
-    router = Later("orchestrator.hosts.router")
+    router = Later("orchestrator.adapters.hosts.router")
     holds = Later("orchestrator.runs.holds")
     engine = Later("orchestrator.runs.engine")
     planning = Later("orchestrator.runs.planning")
     resume = Later("orchestrator.runs.resume")
     resume = Later("orchestrator.runs.resume")
     holds = Later("orchestrator.runs.holds")
-    baselines = Later("orchestrator.store.baselines")
+    documents = Later("orchestrator.store.documents")
     events = Later("orchestrator.store.events")
     image_store = Later("orchestrator.store.images")
     stockouts = Later("orchestrator.store.stockouts")
@@ -264,7 +259,7 @@ class Wiring:
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        return baselines.BaselineStore(self.bucket, self.clock)
+        return documents.BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> StockOuts:
@@ -326,12 +321,12 @@ class Wiring:
             prices=self.price_book.current,
             load=configured,
             now=utc_now,
-            computer=this_machine,
-            embedded=here.Embedded(*standing(self.home / "cloud", this_machine.newest_source)),
+            computer=local_shell,
+            embedded=here.Embedded(*standing(self.home / "cloud", local_shell.newest_source)),
         )
 
     def checking_session(self) -> Session:
-        return checking.CheckingSession(self._login, self._rest_endpoints)
+        return setup.CheckingSession(self._login, self._rest_endpoints)
 
     def setup(self, project: str = "") -> Setup:
         """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""

@@ -1,7 +1,7 @@
 """What a client does on a host: one operation a call, JSON in and JSON out.
 
 The client sends the text of this file and of the modules that it imports over SSH (`python3 -c`), so that it works
-before anything of ours is on the host (`orchestrator/adapters/host_operations.py` joins them).
+before anything of ours is on the host (`orchestrator/adapters/hosts/host_operations.py` joins them).
 """
 
 from __future__ import annotations

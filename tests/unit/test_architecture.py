@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BELOW_API = {
     "core",
     "ports",
-    "user_settings",
     "store",
     "runs",
     "wiring",
@@ -30,12 +29,10 @@ MAY_IMPORT = {
     "analysis": {"core"},
     "report": {"analysis", "core"},
     "ports": {"core"},
-    "user_settings": {"core"},
     "store": {"core", "ports"},
     "adapters": {"core", "ports", "store"},
     "runs": {"core", "ports", "store"},
-    "hosts": {"core", "ports", "store"},
-    "wiring": {"core", "ports", "user_settings", "store", "runs", "hosts", "adapters", "embedded"},
+    "wiring": {"core", "ports", "store", "runs", "adapters", "embedded"},
     "schedulers": {"core", "ports", "adapters", "wiring"},
     "api": BELOW_API,
     "cli": {"api", *BELOW_API},
@@ -187,7 +184,6 @@ def test_imports_stand_at_the_top_but_where_an_adapter_is_loaded_when_it_is_need
 LOADS_LAZILY = {
     "wiring": "Google's clients and fabric take seconds to load, and all of it together more than a command's work",
     "adapters": "so do parts of Google's clients",
-    "user_settings": "yaml is needed only where there is a file of settings",
 }
 """What may import inside functions, and why."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.user_settings import default_home, load_settings
+from orchestrator.adapters.settings import default_home, load_settings
 from tests.integration.cli.conftest import Bench
 
 LEFT = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.settings import load_settings, others_may_write
 from orchestrator.core.errors import ConfigError
-from orchestrator.user_settings import load_settings, others_may_write
 from tests.integration.cli.conftest import Bench
 
 NOBODY = 65534

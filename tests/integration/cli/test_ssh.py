@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.terminal import attach, installed
+from orchestrator.adapters.files import attach, installed
 from orchestrator.cli.ssh import command_for
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import HostRecord, parse_target

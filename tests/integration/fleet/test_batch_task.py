@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.batch import GoogleBatch, Service
+from orchestrator.adapters.batch.scheduler import GoogleBatch, Service
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer

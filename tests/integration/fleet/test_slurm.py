@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.hosts.ssh import SshShell
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
-from orchestrator.adapters.ssh import SshShell
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep

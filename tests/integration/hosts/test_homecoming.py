@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.adapters.hosts.cloud import bring_home
 from orchestrator.core.errors import Unavailable
-from orchestrator.hosts.homecoming import bring_home
 from orchestrator.store.copies import Copies
 from tests.support.memory_bucket import MemoryBucket
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.local_shell import LocalShell, this_machine
+from orchestrator.adapters.hosts.cloud import HostCloud
+from orchestrator.adapters.hosts.local_shell import LocalShell, this_machine
 from orchestrator.core.errors import HostUnfit, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
-from orchestrator.hosts.cloud import HostCloud
 from tests.integration.cli.conftest import Bench
 from tests.integration.hosts.conftest import CASES, Client, base_python, with_stand_ins
 from tests.support.memory_bucket import MemoryBucket

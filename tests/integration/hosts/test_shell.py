@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.ssh import SshShell
+from orchestrator.adapters.hosts.ssh import SshShell
 from orchestrator.core.errors import BenchError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.hosts import parse_target
 from tests.integration.hosts.conftest import Client, Start
@@ -253,7 +253,7 @@ def test_files_go_there_and_come_back_and_what_is_not_there_is_nothing(start: St
 
 def test_a_file_that_was_asked_for_ahead_of_a_lost_connection_is_no_traceback() -> None:
     script = (
-        "import threading, orchestrator.adapters.ssh\n"
+        "import threading, orchestrator.adapters.hosts.ssh\n"
         "def _prefetch_thread(): raise OSError('Socket is closed')\n"
         "def another(): raise OSError('of its own')\n"
         "for work in (_prefetch_thread, another):\n"

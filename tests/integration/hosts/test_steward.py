@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.host_operations import command
+from orchestrator.adapters.hosts.host_operations import command
 from startup.host.spool import BadName, Spool
 from tests.integration.hosts.conftest import base_python, with_stand_ins
 from tests.support.patience import PATIENCE_S, await_truth, living

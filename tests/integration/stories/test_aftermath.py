@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from orchestrator.adapters.hosts.cloud import HostCloud
+from orchestrator.adapters.hosts.router import ZoneRouter
 from orchestrator.core.errors import PermissionDenied, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
 from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run.fold import Phase
-from orchestrator.hosts.cloud import HostCloud
-from orchestrator.hosts.router import ZoneRouter
 from orchestrator.runs.logs import log_of, serial_object
 from orchestrator.runs.reap import reap, survey
 from tests.integration.stories.stage import RUN, Stage, good_vm, lingering_vm, silent_vm, staged, weather

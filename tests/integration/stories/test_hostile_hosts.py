@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
 from orchestrator.core.market.machines import Accepted, InstanceRequest, Refusal
 from orchestrator.core.naming import instance_name, labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort
-from orchestrator.hosts.cloud import HostCloud
 from orchestrator.store.events import EventLog
 from tests.support.hostile_spool import forged_names
 from tests.support.memory_bucket import MemoryBucket

@@ -23,6 +23,9 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.hosts.cloud import HostCloud
+from orchestrator.adapters.hosts.router import ZoneRouter
+from orchestrator.adapters.settings import Settings
 from orchestrator.cli import fetch, reap, status, stop
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, Unavailable
@@ -35,8 +38,6 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.hosts.cloud import HostCloud
-from orchestrator.hosts.router import ZoneRouter
 from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import Accounts
@@ -46,7 +47,6 @@ from orchestrator.store.images import ImageStore, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
-from orchestrator.user_settings import Settings
 from orchestrator.wiring import Wiring
 from tests.integration.stories.stage import SHEET
 from tests.search.chaos.boxes import Box

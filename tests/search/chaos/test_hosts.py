@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import HostRun, Target
 from orchestrator.core.market.machines import Operation
 from orchestrator.core.spool import sort
-from orchestrator.hosts.cloud import HostCloud
 from tests.search.chaos.clients import Rules
 from tests.search.chaos.host_weather import BROKEN, Blow, Host, RecordDamage
 from tests.search.chaos.judge import FOREIGN, MISSING, RENTED, Broken

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.batch_body import job_body, template_body, variables_of, with_one_limit
+from orchestrator.adapters.batch.bodies import job_body, template_body, variables_of, with_one_limit
 from orchestrator.cli.fleet.commands import POLL_S
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules

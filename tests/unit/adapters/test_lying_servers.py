@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from orchestrator.adapters.batch_templates import Templates
+from orchestrator.adapters.batch.templates import Templates
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_calls import Patience
 from orchestrator.adapters.gce_images import GoogleImages

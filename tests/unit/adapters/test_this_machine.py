@@ -6,47 +6,48 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters import settings_file, this_machine
+from orchestrator.adapters import setup
+from orchestrator.adapters.hosts import local_shell
 from orchestrator.core.errors import ConfigError, LocalError
 
 
 def test_a_folder_is_writable_or_says_why_not(tmp_path: Path) -> None:
-    trouble, free = this_machine.writable(tmp_path / "not" / "yet")
+    trouble, free = local_shell.writable(tmp_path / "not" / "yet")
     assert (trouble, free > 0) == ("", True)
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
-    assert this_machine.writable(tmp_path / "file") == ("a file is in the way", 0)
-    assert this_machine.writable(Path("/proc/nowhere"))[0]
+    assert local_shell.writable(tmp_path / "file") == ("a file is in the way", 0)
+    assert local_shell.writable(Path("/proc/nowhere"))[0]
 
 
 def test_versions_are_those_of_what_is_installed() -> None:
-    assert set(this_machine.installed(("typer>=0.1", "no-such-thing>=1"))) == {"typer"}
-    assert this_machine.newest_source(Path(this_machine.__file__).parent) > 0
+    assert set(local_shell.installed(("typer>=0.1", "no-such-thing>=1"))) == {"typer"}
+    assert local_shell.newest_source(Path(local_shell.__file__).parent) > 0
 
 
 def test_a_compiler_is_the_one_that_was_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "sh")
-    assert this_machine.compiler().endswith("/sh")
+    assert local_shell.compiler().endswith("/sh")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert this_machine.compiler() == ""
+    assert local_shell.compiler() == ""
 
 
 def test_a_setting_is_changed_where_it_stands_and_comments_stay(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "settings.yaml"
-    settings_file.change(path, {"project": "one", "per_run_usd": "1.00"})
+    setup.change(path, {"project": "one", "per_run_usd": "1.00"})
     path.write_text("# mine\n" + path.read_text() + "weather: null\n")
-    settings_file.change(path, {"project": "two: 2", "bucket": "b"})
+    setup.change(path, {"project": "two: 2", "bucket": "b"})
     assert path.read_text() == '# mine\nproject: "two: 2"\nper_run_usd: "1.00"\nweather: null\nbucket: "b"\n'
-    assert settings_file.read(path) == {"project": "two: 2", "per_run_usd": "1.00", "weather": "", "bucket": "b"}
+    assert setup.read(path) == {"project": "two: 2", "per_run_usd": "1.00", "weather": "", "bucket": "b"}
 
 
 def test_a_settings_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
-    assert settings_file.read(path) == {}
+    assert setup.read(path) == {}
     for text in ("a: [", "- a\n"):
         path.write_text(text)
         with pytest.raises(ConfigError, match="settings"):
-            settings_file.read(path)
+            setup.read(path)
     with pytest.raises(LocalError):
-        settings_file.change(Path("/proc/nowhere/settings.yaml"), {"a": "b"})
+        setup.change(Path("/proc/nowhere/settings.yaml"), {"a": "b"})

@@ -13,8 +13,7 @@ from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable
 from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.naming import baseline_object
 from orchestrator.ports import Bucket
-from orchestrator.store.baselines import BaselineStore
-from orchestrator.store.swap import ATTEMPTS
+from orchestrator.store.documents import ATTEMPTS, BaselineStore
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 

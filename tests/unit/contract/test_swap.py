@@ -24,12 +24,18 @@ from orchestrator.core.run.slots import Slot
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from orchestrator.store import ledger
-from orchestrator.store.baselines import baseline_document
+from orchestrator.store.documents import (
+    ATTEMPTS,
+    TAKEN,
+    Document,
+    baseline_document,
+    claim_slot,
+    host_document,
+    slot_document,
+    swap,
+)
 from orchestrator.store.fleets import JobRecord, control_document
-from orchestrator.store.hosts import host_document
-from orchestrator.store.slots import TAKEN, claim_slot, slot_document
 from orchestrator.store.stockouts import stockouts_document
-from orchestrator.store.swap import ATTEMPTS, Document, swap
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_clock import SimulatedClock

@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestrator.adapters.batch import GoogleBatch, Service
+from orchestrator.adapters.batch.scheduler import GoogleBatch, Service
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet import batch as rules

@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.adapters.batch import GoogleBatch
+from orchestrator.adapters.batch.scheduler import GoogleBatch
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError

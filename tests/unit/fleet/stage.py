@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.local_shell import LocalShell, this_machine
+from orchestrator.adapters.hosts.local_shell import LocalShell, this_machine
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config import load

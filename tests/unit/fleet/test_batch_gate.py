@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from google.cloud import batch_v1, compute_v1
 
-from orchestrator.adapters.batch_check import Check, Clients, Seen, answers
-from orchestrator.adapters.batch_templates import Templates
+from orchestrator.adapters.batch.check import Check, Clients, Seen, answers
+from orchestrator.adapters.batch.templates import Templates
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Answer, Pace, Site, Verdict, parse, refusal
 from tests.support.google_batch import GoogleBatch
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps

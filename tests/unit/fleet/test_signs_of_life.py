@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.local_shell import LocalShell, this_machine
+from orchestrator.adapters.hosts.local_shell import LocalShell, this_machine
 from orchestrator.core.fleet.jobs import ChildSeen
 from orchestrator.core.fleet.slurm import child_script
 from orchestrator.core.fleet.sweep import Cluster

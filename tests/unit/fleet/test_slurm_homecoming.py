@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.adapters.host_operations import ANSWER
+from orchestrator.adapters.hosts.host_operations import ANSWER
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.fleet.names import child_run, job_name
 from orchestrator.core.fleet.sweep import Cluster

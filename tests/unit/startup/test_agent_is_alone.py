@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.host_operations import MODULES as SENT
+from orchestrator.adapters.hosts.host_operations import MODULES as SENT
 from tests.unit.startup.machine import ROOT
 
 MODULES = sorted((ROOT / "startup").rglob("*.py"))

@@ -15,8 +15,8 @@ from typing import Any, Final
 from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
 
-from orchestrator.adapters.batch_body import limits
-from orchestrator.adapters.batch_templates import Templates, create_job, sent
+from orchestrator.adapters.batch.bodies import limits
+from orchestrator.adapters.batch.templates import Templates, create_job, sent
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.adapters.gce_calls import pages
 from orchestrator.adapters.google_errors import deciphered, translated

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.hosts import is_host
 from orchestrator.core.market.machines import (
     Accepted,
@@ -16,7 +17,6 @@ from orchestrator.core.market.machines import (
     SerialChunk,
 )
 from orchestrator.core.market.offers import Advice, Offer
-from orchestrator.hosts.cloud import HostCloud
 from orchestrator.ports import Cloud, Market
 
 

@@ -10,7 +10,7 @@ from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
 from google.protobuf.json_format import ParseDict
 
-from orchestrator.adapters.batch_body import with_one_limit
+from orchestrator.adapters.batch.bodies import with_one_limit
 from orchestrator.adapters.google_auth import default_credentials
 from orchestrator.adapters.google_errors import deciphered, is_transient, translated
 from orchestrator.adapters.patience import patiently

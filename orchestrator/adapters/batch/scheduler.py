@@ -11,16 +11,16 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.batch_body import job_body, order_body, template_body, variables_of
-from orchestrator.adapters.batch_words import Words
+from orchestrator.adapters.batch.bodies import job_body, order_body, template_body, variables_of
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
+from orchestrator.core.fleet.batch import ChildCost
 from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.money import Life, machine_seconds
@@ -31,6 +31,45 @@ from orchestrator.store.batch_jobs import BatchRecord, Known, Records
 
 if TYPE_CHECKING:
     from google.cloud import batch_v1
+
+
+# Reads what the children of a fleet on Batch have stored about their attempts: claims, and how each attempt ended.
+
+
+@dataclass(slots=True)
+class Words:
+    """Of one fleet, as far as this process has read it. Objects are created once, so each is read once."""
+
+    claimed: dict[int, int] = field(default_factory=dict)
+    """By child, its latest attempt."""
+    ended: dict[int, dict[int, ChildCost]] = field(default_factory=dict)
+    """By child and attempt."""
+    _known: set[str] = field(default_factory=set)
+
+    def listen(self, bucket: Bucket, fleet: str) -> None:
+        """Reads what is new: two listings, and the ends that were not known."""
+        for name in self._fresh(bucket, rules.claims_prefix(fleet)):
+            place = rules.index_and_attempt(name)
+            if place is not None:
+                self.claimed[place[0]] = max(self.claimed.get(place[0], 0), place[1])
+            self._known.add(name)
+        for name, blob in bucket.read_many(self._fresh(bucket, rules.costs_prefix(fleet))).items():
+            cost = rules.parse_cost(name, blob.data)
+            if cost is not None:
+                self.ended.setdefault(cost.index, {})[cost.attempt] = cost
+            self._known.add(name)
+
+    def counting(self, index: int) -> ChildCost | None:
+        """The attempt that counts: one that measured, whichever it is; else how the latest one ended."""
+        ended = self.ended.get(index)
+        if ended is None:
+            return None
+        measured = next((cost for cost in ended.values() if cost.exit_code in (0, rules.WRONG)), None)
+        return measured or ended.get(self.claimed.get(index, 0))
+
+    def _fresh(self, bucket: Bucket, prefix: str) -> list[str]:
+        return [entry.name for entry in bucket.list(prefix) if entry.name not in self._known]
+
 
 WRITERS: Final = 16
 SLACK: Final = timedelta(minutes=2)
@@ -109,7 +148,7 @@ class GoogleBatch:
 
     @cached_property
     def _templates(self) -> Any:
-        from orchestrator.adapters.batch_templates import Templates
+        from orchestrator.adapters.batch.templates import Templates
 
         return Templates(self.project, self.clock, self.service.credentials, self.service.endpoint)
 
@@ -186,7 +225,7 @@ class GoogleBatch:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
         from google.cloud import compute_v1
 
-        from orchestrator.adapters.batch_check import Check, Clients
+        from orchestrator.adapters.batch.check import Check, Clients
 
         endpoint = self.service.endpoint
         options = {"api_endpoint": endpoint} if endpoint else None
@@ -238,7 +277,7 @@ class GoogleBatch:
         return placed
 
     def _create(self, record: BatchRecord) -> None:
-        from orchestrator.adapters.batch_templates import create_job
+        from orchestrator.adapters.batch.templates import create_job
 
         if record.asked not in self.known:  # machines can write to the bucket
             raise ConfigError(
@@ -259,7 +298,7 @@ class GoogleBatch:
         """The job as it is, or was a moment ago; one that is over does not change any more."""
         from google.api_core import exceptions
 
-        from orchestrator.adapters.batch_templates import sent
+        from orchestrator.adapters.batch.templates import sent
 
         name, now = self._resource(record), self.clock.now()
         at, job = self._jobs.get(name, (None, None))
@@ -325,7 +364,7 @@ class GoogleBatch:
         """Idempotent: what is over or gone is cancelled."""
         from google.api_core import exceptions
 
-        from orchestrator.adapters.batch_templates import sent
+        from orchestrator.adapters.batch.templates import sent
 
         name, over = self._resource(record), (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition)
         self._jobs.pop(name, None)
