@@ -3,10 +3,12 @@
 One problem with its candidates beside it is a workload of one case. Several problems in one folder are a suite: each is
 a case, and the candidates lie in folders of their own, one folder a kernel.
 
-Inputs are made on the device. `Model` in eager mode and compiled are the baselines, each `ModelNew` is a kernel; all of
-them have the same parameters, drawn with one seed. The right answer is that of `Model` in float64. The tolerance is
-that of KernelBench: 1e-4 in float32, 1e-2 in half types. Where three times the error of `Model` itself on this device
-is more (its convolutions may multiply in TF32), that is the tolerance.
+Inputs are made on the device. `Model` in eager mode and compiled are the baselines, each `ModelNew` is a kernel. Each
+is constructed under one seed, which gives them the same parameters if they create these by the same modules in the same
+order. They are called as constructed, in training mode, as KernelBench's evaluator does; where `Model` drops out values
+at random, all of them are in eval mode, because a call would not have one answer. The right answer is that of `Model`
+in float64. The tolerance is that of KernelBench: 1e-4 in float32, 1e-2 in half types. Where three times the error of
+`Model` itself on this device is more (its convolutions may multiply in TF32), that is the tolerance.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ def found(folder: Path) -> Found:
     for file in sorted(folder.glob("*/*.py"), key=in_order):
         if "ModelNew" in classes_of(file):
             kernel, problem = solved(file, problems)
-            candidates.setdefault(kernel, {})[problem] = file
+            other = candidates.setdefault(kernel, {}).setdefault(problem, file)
+            if other is not file:
+                raise BadWorkload(f"{kernel}/{file.name}: {other.name} is for the same problem, {problem}")
     return Found(problems, candidates)
 
 
@@ -151,11 +155,12 @@ class Problem:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.exact = Models(self.model, self.initial)
+        self.exact = Models(self.model, self.initial, self.training)
         half = says_half(file)
         allowed = HALF_TOLERANCE if half else USUAL_TOLERANCE
         self.tolerance = {"rtol": allowed, "atol": allowed, "baselines": TIMES_BASELINE}
         self.known: ModuleType | None = None
+        self.trains: bool | None = None
 
     def module(self) -> ModuleType:
         """The file, imported. Raises `BadWorkload`."""
@@ -175,6 +180,17 @@ class Problem:
         """The arguments of every model."""
         return self.module().get_init_inputs()
 
+    def training(self) -> bool:
+        """Whether the models are called in training mode: not if `Model` drops out values at random."""
+        if self.trains is None:
+            try:
+                with torch.device("meta"):
+                    model = self.model(*self.initial())
+            except Exception:  # a constructor that needs values
+                model = self.model(*self.initial())
+            self.trains = not any(drops_out(module) for module in model.modules())
+        return self.trains
+
     def inputs(self, device: torch.device, generator: torch.Generator) -> Arguments:
         """What a model is called with."""
         # get_inputs draws from the global generators, and large draws on the host would take minutes.
@@ -189,6 +205,14 @@ class Problem:
         first = next((one for one in arguments.tensors() if one.is_floating_point()), None)
         device = first.device if first is not None else torch.device("cpu")
         return self.exact.on(device, None if first is None else first.dtype)(*arguments.args)
+
+
+def drops_out(module: torch.nn.Module) -> bool:
+    """Whether a module drops out values at random in training mode."""
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return float(module.p) > 0
+    rate = getattr(module, "dropout", 0)  # of recurrent and other layers of PyTorch
+    return isinstance(rate, (int, float)) and rate > 0
 
 
 def says_half(problem: Path) -> bool:
@@ -211,18 +235,28 @@ class Later:
 class Models:
     """A model with parameters drawn under one seed, on a device and in a type."""
 
-    def __init__(self, make: Callable[..., Any], initial: Callable[[], Any]) -> None:
-        self.make, self.initial = make, initial
+    def __init__(self, make: Callable[..., Any], initial: Callable[[], Any], training: Callable[[], bool]) -> None:
+        self.make, self.initial, self.training = make, initial, training
         self.made: dict[tuple[torch.device, torch.dtype | None], Any] = {}
 
+    def new(self) -> Any:
+        """A new model on the host. Its parameters are drawn there, and so the same wherever it goes."""
+        torch.manual_seed(PARAMETERS_SEED)
+        with torch.inference_mode(False):
+            return self.make(*self.initial())
+
     def on(self, device: torch.device, dtype: torch.dtype | None) -> Any:
-        """The model for eval mode. Its parameters are drawn on the host, and so the same wherever it goes."""
+        """The model as it is called."""
         if (device, dtype) not in self.made:
-            torch.manual_seed(PARAMETERS_SEED)
             with torch.inference_mode(False):
-                model = self.make(*self.initial()).eval().to(device)
+                model = self.new().to(device)
+                model = model if self.training() else model.eval()
                 self.made[device, dtype] = model.to(dtype) if dtype is torch.float64 else model
         return self.made[device, dtype]
+
+    def parameters(self) -> list[tuple[int, float]]:
+        """The size and the sum of each parameter of a new model, in the order of these."""
+        return sorted((one.numel(), one.detach().double().sum().item()) for one in self.new().parameters())
 
 
 class Entrant:
@@ -245,9 +279,29 @@ class Entrant:
         if self.made is None or self.made[0] != name:
             first = next(iter(arguments.tensors()), None)
             device = first.device if first is not None else torch.device("cpu")
-            model = Models(self.makers[name], self.problems[name].initial).on(device, None)
+            model = self.models(name).on(device, None)
             self.made = name, torch.compile(model) if self.compiled else model
         return partial(self.made[1], *arguments.args)
+
+    def models(self, name: str) -> Models:
+        """The models that solve a problem."""
+        problem = self.problems[name]
+        return Models(self.makers[name], problem.initial, problem.training)
+
+    def remark(self) -> str:
+        """What may be why the last answer was wrong: parameters other than those of `Model`."""
+        if self.made is None:
+            return ""
+        problem = self.problems[self.made[0]]
+        ours = self.models(self.made[0]).parameters()
+        right = Models(problem.model, problem.initial, problem.training).parameters()
+        if ours == right:
+            return ""
+        sizes = [size for size, _ in ours] == [size for size, _ in right]
+        return (
+            f"its parameters differ from Model's{'' if sizes else ' in number or size'}: they are the same only if "
+            "both create them by the same modules in the same order"
+        )
 
     def leave(self) -> None:
         """Drops everything of a problem."""

@@ -140,6 +140,8 @@ class Arena:
         inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
         check = self.verdict(hand, case, check_seed, answer)
+        if not check.passed:
+            check = replace(check, reason=check.reason + remark_on(hand))
         role = "baseline_" if original(name) in self.baselines else "kernel_"
         call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
         return Bound(name, call), check, int(inputs["set_bytes"])
@@ -371,6 +373,16 @@ class Arena:
                 return ""
             found = statistics.median(new) / b
         return f"untrusted: {found:.1f} times as fast on inputs that it has seen before as on new ones"
+
+
+def remark_on(hand: Hand) -> str:
+    """The remark of the form of the workload on a wrong answer, to follow the reason; empty if there is none."""
+    try:
+        words = str(hand.ask("remark")["words"])[:200]
+    except (Lost, Answered, Unavailable):
+        hand.fault = None
+        return ""
+    return f"; {words}" if words else ""
 
 
 def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:

@@ -176,6 +176,11 @@ class Bench:
         settle(self.device)
         return {**self.answered(folder, lend), "seconds": time.perf_counter() - began}
 
+    def remark(self) -> Reply:
+        """What the form of the workload says about a wrong answer of the implementation; empty for nothing."""
+        remark = getattr(self.function, "remark", None)
+        return {"words": remark() if remark else ""}
+
     def answered(self, folder: str, lend: bool = False) -> Reply:
         """The kept answer: as files in `folder`, or with its address on the device if it is large and `lend` is set. It
         includes what was wrong with how the answer came about."""

@@ -19,6 +19,7 @@ from orchestrator.core.forms import gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
 from orchestrator.core.forms.needs import needs as needs_of
+from orchestrator.core.forms.reading import imported_modules, is_module_name
 from orchestrator.core.text import words
 from orchestrator.core.workload import HINT, case_id, sketch
 
@@ -71,16 +72,40 @@ class Own:
 def main_file(path: Path) -> Path:
     """The file that holds the workload: itself, or the one in the folder that has the folder's name. Raises
     `ConfigError`."""
-    if not path.is_dir():
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}", hint=HINT)
-        return path
-    file = path / f"{path.resolve().name}.py"
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}", hint=HINT)
+    file = path if path.is_file() else path / f"{path.resolve().name}.py"
     if not file.is_file():
-        there = sorted(one.name for one in path.glob("*.py"))
-        ways = f"name one of its files: {', '.join(there[:LISTED])}" if there else "it has no Python file"
-        raise ConfigError(f"{path} is a folder, and none of its files is called {file.name}; {ways}", hint=HINT)
+        raise ConfigError(
+            f"{path} is a folder of none of the forms that are measured: {_what_it_is(path, file)}", hint=FORMS
+        )
+    if is_module_name(file.stem):
+        raise ConfigError(
+            f"{file.name} would be imported in the place of the module {file.stem}", hint="rename the file"
+        )
     return file
+
+
+FORMS: Final = (
+    "the forms: a file NAME.py, alone or in a folder NAME (docs/your-own-kernel.md; `bench new NAME` writes one); "
+    "task.yml with reference.py (GPU MODE); files with Model and ModelNew (KernelBench); definitions/ with solutions/ "
+    "(FlashInfer-Bench); YAML with a command (a program that measures itself)"
+)
+
+
+def _what_it_is(folder: Path, file: Path) -> str:
+    if any((folder / name).exists() for name in HUGGING_FACE):
+        return (
+            "it is a kernel package for Hugging Face's kernel-builder, which is not run here. Measure what it builds: "
+            "write a file with kernel_NAME that calls it"
+        )
+    there = sorted(one.name for one in folder.glob("*.py"))
+    return (
+        f"name one of its files: {', '.join(there[:LISTED])}" if there else f"it has no {file.name}, task.yml or YAML"
+    )
+
+
+HUGGING_FACE: Final = ("build.toml", "torch-ext")
 
 
 def form_of(path: Path) -> Form:
@@ -106,11 +131,23 @@ def found(path: Path) -> Own:
     if form == "gpumode":
         return _gpumode(path if path.is_dir() else path.parent)
     if form == "kernelbench":
-        grid = kernelbench.cases({one.stem: text_of(one) for one in path.glob("*.py")})
-        return Own(form, path, path.resolve().name, tuple(map(case_id, grid)), _below(path), grid=grid)
+        files = _below(path)
+        suite = kernelbench.suite({name: text_of(file) for name, file in files.items() if file.suffix == ".py"})
+        ids = tuple(map(case_id, suite.cases))
+        return Own(form, path, path.resolve().name, ids, files, grid=suite.cases, notes=suite.notes)
     if form == "program":
         return _program(path)
     file = main_file(path)
+    if kernelbench.is_of_form(_begun(file)) and b"def inputs" not in _begun(file):
+        folder = file.parent
+        pick = (
+            ""
+            if sum(b"def get_inputs" in _begun(one) for one in folder.glob("*.py")) < 2
+            else f" --set 'workload.axes.problem=[{file.stem}]'"
+        )
+        raise ConfigError(
+            f"{file} is a file of KernelBench's form, whose folder is measured", hint=f"bench launch {folder}/{pick}"
+        )
     told = sketch(text_of(file), file.name)
     for entry in told.entries:
         source = file.parent / entry.file
@@ -289,8 +326,16 @@ def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
 
 
 def _named(file: Path) -> Iterator[Path]:
-    """Sources beside a file that its text names: `softmax.cu`, and what these include."""
+    """Sources beside a file that its text names: `softmax.cu`, what that includes, and modules that it imports."""
     text = text_of(file)
     for one in sorted(file.parent.glob("*.cu*")):
         if re.search(rf"['\"]{re.escape(one.name)}['\"]", text) or one.suffix == ".cuh":
             yield one
+    modules, pending = {file}, [file]
+    while pending:
+        for name in imported_modules(text_of(pending.pop())):
+            module = file.parent / f"{name}.py"
+            if module not in modules and module.is_file() and not module.is_symlink():
+                modules.add(module)
+                pending.append(module)
+                yield module

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import importlib.util
+import keyword
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from orchestrator.cli.options import Json
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.forms.reading import is_module_name
 from orchestrator.core.template import written
 
 
@@ -23,9 +25,13 @@ def new(
     One file with no import of ours: axes, inputs, a reference, a baseline and kernels, of which Triton's needs a GPU.
     """
     stem = name.removesuffix(".py")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", stem):
+    if not stem.isidentifier() or keyword.iskeyword(stem):
         raise ConfigError(
             f"not a valid name for a Python file: {name!r}", hint="use letters, digits and _, beginning with a letter"
+        )
+    if is_module_name(stem) or importlib.util.find_spec(stem) is not None:
+        raise ConfigError(
+            f"{stem} is the name of a module: {stem}.py would be imported in its place", hint=f"bench new my_{stem}"
         )
     path = Path(f"{stem}.py")
     try:

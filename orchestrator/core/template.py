@@ -40,11 +40,6 @@ def baseline_torch(x, w):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], w, 1e-6)
 
 
-def kernel_by_hand(x, w):
-    y = x.float()
-    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
-
-
 if triton is not None:
 
     @triton.jit
@@ -63,6 +58,11 @@ def kernel_triton(x, w):
     out = torch.empty_like(x)
     rms_norm_row[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
+
+
+def kernel_by_hand(x, w):
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
 '''
 
 

@@ -11,7 +11,8 @@ import torch
 
 from kernels.forms.definition import BadWorkload, in_double
 from kernels.forms.kernelbench import load
-from orchestrator.core.forms.kernelbench import cases
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.forms.kernelbench import suite as read_suite
 
 MODEL = """import torch
 import torch.nn as nn
@@ -82,8 +83,8 @@ def test_several_problems_are_a_case_each_and_candidates_are_found_by_their_file
     (tmp_path / "mine" / "level_1_problem_10_sample_1_kernel.py").write_text(NEW)
     suite = load(tmp_path)
     assert [case["problem"] for case in suite.cases] == ["1_leaky", "2_leakier", "10_leakiest"]
-    told = cases({one.stem: one.read_text() for one in tmp_path.glob("*.py")})
-    assert told == suite.cases, "the client says the same by the text alone"
+    told = read_suite({one.relative_to(tmp_path).as_posix(): one.read_text() for one in tmp_path.rglob("*.py")})
+    assert told.cases == suite.cases, "the client says the same by the text alone"
     assert list(suite.implementations) == ["eager", "compiled", "mine", "mine_sample1"]
     mine = suite.implementations["mine"]
     assert [mine.refusal(case) for case in suite.cases] == ["", "it has no file for 2_leakier", ""]
@@ -95,6 +96,59 @@ def test_several_problems_are_a_case_each_and_candidates_are_found_by_their_file
         mine.leave()
     (tmp_path / "mine" / "3_unknown.py").write_text(NEW)
     with pytest.raises(BadWorkload, match=r"mine/3_unknown.py: no problem of the suite has that name"):
+        load(tmp_path)
+
+
+def test_models_are_called_in_training_mode_unless_the_model_drops_out(tmp_path: Path) -> None:
+    batch_norm = "self.drop = nn.BatchNorm1d(8)"
+    for rate, expected in (("nn.Dropout(0.5)", False), ("nn.Dropout(0.0)", True), (batch_norm[12:], True)):
+        (tmp_path / "leaky.py").write_text(MODEL.replace("nn.Dropout(0.5)", rate))
+        workload = load(tmp_path)
+        given = workload.inputs({}, torch.device("cpu"), torch.Generator().manual_seed(5))
+        eager = workload.implementations["eager"]
+        answer = eager.bound({}, (), given)()
+        assert eager.made[1].training is expected, rate
+        assert torch.allclose(answer.double(), workload.reference(given.mapped(in_double)), atol=1e-5)
+        sys.modules.pop("leaky")
+
+
+def test_a_model_with_parameters_of_its_own_is_told_that_and_no_other_one(tmp_path: Path) -> None:
+    (tmp_path / "leaky.py").write_text(MODEL)
+    (tmp_path / "leaky_wrong.py").write_text(NEW.replace("x * self.slope", "x"))
+    (tmp_path / "leaky_other.py").write_text(NEW.replace("torch.randn(8)", "torch.rand(8)"))
+    (tmp_path / "leaky_more.py").write_text(
+        NEW.replace("self.drop =", "self.more = nn.Parameter(torch.ones(1)); self.drop =")
+    )
+    workload = load(tmp_path)
+    given = workload.inputs({}, torch.device("cpu"), torch.Generator().manual_seed(5))
+    remarks = {}
+    for name in ("leaky_wrong", "leaky_other", "leaky_more"):
+        workload.implementations[name].bound({}, (), given)()
+        remarks[name] = workload.implementations[name].remark()
+    assert remarks["leaky_wrong"] == ""
+    assert remarks["leaky_other"].startswith("its parameters differ from Model's: they are the same only if")
+    assert remarks["leaky_more"].startswith("its parameters differ from Model's in number or size")
+
+
+def test_two_files_of_a_kernel_for_one_problem_and_a_candidate_too_deep_are_named(tmp_path: Path) -> None:
+    sources = {"1_a.py": MODEL, "2_b.py": MODEL, "mine/1_a.py": NEW, "mine/deep/2_b.py": NEW, "helpers.py": "x = 1\n"}
+    read = read_suite(sources)
+    assert read.problems == ("1_a", "2_b")
+    assert read.notes == (
+        "not measured: mine/deep/2_b.py: ModelNew is looked for in the folders of the suite, and not below these",
+    )
+    twice = sources | {"mine/level_1_problem_1_sample_0_kernel.py": NEW}
+    with pytest.raises(ConfigError, match=r"mine/level_1_.*: mine/1_a.py is for the same problem, 1_a"):
+        read_suite(twice)
+    with pytest.raises(ConfigError, match=r"mine/3_c.py: no problem of the suite has that name"):
+        read_suite(sources | {"mine/3_c.py": NEW})
+    with pytest.raises(ConfigError, match=r"new.py: there are 2 problems, and it is not clear"):
+        read_suite(sources | {"new.py": NEW})
+    assert read_suite({"1_a.py": MODEL, "x/new.py": NEW}).notes[0].endswith("looked for beside the problem")
+    for path in twice:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(twice[path])
+    with pytest.raises(BadWorkload, match="is for the same problem"):
         load(tmp_path)
 
 

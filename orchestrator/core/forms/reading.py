@@ -4,10 +4,11 @@ mistake, and the syntax tree of a Python file."""
 from __future__ import annotations
 
 import ast
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core import yamltext
 from orchestrator.core.errors import ConfigError
@@ -69,6 +70,15 @@ class Description:
         return value
 
 
+MEASURED_WITH: Final = frozenset({"torch", "triton", "numpy", "cupy", "cutlass", "kernels", "startup"})
+"""Modules beside Python's own that a workload, or what measures it, imports."""
+
+
+def is_module_name(stem: str) -> bool:
+    """Return whether a file of this name would be imported in the place of a module of Python's or of PyTorch's."""
+    return stem in sys.stdlib_module_names or stem in MEASURED_WITH
+
+
 class NotPython(ValueError):
     """The text is not valid Python. `line` is the line of the mistake, from 1."""
 
@@ -89,3 +99,14 @@ def parse_python(text: str) -> ast.Module:
         raise NotPython(1, str(exc)) from exc
     except (RecursionError, MemoryError):
         raise NotPython(1, "nested more deeply than Python can read") from None
+
+
+def imported_modules(text: str) -> set[str]:
+    """Return the names of the modules that `text` imports, anywhere in it; none if it is not valid Python."""
+    try:
+        nodes = [*ast.walk(parse_python(text))]
+    except NotPython:
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.split(".")[0] for name in names}

@@ -26,6 +26,7 @@ from orchestrator.core.ledger.budget import Entry, Ledger
 from orchestrator.core.naming import LEDGER, cases_prefix
 from orchestrator.core.run import events as ev
 from orchestrator.core.setup import asked
+from orchestrator.core.workload import sketch
 from orchestrator.wiring import configs, wire
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_render import measuring, replayed
@@ -200,3 +201,17 @@ def test_a_run_whose_machine_is_gone_is_closed_by_the_very_look_that_finds_it_go
     wiring.index.write(RUN, {})
     assert [line["phase"] for line in bench("status", "--json").document["runs"]] == ["succeeded"]
     assert wire().ledger.read().runs[RUN].settled_usd is not None
+
+
+def test_a_new_workload_never_hides_a_module_and_begins_with_its_best_kernel(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("torch", "random", "rich", "class", "a b"):
+        refused = bench("new", name, code=2).err
+        assert "would be imported in its place" in refused or "not a valid name for a Python file" in refused
+    assert list(tmp_path.glob("*.py")) == []
+    bench("new", "größe")
+    text = (tmp_path / "größe.py").read_text(encoding="utf-8")
+    assert text.index("def kernel_triton") < text.index("def kernel_by_hand")
+    assert sketch(text, "größe.py").implementations == ("torch", "triton", "by_hand")

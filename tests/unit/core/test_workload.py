@@ -151,12 +151,42 @@ def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"there is no file"):
         gathered(tmp_path / "none.py")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty is a folder, and none of its files is called empty.py; it has no"):
-        gathered(tmp_path / "empty")
-    (tmp_path / "odd.py").mkdir()
-    (tmp_path / "odd.py" / "norm.py").write_text(GOOD)
-    with pytest.raises(ConfigError, match=r"odd.py is a folder, and .* odd.py.py; name one of its files: norm.py$"):
-        gathered(tmp_path / "odd.py")
+
+
+UNKNOWN = {
+    "nothing": ({}, r"it has no thing.py, task.yml or YAML$"),
+    "another name": ({"norm.py": "x = 1\n"}, r"name one of its files: norm.py$"),
+    "a package of Hugging Face": ({"build.toml": "", "torch-ext/x.cpp": ""}, r"kernel package for Hugging Face's"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_folder_of_no_form_is_told_which_forms_there_are(tmp_path: Path, name: str) -> None:
+    files, words = UNKNOWN[name]
+    for path, text in {"thing/.keep": "", **{f"thing/{path}": text for path, text in files.items()}}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    with pytest.raises(ConfigError, match=words) as refused:
+        gathered(tmp_path / "thing")
+    assert all(form in str(refused.value.hint) for form in ("task.yml", "ModelNew", "FlashInfer-Bench", "NAME.py"))
+
+
+def test_a_file_that_hides_a_module_and_a_kernelbench_file_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(GOOD)
+    with pytest.raises(ConfigError, match=r"torch.py would be imported in the place of the module torch"):
+        found(tmp_path / "torch.py")
+    (tmp_path / "swish.py").write_text("class Model: ...\ndef get_inputs(): ...\n")
+    with pytest.raises(ConfigError, match=r"is a file of KernelBench's form, whose folder is measured") as refused:
+        found(tmp_path / "swish.py")
+    assert refused.value.hint == f"bench launch {tmp_path}/"
+
+
+def test_a_file_takes_along_the_modules_beside_it_that_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(GOOD + "import helpers\nfrom more.deep import x\n")
+    (tmp_path / "helpers.py").write_text("def later():\n    import more, torch\n")
+    for name in ("more", "unused"):
+        (tmp_path / f"{name}.py").write_text("import helpers\n")
+    assert {"mine.py", "helpers.py", "more.py"} == set(found(tmp_path / "mine.py").files)
 
 
 def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_is_paid_for(tmp_path: Path) -> None:
