@@ -124,7 +124,7 @@ class RemoteShell(Protocol):
     def ask(
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
-        """Has one operation of `startup/host/hand.py` done there by `python` (empty: its `python3`), and gives its
+        """Runs an operation of `startup/host/remote_ops.py` there with `python` (empty: its `python3`) and returns its
         answer, which may be `{"trouble", "message", "path"}`. An operation may have been done though its answer was
         lost: each can be repeated."""
 

@@ -2,7 +2,7 @@
 
 Its owner holds a lock on it. A harness that is killed cannot remove its folder, which would keep gigabytes of memory on
 a user's machine. So a folder that nobody holds is removed by the next harness, and also by the agent
-(`startup/agent/scratch.py` has the same rule in its own package).
+(`startup/agent/harness.py` has the same rule in its own package).
 """
 
 from __future__ import annotations

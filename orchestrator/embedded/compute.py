@@ -9,16 +9,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
+from orchestrator.embedded.buckets import aggregated, listing, named
 from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.console import Output
 from orchestrator.embedded.errors import ApiError, Document, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
-from orchestrator.embedded.image_api import ImageApi
-from orchestrator.embedded.images import Images
+from orchestrator.embedded.images import ImageApi, Images
 from orchestrator.embedded.links import link
 from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
-from orchestrator.embedded.listing import aggregated, listing, named
 from orchestrator.embedded.management import Management, serves
 from orchestrator.embedded.operations import DONE
 from orchestrator.embedded.permissions import admit_insert, gate, held

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.embedded.admission import check_labels
+from orchestrator.embedded.buckets import listing
 from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid, not_found
+from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid, not_found, reading
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import Image
 from orchestrator.embedded.links import fingerprint, last, link
+from orchestrator.embedded.listener import Request
 from orchestrator.embedded.operations import GLOBAL, Target
+from orchestrator.embedded.requests import body_of, request_id
+from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.weather import Weather
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SEAL_S = 90.0
@@ -210,3 +217,83 @@ class Images(Part):
 
 def _hits(kind: str, params: Any, wanted: str, name: str) -> bool:
     return bool(kind == wanted and params.get("image", name) == name)
+
+
+# The routes of images in Compute Engine's v1 REST API.
+
+
+Route = tuple[str, str, Callable[..., Document]]
+
+
+class ImageApi:
+    """Answers requests about images. The project's own images can be made and deleted; those of other projects can only
+    be read."""
+
+    def __init__(
+        self,
+        images: Images,
+        resources: Resources,
+        weather: Weather,
+        timeline: Timeline,
+        caller: Callable[[Request], str],
+    ) -> None:
+        self.images = images
+        self.resources = resources
+        self.weather = weather
+        self.timeline = timeline
+        self.caller = caller
+
+    def routes(self, at: str) -> list[Route]:
+        """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
+        return [
+            ("GET", at + r"/global/(?P<images>images)", self.list_images),
+            ("POST", at + r"/global/images", self.insert_image),
+            ("DELETE", at + r"/global/images/(?P<image>[^/]+)", self.delete_image),
+            ("POST", at + r"/global/images/(?P<image>[^/]+)/deprecate", self.deprecate_image),
+            ("GET", at + r"/global/images/family/(?P<family>[^/]+)", self.image_from_family),
+            ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
+        ]
+
+    def list_images(self, request: Request, owner: str, images: str) -> Document:
+        path = f"projects/{owner}/global/{images}"
+        own_images = self.images.documents() if owner == self.images.project else []
+        items = [*self.resources.images(owner, request.target), *own_images]
+        return listing("compute#imageList", path, items, request.query)
+
+    def insert_image(self, request: Request) -> Document:
+        with reading("image"):
+            return self.images.insert(body_of(request), dict(request.query), request_id(request), self.caller(request))
+
+    def delete_image(self, request: Request, owner: str, image: str) -> Document:
+        self._own(owner)
+        return self.images.delete(image, request_id(request), self.caller(request))
+
+    def deprecate_image(self, request: Request, owner: str, image: str) -> Document:
+        self._own(owner)
+        return self.images.deprecate(image, body_of(request), request_id(request), self.caller(request))
+
+    def _own(self, owner: str) -> None:
+        if owner != self.images.project:
+            raise ApiError(403, f"Required permission on 'projects/{owner}' is missing.", "forbidden")
+
+    def image_from_family(self, request: Request, owner: str, family: str) -> Document:
+        """The newest image that is not deprecated."""
+        gone = self.weather.take(
+            request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
+        )
+        own_image = self.images.newest(family) if owner == self.images.project and not gone else None
+        if own_image is not None:
+            return own_image
+        of_family = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
+        current = [image for image in of_family if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
+        if gone or not current:
+            raise not_found(f"projects/{owner}/global/images/family/{family}")
+        return max(current, key=lambda image: str(image["name"]))
+
+    def get_image(self, _request: Request, owner: str, image: str) -> Document:
+        if owner == self.images.project:
+            return self.images.find(image)
+        found = self.images.inventory.image(owner, image)
+        if found is None:
+            raise not_found(f"projects/{owner}/global/images/{image}")
+        return self.resources.image(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.embedded.documents import load_bundled
-from orchestrator.embedded.tariff import Tariff
+from orchestrator.embedded.meter import Tariff
 
 INVENTORY = Path(__file__).with_name("inventory.yaml")
 

@@ -16,8 +16,7 @@ from orchestrator.embedded.console import Console
 from orchestrator.embedded.errors import OperationError
 from orchestrator.embedded.guest import Guest, MachineFactory
 from orchestrator.embedded.inventory import numeric_id, region_of
-from orchestrator.embedded.meter import Account
-from orchestrator.embedded.tariff import Rate
+from orchestrator.embedded.meter import Account, Rate
 from orchestrator.embedded.vm import Vm
 from orchestrator.embedded.weather import Fault, due_after, due_upon, hits_vm
 

@@ -19,8 +19,7 @@ from orchestrator.embedded.documents import stamp
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import Request
-from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, gate, held
-from orchestrator.embedded.policies import Policies
+from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, Policies, gate, held
 from orchestrator.embedded.skus import Catalogue
 
 Answer = Callable[..., Document]

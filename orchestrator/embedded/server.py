@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.embedded import device
 from orchestrator.embedded.advice import Zones
@@ -19,7 +20,6 @@ from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.compute import Compute, Observer
-from orchestrator.embedded.control import Control
 from orchestrator.embedded.documents import parse_stamp, private_folder, stamp
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.gateway import Gateway
@@ -28,19 +28,79 @@ from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.images import Images
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Site
-from orchestrator.embedded.listener import Listener, Reply, Request
+from orchestrator.embedded.listener import Listener, Reply, Request, json_reply
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
-from orchestrator.embedded.meter import Bill, Meter
+from orchestrator.embedded.meter import Bill, Meter, Tariff
 from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.operations import Ids, Operations
-from orchestrator.embedded.policies import Policies
+from orchestrator.embedded.permissions import Policies
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
-from orchestrator.embedded.tariff import Tariff
 from orchestrator.embedded.templates import Templates
 from orchestrator.embedded.timeline import RealTimeline, Timeline
-from orchestrator.embedded.weather import Weather
+from orchestrator.embedded.weather import BadWeather, Weather
+
+# The control API: status, bill, weather, preemptions and stopping. A real cloud has no such API.
+
+
+class Controlled(Protocol):
+    """The cloud, as the control API sees it."""
+
+    @property
+    def weather(self) -> Weather: ...
+    def touch(self) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+    def bill(self) -> Bill: ...
+    def preempt(self, name: str, notice_s: float | None) -> bool: ...
+    def request_stop(self) -> None: ...
+
+
+class Control:
+    """Answers requests to the control API. Bodies are JSON; errors are `{"error": ...}`."""
+
+    def __init__(self, cloud: Controlled) -> None:
+        self.cloud = cloud
+
+    def answer(self, request: Request) -> Reply:
+        self.cloud.touch()
+        try:
+            document = json.loads(request.body) if request.body else {}
+        except ValueError:
+            return json_reply(400, {"error": "the body is not JSON"})
+        match request.method, request.path:
+            case "GET", "/control/status":
+                return json_reply(200, self.cloud.status())
+            case "GET", "/control/bill":
+                return json_reply(200, self.cloud.bill().document())
+            case "GET", "/control/weather":
+                return json_reply(200, self.cloud.weather.document())
+            case "POST", "/control/weather":
+                return self._weather(document)
+            case "POST", "/control/preempt":
+                return self._preempt(document)
+            case "POST", "/control/stop":
+                self.cloud.request_stop()
+                return json_reply(200, {"stopping": True})
+            case _:
+                return json_reply(404, {"error": f"no {request.method} {request.path} here"})
+
+    def _weather(self, document: Any) -> Reply:
+        try:
+            self.cloud.weather.replace(document)
+        except BadWeather as error:
+            return json_reply(400, {"error": str(error)})
+        return json_reply(200, self.cloud.weather.document())
+
+    def _preempt(self, document: Any) -> Reply:
+        name = document.get("name") if isinstance(document, dict) else None
+        notice = document.get("notice_s") if isinstance(document, dict) else None
+        if notice is not None and (not isinstance(notice, (int, float)) or notice < 0):
+            return json_reply(400, {"error": f"notice_s must be a number of seconds, not {notice!r}"})
+        if not self.cloud.preempt(str(name), notice):
+            return json_reply(404, {"error": f"no running VM is named {name!r}"})
+        return json_reply(200, {"name": name})
+
 
 PROJECT = "bench-embedded"
 BUCKET = "bench-embedded"

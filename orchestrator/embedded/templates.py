@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 
 from orchestrator.embedded.admission import NAME, admit
+from orchestrator.embedded.buckets import listing
 from orchestrator.embedded.commons import Commons, Part
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document, invalid, not_found, reading
 from orchestrator.embedded.links import last, link
 from orchestrator.embedded.listener import Request
-from orchestrator.embedded.listing import listing
 from orchestrator.embedded.operations import Target
 from orchestrator.embedded.requests import body_of, request_id
 

@@ -10,9 +10,74 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from orchestrator.embedded import climate
+# Conditions: lasting faults of a project. They are in the same document as the faults of `weather`, but they are not
+# used up: a condition affects every request that it concerns, until the weather is replaced or a request repairs it.
+# `bench doctor` can see each of them.
+
+
+FOREVER = 1_000_000
+"""How many requests a condition affects unless it names a number."""
+
+# The keys that each condition may have, in addition to `fault`, `times` and a free-text `note`.
+CONDITIONS: dict[str, frozenset[str]] = {
+    "project_missing": frozenset(),
+    "billing_off": frozenset(),
+    "api_disabled": frozenset({"api"}),
+    "permission_missing": frozenset({"permission"}),
+    "quota_limit": frozenset({"metric", "region", "limit"}),
+    "image_renamed": frozenset({"family", "to"}),
+    "image_deprecated": frozenset({"family", "state", "replacement"}),
+    "bucket_missing": frozenset({"bucket"}),
+    "bucket_elsewhere": frozenset({"bucket", "location"}),
+    "network_missing": frozenset({"network"}),
+    "no_nat": frozenset({"region"}),
+    "no_private_access": frozenset({"region"}),
+    "service_account_missing": frozenset({"email"}),
+    "service_account_disabled": frozenset({"email"}),
+    "clock_skew": frozenset({"seconds", "service"}),
+    "one_time_limit": frozenset(),
+    "api_propagation": frozenset({"minutes", "api"}),
+    "api_settling": frozenset({"api", "until"}),
+}
+CLIMATE_REQUIRED: dict[str, frozenset[str]] = {
+    "api_disabled": frozenset({"api"}),
+    "permission_missing": frozenset({"permission"}),
+    "quota_limit": frozenset({"metric"}),
+    "image_renamed": frozenset({"family", "to"}),
+    "image_deprecated": frozenset({"family"}),
+    "bucket_elsewhere": frozenset({"location"}),
+    "clock_skew": frozenset({"seconds"}),
+    "api_propagation": frozenset({"minutes"}),
+    "api_settling": frozenset({"api", "until"}),
+}
+STATES = ("DEPRECATED", "OBSOLETE")
+
+
+def complaint(params: Mapping[str, Any]) -> str:
+    """What is wrong with the values of a condition; empty if nothing is."""
+    if params.get("state", "DEPRECATED") not in STATES:
+        return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
+    minutes = params.get("minutes", 0)
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes < 0:
+        return f"minutes must be a number, not {minutes!r}"
+    if "until" in params:
+        try:
+            datetime.fromisoformat(str(params["until"]))
+        except ValueError:
+            return f"until must be a time such as 2026-11-21T04:05:06Z, not {params['until']!r}"
+    limit = params.get("limit", 0)
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0:
+        return f"limit must be a number, not {limit!r}"
+    return ""
+
+
+def concerns(params: Mapping[str, Any], **thing: str) -> bool:
+    """Whether a condition concerns this thing. A key that the condition does not have matches every value."""
+    return all(params.get(key, value) == value for key, value in thing.items())
+
 
 Params = Mapping[str, Any]
 
@@ -61,7 +126,7 @@ WORDS = {
 
 MOST_VICTIMS = 100
 """The most victims that are recorded. A condition may hit every request, and its record must not grow with each."""
-EVERY_KEY = KEYS | climate.CONDITIONS
+EVERY_KEY = KEYS | CONDITIONS
 
 
 class BadWeather(ValueError):
@@ -88,14 +153,14 @@ class Fault:
     @property
     def condition(self) -> bool:
         """Whether it is a condition, which is not used up."""
-        return self.kind in climate.CONDITIONS
+        return self.kind in CONDITIONS
 
     def document(self) -> dict[str, Any]:
         """The fault as it was given, with its id, how often it happened, and what it hit."""
         return {
             "fault": self.kind,
             **self.params,
-            **({} if self.times == climate.FOREVER else {"times": self.times}),
+            **({} if self.times == FOREVER else {"times": self.times}),
             "id": self.id,
             "fired": self.fired,
             "victims": list(self.victims),
@@ -176,13 +241,13 @@ class Weather:
         """The condition of this kind that hits `victim`, which is recorded; None if there is none."""
         if kind not in self.kinds:
             return None
-        return self.take(victim, lambda fault: fault.kind == kind and climate.concerns(fault.params, **thing))
+        return self.take(victim, lambda fault: fault.kind == kind and concerns(fault.params, **thing))
 
     def end(self, kind: str, **thing: str) -> None:
         """Ends the conditions of this kind that concern this thing: a request has repaired it."""
         with self.lock:
             for fault in self.listed:
-                if fault.kind == kind and climate.concerns(fault.params, **thing):
+                if fault.kind == kind and concerns(fault.params, **thing):
                     fault.times = fault.fired + fault.reserved
             self._sort()
         self.changed()
@@ -236,10 +301,10 @@ def _fault(index: int, entry: Any, replayed: bool) -> Fault:
     unknown = sorted(map(str, set(params) - EVERY_KEY[kind]))
     if unknown:
         raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(EVERY_KEY[kind]))}, not {', '.join(unknown)}")
-    missing = sorted((REQUIRED | climate.REQUIRED).get(kind, frozenset()) - set(params))
+    missing = sorted((CLIMATE_REQUIRED | REQUIRED).get(kind, frozenset()) - set(params))
     if missing:
         raise BadWeather(f"{place}: {kind} needs {', '.join(missing)}")
-    times = entry.get("times", climate.FOREVER if kind in climate.CONDITIONS else 1)
+    times = entry.get("times", FOREVER if kind in CONDITIONS else 1)
     if not isinstance(times, int) or times < (0 if replayed else 1):
         raise BadWeather(f"{place}: times must be a positive whole number, not {times!r}")
     _check_values(place, params, signed=kind == "clock_skew")
@@ -247,7 +312,7 @@ def _fault(index: int, entry: Any, replayed: bool) -> Fault:
 
 
 def _check_values(place: str, params: Params, *, signed: bool) -> None:
-    if wrong := climate.complaint(params):
+    if wrong := complaint(params):
         raise BadWeather(f"{place}: {wrong}")
     for key in ("seconds", "notice_s"):
         value = params.get(key, 0)

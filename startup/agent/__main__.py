@@ -18,13 +18,13 @@ from startup.agent.container import INSIDE, Container
 from startup.agent.diagnosis import Halt
 from startup.agent.events import EventWriter, boot_id, writer_name
 from startup.agent.host import Host
-from startup.agent.keeper import Claim, Keeper, folder_of
+from startup.agent.http_client import Unreachable
 from startup.agent.logs import Log
 from startup.agent.metadata import Metadata, PreemptionWatcher
+from startup.agent.slot_keeper import Claim, Keeper, folder_of
 from startup.agent.spec import BadSpec, parse
 from startup.agent.stop import Signals, Stop
 from startup.agent.storage import Storage, StorageError
-from startup.agent.wire import Unreachable
 
 GOOGLE_STORAGE = "https://storage.googleapis.com"
 CANNOT_START = 3

@@ -16,11 +16,11 @@ from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
 from startup.agent.events import EventWriter
 from startup.agent.facts import Facts, Files
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
-from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.host import Host
 from startup.agent.image import PREPARED, Preparation
 from startup.agent.logs import LogUploader
 from startup.agent.packages import Packages
+from startup.agent.remediation import Healed, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.spec import RunSpec
 from startup.agent.storage import Storage, StorageError
 

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import shutil
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from startup.agent import scratch
 from startup.agent.child import Child
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import timed_out
 from startup.agent.host import Host
 from startup.agent.spec import Timing
+
+# Removes what a harness that was killed has left in memory: folders with answers that nobody holds any more. The same
+# as `kernels/harness/scratch.py` does before it makes one: the agent shares no code with what it runs.
+
+
+MEMORY: Final = Path("/dev/shm")
+PREFIX: Final = "bench-answers-"
+
+
+def places(env: Mapping[str, str]) -> tuple[Path, ...]:
+    """The places where a harness with this environment may have made its folder."""
+    return MEMORY, Path(env.get("TMPDIR") or "/tmp")
+
+
+def remove_abandoned(folders: tuple[Path, ...]) -> None:
+    """Removes this user's folders that no process holds a lock on."""
+    for path in (path for folder in folders for path in folder.glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError):  # held, another user's, or gone by now
+            found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(found).st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(found)
+
 
 STDERR_LINES = 20
 LOOK_S = 0.5
@@ -83,7 +112,7 @@ class Harness:
         finally:
             code = child.close(grace_s)
             self.group_file.unlink()
-            scratch.remove_abandoned(scratch.places(self.host.env))
+            remove_abandoned(places(self.host.env))
         self.host.stop.check()
         if message is None:
             raise timed_out(f"the harness's step {step} took longer than the phase may")

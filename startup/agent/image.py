@@ -13,9 +13,9 @@ from pathlib import Path
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import Diagnosis, Ending
 from startup.agent.events import EventWriter
-from startup.agent.heals import driver_version
 from startup.agent.host import Host
 from startup.agent.packages import Packages
+from startup.agent.remediation import driver_version
 from startup.agent.spec import RunSpec
 from startup.agent.stop import Stop
 from startup.agent.storage import Storage, StorageError

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from startup.agent.clock import Clock, Patience
-from startup.agent.wire import Answer, Unreachable, repeat, send
+from startup.agent.http_client import Answer, Unreachable, repeat, send
 
 HEADERS = {"Metadata-Flavor": "Google"}
 RENEW_BEFORE_S = 120.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import failed
-from startup.agent.heals import Healed, disk_space, driver_version
 from startup.agent.host import Host, Ran
+from startup.agent.remediation import Healed, disk_space, driver_version
 
 # The oldest driver branch that serves a torch release's default wheel, by the CUDA release that wheel is built for
 # (CUDA 13.0: 580, 12.8: 570, 12.6: 560, 12.4: 550, 12.1: 530, after NVIDIA's CUDA release notes), newest first.

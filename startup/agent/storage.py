@@ -11,9 +11,9 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlencode
 
 from startup.agent.clock import Patience
+from startup.agent.http_client import Answer, Unreachable, repeat, send
 from startup.agent.metadata import Metadata
 from startup.agent.spec import Timing
-from startup.agent.wire import Answer, Unreachable, repeat, send
 
 
 class StorageError(Exception):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from startup.agent.wire import Unreachable, send
+from startup.agent.http_client import Unreachable, send
 from startup.host.services import OwnServer, QuietHandler
 
 METADATA = "/computeMetadata/v1/"

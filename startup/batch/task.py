@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from startup.agent.clock import Clock, Patience, iso
+from startup.agent.http_client import Unreachable
 from startup.agent.metadata import Metadata
 from startup.agent.spec import Timing
 from startup.agent.storage import Storage, StorageError
-from startup.agent.wire import Unreachable
 from startup.batch.around import Around
 
 MEASURED, WRONG, TAKEN, FAILED = 0, 10, 75, 1

@@ -9,7 +9,7 @@ attempt, and then the steward looks after its run as on any host; what it stores
     spool/<index>/            objects by name, of all attempts: a case that is there is not measured again
     ended/<index>-<n>.json    how an attempt ended
     done/<index>.json         created once, when there is nothing left to measure
-    alive/<job>-<place>.<node> touched every few seconds while a child is at it (`alive.py`)
+    alive/<job>-<place>.<node> touched every few seconds while a child is at it (`heartbeats.py`)
     log/                      what each attempt has printed
 
 Exit codes: 0 measured, 10 measured and an implementation was wrong, 75 ended by a signal, 1 anything else.
@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.alive import beating
-from startup.host.places import Trouble, own, read_json, write_json
+from startup.host.heartbeats import beating
+from startup.host.paths import Trouble, own, read_json, write_json
 from startup.host.spool import Spool
-from startup.host.steward import Steward
+from startup.host.supervisor import Steward
 
 MEASURED, WRONG, TAKEN, FAILED = 0, 10, 75, 1
 ATTEMPTS = 12

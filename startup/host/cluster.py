@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.alive import signs, silent
-from startup.host.hand import ANSWER
-from startup.host.places import read_json, sound, write_json
+from startup.host.heartbeats import signs, silent
+from startup.host.paths import read_json, sound, write_json
+from startup.host.remote_ops import ANSWER
 
 PART_BYTES = 48 << 20
 OLD_S = 3600.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import Trouble, cache_folder, make, own
+from startup.host.paths import Trouble, cache_folder, make, own
 from startup.host.processes import busy, patiently_locked
 
 

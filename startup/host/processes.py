@@ -99,7 +99,7 @@ def sweep(vm: str, scratch: Path, ancestor: int = 0, within_s: float = 5.0) -> i
 
 def stewards(folder: Path) -> list[int]:
     """The stewards of a run, whatever they could write down of themselves."""
-    wanted = [b"-m", b"startup.host.steward", os.fsencode(folder)]
+    wanted = [b"-m", b"startup.host.supervisor", os.fsencode(folder)]
     found = []
     for pid in processes():
         try:

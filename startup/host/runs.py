@@ -13,18 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import (
-    Trouble,
-    boot,
-    cache_folder,
-    keep_names,
-    make,
-    own,
-    run_folder,
-    sound,
-    steady,
-    write_json,
-)
+from startup.host.paths import Trouble, boot, cache_folder, keep_names, make, own, run_folder, sound, steady, write_json
 from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
 
 START_S = 15.0
@@ -159,7 +148,7 @@ def launch_steward(folder: Path, held: tuple[int, int]) -> None:
     """A session of its own and no terminal: a lost connection, or a shell that is closed, does not reach it."""
     with (folder / "steward.log").open("ab") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "startup.host.steward", str(folder)],
+            [sys.executable, "-m", "startup.host.supervisor", str(folder)],
             cwd=str(folder / "steward"),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -7,7 +7,7 @@ import re
 import threading
 from pathlib import Path
 
-from startup.host.places import keep_names
+from startup.host.paths import keep_names
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*\Z")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kernels.harness.scratch as of_harness
-import startup.agent.scratch as of_agent
+import startup.agent.harness as of_agent
 from tests.kernels.harness_process import HarnessProcess
 from tests.kernels.test_cheats import OWN, own
 from tests.support.patience import await_truth

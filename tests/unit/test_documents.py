@@ -12,8 +12,7 @@ import yaml
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
 from orchestrator.core.setup.plan import APIS
-from orchestrator.embedded.climate import CONDITIONS
-from orchestrator.embedded.weather import EVERY_KEY, KEYS
+from orchestrator.embedded.weather import CONDITIONS, EVERY_KEY, KEYS
 from tests.unit.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parents[2]

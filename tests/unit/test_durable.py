@@ -12,7 +12,7 @@ import pytest
 from orchestrator.adapters import setup
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.hosts.named import Named
-from startup.host.places import write_json
+from startup.host.paths import write_json
 from startup.host.spool import Spool
 
 

@@ -86,7 +86,7 @@ REFUSED: Final = "refused"
 ABSENT: Final = "absent"
 """How a run ended that its host never started, and one that the host does not know."""
 STOP_S: Final = 75.0
-"""A steward ends its run within less (`startup/host/steward.py`)."""
+"""A steward ends its run within less (`startup/host/supervisor.py`)."""
 LATE: Final = timedelta(minutes=5)
 """A host enforces the deadline itself. If it is unreachable for so long after it, the run is taken to have ended."""
 DEAF_S: Final = 0.8

@@ -1,7 +1,7 @@
 """What is run on a machine of the user's own for each operation, and what its answer or its silence means.
 
-One programme, `startup/host/hand.py` with the modules it imports, is handed to the python there as text; over SSH and
-on this machine alike.
+One programme, `startup/host/remote_ops.py` with the modules it imports, is handed to the python there as text; over
+SSH and on this machine alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
 
 NO_PYTHON, OLD_PYTHON = 97, 98
 ANSWER: Final = "@@spotbench@@"
-MODULES: Final = ("places", "processes", "machine", "runs", "hand")
+MODULES: Final = ("paths", "processes", "machine", "runs", "remote_ops")
 """Those of `startup/host/` that are sent, each after what it imports; the last is the programme."""
 SCRIPT: Final = (
     'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
@@ -47,7 +47,7 @@ def hand() -> str:
         "sys.argv[2]=zlib.decompress(base64.b64decode(sys.argv[2])).decode()\n"
         f"for n,t in json.loads(zlib.decompress(base64.b64decode('{packed}')).decode()):\n"
         "  m=types.ModuleType('startup.host.'+n);sys.modules[m.__name__]=m\n"
-        "  exec(compile(t,'startup/host/'+n+'.py','exec'),globals() if n=='hand' else m.__dict__)\n"
+        "  exec(compile(t,'startup/host/'+n+'.py','exec'),globals() if n=='remote_ops' else m.__dict__)\n"
     )
 
 

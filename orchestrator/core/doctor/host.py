@@ -83,7 +83,7 @@ def driver(run: Run, host: Target) -> Verdict:
 
 def ready(probe: Mapping[str, Any], needs: Needs, name: str) -> Verdict:
     """Checks what every launch checks first, by the same rules: python, tools, disk, GPU, compiler. `probe` is the
-    report of `startup/host/hand.py` on the host."""
+    report of `startup/host/remote_ops.py` on the host."""
     lack = lacks(probe, needs, name)
     if lack is not None:
         return bad(lack.what, lack.remedy)

@@ -100,7 +100,7 @@ def child_script(cluster: Cluster, fleet_folder: str) -> str:
     return (
         "#!/bin/bash\n"
         f"cd {shlex.quote(fleet_folder + '/node')} || exit 1\n"
-        f"[ -e startup/host/alive.py ] && : > {shlex.quote(fleet_folder + '/alive')}/{name}\n"
+        f"[ -e startup/host/heartbeats.py ] && : > {shlex.quote(fleet_folder + '/alive')}/{name}\n"
         f'exec {cluster.python} -m startup.host.child {shlex.quote(fleet_folder)} "$1"\n'
     )
 

@@ -181,8 +181,8 @@ def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement
 def test_a_node_that_falls_silent_is_not_waited_for_until_slurm_misses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signs = tmp_path / "alive.py"  # nodes' programs, which wait a minute, in a test's time
-    text = (bundle_root() / "startup" / "host" / "alive.py").read_text(encoding="utf-8")
+    signs = tmp_path / "heartbeats.py"  # nodes' programs, which wait a minute, in a test's time
+    text = (bundle_root() / "startup" / "host" / "heartbeats.py").read_text(encoding="utf-8")
     for name, seconds in {"BEAT_S": 0.5, "SILENT_S": 4, "UNBEGUN_S": 8, "SURE_S": 2}.items():
         text = re.sub(rf"^{name} = .*$", f"{name} = {seconds}", text, flags=re.MULTILINE)
     signs.write_text(text, encoding="utf-8")
@@ -190,7 +190,7 @@ def test_a_node_that_falls_silent_is_not_waited_for_until_slurm_misses_it(
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         (tmp_path / "shared").mkdir()
         go_on = tmp_path / "go-on"
-        parcel = payload({"startup/host/alive.py": signs}, held(go_on))
+        parcel = payload({"startup/host/heartbeats.py": signs}, held(go_on))
         stage = FleetStage(tmp_path, sweep_of(tmp_path / "shared", ("l4",), 2), parcel=parcel)
         follower = stage.launch()
         followed(follower, lambda seen: any(claim["machine"] == "node2" for claim in stage.claims()))

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from startup.host import steward
-from startup.host.steward import Steward
+from startup.host import supervisor
+from startup.host.supervisor import Steward
 
-steward.TICK_S = 0.01
-WATCHED = ("threading.py", "queue.py", "steward.py")
+supervisor.TICK_S = 0.01
+WATCHED = ("threading.py", "queue.py", "supervisor.py")
 LINES = 60
 """More than a steward executes between two looks, however it waits."""
 

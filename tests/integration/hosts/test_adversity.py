@@ -22,9 +22,9 @@ from orchestrator.core.errors import NoCapacity
 from orchestrator.core.host_answers import trouble
 from orchestrator.core.hosts import parse_target
 from startup.host import machine, runs
-from startup.host.places import Trouble, steady
+from startup.host.paths import Trouble, steady
 from startup.host.processes import alive, belonging, sweep
-from startup.host.steward import Steward
+from startup.host.supervisor import Steward
 from tests.integration.hosts.test_steward import ROOT, VM, Here, here  # noqa: F401
 from tests.support.patience import PATIENCE_S, await_truth
 
@@ -173,7 +173,7 @@ def test_a_machine_that_sleeps_past_the_deadline_ends_the_run_as_it_wakes(tmp_pa
 TIMED = """
 import sys
 from pathlib import Path
-from startup.host.steward import Steward
+from startup.host.supervisor import Steward
 folder = Path(sys.argv[1])
 Steward(folder, clock=lambda: 10.0 + 10_000 * (folder / "time-is-up").exists()).work()
 """
@@ -205,7 +205,7 @@ def test_a_wish_that_came_before_anybody_listened_ends_the_run(tmp_path: Path) -
 def test_what_hides_from_its_run_by_another_environment_ends_with_it(here: Here, tmp_path: Path) -> None:  # noqa: F811
     folder = tmp_path / "run"
     with steward(folder, HIDDEN + "until test -e enough; do sleep 0.05; done") as made:
-        process = subprocess.Popen([sys.executable, "-m", "startup.host.steward", str(folder)], cwd=ROOT)
+        process = subprocess.Popen([sys.executable, "-m", "startup.host.supervisor", str(folder)], cwd=ROOT)
         hidden = pids(made.scratch / "hidden")
         assert all(alive(pid) for pid in hidden)
         (made.scratch / "enough").touch()

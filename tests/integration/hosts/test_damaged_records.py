@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from startup.host import places
-from startup.host.hand import main
+from startup.host import paths
+from startup.host.remote_ops import main
 
 VM, OTHER = "bench-20261121-040000-cpu-0001-1", "bench-20261121-050000-cpu-0002-1"
 RECORD = {"vm": VM, "id": "7", "labels": {"bench-run": "r"}, "deadline_s": 60, "host_time": 1e9}
@@ -76,7 +76,7 @@ def test_a_state_with_nonsense_in_it_is_named_and_the_run_is_over(tmp_path: Path
 def test_a_file_that_is_no_record_is_named_with_what_is_wrong(
     tmp_path: Path, left: bytes, why: str, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "MOST_BYTES", 2**19)
+    monkeypatch.setattr(paths, "MOST_BYTES", 2**19)
     whole = json.dumps(RECORD).encode()
     run(tmp_path, left if file == "run.json" else whole, left if file == "state.json" else None)
     told = listed(tmp_path)
@@ -111,11 +111,11 @@ def test_of_a_newer_versions_record_nothing_is_read_and_it_stays_as_it_is(tmp_pa
     assert told["files"][0][0] == "kept"
     assert path.read_bytes() == before
     with pytest.raises(PermissionError):
-        places.write_json(path, {})
+        paths.write_json(path, {})
 
 
 def test_every_record_has_a_number_and_one_without_is_of_the_first_schema(tmp_path: Path) -> None:
-    places.write_json(tmp_path / "new.json", {"vm": VM})
+    paths.write_json(tmp_path / "new.json", {"vm": VM})
     assert json.loads((tmp_path / "new.json").read_text()) == {"schema": 1, "vm": VM}
     run(tmp_path, json.dumps(RECORD).encode(), json.dumps(STATE).encode())
     assert "schema" not in {**RECORD, **STATE}

@@ -1,4 +1,4 @@
-"""Machines of the user's own on simulated time. They answer what `startup/host/hand.py` answers on real ones, and what
+"""Machines of the user's own on simulated time. They answer what `startup/host/remote_ops.py` answers on real ones, and what
 runs on them is the script that rented machines follow; their weather befalls them, and some are hostile."""
 
 from __future__ import annotations

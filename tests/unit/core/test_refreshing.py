@@ -15,9 +15,9 @@ from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh
 from orchestrator.core.market.skus import Catalogue, catalogue, read
 from orchestrator.core.rest import Answer
 from orchestrator.embedded.inventory import Inventory
+from orchestrator.embedded.meter import Tariff
 from orchestrator.embedded.skus import COMPUTE
 from orchestrator.embedded.skus import Catalogue as EmbeddedCatalogue
-from orchestrator.embedded.tariff import Tariff
 from tests.support.conversations import SILENCE, good, lead, refusal
 from tests.unit.core.asked import SHEET, D
 

@@ -15,7 +15,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
 from orchestrator.core.run.status import decode, encode, status_line
 from orchestrator.core.text import Newer, document, is_newer
-from startup.host import places
+from startup.host import paths
 from tests.unit.core.builders import RUN, at, replayed, running
 
 NUMBERS: dict[str, Any] = {
@@ -36,8 +36,8 @@ def test_client_and_host_have_the_same_rule(name: str, tmp_path: Path) -> None:
     data = written(name, key="value", added_later=1)
     path = tmp_path / "record.json"
     path.write_bytes(data)
-    found, why = places.looked_at(path)
-    assert (found is not None, why == places.NEWER, is_newer(data)) == (name in READ, name in LATER, name in LATER)
+    found, why = paths.looked_at(path)
+    assert (found is not None, why == paths.NEWER, is_newer(data)) == (name in READ, name in LATER, name in LATER)
     if name in READ:
         assert document(data)["key"] == "value"
         return

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from orchestrator.embedded.documents import load_yaml
+from orchestrator.embedded.meter import TARIFF
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.tariff import TARIFF
 from tests.support import keyed as requests
 from tests.support.discovery import Recorder
 from tests.support.simulated_timeline import SimulatedTimeline

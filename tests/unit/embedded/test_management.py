@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded.climate import CONDITIONS
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.weather import BadWeather
+from orchestrator.embedded.weather import CONDITIONS, BadWeather
 from tests.support import keyed as requests
 from tests.support.discovery import Recorder
 from tests.support.simulated_timeline import SimulatedTimeline

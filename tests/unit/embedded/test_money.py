@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.embedded.documents import google_stamp, parse_stamp, stamp
 from orchestrator.embedded.inventory import Inventory, region_of
-from orchestrator.embedded.meter import Account, Meter, Usage, charge
+from orchestrator.embedded.meter import Account, Meter, Rate, Tariff, UnknownSku, Usage, charge
 from orchestrator.embedded.store import Store
-from orchestrator.embedded.tariff import Rate, Tariff, UnknownSku
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TARIFF = Tariff.load()

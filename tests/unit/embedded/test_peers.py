@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from orchestrator.embedded import peers
+from orchestrator.embedded import guard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a connection")
 Ends = tuple[socket.socket, tuple[str, int], tuple[str, int]]
@@ -29,19 +29,19 @@ def ends() -> Iterator[Ends]:
 
 def test_a_connection_is_its_users(ends: Ends) -> None:
     _, peer, here = ends
-    assert peers.owner_of(peer, here) == os.getuid()
+    assert guard.owner_of(peer, here) == os.getuid()
 
 
 def test_a_question_and_the_list_of_all_connections_agree(ends: Ends) -> None:
     client, peer, here = ends
-    found = peers._from_sock_diag(peer, here)
-    assert found is None or found.uid == peers._from_proc(peer, here) == os.getuid()
+    found = guard._from_sock_diag(peer, here)
+    assert found is None or found.uid == guard._from_proc(peer, here) == os.getuid()
     client.close()
-    found = peers._from_sock_diag(peer, here)
+    found = guard._from_sock_diag(peer, here)
     assert found is None or found.uid is None
-    assert peers._from_proc(peer, here) is None
+    assert guard._from_proc(peer, here) is None
 
 
 def test_a_connection_that_nobody_has_is_nobodys(ends: Ends) -> None:
     _, peer, (host, _) = ends
-    assert peers.owner_of(peer, (host, 1)) is None
+    assert guard.owner_of(peer, (host, 1)) is None

@@ -16,8 +16,8 @@ from orchestrator.core.fleet.jobs import ChildSeen
 from orchestrator.core.fleet.slurm import child_script
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.hosts import parse_target
-from startup.host import alive, cluster
-from startup.host.alive import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, judged, signs, silent
+from startup.host import cluster, heartbeats
+from startup.host.heartbeats import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, judged, signs, silent
 from tests.integration.fleet.test_follow import Forgetful, followed
 from tests.support.patience import await_truth
 from tests.support.simulated_clock import SimulatedClock
@@ -66,14 +66,14 @@ def test_what_nobody_could_have_noted_is_noted_anew(since: object) -> None:
 
 
 def test_a_child_gives_signs_while_it_is_at_it_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alive, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeats, "BEAT_S", 0.01)
     (tmp_path / "alive").mkdir()
     path = tmp_path / "alive" / NAME
     path.touch()
     with beating(path):
-        await_truth(lambda: alive.signs(tmp_path / "alive")[NAME][1], "its first sign")
-        first = alive.signs(tmp_path / "alive")
-        await_truth(lambda: alive.signs(tmp_path / "alive") != first, "its second")
+        await_truth(lambda: heartbeats.signs(tmp_path / "alive")[NAME][1], "its first sign")
+        first = heartbeats.signs(tmp_path / "alive")
+        await_truth(lambda: heartbeats.signs(tmp_path / "alive") != first, "its second")
     assert silent(tmp_path, signs(tmp_path / "alive"), time.time()) == {}
     assert not path.exists()
 
@@ -175,9 +175,9 @@ def test_only_who_is_to_be_at_work_on_the_silent_node_is_lost(
     node.said = f"{name}|41|0|{state}|None|{there}\n"
     folder = tmp_path / stage.fleet
     (folder / "alive" / "0-0.node1").write_text("begun")
-    sign = alive.signs(folder / "alive")["0-0.node1"]
+    sign = heartbeats.signs(folder / "alive")["0-0.node1"]
     past = time.time() - 1000
-    alive.write_json(folder / "alive.json", {"0-0.node1": {"sign": sign, "since": past, "doubted": past + 60}})
+    heartbeats.write_json(folder / "alive.json", {"0-0.node1": {"sign": sign, "since": past, "doubted": past + 60}})
     (one,) = follower.scheduler.reconcile(stage.fleet, [name], [0])
     assert (one.state, one.silent) == (seen, seen == "lost")
 
@@ -214,5 +214,5 @@ def test_a_job_makes_its_first_sign_before_its_interpreter_begins(tmp_path: Path
         return [path.name for path in (tmp_path / "alive").iterdir()]
 
     assert started() == [], "a program that gives no signs would be held for dead"
-    (tmp_path / "node" / "startup" / "host" / "alive.py").touch()
+    (tmp_path / "node" / "startup" / "host" / "heartbeats.py").touch()
     assert started() == [NAME]

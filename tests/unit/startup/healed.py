@@ -10,10 +10,10 @@ import pytest
 
 from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Halt
-from startup.agent.heals import Healed
 from startup.agent.host import Host
 from startup.agent.logs import Log
 from startup.agent.packages import Packages
+from startup.agent.remediation import Healed
 from startup.agent.stop import Stop
 from tests.support.patience import PATIENCE_S
 from tests.unit.startup.machine import stub

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from startup.agent.diagnosis import Halt
-from startup.agent.heals import Healed
 from startup.agent.packages import CannotInstall, Torch
+from startup.agent.remediation import Healed
 from tests.unit.startup.healed import Bench, cause_of
 
 # --- pip and venv -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Halt
-from startup.agent.heals import Healed, clock_skew, cuda_path, disk_space, driver_version, driver_wait
+from startup.agent.remediation import Healed, clock_skew, cuda_path, disk_space, driver_version, driver_wait
 from tests.unit.startup.healed import Bench, cause_of, disk_of
 from tests.unit.startup.machine import stub
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from startup.host import child, machine, runs
-from startup.host.places import Trouble, own
+from startup.host.paths import Trouble, own
 
 
 def mode_of(path: Path) -> int:

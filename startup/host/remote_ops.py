@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from startup.host.machine import packages, probe, validate
-from startup.host.places import Trouble
+from startup.host.paths import Trouble
 from startup.host.runs import accept, forget, prepare, read_log, runs, start, state, stop
 
 ANSWER = "@@spotbench@@"

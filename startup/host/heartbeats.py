@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from startup.host.places import read_json, write_json
+from startup.host.paths import read_json, write_json
 
 BEAT_S = 5.0
 SILENT_S = 60.0

@@ -1,4 +1,4 @@
-"""`python3 -m startup.host.steward RUN_FOLDER`: looks after one run on a host, from its start to its last file.
+"""`python3 -m startup.host.supervisor RUN_FOLDER`: looks after one run on a host, from its start to its last file.
 
 It is to the run what a cloud is: it answers for metadata and storage, ends the run at its deadline, and leaves neither
 process nor scratch folder behind. What the run stored stays in the spool until a client has taken it home.
@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from startup.host.places import boot, read_json, steady, write_json
+from startup.host.paths import boot, read_json, steady, write_json
 from startup.host.processes import MARK, belonging, sweep
 from startup.host.services import Machine, Server
 from startup.host.spool import Spool
