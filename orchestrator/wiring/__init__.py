@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib
+import json
+import os
 import secrets
-from datetime import datetime
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.files import write_atomically
-from orchestrator.adapters.settings import load_settings
-from orchestrator.core.errors import ConfigError
+from orchestrator.adapters.files import attach, installed, write_atomically
+from orchestrator.adapters.settings import Settings, load_settings
+from orchestrator.core.errors import ConfigError, LocalError, Unavailable
+from orchestrator.core.mode import Mode
 from orchestrator.core.naming import run_id
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask, living
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, NoRoom, ask, ensure_running, living, standing
 from orchestrator.embedded.client import stop as stop_cloud
-from orchestrator.wiring.chosen import configs, configured, forecast, payload_of, utc_now
-from orchestrator.wiring.wired import Wiring
+from orchestrator.store.index import RunIndex
+from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
     from orchestrator.adapters.fetch import Fetched
-    from orchestrator.adapters.files import attach, installed
+    from orchestrator.adapters.gce_market import Market
+    from orchestrator.adapters.gcs import GoogleBucket
+    from orchestrator.adapters.google_auth import Bearer
+    from orchestrator.adapters.hosts.cloud import HostCloud
+    from orchestrator.adapters.hosts.named import Named
+    from orchestrator.adapters.hosts.router import ZoneRouter
     from orchestrator.adapters.ncu_report import pages_of as ncu_pages
+    from orchestrator.adapters.notify import Notifiers
+    from orchestrator.adapters.price_book import PriceBook
     from orchestrator.adapters.run_folder import lines as csv_lines
     from orchestrator.adapters.run_folder import open_folder
     from orchestrator.adapters.setup import Setup
     from orchestrator.adapters.sql import answered as answered_in_sql
     from orchestrator.adapters.sql import ready as sql_ready
     from orchestrator.adapters.timer import Timer, install_timer_files
+    from orchestrator.adapters.web import Token
     from orchestrator.adapters.workload_files import files_of
+    from orchestrator.core.config.model import Config
+    from orchestrator.core.doctor.subject import Subject
+    from orchestrator.core.hosts import Target
+    from orchestrator.core.market.machines import Instance
+    from orchestrator.core.market.skus import Catalogue
     from orchestrator.core.plan.plan import LaunchPlan
+    from orchestrator.core.run.decide import Policy
     from orchestrator.core.run.fold import Run
-    from orchestrator.ports import Bucket, Entry
+    from orchestrator.ports import Bucket, Clock, Cloud, Entry, HostShell, Images
+    from orchestrator.runs.doctor import Session, Surroundings
+    from orchestrator.runs.engine import World
+    from orchestrator.runs.holds import Accounts
     from orchestrator.runs.launch import LaunchContext
+    from orchestrator.runs.launch import Payload as LaunchPayload
+    from orchestrator.runs.planning import LaunchOptions, RentedFrom
+    from orchestrator.store.documents import BaselineStore
+    from orchestrator.store.events import EventLog
+    from orchestrator.store.images import Shelf
+    from orchestrator.store.stockouts import StockOuts
+
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
@@ -43,11 +75,9 @@ __all__ = [
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
     "answered_in_sql": "sql.answered",
-    "attach": "files.attach",
     "csv_lines": "run_folder.lines",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
-    "installed": "files.installed",
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
     "site_server": "site_server",
@@ -62,6 +92,406 @@ def __getattr__(name: str) -> Any:
     module, _, inner = HANDED_ON[name].partition(".")
     found = importlib.import_module(f"orchestrator.adapters.{module}")
     return getattr(found, inner) if inner else found
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def configs() -> Path:
+    """The folder of the configurations, grids and prices that come with the tool."""
+    from orchestrator.adapters.payload import bundle_root
+
+    return bundle_root() / "configs"
+
+
+def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Config, str]:
+    """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
+    from orchestrator.adapters.workload_files import own_workload
+    from orchestrator.runs.planning import load_config
+
+    return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
+
+
+def forecast(path: Path) -> Any:
+    """The weather in a file, fit for an embedded cloud. Raises `ConfigError`."""
+    from orchestrator.core import text, yamltext
+    from orchestrator.embedded.weather import parse
+
+    hint = "docs/embedded-cloud.md has examples"
+    try:
+        with path.open("rb") as file:
+            document = yamltext.read(text.text(file))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {text.why(exc)}", hint=hint) from exc
+    for line, key, what in document.problems:
+        raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=hint)
+    found = document.data or {"faults": []}
+    try:
+        parse(found)
+        return json.loads(json.dumps(found, default=str))  # a time in YAML is no text
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{path}: {exc}", hint=hint) from exc
+
+
+def payload_of(config: Config) -> LaunchPayload:
+    """What the machine will run: our own trees, and the files of the user's own workload."""
+    from orchestrator.adapters.payload import bundle_root, find_root, pack
+    from orchestrator.adapters.workload_files import files_of
+    from orchestrator.runs.launch import Payload as LaunchPayload
+
+    root = config.payload.root
+    base = bundle_root() if root is None else find_root((Path(root).expanduser().resolve(),))
+    packed = pack(base, files_of(config.workload))
+    return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
+
+
+@dataclass
+class Wiring:
+    """One process's view of the world. Everything is made once, on first use."""
+
+    settings: Settings
+    client: str = field(default_factory=lambda: f"client-{secrets.token_hex(3)}")
+    say: Callable[[str], None] = print
+    fleets: Callable[[str], None] | None = None
+    """As in `World`: schedulers stand above the wiring."""
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.GCE if self.settings.project else Mode.EMBEDDED
+
+    @property
+    def home(self) -> Path:
+        return self.settings.home
+
+    @property
+    def user(self) -> str:
+        try:
+            return os.environ.get("BENCH_USER") or getpass.getuser()
+        except (KeyError, OSError):  # no entry for this uid
+            return "unknown"
+
+    @cached_property
+    def address(self) -> CloudAddress | None:
+        """Where the embedded cloud listens, started if need be; None on Google."""
+        if self.settings.project:
+            return None
+        if sys.platform == "darwin":
+            hint = "BENCH_PROJECT and BENCH_BUCKET name a project and a bucket; docs/platforms.md says what works here"
+            raise LocalError("the embedded cloud needs /proc, which macOS does not have", hint=hint)
+        home, weather = self.home / "cloud", self.settings.weather
+        if weather is not None and not weather.is_file():
+            raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
+        if weather is not None:
+            forecast(weather)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise LocalError(f"cannot make {home}: {exc.strerror}", hint="set BENCH_HOME to another folder") from exc
+        try:
+            return ensure_running(home, weather, partial(print, file=sys.stderr))
+        except NoRoom as exc:
+            raise LocalError(str(exc), hint="make room there; BENCH_HOME names another place") from exc
+        except CloudUnavailable as exc:
+            more = f"`bench cloud stop` ends a running one and its VMs; {home / 'daemon.log'} says more"
+            raise Unavailable(str(exc), hint=more) from exc
+
+    @property
+    def project(self) -> str:
+        """Where machines are made: the project of the settings, or the embedded cloud's."""
+        return self.address.project if self.address else self.settings.project
+
+    @property
+    def here(self) -> str:
+        """The GPU that the embedded cloud's machines really have; empty without one, and on Google."""
+        return self.address.gpu if self.address else ""
+
+    @cached_property
+    def endpoints(self) -> dict[str, str] | None:
+        """What the VM must be told of where the services are; None on Google."""
+        if self.address is None:
+            return None
+        return {"storage": self.address.storage, "compute": self.address.compute}
+
+    @cached_property
+    def key(self) -> Token | None:
+        """What the embedded cloud wants to see; None on Google, where the application-default credentials serve."""
+        if self.address is None:
+            return None
+        from orchestrator.adapters.web import Token
+
+        return Token(self.address.token)
+
+    @cached_property
+    def credentials(self) -> Bearer | None:
+        """The same, for Google's own clients."""
+        if self.address is None:
+            return None
+        from orchestrator.adapters.google_auth import Bearer
+
+        return Bearer(self.address.token)
+
+    @cached_property
+    def clock(self) -> Clock:
+        from orchestrator.adapters import clock
+
+        say = partial(print, file=sys.stderr)  # beside a document on standard output
+        return clock.ServerClock(clock.SystemClock(), lambda: self._bucket.offset(), say)  # noqa: PLW0108 - made when first asked
+
+    @cached_property
+    def bucket(self) -> Bucket:
+        return self._bucket
+
+    @cached_property
+    def _bucket(self) -> GoogleBucket:
+        from orchestrator.adapters import gcs
+
+        if self.address is None:
+            return gcs.GoogleBucket(self.settings.bucket)
+        return gcs.GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.key)
+
+    @property
+    def _compute(self) -> dict[str, Any]:
+        where = self.address
+        embedded = {} if where is None else {"endpoint": where.compute, "credentials": self.credentials}
+        return {"project": where.project if where else self.settings.project, "clock": self.clock, **embedded}
+
+    @cached_property
+    def _cloud(self) -> Cloud:
+        from orchestrator.adapters import gce
+
+        return gce.GoogleCloud(**self._compute)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        from orchestrator.store import images as image_store
+
+        def images() -> Images:
+            from orchestrator.adapters import gce_images
+
+            return gce_images.GoogleImages(**self._compute)
+
+        return image_store.Shelf(image_store.ImageStore(self.bucket, self.clock), images)
+
+    @cached_property
+    def hosts(self) -> HostCloud:
+        """The user's own machines. What speaks SSH is loaded when the first of them is spoken to."""
+        from orchestrator.adapters.hosts import cloud as host_cloud
+
+        return host_cloud.HostCloud(self.bucket, self.clock, self.shell, self.machine)
+
+    def shell(self, target: Target) -> HostShell:
+        """The way into a host that a command of this user's has named: a process here for this machine itself, SSH for
+        every other. Raises `Unavailable`."""
+        if self.named.reachable(target).machine:
+            from orchestrator.adapters.hosts.local_shell import LocalShell
+
+            return LocalShell(target)
+        from orchestrator.adapters.hosts.ssh import SshShell
+
+        return SshShell(target)
+
+    @cached_property
+    def named(self) -> Named:
+        from orchestrator.adapters.hosts import named
+
+        return named.Named(self.home / "named")
+
+    @cached_property
+    def machine(self) -> str:
+        from orchestrator.adapters.hosts import local_shell
+
+        return local_shell.this_machine()  # what `--host local` stands for
+
+    @cached_property
+    def everywhere(self) -> ZoneRouter:
+        from orchestrator.adapters.hosts import router
+
+        return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
+
+    def _market(self, **patience: Any) -> Market:
+        from orchestrator.adapters import gce_market
+
+        endpoint = self.address.compute if self.address else None
+        return gce_market.Market(self.project, endpoint, self.key, self.clock, **patience)
+
+    def cloud(self) -> Cloud:
+        return self.everywhere
+
+    def alive(self) -> tuple[Instance, ...]:
+        """Every machine of ours that exists now, asked of the cloud itself without its heavy client."""
+        return (*self._market(pauses_s=(0, 0), request_s=10.0).instances(), *self.hosts.instances())
+
+    @cached_property
+    def ledger(self) -> LedgerStore:
+        return LedgerStore(self.bucket, self.clock)
+
+    @cached_property
+    def index(self) -> RunIndex:
+        return RunIndex(self.bucket)
+
+    @cached_property
+    def baselines(self) -> BaselineStore:
+        from orchestrator.store import documents
+
+        return documents.BaselineStore(self.bucket, self.clock)
+
+    @cached_property
+    def history(self) -> StockOuts:
+        from orchestrator.store import stockouts
+
+        return stockouts.StockOuts(self.bucket, self.clock)
+
+    def log(self, run_id: str) -> EventLog:
+        from orchestrator.store import events
+
+        return events.EventLog(self.bucket, run_id, self.client, self.clock)
+
+    def notifier(self, command: str | None, webhook: str | None, *, here: bool = True) -> Notifiers:
+        from orchestrator.adapters import notify
+
+        # Not `self.say` itself: it may be another by then.
+        return notify.every_way(lambda text: self.say(text), command, webhook, here=here)  # noqa: PLW0108
+
+    def accounts(self, config: Config | None = None) -> Accounts:  # under its caps; without one, this user's
+        from orchestrator.runs import holds
+
+        budget, alerts = (config.budget, config.alerts) if config is not None else self.settings.money()
+        return holds.Accounts(self.ledger, budget.caps(), self.notifier(alerts.command, alerts.webhook), self.clock)
+
+    def world(self, config: Config | None = None) -> World:
+        from orchestrator.runs import engine
+
+        return engine.World(
+            cloud=self.cloud,
+            bucket=self.bucket,
+            accounts=self.accounts(config),
+            index=self.index,
+            clock=self.clock,
+            log=self.log,
+            policy=self.policy,
+            history=self.history,
+            shelf=self.shelf,
+            fleets=self.fleets,
+            ready=self.everywhere.ready,
+        )
+
+    @cached_property
+    def price_book(self) -> PriceBook:
+        """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
+        from orchestrator.adapters import price_book
+
+        return price_book.PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
+
+    def _catalogue(self) -> tuple[Catalogue, str]:
+        from orchestrator.adapters import price_catalog
+
+        return price_catalog.catalogue_for(
+            self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project
+        )
+
+    @property
+    def reached(self) -> bool:  # whether the project has a name yet: on the embedded cloud, once that was started
+        return bool(self.settings.project) or "address" in self.__dict__
+
+    def subject(self) -> Subject:
+        """The project, bucket and service account that checks look at."""
+        from orchestrator.core.doctor import subject
+
+        address, settings = self.address, self.settings
+        project, bucket = (address.project, address.bucket) if address else (settings.project, settings.bucket)
+        account = settings.service_account or None
+        return subject.Subject(project, bucket, embedded=address is not None, service_account=account)
+
+    def surroundings(self) -> Surroundings:
+        """What the checks of this machine look at."""
+        from orchestrator.adapters.hosts import local_shell
+        from orchestrator.core.doctor import here
+        from orchestrator.runs import doctor
+
+        return doctor.Surroundings(
+            mode=self.mode,
+            home=self.home,
+            configs=configs(),
+            prices=self.price_book.current,
+            load=configured,
+            now=utc_now,
+            computer=local_shell,
+            embedded=here.Embedded(*standing(self.home / "cloud", local_shell.newest_source)),
+        )
+
+    def checking_session(self) -> Session:
+        from orchestrator.adapters import setup
+
+        return setup.CheckingSession(self._login, self._rest_endpoints)
+
+    def setup(self, project: str = "") -> Setup:
+        """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""
+        from orchestrator.adapters import google_auth, rest, setup
+        from orchestrator.runs import holds
+
+        login = google_auth.billed_to(self._login(), project or self.settings.project)
+        storage = self.address.storage if self.address else None
+        changes = rest.Rest(login, self._rest_endpoints(), changes=True)
+        shared = holds.Sharing(self.accounts(), self.user)
+        return setup.Setup(changes, login, self.home / "settings.yaml", shared, storage=storage)
+
+    def _login(self) -> Any:
+        from orchestrator.adapters import google_auth
+
+        return self.credentials or google_auth.credentials_for(None)
+
+    def _rest_endpoints(self) -> dict[str, str] | None:
+        from orchestrator.adapters import rest
+
+        return dict(rest.endpoints(self.address.compute, self.address.storage)) if self.address else None
+
+    def configured(self, options: LaunchOptions) -> tuple[Config, str]:
+        """As the function; where only a host was named, with the configuration that suits it."""
+        from orchestrator.runs import host_planning
+
+        self.name_hosts(options.hosts)
+        config, name = configured(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
+        self.name_hosts(config.host.targets)
+        return config, name
+
+    def name_hosts(self, texts: Sequence[str]) -> None:
+        """This user has named these hosts; only such a one is ever connected to."""
+        if texts:
+            self.named.add_hosts(texts, self.machine)
+
+    @property
+    def rented_from(self) -> RentedFrom:
+        from orchestrator.runs import planning
+
+        return planning.RentedFrom(self.mode, self.price_book.current(), self.here)
+
+    def plan(self, config: Config, name: str) -> LaunchPlan:
+        """All that is decided before a cent is spent. Raises what stands in the way, exit codes 2, 3, 4 or 6."""
+        from orchestrator.runs import host_planning, planning
+
+        world = self.world(config)
+        if config.host.targets:
+            return host_planning.plan_for_hosts(world, self.hosts, config, name, say=self.say)
+        return planning.plan_on_cloud(world, config, name, self.rented_from)
+
+    def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
+        from orchestrator.runs import resume
+
+        stored = resume.stored_plan(self.bucket, run_id)
+        if stored.mode is Mode.HOST:
+            self.named.chosen([offer.host for offer in stored.offers], run_id)
+        today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
+        return resume.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
+
+    @property
+    def policy(self) -> Policy:
+        from orchestrator.core.run import decide
+
+        if self.mode.simulated:
+            short = {"boot_limit_s": 60, "exit_grace_s": 15, "deadline_slack_s": 40, "insert_limit_s": 60}
+            return decide.Policy(poll_s=0.4, host_patience_s=5, **short)
+        return decide.Policy()
 
 
 def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> Wiring:

@@ -19,7 +19,6 @@ BELOW_API = {
     "store",
     "runs",
     "wiring",
-    "schedulers",
     "analysis",
     "report",
 }
@@ -33,7 +32,6 @@ MAY_IMPORT = {
     "adapters": {"core", "ports", "store"},
     "runs": {"core", "ports", "store"},
     "wiring": {"core", "ports", "store", "runs", "adapters", "embedded"},
-    "schedulers": {"core", "ports", "adapters", "wiring"},
     "api": BELOW_API,
     "cli": {"api", *BELOW_API},
 }
@@ -160,8 +158,8 @@ def test_a_circle_would_be_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-FUNCTION_LEVEL_IMPORTS = 40
-"""Of libraries that are slow to load, or may be missing. The wiring loads modules of ours with `Later`."""
+FUNCTION_LEVEL_IMPORTS = 120
+"""Of libraries that are slow to load, or may be missing; in the wiring, of our modules that a command may not need."""
 
 
 def test_the_public_package_stands_on_the_api_and_not_on_the_command_line() -> None:

@@ -47,10 +47,10 @@ from orchestrator.runs.fleet.follow import Seen
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.schedulers import check_batch as checked
-from orchestrator.schedulers import check_cluster
 from orchestrator.store.fleets import FleetRecord, listed
 from orchestrator.wiring import Wiring
+from orchestrator.wiring.schedulers import check_batch as checked
+from orchestrator.wiring.schedulers import check_cluster
 
 # `bench fleet check-batch`: tests with a small job whether Google Cloud Batch keeps a fleet within its cap.
 

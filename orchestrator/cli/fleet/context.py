@@ -34,9 +34,9 @@ from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.fleet.planning import FleetPlan, Orders, Price, check_cap, plan_fleet, price_of, with_quotas
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, launch_context, payload_of
+from orchestrator.wiring.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
 
 FleetName = Annotated[
     str,

@@ -17,7 +17,7 @@ from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch
 from orchestrator.runs.planning import LaunchOptions, load_config
-from orchestrator.wiring.chosen import configs
+from orchestrator.wiring import configs
 
 GOOD = """axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}
 def inputs(rows, dtype, device, generator): ...
