@@ -11,6 +11,7 @@ FORMS = {
     "file": "kernels.forms.one_file",
     "kernelbench": "kernels.forms.kernelbench",
     "gpumode": "kernels.forms.gpumode",
+    "flashinfer": "kernels.forms.flashinfer",
 }
 """Each form's module; it has a function `load(path)`."""
 

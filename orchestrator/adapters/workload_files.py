@@ -15,12 +15,12 @@ from typing import Any, Final
 from orchestrator.core import text as handwritten
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
-from orchestrator.core.forms import gpumode, kernelbench, program
+from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
 from orchestrator.core.forms.needs import needs as needs_of
 from orchestrator.core.forms.reading import imported_modules, is_module_name
-from orchestrator.core.text import words
+from orchestrator.core.text import count, words
 from orchestrator.core.workload import HINT, case_id, sketch
 
 REQUIREMENTS: Final = "requirements.txt"
@@ -109,12 +109,15 @@ HUGGING_FACE: Final = ("build.toml", "torch-ext")
 
 
 def form_of(path: Path) -> Form:
-    """`gpumode` for a `task.yml` or a folder with one; `kernelbench` for a folder with a `ModelNew`, or a `Model`
+    """`flashinfer` for a trace set or a definition in one; `gpumode` for a `task.yml` or a folder with one;
+    `kernelbench` for a folder with a `ModelNew`, or a `Model`
     and its inputs, in a file; else, and for a folder with a file of its own name, `file`."""
     if path.name in TASK_FILES:
         return "gpumode"
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return "program"
+    if path.suffix == ".json" or (path / "definitions").is_dir():
+        return "flashinfer"
     if not path.is_dir() or (path / f"{path.resolve().name}.py").is_file():
         return "file"
     if any((path / name).is_file() for name in TASK_FILES):
@@ -137,6 +140,8 @@ def found(path: Path) -> Own:
         return Own(form, path, path.resolve().name, ids, files, grid=suite.cases, notes=suite.notes)
     if form == "program":
         return _program(path)
+    if form == "flashinfer":
+        return _trace_set(path)
     file = main_file(path)
     if kernelbench.is_of_form(_begun(file)) and b"def inputs" not in _begun(file):
         folder = file.parent
@@ -191,6 +196,53 @@ def _gpumode(folder: Path) -> Own:
     )
 
 
+def _trace_set(path: Path) -> Own:
+    """The workload of a trace set, or of one definition in it. Only what is needed of it is sent."""
+    root = path if path.is_dir() else next((one.parent for one in path.parents if one.name == "definitions"), None)
+    if root is None or not path.exists():
+        raise ConfigError(f"{path} is not in the folder definitions/ of a trace set", hint=flashinfer.HINT)
+    files = {
+        one.relative_to(root).as_posix(): one
+        for folder, suffix in flashinfer.FOLDERS.items()
+        for one in _files(root / folder, frozenset({suffix}))
+        if one.suffix == suffix
+    }
+    only = "" if path.is_dir() else path.relative_to(root).as_posix()
+    traces = flashinfer.trace_set({name: text_of(one) for name, one in files.items()}, only)
+    blobs = {blob: root / blob for case in traces.cases for blob in case.blobs}
+    missing = tuple(blob for blob, file in blobs.items() if not _is_blob(file, root))
+    name = next(iter(traces.definitions)) if len(traces.definitions) == 1 else root.resolve().name
+    sent = {**traces.definitions, **traces.solutions}.values()
+    notes = [*traces.notes]
+    if missing:
+        cases = sum(any(blob in missing for blob in case.blobs) for case in traces.cases)
+        notes.append(
+            f"{count(cases, 'case')} cannot be measured: inputs are in files that are not there, such as {missing[0]} "
+            "(`git lfs pull` in the trace set gets them)"
+        )
+    return Own(
+        "flashinfer",
+        root,
+        name,
+        flashinfer.case_ids(traces),
+        {**{one: files[one] for one in sent}, **{one: file for one, file in blobs.items() if one not in missing}},
+        flashinfer.as_json(traces, name, missing),
+        grid=tuple(dict(case.values) for case in traces.cases),
+        notes=tuple(notes),
+    )
+
+
+def _is_blob(file: Path, root: Path) -> bool:
+    """Return whether a file of inputs is there, within the trace set, and not only a pointer of Git LFS."""
+    if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
+        return False
+    with file.open("rb") as opened:
+        return not opened.read(len(LFS_POINTER)).startswith(LFS_POINTER)
+
+
+LFS_POINTER: Final = b"version https://git-lfs"
+
+
 def _descriptions(folder: Path) -> list[Path]:
     """Files of a folder that describe a program."""
     listed = sorted(one for one in folder.glob("*.y*ml") if one.suffix in (".yaml", ".yml") and one.is_file())
@@ -231,7 +283,7 @@ def own_workload(path: Path) -> Workload:
 def _unsent(own: Own, path: Path) -> Iterator[str]:
     """Yield a note about the files of a workload's folder that are not sent, if there are any. Hidden files and what
     Python writes by itself are not counted."""
-    if own.form == "file" and not path.is_dir():
+    if own.form == "flashinfer" or (own.form == "file" and not path.is_dir()):
         return
     sent = set(own.files.values())
     names: dict[str, None] = {}
@@ -301,7 +353,7 @@ def with_wheels(own: Own) -> Own:
     form has no other place for that. Raises `ConfigError`."""
     listed = own.root / REQUIREMENTS
     needs = own.needs
-    if own.form in ("gpumode", "kernelbench") and listed.is_file():
+    if own.form in ("gpumode", "kernelbench", "flashinfer") and listed.is_file():
         lines = [line.split(" #")[0].strip() for line in text_of(listed).splitlines()]
         asked = {"requirements": [line for line in lines if line and not line.startswith("#")]}
         needs = needs_of(asked, lambda words, _: ConfigError(f"{listed.name}: {words}", hint=HINT))

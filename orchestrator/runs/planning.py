@@ -116,7 +116,7 @@ def is_workload(path: Path) -> bool:
     except (OSError, ValueError) as exc:
         hint = "check the path, and your permissions on the folders above it"
         raise ConfigError(f"cannot open {words(str(path), 200)}: {handwritten.why(exc)}", hint=hint) from exc
-    if folder or path.suffix == ".py" or path.name in TASK_FILES:
+    if folder or path.suffix in (".py", ".json") or path.name in TASK_FILES:
         return True
     if path.suffix not in (".yaml", ".yml"):
         return False

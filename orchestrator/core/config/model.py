@@ -173,7 +173,7 @@ class Hosts(_Section):
     """The interpreter on the machine that has torch; empty: the `python3` of a login shell."""
 
 
-Form = Literal["file", "kernelbench", "gpumode", "program"]
+Form = Literal["file", "kernelbench", "gpumode", "flashinfer", "program"]
 """The form in which a workload is written. `kernels/forms/` has a reader for each."""
 
 
