@@ -12,9 +12,10 @@ help:
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r bootstrap.lock
 
-# The lock holds hashes, no addresses. torch stands apart: its build differs from machine to machine.
+# Locks hold hashes, no addresses. torch stands apart, by version and without hashes: its build differs from machine to
+# machine and from index to index (docs/decisions/0005).
 $(STAMP): $(BIN)/uv pyproject.toml requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
@@ -115,7 +116,7 @@ schema: $(STAMP)
 ## make docs    docs/ as a site in build/docs, by mkdocs in an environment of its own
 docs: $(BIN)/uv
 	@test -x build/mkdocs/bin/mkdocs || { $(BIN)/uv venv --quiet --python $(BIN)/python build/mkdocs && \
-	  $(BIN)/uv pip install --quiet --python build/mkdocs/bin/python 'mkdocs-material>=9.6,<10'; }
+	  $(BIN)/uv pip install --quiet --python build/mkdocs/bin/python --require-hashes -r mkdocs.lock; }
 	build/mkdocs/bin/mkdocs build --strict --quiet --site-dir build/docs
 
 ## make clean   remove what make made

@@ -24,13 +24,15 @@ from orchestrator.core.spool import CASE_BYTES, RUN_FILES
 from orchestrator.core.text import document, words
 from orchestrator.ports import Bucket, Entry
 
-TAKEN: Final = frozenset(
+OWN_NAMES: Final = frozenset(
     {
-        "cases", "machines", "measurements.csv", "summary.csv", "verdicts.csv", "manifest.json",
-        "report.html", "report.md", "report.json",
+        "cases", "machines", "measurements.csv", "measurements.csv.gz", "children.csv", "summary.csv", "verdicts.csv",
+        "manifest.json", "report.json",
     }
 )  # fmt: skip
-"""The names of files that bench itself writes into a folder of results: no artifact may have such a name."""
+OWN_KINDS: Final = frozenset({".yaml", ".yml", ".html", ".md", ".svg", ".png", ".pdf"})
+"""Names, and kinds of configurations, pages and figures, that bench itself writes into the top of a folder of results:
+no artifact may have such a name there."""
 ARTIFACT_BYTES: Final = 1024**3
 RUN_BYTES: Final = 4 * 1024**3
 """Limits on what is downloaded: anybody who may write below runs/ decides what is there, and the user pays for it."""
@@ -121,7 +123,7 @@ def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[En
             most = min(CASE_BYTES if root.name == "cases" else ARTIFACT_BYTES, room)
             if entry.size > most or len(found) >= RUN_FILES:
                 raise LocalError(f"{words(entry.name, 300)} has {entry.size} bytes: more than any run of bench stores")
-            if root.name != "cases" and path.relative_to(root).parts[0] in TAKEN:
+            if root.name != "cases" and _is_own_name(path.relative_to(root)):
                 raise LocalError(f"{words(entry.name, 300)} has the name of a file that bench writes itself")
             clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
             if path in found or clash is not None or any(path in one.parents for one in found):
@@ -131,6 +133,12 @@ def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[En
         except LocalError as exc:
             left_out[entry.name] = f"left out: {exc}"
     return [(entry, path) for path, entry in found.items()]
+
+
+def _is_own_name(relative: Path) -> bool:
+    """Whether bench itself may write a file of this name into a folder of results. Case counts on no file system."""
+    first = relative.parts[0].casefold()
+    return first in OWN_NAMES or (len(relative.parts) == 1 and relative.suffix.casefold() in OWN_KINDS)
 
 
 def _writable(folder: Path) -> None:

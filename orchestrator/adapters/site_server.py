@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,12 +31,17 @@ HEADERS: Final = {
 }
 
 
-class SiteServer:
-    """Listens on 127.0.0.1 only; port 0 takes a free one. Raises `LocalError` if the port is in use."""
+OwnConnection = Callable[[tuple[str, int], tuple[str, int]], bool]
+"""Whether the client's end of a connection, from its address and the server's, belongs to the user who serves."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+
+class SiteServer:
+    """Listens on 127.0.0.1 only, and answers only its own user; port 0 takes a free one. Raises `LocalError` if the
+    port is in use."""
+
+    def __init__(self, folder: Path, port: int = 0, *, is_own: OwnConnection) -> None:
         try:
-            self._server = _Server(folder, port)
+            self._server = _Server(folder, port, is_own)
         except OSError as exc:
             raise LocalError(
                 f"cannot listen on 127.0.0.1:{port}: {exc.strerror or exc}", hint="--port 0 takes a free one"
@@ -62,10 +67,17 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, port: int, is_own: OwnConnection) -> None:
+        self.folder, self.is_own = folder, is_own
         self.closing = Event()
         super().__init__(("127.0.0.1", port), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Closes a connection of another user without reading from it."""
+        try:
+            return self.is_own(client_address, request.getsockname())
+        except OSError:
+            return False  # the connection is closed already
 
     def handle_error(self, *_: Any) -> None:
         """A browser that went away in the middle is no news."""

@@ -15,7 +15,7 @@ from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.text import count
-from orchestrator.wiring import Wiring, site_server
+from orchestrator.wiring import Wiring, serve_site, site_server
 
 LIVE_S = 2.0
 """How often the bucket is read while a run is live."""
@@ -71,7 +71,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     """Serves until it is interrupted. It continues if the bucket does not answer for a while."""
     source = source_of(wiring)
     built = build(source, out)
-    with site_server.SiteServer(out, port) as server:
+    with serve_site(out, port) as server:
         serving = f"serving {server.url} on this machine; pages reload as runs progress; Ctrl-C stops"
         try:  # before Ctrl-C is offered
             answer({**built.document(), "url": server.url}, _said(built), serving, json=json)

@@ -103,6 +103,13 @@ def tells() -> bool:
     return TABLES[0].exists()
 
 
+def is_own_connection(peer: tuple[str, int], here: tuple[str, int]) -> bool:
+    """Whether the client's end of a connection belongs to this user or to root. True if this platform does not tell;
+    False if it does and no process holds that end."""
+    uid = owner_of(peer, here)
+    return not tells() if uid is None else uid in {0, os.geteuid()}
+
+
 def _cell(address: tuple[str, int]) -> str:
     """An address as the kernel prints it, in the byte order of the machine: `0100007F:1F90` for 127.0.0.1:8080."""
     (number,) = struct.unpack("=I", socket.inet_aton(address[0]))

@@ -70,7 +70,7 @@ __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
     "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "forecast", "install_timer_files",
     "installed", "launch_context", "living", "load_settings", "ncu_pages", "new_run_id", "open_folder", "payload_of",
-    "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "Timer": "timer.Timer",
@@ -92,6 +92,14 @@ def __getattr__(name: str) -> Any:
     module, _, inner = HANDED_ON[name].partition(".")
     found = importlib.import_module(f"orchestrator.adapters.{module}")
     return getattr(found, inner) if inner else found
+
+
+def serve_site(folder: Path, port: int) -> site_server.SiteServer:
+    """A server of the pages in `folder` for this user alone. Raises `LocalError`."""
+    from orchestrator.adapters.site_server import SiteServer
+    from orchestrator.embedded.guard import is_own_connection
+
+    return SiteServer(folder, port, is_own=is_own_connection)
 
 
 def utc_now() -> datetime:

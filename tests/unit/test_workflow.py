@@ -104,8 +104,6 @@ def test_it_runs_for_the_label_and_for_main_and_never_for_a_fork() -> None:
 def test_it_holds_no_secret_and_asks_for_no_right_that_it_does_not_need() -> None:
     assert workflow()["permissions"] == {"contents": "read", "id-token": "write", "pull-requests": "write"}
     assert not re.search(r"secrets\.|credentials_json|PRIVATE KEY|AIza|ghp_|password", TEXT)
-    used = [step["uses"] for step in steps() if "uses" in step]
-    assert all(re.fullmatch(r"(actions|google-github-actions)/[a-z-]+@v\d+", one) for one in used)
     auth = next(step["with"] for step in steps() if step.get("uses", "").startswith("google-github-actions/auth"))
     assert set(auth) == {"project_id", "workload_identity_provider", "service_account"}
 
@@ -114,3 +112,39 @@ def test_what_others_write_reaches_no_shell() -> None:
     """A title or a branch name of a pull request may hold a command; values come in as variables of the environment."""
     for step in steps():
         assert "${{" not in step.get("run", ""), step
+
+
+WORKFLOWS = [WORKFLOW, *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_commit_and_a_checkout_leaves_no_credentials(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for job in yaml.safe_load(text)["jobs"].values():
+        for step in job["steps"]:
+            if uses := step.get("uses"):
+                assert re.fullmatch(r"[a-z-]+/[a-z-]+@[0-9a-f]{40}", uses), uses
+                assert re.search(re.escape(uses) + r" # v\d+\.\d+\.\d+\n", text), f"{uses}: say which version it is"
+                assert not uses.startswith("actions/checkout@") or step["with"]["persist-credentials"] is False
+            assert "${{" not in step.get("run", ""), step
+
+
+def test_the_job_that_signs_a_release_runs_the_build_alone_with_tools_by_hash() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))["jobs"]
+    able = {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})}
+    assert (able, jobs["build"]["needs"], jobs["publish"]["needs"]) == ({"build", "publish"}, "test", "build")
+    install, build = (step["run"] for step in jobs["build"]["steps"] if "run" in step)
+    assert "--require-hashes --only-binary :all: -r bootstrap.lock" in install
+    assert build == "python -m build --no-isolation --outdir dist"
+    assert not [step for step in jobs["publish"]["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("name", ["bootstrap.lock", "mkdocs.lock", "requirements.lock"])
+def test_every_line_of_a_lock_is_a_version_with_hashes(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    pinned = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    assert pinned
+    for line in pinned:
+        assert re.match(r"[a-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    make = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"--require-hashes -r {name}" in make or f"--require-hashes --only-binary :all: -r {name}" in make

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.adapters.site_server import SiteServer
 from orchestrator.cli.site_build import build
+from orchestrator.embedded.guard import is_own_connection
 from orchestrator.report import comparing, html
 from orchestrator.report.comparing import compared
 from tests.support.browser import CHROMIUM, Browser, Page, browser
@@ -236,7 +237,7 @@ def test_a_served_page_is_loaded_again_when_its_run_goes_on(page: Page, tmp_path
     run = store(bucket, 0, open_=True, lengths=(128,))
     build(source(bucket), tmp_path / "site", processes=1)
     page.look(1280)
-    with SiteServer(tmp_path / "site") as server:
+    with SiteServer(tmp_path / "site", is_own=is_own_connection) as server:
         page.open(f"{server.url}runs/{run}.html")
         assert "running" in page.run("document.querySelector('header').textContent")
         store(bucket, 0, lengths=(128,))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.fetch import Fetched, fetch_run
+from orchestrator.adapters.fetch import Fetched, _is_own_name, fetch_run
+from orchestrator.api.results import read_report, write_files
 from orchestrator.core.bundled import AXES
 from orchestrator.core.errors import LocalError
 from orchestrator.core.results import MEASURED, ORIGIN
@@ -114,6 +115,8 @@ ODD_NAMES = (
     "artifacts/../../../evil", "cases/../../evil.csv", "artifacts//etc/evil", "cases/a\\..\\b.csv", "artifacts/.git/config",
     "artifacts/x/.envrc", "artifacts/cases", "artifacts/cases/a.csv", "artifacts/manifest.json", "artifacts/log.txt/more",
     "artifacts/\x1b[2J.txt", "artifacts/" + "x" * 300, "artifacts/machines/a", "artifacts/measurements.csv",
+    "artifacts/repeat.yaml", "artifacts/Repeat.YAML", "artifacts/profile.html", "artifacts/latency.svg",
+    "artifacts/measurements.csv.gz",
 )  # fmt: skip
 
 
@@ -245,3 +248,24 @@ def test_a_plan_that_cannot_be_read_costs_the_command_and_nothing_else(tmp_path:
     assert fetch_run(bucket, run_of(*OVER), tmp_path).complete
     assert not (tmp_path / RUN / "repeat.yaml").exists()
     assert json.loads((tmp_path / RUN / "manifest.json").read_text())["repeat"] is False
+
+
+def test_every_file_that_a_command_adds_to_results_has_a_name_that_no_artifact_may_have(tmp_path: Path) -> None:
+    """`repeat.yaml` is launched by whoever reads a report, so one that a machine brought would choose what runs."""
+    for name in (
+        "repeat.yaml",
+        "report.html",
+        "report.md",
+        "report.json",
+        "profile.html",
+        "summary.csv",
+        "verdicts.csv",
+    ):
+        assert _is_own_name(Path(name))
+    bucket = stored(*CASES)
+    bucket.create(f"runs/{RUN}/artifacts/repeat.yaml", b"alerts: {command: touch evil}")
+    bucket.create(f"runs/{RUN}/plan.json", b'{"schema": 2}')
+    fetch_run(bucket, run_of(*OVER), tmp_path)
+    added = write_files(read_report(tmp_path / RUN), tmp_path / RUN)
+    assert all(_is_own_name(path.relative_to(tmp_path / RUN)) for path in added)
+    assert "touch evil" not in "".join(path.read_text() for path in (tmp_path / RUN).glob("*.yaml"))

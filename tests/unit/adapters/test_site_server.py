@@ -12,7 +12,9 @@ import pytest
 from orchestrator.adapters import site_server
 from orchestrator.adapters.site_server import SiteServer
 from orchestrator.core.errors import LocalError
+from orchestrator.embedded.guard import is_own_connection
 from tests.support.memory_bucket import MemoryBucket
+from tests.unit.embedded.test_trespass import as_nobody, as_root
 
 PAGE = '<!doctype html><html lang="en"><p>one</p></html>'
 
@@ -24,7 +26,7 @@ def served(tmp_path: Path) -> Iterator[SiteServer]:
     (tmp_path / "site" / "runs" / "a.html").write_text(PAGE)
     (tmp_path / "site" / "notes.txt").write_text("mine")
     (tmp_path / "secret.html").write_text("secret")
-    with SiteServer(tmp_path / "site") as server:
+    with SiteServer(tmp_path / "site", is_own=is_own_connection) as server:
         yield server
 
 
@@ -83,7 +85,7 @@ def test_who_waits_for_a_change_hears_of_it(served: SiteServer, tmp_path: Path) 
 def test_a_port_that_is_taken_is_said_so(served: SiteServer, tmp_path: Path) -> None:
     port = int(served.url.rsplit(":", 1)[1].rstrip("/"))
     with pytest.raises(LocalError, match=f"127.0.0.1:{port}"):
-        SiteServer(tmp_path, port)
+        SiteServer(tmp_path, port, is_own=is_own_connection)
 
 
 def test_publishing_stores_what_is_new_or_other_and_nothing_else(tmp_path: Path) -> None:
@@ -97,3 +99,20 @@ def test_publishing_stores_what_is_new_or_other_and_nothing_else(tmp_path: Path)
     (tmp_path / "index.html").write_text("other")
     assert site_server.publish(bucket, tmp_path, paths, "site/nightly") == 1
     assert [entry.name for entry in bucket.list("")] == ["site/nightly/index.html", "site/nightly/runs/a.html"]
+
+
+def test_a_connection_of_another_user_is_closed_without_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(PAGE)
+    seen: list[tuple[tuple[str, int], tuple[str, int]]] = []
+    with SiteServer(tmp_path, is_own=lambda peer, here: bool(seen.append((peer, here)))) as server:
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            ask(server, "/index.html")
+        assert seen[0][1][1] == int(server.url.rsplit(":", 1)[1].rstrip("/"))
+
+
+@as_root
+def test_a_real_other_user_reads_no_page(served: SiteServer) -> None:
+    url = f"{served.url}index.html"
+    assert ask(served, "/index.html")[0] == 200
+    done = as_nobody([(served.url.removeprefix("http://").rstrip("/"), "GET", "/index.html", None, {})])
+    assert done == [(0, done[0][1])], url
