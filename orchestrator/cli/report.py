@@ -16,11 +16,13 @@ from orchestrator.cli.options import Json, grouped, options
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core import text
 from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.workload import case_id
+from orchestrator.report import flashinfer
 from orchestrator.report.document import document
 from orchestrator.report.files import KINDS, boards, figure
 from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, skips
 from orchestrator.report.report import Report
-from orchestrator.wiring import write_atomically
+from orchestrator.wiring import trace_set, write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,13 @@ class Drawing:
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also write the figures as files into this folder.")
     ] = None
-    formats: Annotated[str, typer.Option("--format", help="Format of the figures: svg, png, pdf, or several.")] = "svg"
+    formats: Annotated[
+        str,
+        typer.Option("--format", help="Format of the figures: svg, png, pdf, or several; or flashinfer-trace."),
+    ] = "svg"
+    trace_set: Annotated[
+        Path, typer.Option("--trace-set", help="For flashinfer-trace: the trace set or definition that was launched.")
+    ] = Path()
     regime: Annotated[
         list[str] | None,
         typer.Option("--regime", help="Which regime Markdown shows: burst, graph-warm, all; in baselines one or all."),
@@ -75,8 +83,11 @@ def report(
         shown = settings if insertion.table == "cases" or drawing.regime else ()
         _replace_between_marks(insertion.into, insertion.mark, _fragment(found, insertion.table, shown))
         written.append(insertion.into)
+    formats = [kind.strip() for kind in drawing.formats.split(",") if kind.strip()]
+    if flashinfer.FORMAT in formats:
+        written.append(_trace(found, out or folder, drawing.trace_set))
     if drawing.figures is not None:
-        written += _draw(found, drawing.figures, drawing.formats, everything=drawing.all_baselines)
+        written += _draw(found, drawing.figures, formats, everything=drawing.all_baselines)
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
@@ -109,9 +120,21 @@ def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
     write_atomically(path, changed.encode())
 
 
-def _draw(found: Report, folder: Path, formats: str, *, everything: bool) -> list[Path]:
+def _trace(found: Report, folder: Path, path: Path) -> Path:
+    """Write the traces of a run's solutions. Raises `ConfigError` if the run measured nothing of the trace set."""
+    described = trace_set(path)
+    entries = {case_id(case["values"]): case for case in described["cases"]}
+    lines = list(flashinfer.traces(found, entries, described["solves"]))
+    if not lines:
+        hint = "--trace-set takes what was launched: the trace set's folder, or the file of a definition in it"
+        raise ConfigError(f"the run measured no solution of {path} on its workloads", hint=hint)
+    write_atomically(folder / flashinfer.FILE, "".join(f"{line}\n" for line in lines).encode())
+    return folder / flashinfer.FILE
 
-    kinds = [kind.strip() for kind in formats.split(",") if kind.strip()]
+
+def _draw(found: Report, folder: Path, formats: Sequence[str], *, everything: bool) -> list[Path]:
+
+    kinds = [kind for kind in formats if kind != flashinfer.FORMAT]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
     written = []

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
@@ -119,6 +119,16 @@ def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Con
     from orchestrator.runs.planning import load_config
 
     return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
+
+
+def trace_set(path: Path) -> Mapping[str, Any]:
+    """The description of a trace set of FlashInfer-Bench, or of one definition in it. Raises `ConfigError`."""
+    from orchestrator.adapters.workload_files import form_of, found
+
+    if not path.exists() or form_of(path) != "flashinfer":
+        hint = "--trace-set takes what was launched: the trace set's folder, or the file of a definition in it"
+        raise ConfigError(f"{path} is no trace set of FlashInfer-Bench", hint=hint)
+    return found(path).description or {}
 
 
 def forecast(path: Path) -> Any:

@@ -75,6 +75,8 @@ class TraceSet:
     cases: tuple[TraceCase, ...]
     definitions: Mapping[str, str]
     solutions: Mapping[str, str]
+    solves: Mapping[str, str]
+    """The definition of each solution."""
     notes: tuple[str, ...]
 
 
@@ -104,7 +106,8 @@ def trace_set(texts: Mapping[str, str], only: str = "") -> TraceSet:
     return TraceSet(
         tuple(_with_values(cases, definitions)),
         {name: path for name, (path, _) in definitions.items()},
-        solutions,
+        {name: path for name, (path, _) in solutions.items()},
+        {name: definition for name, (_, definition) in solutions.items()},
         (*notes, *odd),
     )
 
@@ -117,6 +120,7 @@ def as_json(traces: TraceSet, name: str, missing: Sequence[str]) -> dict[str, An
         "name": name,
         "definitions": dict(traces.definitions),
         "solutions": dict(traces.solutions),
+        "solves": dict(traces.solves),
         "cases": [
             {
                 "definition": case.definition,
@@ -310,9 +314,10 @@ def _with_values(cases: Sequence[TraceCase], definitions: Mapping[str, object]) 
 
 def _solutions(
     texts: Mapping[str, str], definitions: Mapping[str, tuple[str, Mapping[str, Any]]], one: bool
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
     solutions = _by_name(texts, "solutions")
-    notes, measured, others, compiled = [*_unknown(solutions, "solution")], {}, [], []
+    notes, others, compiled = [*_unknown(solutions, "solution")], [], []
+    measured: dict[str, tuple[str, str]] = {}
     dependencies: set[str] = set()
     for name, (path, solution) in solutions.items():
         if solution.get("definition") not in definitions:
@@ -324,7 +329,7 @@ def _solutions(
         elif name == BASELINE:
             raise ConfigError(f"{path}:1: a solution cannot be called {BASELINE}, as the baseline is", hint=HINT)
         else:
-            measured[name] = path
+            measured[name] = path, str(solution["definition"])
             dependencies |= {str(package) for package in spec.get("dependencies") or ()} - {"torch", "triton"}
     if others and not one:
         notes.append(f"not measured: solutions of definitions that are not there: {_some(others)}")
