@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,27 @@ def release(device: torch.device) -> None:
 def size_of(answer: Any) -> int:
     """The number of bytes of all tensors of an answer."""
     return sum(one.numel() * one.element_size() for one in leaves(answer) if isinstance(one, torch.Tensor))
+
+
+def stack(answers: Sequence[Any]) -> Any:
+    """Answers of one structure as one, in which each leaf has them all along a new first dimension. Raises `ValueError`
+    or `RuntimeError` if their structures, shapes or types differ."""
+    first = answers[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack([_tensor(one) for one in answers])
+    if isinstance(first, (bool, int, float)):
+        return torch.tensor([one for one in answers if isinstance(one, (bool, int, float))])
+    if len({len(one) for one in answers}) > 1:
+        raise ValueError("the answers have other numbers of parts")
+    if isinstance(first, dict):
+        return {key: stack([one[key] for one in answers]) for key in first}
+    return [stack(parts) for parts in zip(*answers, strict=True)]
+
+
+def _tensor(one: Any) -> torch.Tensor:
+    if not isinstance(one, torch.Tensor):
+        raise ValueError("an answer is no tensor where another is one")
+    return one.detach()
 
 
 def written(answer: Any, folder: str) -> Reply:

@@ -22,6 +22,7 @@ from kernels.harness.answers import (
     settle,
     size_of,
     spoil,
+    stack,
     strange,
     written,
 )
@@ -132,10 +133,57 @@ class Bench:
             pass
         return {"sets": len(self.sets)}
 
+    def repeat(self, seeds: Sequence[int], calls: int, folder: str, lend: bool, fresh: bool) -> Reply:
+        """Makes `calls` calls one after the other without waiting between them, each on the values of the next seed in
+        turn, and returns the answers to each seed, stacked. So what a call leaves unwritten holds the answer to another
+        seed. There are no more seeds than sets of inputs; with `fresh` their values are written first."""
+        if fresh:
+            for place, seed in enumerate(seeds):
+                self.refill(self.sets[place : place + 1], seed)
+            settle(self.device)
+        answers: list[list[Any]] = [[] for _ in seeds]
+        for number in range(calls):
+            place = number % len(seeds)
+            outs = self.sets[place][1]
+            for out in outs:
+                spoil(out)
+            self.kept.wanted = True
+            self.plans[place]()
+            answer = self.kept.answer
+            self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
+            if answer is None and outs:
+                answer = outs[0] if len(outs) == 1 else outs
+            faults = [fault for leaf in leaves(answer) if (fault := strange(leaf, self.device))]
+            if faults:
+                return {"fault": faults[0], "files": [], "tree": None}
+            answers[place].append(mapped(answer, torch.clone))
+            del answer
+        settle(self.device)
+        try:
+            stacked = [stack(listed) for listed in answers if listed]
+        except (RuntimeError, ValueError):
+            return {"fault": "its answers have other shapes from call to call", "files": [], "tree": None}
+        del answers
+        if not lend or size_of(stacked) < LEND_BYTES:
+            return {"fault": "", **written(stacked, folder)}
+        reply, self.shown = lent(stacked)
+        del stacked
+        release(self.device)
+        return {"fault": "", **reply, "lent": True}
+
     def renew(self, seed: int, sets: int | None = None) -> Reply:
         """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
+        self.refill(self.sets[:sets], seed)
+        self.seed = seed
+        if self.large(HUGE_BYTES):
+            self.tidy()
+        settle(self.device)
+        return {}
+
+    def refill(self, sets: Sequence[tuple[Arguments, Any]], seed: int) -> None:
+        """Writes the values of a seed into the inputs of `sets`, and values that are no answer into their outputs."""
         fresh = self.drawn(seed).tensors()
-        for arguments, outs in self.sets[:sets]:
+        for arguments, outs in sets:
             old = arguments.tensors()
             if len(old) != len(fresh) or any(a.shape != b.shape for a, b in zip(old, fresh, strict=True)):
                 raise BadWorkload(f"{self.definition.file.name}: inputs of another seed have other shapes")
@@ -143,12 +191,6 @@ class Bench:
                 one.copy_(new)
             for one in outs:
                 spoil(one)
-        self.seed = seed
-        del fresh, old
-        if self.large(HUGE_BYTES):
-            self.tidy()
-        settle(self.device)
-        return {}
 
     def large(self, least: int) -> bool:
         """Whether a set of inputs takes at least `least` bytes."""

@@ -18,6 +18,7 @@ LATER = (
     "position", "calls", "cpu_mhz", "load_1m", "steal_percent",
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
     "host_us", "cover", "hidden", "joules_per_call", "energy_s", "cover_us",
+    "judged_calls", "rare_fault_seen",
 )  # fmt: skip
 
 

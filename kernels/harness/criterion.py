@@ -6,13 +6,17 @@ rounding (a sum of cancelling terms changes much); three times the error of the 
 three times the baseline's own error on the same inputs.
 The largest error and the root mean square are judged separately: the first finds a single wrong element, the second
 finds answers that are a little wrong everywhere. The verdict says which of them decided.
+
+No limit passes an answer that proves nothing: zeros, the mean, a copy of an input, the answer to other inputs. A
+tolerance that would (1e-4 for answers of 4e-6) is replaced by a quarter of the least distance of these from the right
+answer, and no limit is more than nine tenths of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +26,9 @@ from kernels.harness.workload import Check
 FEW = {torch.float64: 256.0, torch.float32: 64.0, torch.float16: 4.0, torch.bfloat16: 4.0}
 """The largest error that is accepted as rounding, in eps of the type. Long float32 sums have some tens of roundings (a
 dot product of a million squares: 19); an output in a half type is rounded once or twice at its end."""
+FLOAT8 = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name))
+"""Types in which PyTorch stores and does not compute. They are compared in float32, which holds each value exactly."""
+FEW |= dict.fromkeys(FLOAT8, 2.0)
 FEW_MEAN = {torch.float64: 256.0, torch.float32: 64.0, torch.float16: 0.75, torch.bfloat16: 0.75}
 """The same limit for the root mean square. One rounding is 0.2 eps. An answer computed in bfloat16 and stored in
 float16 is off by 1.7 eps of float16, and one computed in TF32 by some thousand eps of float32."""
@@ -33,8 +40,24 @@ SHAKEN = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 2.0, torch.bf
 """The error may be this many times the change of the answer under rounded inputs."""
 TIMES_BASELINE = 3.0
 TF32_EPS = 2.0**-10
+QUARTER, MOST_OF_TRIVIAL = 0.25, 0.9
+"""Of the least distance of a trivial answer, what a tolerance that would pass it is lowered to, and the most that any
+limit may be."""
 PIECE = 1 << 26
 """How many elements are compared at once. So answers of gigabytes are compared with little extra memory."""
+
+
+class ReferenceRaised(Exception):
+    """The workload's reference raised `__cause__`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trivial:
+    """An answer that proves nothing, and its largest and root mean square difference from the right one."""
+
+    name: str
+    most: float
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,8 @@ class Exact:
     """The error of the reference's own formula in float32 for each leaf, where the inputs are of that type."""
     inputs: int = 0
     """The number of floating-point elements of the inputs."""
+    trivial: tuple[tuple[Trivial, ...], ...] = ()
+    """For each leaf, the answers that prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +115,18 @@ def exact_of(
 ) -> Exact:
     """The right answer for `inputs`, and how much it changes when every floating-point input changes by up to
     half an eps. These changes are drawn from `generator`; without one they are left out. `to_double` is applied to each
-    input first. Raises `ValueError` if the reference returns NaN or, called `twice`, returns different answers; and
-    whatever the reference raises."""
+    input first. Raises `ValueError` if the reference returns NaN or, called `twice`, returns different answers, and
+    `ReferenceRaised` if it raises."""
+    ask = guarded(reference)
     arguments = inputs.mapped(to_double)
     floating = [one for one in inputs.tensors() if one.is_floating_point()]
     count = sum(one.numel() for one in floating)
-    tree, leaves = flattened(reference(arguments))
+    tree, leaves = flattened(ask(arguments))
     tensors = tuple(settled(leaf, arguments) for _, leaf in leaves)
     places = [at for at, _ in leaves]
     del leaves
     if twice:
-        again_tree, again = flattened(reference(arguments))
+        again_tree, again = flattened(ask(arguments))
         for at, one, (_, two) in zip(places, tensors, again, strict=True):
             if again_tree != tree or one.shape != as_real(two).shape or not close_enough(one, as_real(two)):
                 raise ValueError(f"the reference is not deterministic: two calls on the same inputs differ{at}")
@@ -109,9 +135,10 @@ def exact_of(
         strange = sum(int(torch.isnan(part).sum().item()) for (part,) in pieces(one)) if one.is_floating_point() else 0
         if strange:
             raise ValueError(f"the reference answers with NaN in {strange} of {one.numel()} elements{at}")
+    trivial = tuple(trivial_answers(one, arguments.tensors()) for one in tensors)
     if generator is None:
-        return Exact(tree, tensors, tuple((0.0, 0.0) for _ in tensors), (), count)
-    eps = max((torch.finfo(one.dtype).eps for one in floating), default=0.0)
+        return Exact(tree, tensors, tuple((0.0, 0.0) for _ in tensors), (), count, trivial)
+    eps = max((torch.finfo(one.dtype).eps for one in floating if one.dtype not in FLOAT8), default=0.0)
 
     def shaken(one: torch.Tensor) -> torch.Tensor:
         if not one.is_floating_point():
@@ -119,13 +146,60 @@ def exact_of(
         noise = torch.rand(one.shape, generator=generator, device=one.device, dtype=torch.float64)
         return one.double() * (1 + eps * (noise - 0.5))
 
-    _, other = flattened(reference(arguments.mapped(shaken)))
+    _, other = flattened(ask(arguments.mapped(shaken)))
     moved = tuple(
         distance(as_real(leaf), one) if as_real(leaf).shape == one.shape else (0.0, 0.0)
         for (_, leaf), one in zip(other, tensors, strict=False)
     )
     single = in_single(reference, inputs, tree, tensors)
-    return Exact(tree, tensors, moved, single, count)
+    return Exact(tree, tensors, moved, single, count, trivial)
+
+
+def guarded(reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`reference`, whose errors are raised as `ReferenceRaised`, but for lack of memory."""
+
+    def ask(given: Any) -> Any:
+        try:
+            return reference(given)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as exc:
+            raise ReferenceRaised from exc
+
+    return ask
+
+
+def trivial_answers(right: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[Trivial, ...]:
+    """Zeros, the mean, and each input of the same shape, with their differences from the right answer."""
+    if not right.numel():
+        return ()
+
+    def constant(value: float) -> torch.Tensor:
+        return torch.tensor(value, dtype=torch.float64, device=right.device).expand(right.shape)
+
+    total = sum(float(part.double().sum().item()) for (part,) in pieces(right))
+    answers = [("zeros", constant(0.0)), ("their mean", constant(total / right.numel()))]
+    answers += [("a copy of an input", as_real(one)) for one in inputs if as_real(one).shape == right.shape]
+    return tuple(Trivial(name, *distance(one.to(right.device), right)) for name, one in answers)
+
+
+def with_stale(exact: Exact, other: Exact) -> Exact:
+    """`exact`, whose trivial answers include those to the inputs of another seed."""
+    if other.tree != exact.tree or any(a.shape != b.shape for a, b in zip(other.leaves, exact.leaves, strict=True)):
+        return exact
+    pairs = zip(exact.trivial, other.leaves, exact.leaves, strict=True)
+    trivial = tuple((*listed, Trivial("the answer to other inputs", *distance(a, b))) for listed, a, b in pairs)
+    return replace(exact, trivial=trivial)
+
+
+def is_vacuous(exact: Exact, tolerance: Mapping[str, float]) -> bool:
+    """Whether this tolerance would pass an answer that proves nothing."""
+    sizes = [distance(one, torch.zeros((), device=one.device).expand(one.shape))[0] for one in exact.leaves]
+    return any(
+        tolerance["atol"] + tolerance["rtol"] * size > QUARTER * answer.most
+        for size, listed in zip(sizes, exact.trivial, strict=True)
+        for answer in listed
+    )
 
 
 def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -154,13 +228,15 @@ def in_single(
         other, leaves = flattened(reference(inputs))
     except (RuntimeError, TypeError):
         return ()
-    if other != tree or any(leaf.shape != one.shape for (_, leaf), one in zip(leaves, exact, strict=True)):
+    if other != tree or any(as_real(leaf).shape != one.shape for (_, leaf), one in zip(leaves, exact, strict=True)):
         return ()
     return tuple(distance(as_real(leaf), one) for (_, leaf), one in zip(leaves, exact, strict=True))
 
 
 def as_real(one: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as its two parts; any other as it is."""
+    """A tensor that can be compared: a complex one as its two parts, float8 in float32, any other as it is."""
+    if one.dtype in FLOAT8:
+        return one.float()
     return torch.view_as_real(one) if one.is_complex() else one
 
 
@@ -235,30 +311,31 @@ def judged(
     errors, worst, limit = [], 0.0, math.inf
     for n, ((at, leaf), right) in enumerate(zip(leaves, exact.leaves, strict=True)):
         out = leaf.to(right.device)
-        real = torch.view_as_real(out) if out.is_complex() else out
+        real = as_real(out)
         wanted = dtypes[n] if dtypes is not None and n < len(dtypes) else None
         if real.shape != right.shape or (wanted is not None and out.dtype != wanted):
             must = f"{tuple(right.shape)}" + (f" {wanted}" if wanted is not None else "")
             return fault(f"output{at} is {tuple(real.shape)} {out.dtype}, not {must}")
-        if not real.is_floating_point() or not right.is_floating_point():
-            other = int((real.to(right.device) != right).sum().item())
-            errors.append((float(other), float(other)))
-            if other:
-                return fault(f"output{at}: {other} of {right.numel()} elements are different", float(other), 0.0)
+        whole = not real.is_floating_point() or not right.is_floating_point()
+        if whole and (tolerance is None or torch.bool in (real.dtype, right.dtype)):
+            different = int((real != right).sum().item())
+            errors.append((float(different), float(different)))
+            if different:
+                return fault(f"output{at}: {different} of {right.numel()} elements are different", different, 0.0)
             continue
-        strange = not_numbers(real, right)
+        strange = 0 if whole else not_numbers(real, right)
         if strange:
             return fault(f"output{at}: {strange} of {real.numel()} elements are NaN or infinite, or never written")
         most, mean = distance(real, right)
         errors.append((most, mean))
-        allowed, which = allowance(right, real.dtype, exact, n, baseline, tolerance, tf32)
+        dtype = out.dtype if out.dtype in FLOAT8 else real.dtype
+        allowed, which = allowance(right, dtype, exact, n, baseline, tolerance, tf32)
         worst, limit = max(worst, most), min(limit, allowed[0])
-        if not most <= allowed[0]:
-            words = f"max abs error {most:.3g} is over {allowed[0]:.3g} ({which[0]})"
-            return fault(f"output{at}: {words}" if at else words, most, allowed[0])
-        if not mean <= allowed[1]:
-            words = f"root mean square error {mean:.3g} is over {allowed[1]:.3g} ({which[1]})"
-            return fault(f"output{at}: {words}" if at else words, most, allowed[0])
+        kinds = ("max abs error", "root mean square error")
+        for kind_of_error, error, bound, reason in zip(kinds, (most, mean), allowed, which, strict=True):
+            if not error <= bound:
+                words = f"{kind_of_error} {error:.3g} is over {bound:.3g} ({reason})"
+                return fault(f"output{at}: {words}" if at else words, most, allowed[0])
     return Check(True, worst, 0.0 if math.isinf(limit) else limit, ""), Errors(tuple(errors))
 
 
@@ -273,15 +350,65 @@ def allowance(
 ) -> tuple[tuple[float, float], tuple[str, str]]:
     """The largest error and the root mean square that pass, and the reason for each limit in words."""
     size, mean_size = distance(right, torch.zeros((), dtype=right.dtype, device=right.device).expand(right.shape))
+    ways, means, rounding = justified(right, dtype, exact, leaf, baseline, tf32, (size, mean_size))
+    (most_which, most), (mean_which, mean) = (max(each, key=lambda way: way[1]) for each in (ways, means))
+    listed = exact.trivial[leaf] if leaf < len(exact.trivial) else ()
+    # An answer within the rounding of the right one is no less right for being simple.
+    empty = [one for one in listed if one.most > rounding[0] and one.mean > rounding[1]]
     if tolerance is not None:
-        most, which = tolerance["atol"] + tolerance["rtol"] * size, "the workload's own tolerance"
-        times = tolerance.get("baselines", 0.0)
-        if times and tf32 and dtype is torch.float32 and 4 * TF32_EPS * size > most:
-            most, which = 4 * TF32_EPS * size, "4 roundings of tf32"
-        elif times and baseline is not None and leaf < len(baseline.leaves):
-            relative = times * baseline.leaves[leaf][0]
-            most, which = max((most, which), (relative, f"{times:g} times the baseline's own error"))
-        return (most, most), (which, which)
+        stated, which = stated_limit(size, dtype, baseline, leaf, tolerance, tf32)
+        own = (most, mean)
+        (most, most_which), (mean, mean_which) = (stated, which), (stated, which)
+        if empty:
+            least = min(empty, key=lambda one: one.most)
+            words = f"a quarter of what {least.name} would be off by; {which} of {stated:.3g} would pass them"
+            if most > QUARTER * least.most:
+                most, most_which = min(most, max(QUARTER * least.most, own[0])), words
+            if mean > (lowest := QUARTER * min(one.mean for one in empty)):
+                mean, mean_which = min(mean, max(lowest, own[1])), words
+    if empty:
+        ceiling = MOST_OF_TRIVIAL * min(one.most for one in empty)
+        mean_ceiling = MOST_OF_TRIVIAL * min(one.mean for one in empty)
+        words = "as far as an answer that proves nothing"
+        most, most_which = min((most, most_which), (ceiling, words))
+        mean, mean_which = min((mean, mean_which), (mean_ceiling, words))
+    return (most, mean), (most_which, mean_which)
+
+
+def stated_limit(
+    size: float,
+    dtype: torch.dtype,
+    baseline: Errors | None,
+    leaf: int,
+    tolerance: Mapping[str, float],
+    tf32: bool,
+) -> tuple[float, str]:
+    """The largest error that the workload's own tolerance passes, and the reason in words."""
+    most, which = tolerance["atol"] + tolerance["rtol"] * size, "the workload's own tolerance"
+    times = tolerance.get("baselines", 0.0)
+    if times and tf32 and dtype is torch.float32 and 4 * TF32_EPS * size > most:
+        return 4 * TF32_EPS * size, "4 roundings of tf32"
+    if times and baseline is not None and leaf < len(baseline.leaves):
+        relative = times * baseline.leaves[leaf][0]
+        return max((most, which), (relative, f"{times:g} times the baseline's own error"))
+    return most, which
+
+
+Ways = list[tuple[str, float]]
+
+
+def justified(
+    right: torch.Tensor,
+    dtype: torch.dtype,
+    exact: Exact,
+    leaf: int,
+    baseline: Errors | None,
+    tf32: bool,
+    sizes: tuple[float, float],
+) -> tuple[Ways, Ways, tuple[float, float]]:
+    """What justifies a largest error, what justifies a root mean square, and how much of both is rounding alone."""
+    if not dtype.is_floating_point:
+        return [("equal integers", 0.0)], [("equal integers", 0.0)], (0.0, 0.0)
     few, few_mean = FEW.get(dtype, 4.0), FEW_MEAN.get(dtype, 1.0)
     eps = torch.finfo(dtype).eps
     if dtype in LONG_SUMS and right.numel():
@@ -290,25 +417,19 @@ def allowance(
     if tf32 and dtype is torch.float32:
         eps, few, few_mean = TF32_EPS, 4.0, 1.0
     finite = torch.where(torch.isfinite(right), right, torch.zeros_like(right))
-    rounding = distance(finite.to(dtype), finite)
-    times = SHAKEN.get(dtype, 2.0)
-    ways = [
-        (f"{few:g} roundings of {name_of(dtype)}", few * eps * size + 2 * rounding[0]),
-        ("the problem's own sensitivity to rounding", times * exact.moved[leaf][0]),
-    ]
-    means = [
-        (f"{few_mean:g} roundings of {name_of(dtype)}", few_mean * eps * mean_size + 2 * rounding[1]),
-        ("the problem's own sensitivity to rounding", times * exact.moved[leaf][1]),
-    ]
+    stored = distance(as_real(finite.to(dtype)), finite)
+    rounding = (few * eps * sizes[0] + 2 * stored[0], few_mean * eps * sizes[1] + 2 * stored[1])
+    ways = [(f"{few:g} roundings of {name_of(dtype)}", rounding[0])]
+    means = [(f"{few_mean:g} roundings of {name_of(dtype)}", rounding[1])]
+    reasons = [("the problem's own sensitivity to rounding", SHAKEN.get(dtype, 2.0), exact.moved[leaf])]
     if exact.single:
-        ways.append(("three times what the reference loses in float32", TIMES_BASELINE * exact.single[leaf][0]))
-        means.append(("three times what the reference loses in float32", TIMES_BASELINE * exact.single[leaf][1]))
+        reasons.append(("three times what the reference loses in float32", TIMES_BASELINE, exact.single[leaf]))
     if baseline is not None and leaf < len(baseline.leaves):
-        ways.append(("three times the baseline's own error", TIMES_BASELINE * baseline.leaves[leaf][0]))
-        means.append(("three times the baseline's own error", TIMES_BASELINE * baseline.leaves[leaf][1]))
-    most_which, most_allowed = max(ways, key=lambda way: way[1])
-    mean_which, mean_allowed = max(means, key=lambda way: way[1])
-    return (most_allowed, mean_allowed), (most_which, mean_which)
+        reasons.append(("three times the baseline's own error", TIMES_BASELINE, baseline.leaves[leaf]))
+    for words, times, error in reasons:
+        ways.append((words, times * error[0]))
+        means.append((words, times * error[1]))
+    return ways, means, rounding
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -39,6 +39,10 @@ class Hand:
         self.worker: Worker | None = None
         self.hangs = 0
         self.record: Mapping[str, Any] | None = None
+        self.sets = 1
+        """How many sets of inputs the process has in this case."""
+        self.answer_bytes = 1
+        """The size of an answer in this case."""
         self.fault: Lost | Answered | None = None
         """The first failure in this case."""
         self.walls: list[tuple[float, float, float]] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped
 from kernels.harness import criterion, roof
-from kernels.harness.answers import Reply, read, release, size_of, unflattened
-from kernels.harness.workload import Check
+from kernels.harness.answers import Reply, leaves, read, release, same, size_of, unflattened
+from kernels.harness.workload import Check, Unavailable, one_line
 
 LARGE_BYTES = 1 << 30
 """With inputs of at least this size the judge keeps only one right answer."""
@@ -102,11 +104,11 @@ class Judge:
         for errors of the answers that are judged later. Raises `BadWorkload` where the reference itself fails."""
         if self.definition.check is not None:
             output = unflattened(tree, [read(one, self.device) for one in files])
-            verdict = self.by_own_check(case, seed, output)
-            if size_of(output) >= LARGE_BYTES:
+            verdict, size = self.by_own_check(case, seed, output), size_of(output)
+            if size >= LARGE_BYTES:
                 del output
                 release(self.device)
-            return reply_of(verdict)
+            return {**reply_of(verdict), "bytes": size}
         exact = self.right(case, case_id, seed)
         output = unflattened(tree, [read(one, self.device) for one in files])
         _, leaves_out = criterion.flattened(output)
@@ -122,10 +124,44 @@ class Judge:
         if baseline and verdict.passed and errors is not None:
             self.baseline[case_id] = errors.widest(self.baseline.get(case_id))
             self.dtypes.setdefault(case_id, [one.dtype for _, one in leaves_out])
-        if size_of(output) >= LARGE_BYTES:
+        size = size_of(output)
+        if size >= LARGE_BYTES:
             del output, leaves_out
             release(self.device)
-        return reply_of(verdict)
+        return {**reply_of(verdict), "bytes": size}
+
+    def judge_repeated(
+        self, case: dict[str, Any], case_id: str, seeds: list[int], tree: Any, files: list[Any], baseline: bool
+    ) -> Reply:
+        """The first wrong one among many answers, stacked by the seed of their inputs, or the last right one, and how
+        many there were. An answer that equals the one before it in every bit has that one's verdict."""
+        stacked = unflattened(tree, [read(one, self.device) for one in files])
+        reply, number = reply_of(Check(False, float("nan"), float("nan"), "no call was made")), 0
+        for seed, answers in zip(seeds, stacked, strict=False):
+            before: Any = None
+            for place in range(len(leaves(answers)[0]) if leaves(answers) else 0):
+                answer = mapped(answers, operator.itemgetter(place))
+                number += 1
+                if before is not None and same(answer, before):
+                    continue
+                before = answer
+                reply = reply_of(self.verdict(case, case_id, seed, answer, baseline))
+                if not reply["passed"]:
+                    return {**reply, "calls": number}
+        return {**reply, "calls": number}
+
+    def verdict(self, case: dict[str, Any], case_id: str, seed: int, output: Any, baseline: bool) -> Check:
+        """The verdict on one answer; nothing is kept of it."""
+        if self.definition.check is not None:
+            return self.by_own_check(case, seed, output)
+        return criterion.judged(
+            output,
+            self.right(case, case_id, seed),
+            self.dtypes.get(case_id),
+            None if baseline else self.baseline.get(case_id),
+            self.tolerance(case),
+            tf32=baseline and self.device.type == "cuda",
+        )[0]
 
     def borrowed(self, files: list[Any]) -> Reply:
         """The sums of lent answers, from which the harness learns whether lending between two processes works."""
@@ -170,21 +206,51 @@ class Judge:
         """Computes the right answer. Where large inputs leave no room it is computed once instead of twice, and if that
         fails too, in the type of the inputs, which is better than no verdict. Raises `BadWorkload` where the reference
         itself fails."""
-        noise = None
-        if self.tolerance(case) is None:
-            noise = torch.Generator(device=self.device)
-            noise.manual_seed(seed ^ 0x5EED)
+        noise = self.noise(seed) if self.tolerance(case) is None else None
         ways = [(self.to_double, twice), (self.to_double, False), (lambda one: one, False)][:: 1 if large else 3]
         for number, (to_double, again) in enumerate(ways, start=1):
             try:
-                return criterion.exact_of(self.definition.reference, arguments, noise, to_double, twice=again)
+                made = criterion.exact_of(self.definition.reference, arguments, noise, to_double, twice=again)
+                return made if noise is not None or large else self.sharper(made, case, seed, arguments, to_double)
             except (torch.OutOfMemoryError, MemoryError):
                 if number == len(ways):
                     raise
-            except Exception as exc:
+            except criterion.ReferenceRaised as exc:
+                cause = exc.__cause__
+                assert isinstance(cause, Exception), "it was raised from one"
+                raise self.refused(cause) from cause
+            except ValueError as exc:
                 raise self.refused(exc) from exc
+            except (RuntimeError, TypeError) as exc:
+                raise Unavailable(f"the judge cannot compare answers of this kind: {one_line(str(exc))}") from exc
             release(self.device)
         raise AssertionError("the last way returns or raises")
+
+    def noise(self, seed: int) -> torch.Generator:
+        """The generator of the roundings with which the problem's own sensitivity is found."""
+        made = torch.Generator(device=self.device)
+        made.manual_seed(seed ^ 0x5EED)
+        return made
+
+    def sharper(
+        self,
+        exact: criterion.Exact,
+        case: dict[str, Any],
+        seed: int,
+        arguments: Arguments,
+        to_double: Callable[[Any], Any],
+    ) -> criterion.Exact:
+        """The right answer under the workload's own tolerance, with the answer to other inputs. Where that tolerance
+        would pass an answer that proves nothing, what justifies an error is found too."""
+        tolerance = self.tolerance(case)
+        assert tolerance is not None, "without one the criterion of ours decides anyway"
+        reference = self.definition.reference
+        other = criterion.exact_of(reference, self.drawn(case, seed ^ 0x57A1E), None, to_double, twice=False)
+        exact = criterion.with_stale(exact, other)
+        if not criterion.is_vacuous(exact, tolerance):
+            return exact
+        known = criterion.exact_of(reference, arguments, self.noise(seed), to_double, twice=False)
+        return replace(known, trivial=exact.trivial)
 
     def leave(self) -> Reply:
         """Drops everything of the case."""

@@ -72,6 +72,8 @@ def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
         "peak_memory_bytes": "" if peak is None else str(peak),
         "joules_per_call": "" if setting.energy is None else number(setting.energy.joules_per_call),
         "energy_s": "" if setting.energy is None else f"{setting.energy.seconds:.3f}",
+        "judged_calls": str(setting.check.calls or ""),
+        "rare_fault_seen": f"{setting.check.rare_fault_seen:.4f}" if setting.check.calls else "",
     }
 
 

@@ -14,6 +14,7 @@ from kernels.harness.arena import Arena, open_arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew
+from kernels.harness.facts import log
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
@@ -69,12 +70,15 @@ def build_kernel(session: Session) -> int:
 def tell_loaded(session: Session, crew: Crew) -> int:
     """Sends a fact for each implementation of the user that does not load; the others go on."""
     failed = {name: one for name, one in crew.items() if not isinstance(one, Built)}
-    for name, exc in failed.items():
-        session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
     loaded = [name for name in crew if name not in failed]
     if loaded:
         session.facts.send("gate", name="kernel_loads", passed=True, detail=", ".join(loaded))
     faults = {name: exc for name, exc in failed.items() if isinstance(exc, BuildFailed)}
+    for name, exc in failed.items():
+        if name in faults:
+            session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
+        else:  # it cannot run on this device: its rows say so, and no gate has failed
+            log(f"{name}: {one_line(str(exc))}")
     if not faults:
         return DONE
     detail = "\n".join(f"{name}: {exc}\n{exc.remedy}".strip() for name, exc in faults.items())

@@ -56,12 +56,19 @@ class BuildRecord:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A verdict. `max_abs_error` is NaN when there was nothing to compare; `reason` is empty when it passed."""
+    """A verdict. `max_abs_error` is NaN when there was nothing to compare; `reason` is empty when it passed. `calls` is
+    the number of calls whose answers were judged, where they were counted."""
 
     passed: bool
     max_abs_error: float
     limit: float
     reason: str
+    calls: int = 0
+
+    @property
+    def rare_fault_seen(self) -> float:
+        """The chance that these calls show a fault of one call in a hundred."""
+        return 1 - 0.99**self.calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class Own:
     """The same cases as values by axis, where they are told."""
     notes: tuple[str, ...] = ()
     """What is not used of it, and why."""
+    cuda: tuple[str, ...] = ()
+    """Its CUDA sources that implementations name: they need a GPU."""
 
 
 def main_file(path: Path) -> Path:
@@ -160,7 +162,16 @@ def found(path: Path) -> Own:
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
     files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
-    return Own(form, file.parent, told.name, told.cases, files, needs=told.needs, grid=told.grid)
+    return Own(
+        form,
+        file.parent,
+        told.name,
+        told.cases,
+        files,
+        needs=told.needs,
+        grid=told.grid,
+        cuda=tuple(sorted({entry.file for entry in told.entries})),
+    )
 
 
 def _gpumode(folder: Path) -> Own:
@@ -276,7 +287,14 @@ def own_workload(path: Path) -> Workload:
     where = str(path.resolve())
     notes = tuple(words(note, 300) for note in (*own.notes, *_unsent(own, path)))
     return Workload(
-        path=where, name=words(own.name), cases=own.cases, form=own.form, needs=needs, grid=own.grid, notes=notes
+        path=where,
+        name=words(own.name),
+        cases=own.cases,
+        form=own.form,
+        needs=needs,
+        grid=own.grid,
+        notes=notes,
+        cuda=own.cuda,
     )
 
 

@@ -34,6 +34,8 @@ CHEATS = {
     "of_another_shape": "output is (255, 256)",
     "nothing": "its output is a NoneType, not a plain tensor",
     "never_written": "NaN or infinite, or never written",
+    "wrong_now_and_then": "wrong in one of|max abs error|never written",
+    "wrong_once_in_a_hundred": "wrong in one of|max abs error",
 }
 
 
@@ -57,12 +59,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     (case,) = named(facts, "case_finished")
     rows = {row["implementation"]: row for row in harness.rows(case["case_id"])}
     assert set(rows) == {*HONEST, *CHEATS}
-    return case
+    torch_rows = [row for row in harness.rows(case["case_id"]) if row["implementation"] == "torch"]
+    return {**case, "rows_of": {"torch": torch_rows}}
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_timed(finished: Mapping[str, Any], name: str) -> None:
     assert name in finished["median_us"], finished["skipped"].get(name)
+
+
+def test_a_row_says_how_many_calls_were_judged_and_what_that_would_show(finished: Mapping[str, Any]) -> None:
+    for row in finished["rows_of"]["torch"]:
+        assert int(row["judged_calls"]) > 10
+        assert float(row["rare_fault_seen"]) == pytest.approx(1 - 0.99 ** int(row["judged_calls"]), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -81,3 +90,14 @@ def test_speed_beyond_the_roof_is_implausible(tmp_path: Path) -> None:
     (case,) = named(facts, "case_finished")
     assert "implausible: " in case["skipped"]["torch"]
     assert "GFLOP/s" in case["skipped"]["torch"]
+
+
+@pytest.mark.parametrize("n", [16, 48])
+def test_a_memo_of_a_small_product_is_found_too(tmp_path: Path, n: int) -> None:
+    text = (OWN / "cheats.py").read_text(encoding="utf-8").replace('"n": [256]', f'"n": [{n}]')
+    (tmp_path / "small.py").write_text(text)
+    asked = own(tmp_path / "small.py", implementations=["torch", "by_value", "honest_einsum"])
+    with HarnessProcess("measure", asked, tmp_path, environ={"PYTHONPATH": str(ROOT)}) as harness:
+        _, facts = harness.finish()
+    (case,) = named(facts, "case_finished")
+    assert set(case["median_us"]) >= {"torch", "honest_einsum"}, case["skipped"]

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from kernels.forms.definition import Arguments, in_double
-from kernels.harness.criterion import Errors, allowance, distance, exact_of, judged, pieces
+from kernels.harness.criterion import (
+    Errors,
+    ReferenceRaised,
+    allowance,
+    distance,
+    exact_of,
+    judged,
+    pieces,
+    with_stale,
+)
 
 Function = Callable[..., Any]
 
@@ -189,3 +198,86 @@ def test_a_reference_without_a_generator_is_not_shaken_and_may_be_called_once() 
     assert len(calls) == 1
     assert exact.moved == ((0.0, 0.0),)
     assert exact.single == ()
+
+
+def kernelbench(reference: Function, kernel: Function, *inputs: torch.Tensor, atol: float = 1e-4) -> Any:
+    """The verdict under KernelBench's tolerance, with what justifies an error known, as where that would pass zeros."""
+    given = Arguments(inputs, {})
+    exact = exact_of(lambda a: reference(*a.args), given, torch.Generator().manual_seed(3), in_double)
+    other = Arguments(tuple(torch.rand(one.shape, generator=torch.Generator().manual_seed(4)) for one in inputs), {})
+    exact = with_stale(exact, exact_of(lambda a: reference(*a.args), other, None, in_double))
+    return judged(kernel(*inputs), exact, None, None, {"rtol": atol, "atol": atol, "baselines": 3.0})[0]
+
+
+SMALL_ANSWERS: dict[str, Function] = {
+    "softmax of a long row": lambda x: torch.softmax(x, dim=1),
+    "norm": lambda x: x / x.square().sum().sqrt(),
+    "minimum": lambda x: x.square().amin(dim=1) * 1e-3,
+    "small values": lambda x: x * 1e-5,
+}
+
+
+@pytest.mark.parametrize("name", SMALL_ANSWERS)
+@pytest.mark.parametrize("atol", [1e-4, 1e-2])
+def test_a_tolerance_that_would_pass_nothing_at_all_is_lowered(name: str, atol: float) -> None:
+    reference, x = SMALL_ANSWERS[name], torch.rand(16, 16384, generator=torch.Generator().manual_seed(1))
+    stale = torch.rand(16, 16384, generator=torch.Generator().manual_seed(2))
+    right = reference(x)
+    assert kernelbench(reference, reference, x, atol=atol).passed
+    trivial = (torch.zeros_like(right), torch.full_like(right, float(right.mean())), reference(stale))
+    for answer in (*trivial, *([x] if x.shape == right.shape else [])):
+        verdict = kernelbench(reference, lambda _, answer=answer: answer, x, atol=atol)
+        assert not verdict.passed, name
+
+
+def test_an_answer_that_is_rightly_zero_passes_under_any_tolerance() -> None:
+    x = torch.rand(64, 64)
+    assert kernelbench(lambda a: a - a, torch.zeros_like, x).passed
+    assert kernelbench(lambda a: a * 0 + 3, lambda a: torch.full_like(a, 3), x).passed
+
+
+def test_a_limit_that_rounding_justifies_never_passes_zeros() -> None:
+    """A sum of terms that cancel: what rounding may do to it is as large as the answer itself."""
+    torch.manual_seed(5)
+    terms = torch.randn(64, 4096).half()
+    x = torch.cat([terms, -terms * (1 + 2**-11)], dim=1)
+    assert not verdict(lambda a: a.sum(-1), lambda a: torch.zeros(64).half(), x).passed
+
+
+def test_integers_obey_the_workloads_tolerance_and_without_one_are_equal() -> None:
+    right = torch.randint(-127, 127, (64, 64), dtype=torch.int8)
+    off = right.clone()
+    off[3, 5] += 1
+    far = right.clone()
+    far[3, 5] += 3
+    exact = exact_of(lambda _: right, Arguments((torch.rand(64, 64),), {}), None, in_double)
+    assert judged(off, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
+    assert not judged(far, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
+    assert not judged(off, exact, None, None)[0].passed
+    assert not judged(torch.zeros_like(right), exact, None, None, {"rtol": 0.0, "atol": 200.0})[0].passed
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_answers_are_judged_after_widening(name: str) -> None:
+    dtype = getattr(torch, name)
+    x = torch.randn(64, 256)
+    assert verdict(lambda a: a.to(dtype), lambda a: a.to(dtype), x).passed
+    assert verdict(lambda a: a.to(dtype), lambda a: (a * 1.0001).to(dtype), x).passed, "ties fall either way"
+    for wrong in (lambda a: (a * 0).to(dtype), lambda a: (a * 2).to(dtype), lambda a: (-a).to(dtype)):
+        assert not verdict(lambda a: a.to(dtype), wrong, x).passed
+
+
+def test_complex_and_boolean_answers_are_judged() -> None:
+    x = torch.randn(16, 16)
+    assert verdict(lambda a: torch.complex(a, a), lambda a: torch.complex(a, a), x).passed
+    assert not verdict(lambda a: torch.complex(a, a), lambda a: torch.complex(a, -a), x).passed
+    assert verdict(lambda a: a > 0, lambda a: a > 0, x).passed
+    assert not verdict(lambda a: a > 0, lambda a: a >= -1, x).passed
+
+
+def test_what_the_reference_raises_is_told_from_what_the_judge_lacks() -> None:
+    def broken(_: Any) -> torch.Tensor:
+        raise KeyError("no such row")
+
+    with pytest.raises(ReferenceRaised):
+        exact_of(broken, Arguments((torch.rand(4),), {}), None, in_double)

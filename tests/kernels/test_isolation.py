@@ -73,3 +73,29 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (OSError, IndexError):
         return False
+
+
+CUDA_BESIDE_PYTHON = """
+axes = {"n": [16]}
+def inputs(n, device, generator):
+    import torch
+    return torch.rand(n, device=device, generator=generator)
+def outputs(x):
+    import torch
+    return torch.empty_like(x)
+def reference(x):
+    return x * 2
+def kernel_python(out, x):
+    out.copy_(x * 2)
+kernel_cuda = {"cuda": "double.cu", "entry": "double_it", "grid": "1", "block": 16, "args": ["out", "x"]}
+"""
+
+
+def test_a_cuda_kernel_without_a_gpu_is_a_skipped_row_and_fails_no_gate(tmp_path: Path) -> None:
+    (tmp_path / "mixed.py").write_text(CUDA_BESIDE_PYTHON)
+    (tmp_path / "double.cu").write_text('extern "C" __global__ void double_it(float *out, const float *x) {}\n')
+    with HarnessProcess("build", own(tmp_path / "mixed.py", implementations=["*"]), tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    assert [gate["passed"] for gate in named(facts, "gate") if gate["name"] == "kernel_loads"] == [True]
+    assert named(facts, "problem") == []

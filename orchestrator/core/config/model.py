@@ -195,6 +195,8 @@ class Workload(_Section):
     """Each case that can be read from its text, as values by axis; empty if the cases are known only when it runs."""
     notes: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     """What of the workload is not used or not sent, and why; the plan shows it."""
+    cuda: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    """The CUDA sources that its implementations name; without a GPU these implementations are skipped."""
 
     @model_validator(mode="before")
     @classmethod

@@ -39,7 +39,13 @@ def about_grids(config: Config, mode: Mode, grids: EffectiveGrids, here: str) ->
             )
         instead = "" if config.gpu == "cpu" or not mode.simulated else f"; no {config.gpu.upper()} is measured"
         where = f" on this machine's own {here or 'processor'}" if mode.simulated else ""
-        return [f"workload {workload.name}: {cases}{where}{instead}", *workload.notes]
+        without_gpu = mode.simulated and not here
+        skipped = [f"{', '.join(workload.cuda)}: needs a GPU, so its rows are skipped here"] if workload.cuda else []
+        return [
+            f"workload {workload.name}: {cases}{where}{instead}",
+            *(skipped if without_gpu else ()),
+            *workload.notes,
+        ]
     if mode.simulated:
         what = f"grid '{grids.measure.name}'"
         if grids.replaced:

@@ -139,7 +139,7 @@ def kernel_patched_clock_for_a_while(x):
             perf_counter_ns = staticmethod(lambda: time.perf_counter_ns() // 1000)
 
         timers_of_the_harness.time = Slow
-    time.sleep(0.02)
+    time.sleep(0.1)
     return x @ x
 
 
@@ -184,4 +184,23 @@ def kernel_nothing(x):
 def kernel_never_written(x):
     out = torch.full_like(x, float("nan"))
     out[1:] = x[1:] @ x
+    return out
+
+
+def kernel_wrong_now_and_then(x):
+    """A race: one call in twenty leaves a tile unwritten."""
+    calls["race"] += 1
+    out = torch.empty_like(x)
+    out[64:] = x[64:] @ x
+    if calls["race"] < 40 or calls["race"] % 20:
+        out[:64] = x[:64] @ x
+    return out
+
+
+def kernel_wrong_once_in_a_hundred(x):
+    """It gets away with most runs that judge a few dozen calls."""
+    calls["rare"] += 1
+    out = x @ x
+    if calls["rare"] % 97 == 96:
+        out[3, 5] += 1
     return out

@@ -73,6 +73,13 @@ def test_what_measures_a_workload_of_the_users_own_in_the_embedded_cloud_is_name
     assert said == f"workload rms: 2 cases on this machine's own {named}; no L4 is measured"
 
 
+@pytest.mark.parametrize(("here", "skipped"), [("", True), ("NVIDIA H200", False)])
+def test_a_plan_says_that_cuda_sources_are_skipped_without_a_gpu(here: str, skipped: bool) -> None:
+    config = asked("gpu: l4").model_copy(update={"workload": Workload(path="/x/k.py", name="k", cuda=("k.cu",))})
+    notices = accepted(config, mode=Mode.EMBEDDED, here=here).notices
+    assert ("k.cu: needs a GPU, so its rows are skipped here" in notices) is skipped
+
+
 def test_a_dtype_left_out_is_said_to_be() -> None:
     assert "t4 has no bfloat16 arithmetic: left out" in accepted(asked("gpu: t4")).notices
 
