@@ -115,7 +115,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     """What `launch` with the same words would ask for. Raises what it raises."""
     wiring, config, name = _configured(workload, gpu, max_usd, host, settings)
-    made = _planned(wiring, config, name)
+    made = wiring.plan(config, name)
     return Plan(
         gpu=made.label,
         workload="" if config.workload is None else config.workload.name,
@@ -144,10 +144,10 @@ def launch(
     wiring, config, name = _configured(workload, gpu, max_usd, host, settings, say)
     payload = payload_of(config)
     world = wiring.world(config)
-    made, refused = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True)
+    made, _ = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
     run_id = new_run_id(wiring.clock.now(), made.label)
     order = RunOrder(run_id, made, payload, _context(wiring, made))
-    engine = begin(world, order, say=wiring.say, cold=True, refused=refused)
+    engine = begin(world, order, say=wiring.say, cold=True)
     state = engine.follow(until=lambda run: run.goes_on_alone)
     wrong = error_of(state)
     if wrong is not None and state.cases_done == 0:
@@ -190,13 +190,6 @@ def _configured(
     wiring = _wired(say)
     config, name = wiring.configured(options)
     return wiring, config, name
-
-
-def _planned(wiring: Wiring, config: Config, name: str) -> LaunchPlan:
-    made, refused = plan_for_launch(wiring.world(config), config, lambda one: wiring.plan(one, name), cold=True)
-    if refused is not None:
-        raise refused
-    return made
 
 
 def _context(wiring: Wiring, made: LaunchPlan) -> LaunchContext:

@@ -35,6 +35,7 @@ from orchestrator.runs.images import build as build_image
 from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
 from orchestrator.runs.launch import LaunchContext, RunOrder
 from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
 
 app = typer.Typer(no_args_is_help=True, help="Build prepared images, so that machines start sooner.")
@@ -82,7 +83,9 @@ def build(
         watch.step("planning")
         base = world.cloud().image(*wanted.image_source)
         wish = wish_of(wanted, base, days)
-        plan = build_plan(wiring.plan(small, f"image-{gpu.lower()}"), wish)
+        name = f"image-{gpu.lower()}"
+        made = after_settling_abandoned(world, lambda: wiring.plan(small, name), watch.say)
+        plan = build_plan(made, wish)
         where = LaunchContext(wiring.mode, wiring.bucket.name, wiring.user, wiring.endpoints, require_cuda=False)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload_of(wanted), where)
         record = build_image(world, order, wish, say=watch.say, watch=watch.show)

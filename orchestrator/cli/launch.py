@@ -28,6 +28,7 @@ from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.resume import resume
 from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of
@@ -119,7 +120,7 @@ def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
 
 def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[LaunchPlan, BudgetExceeded | None]:
     world = wiring.world(config)
-    return plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=cold)
+    return plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=cold, say=wiring.say)
 
 
 def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch, user: str) -> Run:
@@ -145,7 +146,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
     run_id = find_run(wiring, again.resume)
     with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
-        plan = wiring.plan_again(run_id, limits)
+        plan = after_settling_abandoned(wiring.world(), lambda: wiring.plan_again(run_id, limits), watch.say)
         world = wiring.world(plan.config)
 
         def begun() -> Engine:

@@ -28,6 +28,7 @@ from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, fig
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import Payload, RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, new_run_id, payload_of, write_atomically
 
 SETS = ("roofline", "full", "trace")
@@ -92,7 +93,8 @@ def _profiled(
     wiring: Wiring, run_id: str, cases: tuple[str, ...], only: tuple[str, ...], wanted: str, *, quiet: bool
 ) -> str:
     """Starts a run that only profiles these cases, and returns its id."""
-    plan = wiring.plan_again(run_id, LaunchOptions("", None, ()))
+    say, limits = wiring.say, LaunchOptions("", None, ())
+    plan = after_settling_abandoned(wiring.world(), lambda: wiring.plan_again(run_id, limits), say)
     ids = tuple(_case_of(plan, text) for text in cases)
     for name in only:
         if name not in plan.harness["implementations"] and "*" not in plan.harness["implementations"]:

@@ -18,11 +18,11 @@ from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.text import count, words
 from orchestrator.runs.engine import World
-from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import ImageFinding, reap_images, survey_images
+from orchestrator.runs.kinds import Found
 from orchestrator.runs.reap import Failure, Finding, Reaped, survey
 from orchestrator.runs.reap import reap as delete
-from orchestrator.runs.reconcile import Found, reconcile
+from orchestrator.runs.reconcile import reconcile
 from orchestrator.wiring import Timer, install_timer_files
 
 
@@ -58,9 +58,8 @@ def reap(
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
     still = tuple(Failure("an image may still be there", error) for error in (*failed, *unasked))
-    kept = _give_back(world) if deletes and not unasked else ()
     settled, unsettled = _settle(world) if deletes else ((), ())
-    done = Reaped(done.gone, (*done.failed, *still, *kept, *unsettled))
+    done = Reaped(done.gone, (*done.failed, *still, *unsettled))
     if json:
         emit_json(_document(wiring.mode, findings, images, done, gone, settled))
     elif deletes:
@@ -119,15 +118,6 @@ def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, .
         return survey_images(world), ()
     except BenchError as error:
         return (), (error,)
-
-
-def _give_back(world: World) -> tuple[Failure, ...]:
-    """Releases money that was set aside for images that were never made. An unreadable ledger stops nothing else."""
-    try:
-        look_after_builds(world)
-    except BenchError as error:
-        return (Failure("the money set aside for images was not given back", error),)
-    return ()
 
 
 def _settle(world: World) -> tuple[tuple[Found, ...], tuple[Failure, ...]]:

@@ -11,8 +11,8 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
 from orchestrator.core.hosts import is_host
-from orchestrator.core.ledger.arming import NotArmed, arm, may_settle
-from orchestrator.core.ledger.budget import Caps, Ledger, settle
+from orchestrator.core.ledger.arming import NotArmed, arm
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.naming import cases_prefix, hold_key, instance_name
@@ -30,7 +30,7 @@ from orchestrator.ports import (
     InstanceRequest,
     Refusal,
 )
-from orchestrator.runs.holds import Accounts
+from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
 from orchestrator.runs.machines import (
     cost_by_the_cloud,
@@ -373,15 +373,8 @@ class Engine:
         if metered is None:
             return False
         cost = max(cost, metered)
-        now, key = self.world.clock.now(), hold_key(self.run_id, run.generation)
-        known = max((vm.attempt for vm in run.vms), default=0)
-
-        def change(ledger: Ledger) -> Ledger | None:
-            if not may_settle(ledger, key, known, now, self.world.policy.insert_limit_s):
-                return None
-            return settle(ledger, key, cost, now)
-
-        ledger = self.world.accounts.change(change)
+        key, known = hold_key(self.run_id, run.generation), max((vm.attempt for vm in run.vms), default=0)
+        ledger = settle(self.world.accounts, key, cost, known, self.world.policy.insert_limit_s)
         if ledger is None:
             return False
         entry = ledger.runs.get(key)

@@ -1,14 +1,36 @@
-"""The only way to change the ledger: after every change the alert thresholds are checked, and due alerts are sent."""
+"""Holds money before a machine is asked for, and replaces each hold by what was spent: for every kind of paid work.
+
+`Accounts` is the only way to change the ledger: after every change the alert thresholds are checked, and due alerts are
+sent. No other module of `runs` authorizes, holds or settles.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
 from typing import TypeVar
 
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, BudgetExceeded
 from orchestrator.core.ledger.alerts import Alert, about_to_say, alerts_due, mark_alerted
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, SharedCaps, set_caps
+from orchestrator.core.ledger.arming import may_settle
+from orchestrator.core.ledger.budget import (
+    WINDOWS,
+    Caps,
+    HoldTerms,
+    Ledger,
+    Refused,
+    SharedCaps,
+    add_cost,
+    authorize,
+    binding,
+    hold,
+    set_caps,
+    take_back,
+)
+from orchestrator.core.ledger.budget import settle as settled
+from orchestrator.core.ledger.unlisted import CATEGORY
 from orchestrator.core.setup.steps import ShareCaps
 from orchestrator.ports import Bucket, Clock, Notice, Notifier
 from orchestrator.store.ledger import LedgerStore
@@ -63,7 +85,104 @@ def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:
         notifier.notify(Notice(alert.kind, alert.title, alert.text, data | money))
 
 
-# The caps that a set-up gives to a bucket: those that nobody has set yet.
+# --- to hold, and to give back ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """The most dollars that a piece of paid work can cost."""
+
+    key: str
+    usd: Decimal
+    subject: str
+    """What can cost so much, in a refusal: `this run`."""
+    ttl_s: int = 0
+    gpu: str = ""
+    note: str = ""
+    pretend: bool = False
+    storage: bool = False
+    """Whether it is for an image's storage: that is set aside as a cost, and no cap of a run counts for it."""
+    prepaid: bool = False
+    """Whether another hold pays for it: then it is an entry of no dollars, which no cap refuses."""
+    remedy: str = ""
+    """What to do about a refusal, where raising the cap is not the first thing."""
+
+
+def acquire(accounts: Accounts, request: HoldRequest) -> None:
+    """Hold the dollars of a request, once however often it is called. Raise `BudgetExceeded` if they do not fit under
+    every cap; then nothing has changed."""
+    now = accounts.clock.now()
+    _raise_refusal(accounts.change(lambda ledger: _place(ledger, accounts.caps, request, now)), request)
+
+
+def check(accounts: Accounts, request: HoldRequest) -> None:
+    """Raise `BudgetExceeded` if a request could not be held now. It holds nothing."""
+    _raise_refusal(_place(accounts.ledger.read(), accounts.caps, request, accounts.clock.now()), request)
+
+
+def settle(accounts: Accounts, key: str, usd: Decimal, attempt: int, insert_limit_s: float) -> Ledger | None:
+    """Replace a hold by the dollars that were spent. None if a machine may have been asked for after number `attempt`,
+    the last one that the caller knows of; then nothing has changed."""
+    now = accounts.clock.now()
+
+    def change(ledger: Ledger) -> Ledger | None:
+        return settled(ledger, key, usd, now) if may_settle(ledger, key, attempt, now, insert_limit_s) else None
+
+    return accounts.change(change)
+
+
+def settle_shares(accounts: Accounts, shares: Mapping[str, Decimal]) -> None:
+    """Replace several holds by what was spent under each, at once. The caller knows that no machine is left."""
+    now = accounts.clock.now()
+
+    def change(ledger: Ledger) -> Ledger:
+        for key, usd in shares.items():
+            ledger = settled(ledger, key, usd, now)
+        return ledger
+
+    accounts.change(change)
+
+
+def release_storage(accounts: Accounts, key: str, note: str) -> None:
+    """Give back what is set aside for an image's storage."""
+    now = accounts.clock.now()
+    accounts.change(lambda ledger: take_back(ledger, key, note, now, f"{key}-back") or ledger)
+
+
+def settle_storage(accounts: Accounts, old: str, new: str, usd: Decimal, note: str) -> None:
+    """Replace what is set aside for an image's storage under `old` by a cost under `new`, once."""
+    now = accounts.clock.now()
+
+    def change(ledger: Ledger) -> Ledger:
+        before = ledger.costs.get(old)
+        base = take_back(ledger, old, note, now, f"{old}-back") or ledger
+        return add_cost(base, CATEGORY, usd, note, now, new, pretend=before is not None and before.pretend)
+
+    accounts.change(change)
+
+
+def _place(ledger: Ledger, caps: Caps, request: HoldRequest, now: datetime) -> Ledger | Refused:
+    caps = replace(caps, run=None) if request.storage else caps
+    verdict = authorize(ledger, caps, request.usd, now, run_id=request.key, pretend=request.pretend)
+    if isinstance(verdict, Refused) and not request.prepaid:
+        return verdict
+    if request.storage:
+        return add_cost(ledger, CATEGORY, request.usd, request.note, now, request.key, pretend=request.pretend)
+    under = None if request.prepaid else binding(ledger, caps)
+    terms = HoldTerms(request.gpu, request.note, under, request.pretend)
+    return hold(ledger, request.key, request.usd, request.ttl_s, now, terms)
+
+
+def _raise_refusal(answer: Ledger | Refused, request: HoldRequest) -> None:
+    if isinstance(answer, Refused):
+        raise BudgetExceeded(
+            f"{request.subject} can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
+            f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other runs)",
+            hint=request.remedy or answer.remedy,
+        )
+
+
+# --- the caps that a set-up gives to a bucket: those that nobody has set yet ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from orchestrator.core.hosts import (
     parse_target,
     why_validate,
 )
-from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.yamltext import scalar
 from orchestrator.ports import Hosts
 from orchestrator.runs.engine import World
-from orchestrator.runs.planning import LaunchOptions, plan_with_open_holds_settled
+from orchestrator.runs.planning import LaunchOptions, plan_or_raise
 
 # Whether a host has what a run needs: it is probed before each run, and validated when that is due.
 
@@ -119,15 +118,13 @@ def plan_for_hosts(world: World, hosts: Hosts, config: Config, name: str, *, say
     device = ", ".join(str(gpu["name"]) for gpu in probe["gpus"]) or f"no GPU, {probe['cpu'] or probe['machine']}"
     notice = f"{target}: {device}; {probe['os']}; python {probe['python']}"
 
-    def make() -> LaunchPlan | PlanRefused:
-        return plan_on_hosts(
-            config,
-            config_name=name,
-            target=target,
-            ledger=world.ledger.read(),
-            caps=config.budget.caps(),
-            now=world.clock.now(),
-            notices=(notice,),
-        )
-
-    return plan_with_open_holds_settled(world, make)
+    made = plan_on_hosts(
+        config,
+        config_name=name,
+        target=target,
+        ledger=world.ledger.read(),
+        caps=config.budget.caps(),
+        now=world.clock.now(),
+        notices=(notice,),
+    )
+    return plan_or_raise(made)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.images import ImageRecord, cost_of, is_image_of
-from orchestrator.core.ledger.budget import Ledger, add_cost, take_back
-from orchestrator.core.ledger.unlisted import CATEGORY, most_of, outstanding
+from orchestrator.core.ledger.unlisted import most_of, outstanding
 from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.holds import release_storage, settle_storage
 from orchestrator.store.images import Shelf
 
 BEGINS_WITHIN: Final = timedelta(minutes=13)
@@ -43,22 +41,7 @@ class Build:
 
 
 def give_back(world: World, name: str) -> None:
-    now = world.clock.now()
-
-    def change(ledger: Ledger) -> Ledger:
-        return take_back(ledger, most_of(name), f"{name} was not made", now, f"{most_of(name)}-back") or ledger
-
-    world.accounts.change(change)
-
-
-def replace_cost(world: World, old: str, new: str, usd: Decimal, note: str, now: datetime) -> None:
-    def change(ledger: Ledger) -> Ledger:
-        known = ledger.costs.get(old)
-        undone = take_back(ledger, old, note, now, f"{old}-back")
-        base = undone if undone is not None else ledger
-        return add_cost(base, CATEGORY, usd, note, now, new, pretend=known is not None and known.pretend)
-
-    world.accounts.change(change)
+    release_storage(world.accounts, most_of(name), f"{name} was not made")
 
 
 def made(world: World, record: ImageRecord) -> None:
@@ -67,26 +50,29 @@ def made(world: World, record: ImageRecord) -> None:
     word = json.dumps({"schema": 1, "image": record.name}).encode()
     world.bucket.create(f"{run_prefix(record.run)}sealed.json", word)
     note = f"storage of {record.name} until {record.expires_at:%Y-%m-%d}"
-    replace_cost(world, most_of(record.name), cost_of(record.name), record.usd, note, world.clock.now())
+    settle_storage(world.accounts, most_of(record.name), cost_of(record.name), record.usd, note)
 
 
-def look_after_builds(world: World, say: Callable[[Build], None] = lambda _: None) -> tuple[Build, ...]:
-    """Looks after every image that was not made yet. Costs one request when there is none. One that cannot be looked
+def look_after_builds(world: World) -> tuple[Build, ...]:
+    """Look after every image that was not made yet. Costs one request when there is none. One that cannot be looked
     after hides no other."""
-    due = outstanding(world.ledger.read())
-    if not due or world.shelf is None:
-        return ()
-    records = {one.name: one for one in world.shelf.records.every()[0]}
     builds = []
-    for name, since in due.items():
-        run_id = _run_of(world, name)
+    for name in outstanding(world.ledger.read()) if world.shelf is not None else ():
         try:
-            build = _one(world, world.shelf, Build(name, run_id, False, ""), records.get(name), since)
+            build = look_after_build(world, name)
         except BenchError as exc:
-            build = Build(name, run_id, False, f"it could not be looked after: {exc}")
-        builds.append(build)
-        say(build)
+            build = Build(name, _run_of(world, name), False, f"it could not be looked after: {exc}")
+        builds += [build] if build is not None else []
     return tuple(builds)
+
+
+def look_after_build(world: World, name: str) -> Build | None:
+    """Look after one image that was not made yet; None where there can be no images, or its money is given back."""
+    since = outstanding(world.ledger.read()).get(name)
+    if world.shelf is None or since is None:
+        return None
+    record = next((one for one in world.shelf.records.every()[0] if one.name == name), None)
+    return _one(world, world.shelf, Build(name, _run_of(world, name), False, ""), record, since)
 
 
 def _one(world: World, shelf: Shelf, build: Build, record: ImageRecord | None, since: datetime) -> Build:

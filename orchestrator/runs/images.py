@@ -9,7 +9,7 @@ from typing import Final
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, NotFound, RunFailed
+from orchestrator.core.errors import BenchError, ConfigError, NotFound, RunFailed
 from orchestrator.core.images import (
     EXPIRES_LABEL,
     GPU_LABEL,
@@ -23,8 +23,7 @@ from orchestrator.core.images import (
     image_name,
     storage_usd,
 )
-from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize
-from orchestrator.core.ledger.unlisted import CATEGORY, most_of
+from orchestrator.core.ledger.unlisted import most_of
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -34,7 +33,8 @@ from orchestrator.core.run.status import StatusLine
 from orchestrator.core.text import count
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.image_builds import give_back, made, replace_cost
+from orchestrator.runs.holds import HoldRequest, acquire, settle_storage
+from orchestrator.runs.image_builds import give_back, made
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin
 from orchestrator.store.images import Shelf
 
@@ -82,7 +82,7 @@ def build(
     run_id = order.run_id
     name = image_name(wish.gpu, run_id)
     try:
-        _afford(world, wish, order.plan.mode == "embedded", name)
+        _hold_storage(world, wish, order.plan.mode == "embedded", name)
         engine = begin(world, order, say=say, cold=True)
         run = engine.follow(watch=watch, until=lambda run: run.prepared is not None)
         if run.prepared is None or run.vm is None or not run.vm.open:
@@ -124,27 +124,18 @@ def _recorded(world: World, name: str) -> ImageRecord | None:
     return next((one for one in shelf_of(world).records.every()[0] if one.name == name), None)
 
 
-def _afford(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
-    """Holds the most that the image can cost, if that fits under every cap."""
-    now = world.clock.now()
-    most = storage_usd(wish.disk_gb * 2**30, wish.days * 86_400)
-
-    def change(ledger: Ledger) -> Ledger | Refused:
-        verdict = authorize(ledger, replace(world.caps, run=None), most, now, pretend=pretend)
-        if isinstance(verdict, Refused):
-            return verdict
-        note = f"storage of {name}, at most, until it is made"
-        return add_cost(ledger, CATEGORY, most, note, now, most_of(name), pretend=pretend)
-
-    answer = world.accounts.change(change)
-    if isinstance(answer, Refused):
-        raise BudgetExceeded(
-            (
-                f"an image can cost up to ${most} in {count(wish.days, 'day')}, which is ${answer.short_by} more "
-                f"than the cap of ${answer.cap} for {answer.window} leaves"
-            ),
-            hint="a smaller --days costs less",
-        )
+def _hold_storage(world: World, wish: ImageWish, pretend: bool, name: str) -> None:
+    """Hold the most that the storage of an image can cost. Raise `BudgetExceeded`."""
+    request = HoldRequest(
+        most_of(name),
+        storage_usd(wish.disk_gb * 2**30, wish.days * 86_400),
+        f"an image that is kept for {count(wish.days, 'day')}",
+        note=f"storage of {name}, at most, until it is made",
+        pretend=pretend,
+        storage=True,
+        remedy="a smaller --days costs less",
+    )
+    acquire(world.accounts, request)
 
 
 def _request(name: str, wish: ImageWish, run_id: str, vm: Vm, marks: Mapping[str, str], left_s: float) -> ImageRequest:
@@ -252,7 +243,7 @@ def _gone(world: World, shelf: Shelf, name: str) -> ImageRecord:
         name, lambda record: record if record.gone_at is not None else record.model_copy(update={"gone_at": now})
     )
     usd = storage_usd(record.archive_bytes, ((record.gone_at or now) - record.created_at).total_seconds())
-    replace_cost(world, cost_of(name), f"{cost_of(name)}-kept", usd, f"storage of {name}, now gone", now)
+    settle_storage(world.accounts, cost_of(name), f"{cost_of(name)}-kept", usd, f"storage of {name}, now gone")
     return record
 
 

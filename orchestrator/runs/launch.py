@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import BenchError, BudgetExceeded
 from orchestrator.core.hosts import HOST_KEY, is_host
-from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
@@ -18,6 +17,7 @@ from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
 from orchestrator.ports import InstanceRequest
 from orchestrator.runs.engine import Engine, Launch, World
+from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.runs.takeover import Claimant, take_over, waiting
 from orchestrator.store.events import EventLog
 
@@ -157,42 +157,16 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
     return Engine(world, order.run_id, launch=Launch(order.plan.offers, request, order.plan.ttl_s), log=log)
 
 
+def hold_request(plan: LaunchPlan, run_id: str, generation: int = 0) -> HoldRequest:
+    """The worst case of a run as a request for money."""
+    key, pretend = hold_key(run_id, generation), plan.mode.simulated
+    return HoldRequest(key, plan.ceiling_usd, "this run", plan.ttl_s, plan.label, pretend=pretend)
+
+
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:
-    """Holds the ceiling. Taken twice it is one hold. Raises `BudgetExceeded`; then nothing has happened."""
-    key = hold_key(run_id, generation)
-    _refuse(world.accounts.change(_holding(world, plan, key)))
+    """Hold the ceiling. Taken twice it is one hold. Raise `BudgetExceeded`; then nothing has happened."""
+    acquire(world.accounts, hold_request(plan, run_id, generation))
     events.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd, generation=generation))
-
-
-def check_hold(world: World, plan: LaunchPlan, run_id: str, generation: int) -> None:
-    """Raises `BudgetExceeded` where the ceiling could not be held now. Nothing is."""
-    _refuse(_holding(world, plan, hold_key(run_id, generation))(world.ledger.read()))
-
-
-def _holding(world: World, plan: LaunchPlan, key: str) -> Callable[[Ledger], Ledger | Refused]:
-    now, pretend = world.clock.now(), plan.mode.simulated
-
-    def change(ledger: Ledger) -> Ledger | Refused:
-        verdict = authorize(ledger, world.caps, plan.ceiling_usd, now, run_id=key, pretend=pretend)
-        if isinstance(verdict, Refused):
-            return verdict
-        under = binding(ledger, world.caps)
-        terms = HoldTerms(plan.label, caps=under, pretend=pretend)
-        return hold(ledger, key, plan.ceiling_usd, plan.ttl_s, now, terms)
-
-    return change
-
-
-def _refuse(answer: Ledger | Refused) -> None:
-    if isinstance(answer, Refused):
-        raise BudgetExceeded(
-            (
-                f"this run can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
-                f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other "
-                "runs)"
-            ),
-            hint=answer.remedy,
-        )
 
 
 def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:

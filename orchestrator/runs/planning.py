@@ -28,7 +28,7 @@ from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fa
 from orchestrator.core.run.status import decode
 from orchestrator.core.text import count, words
 from orchestrator.runs.engine import World
-from orchestrator.runs.reconcile import is_due, reconcile
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.takeover import waiting
 
 
@@ -149,12 +149,12 @@ def plan_or_raise(answer: LaunchPlan | PlanRefused) -> LaunchPlan:
 
 
 def plan_for_launch(
-    world: World, config: Config, make: Callable[[Config], LaunchPlan], *, cold: bool
+    world: World, config: Config, make: Callable[[Config], LaunchPlan], *, cold: bool, say: Callable[[str], None]
 ) -> tuple[LaunchPlan, BudgetExceeded | None]:
-    """The plan that `make` returns. If the budget has nothing left for it, the refusal, with a plan for a kept machine,
-    which needs no new money."""
+    """The plan that `make` returns. If the budget has nothing left for it, after what clients that died had held is
+    settled, the refusal, with a plan for a kept machine, which needs no new money."""
     try:
-        return make(config), None
+        return after_settling_abandoned(world, lambda: make(config), say), None
     except BudgetExceeded as refused:
         if cold or not waiting(world):
             raise
@@ -163,16 +163,6 @@ def plan_for_launch(
             return make(config.model_copy(update={"budget": free})), refused
         except BudgetExceeded:
             raise refused from None  # the bucket's own caps
-
-
-def plan_with_open_holds_settled(world: World, make: Callable[[], LaunchPlan | PlanRefused]) -> LaunchPlan:
-    """The plan that `make` returns. Before a plan is refused for lack of money, the holds of clients that died are
-    settled. Raises the reason of a refusal, with exit code 2, 3, 4 or 6."""
-    answer = make()
-    refused = isinstance(answer, PlanRefused) and answer.kind == "budget"
-    if refused and is_due(world.ledger.read()) and any(found.settled for found in reconcile(world, eager=True)):
-        answer = make()
-    return plan_or_raise(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +176,13 @@ class RentedFrom:
 
 def plan_on_cloud(world: World, config: Config, name: str, site: RentedFrom, *, under: str = "") -> LaunchPlan:
     """The plan for rented machines, those of the fallback GPUs among them; for a run that goes on, `under` names the
-    hold that it has. Raises as `plan_with_open_holds_settled`."""
+    hold that it has. Raises as `plan_or_raise`."""
 
-    def make() -> LaunchPlan | PlanRefused:
-        first = _for_one_gpu(world, config, name, site, under)
-        known = (lookup(gpu) for gpu in config.placement.fallback_gpus)
-        others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
-        if not others:
-            return first
-        rest = [_for_one_gpu(world, other, name, site, under) for other in others]
-        return with_fallbacks(first, rest)
-
-    return plan_with_open_holds_settled(world, make)
+    first = _for_one_gpu(world, config, name, site, under)
+    known = (lookup(gpu) for gpu in config.placement.fallback_gpus)
+    others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
+    fallbacks = [_for_one_gpu(world, other, name, site, under) for other in others]
+    return plan_or_raise(with_fallbacks(first, fallbacks) if fallbacks else first)
 
 
 def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, under: str) -> LaunchPlan | PlanRefused:

@@ -26,13 +26,14 @@ from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.text import Newer, count, document
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.holds import check
 from orchestrator.runs.launch import (
     LaunchContext,
     Payload,
     RunOrder,
-    check_hold,
     ended_unless_it_begins,
     engine_for,
+    hold_request,
     store_payload,
     take_hold,
 )
@@ -131,7 +132,7 @@ def resume(
     again = run.closed is not None or _half_ended(world, run)
     if again:
         generation += 1
-        check_hold(world, plan, run_id, generation)  # a resumption that is refused leaves the run as it was
+        check(world.accounts, hold_request(plan, run_id, generation))  # refused, the run stays as it was
         log.append(ev.RunResumed(generation=generation, attempts=plan.attempts, by=where.user))
     elif run.guest_of is None:
         take_hold(world, plan, run_id, log, generation)  # once more: what the ledger holds counts, not what events say

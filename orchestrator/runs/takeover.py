@@ -13,7 +13,6 @@ from typing import Any
 
 from orchestrator.core import naming
 from orchestrator.core.errors import BenchError
-from orchestrator.core.ledger.budget import HoldTerms, hold
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
@@ -22,6 +21,7 @@ from orchestrator.core.run.slots import OLDEST, Slot, Wanted, owned, seconds_lef
 from orchestrator.core.run.status import iso
 from orchestrator.ports import Blob
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.store.documents import SlotUnreadable, claim_slot, release_slot
 from orchestrator.store.events import EventLog
 
@@ -130,12 +130,12 @@ def _spec(world: World, plan: LaunchPlan, vm: Vm, slot: Slot, who: Claimant) -> 
 
 
 def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) -> None:
-    """Makes an entry in the ledger too, which says that the run itself cost nothing."""
-    now = world.clock.now()
-    ttl_s = plan.ttl_s + DEADLINE_SLACK_S
-    terms = HoldTerms(plan.config.gpu, note="on a kept machine", pretend=plan.mode.simulated)
-    world.accounts.change(lambda ledger: hold(ledger, run_id, plan.ceiling_usd * 0, ttl_s, now, terms))
-    log.append(ev.BudgetHeld(hold_usd=plan.ceiling_usd * 0))
+    """Make an entry in the ledger too, which says that the run itself cost nothing."""
+    nothing, ttl_s, gpu = plan.ceiling_usd * 0, plan.ttl_s + DEADLINE_SLACK_S, plan.config.gpu
+    note, pretend = "on a kept machine", plan.mode.simulated
+    request = HoldRequest(run_id, nothing, "this run", ttl_s, gpu, note, pretend, prepaid=True)
+    acquire(world.accounts, request)
+    log.append(ev.BudgetHeld(hold_usd=nothing))
 
 
 def settle_owner(world: World, run_id: str, *, wait: bool) -> None:

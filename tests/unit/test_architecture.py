@@ -162,6 +162,22 @@ FUNCTION_LEVEL_IMPORTS = 120
 """Of libraries that are slow to load, or may be missing; in the wiring, of our modules that a command may not need."""
 
 
+MONEY = {"authorize", "hold", "settle", "add_cost", "take_back", "HoldTerms", "may_settle"}
+"""What of the ledger's core takes money or gives it back."""
+
+
+def test_paid_work_takes_and_gives_back_money_in_one_module_alone() -> None:
+    users = {
+        module_name(path)
+        for path in modules()
+        if part_of(path) in ("runs", "api", "wiring", "adapters")
+        for node in outline(path).imports
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator.core.ledger")
+        if MONEY & {alias.name for alias in node.names}
+    }
+    assert users == {"orchestrator.runs.holds"}
+
+
 def test_the_public_package_stands_on_the_api_and_not_on_the_command_line() -> None:
     for path in (ROOT / "spotbench").rglob("*.py"):
         reached = {name.split(".")[1] for name in imports(path) if name.startswith("orchestrator.")}

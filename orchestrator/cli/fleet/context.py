@@ -34,6 +34,7 @@ from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.fleet.planning import FleetPlan, Orders, Price, check_cap, plan_fleet, price_of, with_quotas
 from orchestrator.runs.launch import LaunchContext, Payload
 from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, launch_context, payload_of
 from orchestrator.wiring.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
@@ -208,7 +209,8 @@ class OwnSite:
     wiring: Wiring
 
     def plan(self, config: Config, name: str) -> LaunchPlan:
-        return self.wiring.plan(config, name)
+        world, say = self.wiring.world(config), self.wiring.say
+        return after_settling_abandoned(world, lambda: self.wiring.plan(config, name), say)
 
     def world(self, config: Config) -> World:
         return self.wiring.world(config)
@@ -242,6 +244,6 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
     if sweep.engine == "batch":
         check_gate(wiring)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    begin(store, record, plan.children, Purse(wiring.world(), record) if scheduled else None)
+    begin(store, record, plan.children, Purse(wiring.world(), record, wiring.say) if scheduled else None)
     trust.remember(wiring, store)
     return Desk(wiring, store, record, plan.children)

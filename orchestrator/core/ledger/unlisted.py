@@ -61,6 +61,11 @@ def most_of(name: str) -> str:
     return f"{cost_of(name)}{MOST}"
 
 
+def name_of_most(key: str) -> str:
+    """The image for which the amount with this id is set aside."""
+    return key.removeprefix(cost_of("")).removesuffix(MOST)
+
+
 def outstanding(ledger: Ledger) -> dict[str, datetime]:
     """The images for which an amount is set aside, and since when."""
     return {name: cost.at for name, cost in amounts(ledger).items()}

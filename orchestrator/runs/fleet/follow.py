@@ -158,7 +158,7 @@ class Follower:
 
     @property
     def purse(self) -> Purse:
-        return Purse(self.world, self.record)
+        return Purse(self.world, self.record, self.say)
 
     def look(self) -> Seen:
         """What the bucket says about the fleet, without asking its scheduler."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import HoldTerms, Ledger, Refused, authorize, binding, hold, settle
 from orchestrator.core.naming import hold_key
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.holds import HoldRequest, acquire, check, settle_shares
+from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.store.fleets import Control, FleetRecord
 
 HELD_WITHIN: Final = timedelta(minutes=3)
@@ -26,48 +25,26 @@ class Purse:
 
     world: World
     record: FleetRecord
+    say: Callable[[str], None] = lambda _: None
 
     def take(self, usd: Decimal, generation: int = 0, lasts: timedelta | None = None) -> None:
-        """Holds `usd` for so long; as long as the fleet was to last, if nothing is said. Taken twice it is one hold.
-        Raises `BudgetExceeded`."""
-        self._with_open_holds_settled(lambda: self._take(usd, generation, lasts or self._lasts))
+        """Hold `usd` for so long; as long as the fleet was to last, if nothing is said. Taken twice it is one hold.
+        Raise `BudgetExceeded`."""
+        request = self._request(usd, generation, lasts or self._lasts)
+        after_settling_abandoned(self.world, lambda: acquire(self.world.accounts, request), self.say)
+
+    def check(self, usd: Decimal, generation: int = 0) -> None:
+        """Raise `BudgetExceeded` if `usd` could not be held now. It holds nothing."""
+        request = self._request(usd, generation, self._lasts)
+        after_settling_abandoned(self.world, lambda: check(self.world.accounts, request), self.say)
 
     @property
     def _lasts(self) -> timedelta:
         return self.record.ends_at - self.record.created_at
 
-    def _take(self, usd: Decimal, generation: int, lasts: timedelta) -> Refused | None:
-        now, key = self.world.clock.now(), hold_key(self.record.fleet, generation)
-        ttl_s = int(lasts / timedelta(seconds=1))
-        pretend = self.record.mode.simulated
-
-        def change(ledger: Ledger) -> Ledger | Refused:
-            verdict = authorize(ledger, self.world.caps, usd, now, run_id=key, pretend=pretend)
-            if isinstance(verdict, Refused):
-                return verdict
-            under = binding(ledger, self.world.caps)
-            return hold(ledger, key, usd, ttl_s, now, HoldTerms("fleet", "fleet", under, pretend))
-
-        answer = self.world.accounts.change(change)
-        return answer if isinstance(answer, Refused) else None
-
-    def check(self, usd: Decimal, generation: int = 0) -> None:
-        """Raises `BudgetExceeded` if `usd` could not be held now. It holds nothing."""
-        self._with_open_holds_settled(lambda: self._check(usd, generation))
-
-    def _check(self, usd: Decimal, generation: int) -> Refused | None:
-        ledger, now, pretend = self.world.ledger.read(), self.world.clock.now(), self.record.mode.simulated
-        key = hold_key(self.record.fleet, generation)
-        verdict = authorize(ledger, self.world.caps, usd, now, run_id=key, pretend=pretend)
-        return verdict if isinstance(verdict, Refused) else None
-
-    def _with_open_holds_settled(self, ask: Callable[[], Refused | None]) -> None:
-        """Settles the holds of clients that died before it refuses money."""
-        refused = ask()
-        if refused is not None and any(found.settled for found in reconcile(self.world, eager=True)):
-            refused = ask()
-        if refused is not None:
-            raise _too_dear(refused)
+    def _request(self, usd: Decimal, generation: int, lasts: timedelta) -> HoldRequest:
+        key, ttl_s = hold_key(self.record.fleet, generation), int(lasts / timedelta(seconds=1))
+        return HoldRequest(key, usd, "this fleet", ttl_s, "fleet", "fleet", self.record.mode.simulated)
 
     def holds(self, generation: int = 0) -> bool:
         """Whether machines may be requested: the hold exists and is not settled, or the fleet costs nothing."""
@@ -88,7 +65,7 @@ class Purse:
     def settle(self, usd: Decimal, generation: int = 0) -> None:
         """Replaces every hold up to `generation` by what was spent, once. `usd` is what the fleet has cost in all: what
         was settled before is not counted again, and of several holds the earlier ones are used up first."""
-        ledger, now = self.world.ledger.read(), self.world.clock.now()
+        ledger = self.world.ledger.read()
         keys = [hold_key(self.record.fleet, number) for number in range(generation + 1)]
         entries = {key: entry for key in keys if (entry := ledger.runs.get(key)) is not None}
         left = max(Decimal(0), usd - sum((entry.spent for entry in entries.values()), Decimal(0)))
@@ -97,21 +74,7 @@ class Purse:
             shares[key] = left if key == unsettled[-1] else min(left, entries[key].hold_usd)
             left -= shares[key]
         if shares:
-            self.world.accounts.change(lambda ledger: _settled(ledger, shares, now))
-
-
-def _settled(ledger: Ledger, shares: Mapping[str, Decimal], now: datetime) -> Ledger:
-    for key, usd in shares.items():
-        ledger = settle(ledger, key, usd, now)
-    return ledger
-
-
-def _too_dear(answer: Refused) -> BudgetExceeded:
-    return BudgetExceeded(
-        f"this fleet can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of ${answer.cap} "
-        f"for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other runs)",
-        hint=answer.remedy,
-    )
+            settle_shares(self.world.accounts, shares)
 
 
 def worked_s(run: Run | None, attempt: int) -> int:

@@ -14,7 +14,8 @@ from orchestrator.core.ledger.budget import Caps, Entry, HoldTerms, hold
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.follow import begin
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.reconcile import Found, reconcile
+from orchestrator.runs.kinds import Found
+from orchestrator.runs.reconcile import reconcile
 from orchestrator.store.fleets import FleetStore
 from tests.integration.fleet.test_lost_clients import Site, launched
 from tests.support.memory_bucket import MemoryBucket

@@ -75,6 +75,7 @@ def dies_at_the_ledger(stage: Stage, death: type[BaseException], *, stored: bool
     class Mortal:
         caps = accounts.caps
         ledger = accounts.ledger
+        clock = accounts.clock
 
         def change(self, change: Callable[[Ledger], Any]) -> Any:
             if stored:

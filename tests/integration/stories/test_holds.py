@@ -14,7 +14,8 @@ from orchestrator.core.naming import events_prefix
 from orchestrator.core.run.events import BudgetHeld
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.reconcile import Found, reconcile
+from orchestrator.runs.kinds import Found
+from orchestrator.runs.reconcile import reconcile
 from tests.integration.stories.stage import RUN, Killed, Stage, same_to_the_cent, silent_vm, staged, weather
 from tests.integration.stories.test_runs import appends_of_a_whole_run
 

@@ -271,7 +271,7 @@ def test_a_machine_that_never_gets_ready_makes_no_image(home: Path) -> None:
 
 def test_an_image_that_does_not_fit_under_the_caps_is_refused_before_a_machine_is_asked_for(home: Path) -> None:
     with staged(home, machines()) as stage:
-        with pytest.raises(BudgetExceeded, match="an image can cost up to"):
+        with pytest.raises(BudgetExceeded, match="an image that is kept for 14 days can cost up to"):
             built(stage, world=stage.world(Caps(day=Decimal("1.00"))))
         assert stage.bill() == []
         nothing_left(stage)
