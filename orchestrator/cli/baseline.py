@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from orchestrator.api.finding import find_run
 from orchestrator.api.results import report_of
@@ -88,7 +87,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
         return
     table = Columns("name", "device", "run", "commit", "set by", droppable=("commit", "set by"))
     for name, one in found:
-        table.add_row(name, escape(one.device), one.run_id, _commit(one).strip(" ()"), escape(one.set_by))
+        table.add_row(name, one.device, one.run_id, _commit(one).strip(" ()"), one.set_by)
     screen().print(table)
 
 

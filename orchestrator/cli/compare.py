@@ -9,8 +9,8 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.analysis.between import SAME_CODE
 from orchestrator.analysis.regimes import Setting
@@ -40,25 +40,25 @@ STYLES = {"faster": "green", "slower": "red"}
 def show(one: Comparison) -> None:
     """Prints whether the runs may be compared, and a table for each regime."""
     console = screen()
-    runs = [escape(report.study.run_id) for report in (one.before, one.after)]
-    console.print(f"[bold]{runs[0]}[/] → [bold]{runs[1]}[/]: {one.comparable.level.value}")
+    before, after = ((report.study.run_id, "bold") for report in (one.before, one.after))
+    console.print(Text.assemble(before, " → ", after, f": {one.comparable.level.value}"))
     for reason in one.comparable.reasons:
-        console.print(f"  {reason}", style="dim", markup=False)
+        console.print(f"  {reason}", style="dim")
     for words in one.code:
-        console.print(f"  {words}", markup=False)
+        console.print(f"  {words}")
     if not one.changes:
-        console.print(one.headline(), markup=False)
+        console.print(one.headline())
         return
     for setting in one.settings:
         if len(one.settings) > 1:
-            console.print(f"[bold]{escape(setting.name)}[/]")
+            console.print(setting.name, style="bold")
         console.print(_table(one, setting))
     who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
     spread = f"; runs of the same code differ by {percent(max(change.spread for change in one.changes))} or less"
     console.print(f"{who}{one.unit()}{spread}; a ratio over 1 is faster in the second run", style="dim")
     if one.energy:
-        console.print(one.joules(), markup=False)
-    console.print(one.headline(), markup=False)
+        console.print(one.joules())
+    console.print(one.headline())
 
 
 def _table(one: Comparison, setting: Setting) -> Table:
@@ -72,9 +72,9 @@ def _table(one: Comparison, setting: Setting) -> Table:
         ratio, word = change.ratio, change.verdict.value
         values = [f"{at.mid:.3f}" if one.relative_to else f"{at.mid:.1f}" for at in (change.before, change.after)]
         table.add_row(
-            escape(names[change.case_id]), *([escape(change.implementation)] if several else []), *values,
+            names[change.case_id], *([change.implementation] if several else []), *values,
             f"{ratio.mid:.3f}", f"{ratio.low:.3f}, {ratio.high:.3f}" if ratio.known else "",
-            f"[{STYLES[word]}]{word}[/]" if word in STYLES else escape(change.said),
+            Text(word, STYLES[word]) if word in STYLES else change.said,
         )  # fmt: skip
     return table
 

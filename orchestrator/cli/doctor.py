@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -192,7 +193,7 @@ def _examination(wiring: Wiring, choice: Choice, overrides: tuple[str, ...]) -> 
 
 def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
     """Makes all checks; on a terminal, a line counts them."""
-    err = Console(stderr=True)
+    err = screen(sys.stderr)
     if quiet or not err.is_terminal:
         return examine(tasks)
     with err.status(f"checking: 0 of {len(tasks)}") as status:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from orchestrator.analysis.across import estimate, floor_of
 from orchestrator.analysis.history import Reading
@@ -184,9 +184,8 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
     console = screen()
     relative = shown["relative_to"]
     setting = ", ".join(part for part in (shown["regime"], shown["cache"]) if part)
-    console.print(
-        f"[bold]{shown['implementation']}[/] on [bold]{shown['case_id']}[/]{f', {setting}' if setting else ''}"
-    )
+    names = (shown["implementation"], "bold"), " on ", (shown["case_id"], "bold")
+    console.print(Text.assemble(*names, f", {setting}" if setting else ""))
     narrow = console.width < NARROW
     if narrow:
         console.print(f"over {relative}" if relative else "median µs", style="dim")
@@ -202,15 +201,15 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         word = ": ".join(part for part in (word, one["doubt"]) if part)
         if narrow:
             for words in one["split"]:
-                console.print(words, style="dim", markup=False)
+                console.print(words, style="dim")
             told = f"  {value['mid']:.2f}{f' [{limits}]' if limits else ''}  {word}"
-            console.print(f"{one['run_id']}\n{told}", markup=False, style="bold" if changed else None)
+            console.print(f"{one['run_id']}\n{told}", style="bold" if changed else None)
             continue
         for words in one["split"]:
-            table.add_row("", "", "", "", "", escape(words), style="dim")
+            table.add_row("", "", "", "", "", words, style="dim")
         table.add_row(
-            one["run_id"], escape(commit), escape(str(one["payload_sha256"] or "")[:8]), f"{value['mid']:.2f}", limits,
-            escape(word), style="bold" if changed else None,
+            one["run_id"], commit, str(one["payload_sha256"] or "")[:8], f"{value['mid']:.2f}", limits,
+            word, style="bold" if changed else None,
         )  # fmt: skip
     if not narrow:
         console.print(table)

@@ -209,7 +209,7 @@ def _show(found: Profiles) -> None:
             console.print(table)
         for one in profiles:
             for words in _said(one):
-                console.print(words, markup=False, soft_wrap=True)
+                console.print(words, soft_wrap=True)
     console.print(NOT_ROWS, style="dim")
 
 

@@ -27,9 +27,11 @@ def plain() -> bool:
 
 
 def screen(file: IO[str] | None = None) -> Console:
-    """A console on standard output, or on `file`. In a pipe lines are as long as they are."""
+    """A console on standard output, or on `file`: the only one that commands print with. A string is never read as
+    markup, because parts of most strings come from machines; styles are given beside it, or as `Text`. In a pipe lines
+    are as long as they are."""
     system: Any = None if plain() else "auto"
-    console = Console(file=file or sys.stdout, highlight=False, color_system=system)
+    console = Console(file=file or sys.stdout, highlight=False, color_system=system, markup=False, emoji=False)
     if not console.is_terminal:
         console.width, console.soft_wrap = ENDLESS, True
     return console
@@ -55,7 +57,7 @@ class Columns(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not options.is_terminal:
-            for line in self.lines(console):
+            for line in self.lines():
                 yield Segment(f"{line}\n")
             return
         dropped = [column for column in self.columns if column.header in self.droppable]
@@ -66,18 +68,18 @@ class Columns(Table):
             gone = dropped.pop(0)
             self.columns = [column for column in self.columns if column is not gone]
         if Measurement.get(console, free, self).maximum > options.max_width:
-            prose = [column for column in self.columns if any(" " in _told(console, cell) for cell in column._cells)]
+            prose = [column for column in self.columns if any(" " in _told(cell) for cell in column._cells)]
             _fold(prose)
             if Measurement.get(console, free, self).minimum > options.max_width:
                 _fold(self.columns)
         yield from super().__rich_console__(console, options)
         self.columns = everything
 
-    def lines(self, console: Console) -> list[str]:
+    def lines(self) -> list[str]:
         """Heads and rows, with a tab between two cells."""
         cells = [[column.header, *column._cells] for column in self.columns]
         rows = zip(*cells, strict=True)
-        return ["\t".join(_told(console, cell) for cell in row).rstrip("\t") for row in rows]
+        return ["\t".join(_told(cell) for cell in row).rstrip("\t") for row in rows]
 
 
 def _fold(columns: Sequence[Column]) -> None:
@@ -85,7 +87,7 @@ def _fold(columns: Sequence[Column]) -> None:
         column.no_wrap, column.overflow = False, "fold"
 
 
-def _told(console: Console, cell: Any) -> str:
-    """A cell as text: marks of style read, pictures left out, and no tab or line end within."""
-    text = cell.plain if isinstance(cell, Text) else console.render_str(cell).plain if isinstance(cell, str) else ""
+def _told(cell: Any) -> str:
+    """A cell as text: pictures left out, and no tab or line end within."""
+    text = cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else ""
     return " ".join(text.split())

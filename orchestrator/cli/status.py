@@ -80,14 +80,14 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     console = screen()
     console.print(live_view(state, wiring.clock.now()))
     for words in time_lines(state, wiring.clock.now()):
-        console.print(words, markup=False)
+        console.print(words)
     if cold is not None:
-        console.print(cold.text, markup=False, style="dim")
+        console.print(cold.text, style="dim")
     if advice is not None and state.kept is not None:  # for no other does anybody choose
-        console.print(advice.text, markup=False, soft_wrap=True)
+        console.print(advice.text, soft_wrap=True)
     if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):
         ended = f"{state.phase.value.replace('_', ' ')}: {sentence(state.closed.detail)}"
-        console.print(hung(console, ended), markup=False)
+        console.print(hung(console, ended))
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
@@ -159,18 +159,18 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for hold in seen.holds or ():
-        console.print(hung(console, status_view.hold_line(hold)), markup=False, soft_wrap=True)
+        console.print(hung(console, status_view.hold_line(hold)), soft_wrap=True)
     for finding in seen.findings:
-        console.print(hung(console, line(finding)), markup=False, soft_wrap=True)
+        console.print(hung(console, line(finding)), soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
-            console.print(f"        {advice.text}", markup=False, soft_wrap=True, style="dim")
+            console.print(f"        {advice.text}", soft_wrap=True, style="dim")
     if seen.unasked:
         said = f"the cloud did not answer ({seen.unasked}); as far as the runs know:"
-        console.print(hung(console, said), style="yellow", markup=False)
+        console.print(hung(console, said), style="yellow")
         console.print(alive_line(lines))
     else:
-        console.print(summary(seen.findings), markup=False)
+        console.print(summary(seen.findings))
 
 
 def _alive(wiring: Wiring) -> tuple[Finding, ...]:

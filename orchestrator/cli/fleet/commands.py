@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from orchestrator.api.finding import LOCAL, remember_fleets
 from orchestrator.cli import interrupts
@@ -117,7 +116,7 @@ def _show_verdict(verdict: Verdict) -> None:
         mark = "yes" if answer is not None and answer.ok else "NO" if name in REQUIRED else "no"
         typer.echo(f"{mark:>3}  {question}")
         if answer is not None:
-            typer.echo(f"     {escape(answer.seen)}")
+            typer.echo(f"     {answer.seen}")
     typer.echo(f"{verdict.project}: {'fleets may run on Batch' if verdict.passed else 'fleets may not run on Batch'}")
 
 

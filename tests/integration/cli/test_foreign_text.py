@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import unicodedata
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from orchestrator.cli.diagnose import lines_of
 from orchestrator.cli.money_view import costs_view
 from orchestrator.cli.render import live, runs_table
 from orchestrator.cli.results_view import results_view
+from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.status_view import line as machine_line
 from orchestrator.cli.watch import LiveWatch, PlainWatch
 from orchestrator.core.errors import BenchError, Unavailable
@@ -53,7 +55,9 @@ text = st.sampled_from(HOSTILE) | st.text(st.characters(exclude_categories=()), 
 
 def shown(renderable: RenderableType, width: int = 80) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, highlight=False, force_terminal=False, color_system=None).print(renderable)
+    Console(
+        file=out, width=width, highlight=False, force_terminal=False, color_system=None, markup=False, emoji=False
+    ).print(renderable)
     return out.getvalue()
 
 
@@ -255,3 +259,41 @@ def test_fetched_results_are_shown_as_text(tmp_path_factory: pytest.TempPathFact
     report = reported("".join(lines(folder / "measurements.csv")))
     fetched = Fetched(RUN, "succeeded", Path("x"), False, 1, 2, 1, 0, "x")
     harmless(shown(results_view(fetched, report)))
+
+
+def test_no_module_reads_markup_and_only_the_screen_makes_a_console() -> None:
+    """Parts of most strings come from machines, so a string is never markup: not in one command, and not by mistake."""
+    root = Path(__file__).resolve().parents[3] / "orchestrator"
+    odd = []
+    for path in root.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "rich" not in source or "_bundle" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            imports_markup = isinstance(node, ast.ImportFrom) and node.module == "rich.markup"
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            markup_on = (
+                isinstance(node, ast.keyword)
+                and node.arg in ("markup", "emoji")
+                and (not isinstance(node.value, ast.Constant) or node.value.value is not False)
+            )
+            console = name == "Console" and path.name != "screen.py"
+            if imports_markup or markup_on or console or name in ("from_markup", "render_str", "escape"):
+                odd.append(f"{path.name}:{node.lineno}")  # type: ignore[attr-defined]
+    assert odd == []
+
+
+@pytest.mark.parametrize("said", ["gemm[tile128]", "[/x]", "[bold", "[link=x]y[/link]", ":boom:"])
+def test_a_screen_prints_a_string_as_it_is_in_a_line_and_in_a_table(said: str) -> None:
+    out = io.StringIO()
+    console = screen(out)
+    table = Columns("name")
+    table.add_row(said)
+    console.print(said)
+    console.print(table)
+    assert out.getvalue().splitlines() == [said, "name", said]
+    terminal = Console(
+        file=(seen := io.StringIO()), width=40, force_terminal=True, color_system=None, markup=False, emoji=False
+    )
+    terminal.print(table)
+    assert said in seen.getvalue()

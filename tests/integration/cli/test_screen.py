@@ -31,7 +31,7 @@ def table() -> Columns:
     made = Columns(droppable=("set by", "commit"))
     for head in ("name", "device", "commit", "set by"):
         made.add_column(head, no_wrap=True)
-    made.add_row("main", Text("NVIDIA H200"), "[bold]1a2b3c4d5e[/]", "ada@example.com")
+    made.add_row("main", Text("NVIDIA H200"), Text("1a2b3c4d5e", "bold"), "ada@example.com")
     return made
 
 
@@ -72,11 +72,11 @@ def test_a_narrow_terminal_drops_columns_that_may_go_and_cuts_no_cell(width: int
 def test_who_wants_no_colour_gets_no_bold_and_no_dim_either(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     out = io.StringIO()
-    screen(out).print("[bold]loud[/] [dim]quiet[/] [red]red[/]")
+    screen(out).print(Text.assemble(("loud", "bold"), " ", ("quiet", "dim"), " ", ("red", "red")))
     loud = out.getvalue()
     monkeypatch.setenv(variable, "dumb")
     out = io.StringIO()
-    screen(out).print("[bold]loud[/] [dim]quiet[/] [red]red[/]")
+    screen(out).print(Text.assemble(("loud", "bold"), " ", ("quiet", "dim"), " ", ("red", "red")))
     assert "\x1b[" in loud
     assert out.getvalue() == "loud quiet red\n"
 
