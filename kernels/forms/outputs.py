@@ -253,6 +253,8 @@ def hyperfine(text: str, _folder: Path) -> Iterator[Result]:
     for one in json.loads(text)["results"]:
         axes = {word(key): word(value) for key, value in (one.get("parameters") or {}).items()}
         results.append(timed(Result(word(one["command"]), axes), one.get("times") or [one["mean"]], "s"))
+        if failed := sum(code != 0 for code in one.get("exit_codes") or ()):
+            results[-1].note = f"{failed} of {len(one['exit_codes'])} runs ended with an exit code other than 0"
     for result, command in zip(results, [*general_commands(results)], strict=True):
         result.name = command
         yield result

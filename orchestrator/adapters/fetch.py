@@ -168,7 +168,8 @@ def _repeat(bucket: Bucket, run: Run) -> bytes:
     blob = bucket.read(plan_object(run.run_id))
     try:
         settings = document(blob.data)["settings"] if blob is not None else {}
-        kept = {key: settings[key] for key in REPEATED if settings.get(key)}
+        # A workload of the user's own is a path on a machine, which no bucket may choose, and no grid of ours.
+        kept = {} if settings.get("workload") else {key: settings[key] for key in REPEATED if settings.get(key)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return b""
     return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""

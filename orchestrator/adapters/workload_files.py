@@ -118,16 +118,30 @@ def form_of(path: Path) -> Form:
         return "gpumode"
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return "program"
-    if path.suffix == ".json" or (path / "definitions").is_dir():
+    if path.suffix == ".json" and not path.is_dir():
         return "flashinfer"
     if not path.is_dir() or (path / f"{path.resolve().name}.py").is_file():
         return "file"
+    if (path / "definitions").is_dir():
+        return "flashinfer"
     if any((path / name).is_file() for name in TASK_FILES):
         return "gpumode"
     with contextlib.suppress(OSError):
         if any(kernelbench.is_of_form(_begun(one)) for one in path.glob("*.py")):
             return "kernelbench"
     return "program" if _descriptions(path) else "file"
+
+
+def _forms_in(folder: Path) -> list[str]:
+    """The forms of which a folder has files, as they are called in a note."""
+    signs = {
+        "a file of the folder's name": (folder / f"{folder.resolve().name}.py").is_file(),
+        "a FlashInfer-Bench trace set": (folder / "definitions").is_dir(),
+        "a GPU MODE problem": any((folder / name).is_file() for name in TASK_FILES),
+        "KernelBench problems": any(kernelbench.is_of_form(_begun(one)) for one in folder.glob("*.py")),
+        "the description of a program": bool(_descriptions(folder)),
+    }
+    return [name for name, there in signs.items() if there]
 
 
 def found(path: Path) -> Own:
@@ -285,7 +299,9 @@ def own_workload(path: Path) -> Workload:
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
-    notes = tuple(words(note, 300) for note in (*own.notes, *_unsent(own, path)))
+    forms = _forms_in(path) if path.is_dir() else []
+    several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
+    notes = tuple(words(note, 300) for note in (*several, *own.notes, *_unsent(own, path)))
     return Workload(
         path=where,
         name=words(own.name),

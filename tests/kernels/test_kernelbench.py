@@ -144,6 +144,8 @@ def test_two_files_of_a_kernel_for_one_problem_and_a_candidate_too_deep_are_name
         read_suite(sources | {"mine/3_c.py": NEW})
     with pytest.raises(ConfigError, match=r"new.py: there are 2 problems, and it is not clear"):
         read_suite(sources | {"new.py": NEW})
+    with pytest.raises(ConfigError, match=r"2_b.py:1: it has a class Model, and there is no get_init_inputs"):
+        read_suite(sources | {"2_b.py": MODEL.split("def get_init_inputs")[0]})
     assert read_suite({"1_a.py": MODEL, "x/new.py": NEW}).notes[0].endswith("looked for beside the problem")
     for path in twice:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

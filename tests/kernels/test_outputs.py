@@ -61,9 +61,13 @@ def test_commands_of_hyperfine_are_implementations_and_their_parameters_axes() -
         ("", f"./{tool} --size={{size}}", {"size": n}) for tool in ("naive", "tiled") for n in ("1", "2")
     ]
     assert results[0].samples_us == [500_000.0, 250_000.0]
-    same = [{"command": "sleep 1", "times": [1.0], "parameters": {"size": "2"}}, {"command": "sleep 2", "times": [2.0]}]
+    same = [
+        {"command": "sleep 1", "times": [1.0, 1.0], "exit_codes": [0, 3], "parameters": {"size": "2"}},
+        {"command": "sleep 2", "times": [2.0]},
+    ]
     one, two = read("hyperfine", json.dumps({"results": same}), NOWHERE)
     assert (one.implementation, two.implementation) == ("sleep 1", "sleep 2")
+    assert (one.note, two.note) == ("1 of 2 runs ended with an exit code other than 0", "")
 
 
 def google(*listed: dict[str, object]) -> str:

@@ -37,6 +37,11 @@ def chosen(workload: Workload) -> Workload:
     """The workload with only the cases that have the chosen values. If the cases cannot be read from its text, it is
     returned unchanged, and the machine checks the choice. Raises `ConfigError` for an axis that the workload does not
     have, for a value that no case has, and for values that no case has together."""
+    if workload.axes and workload.form == "program":
+        raise ConfigError(
+            f"workload.axes: {workload.name} is a program, which chooses its own cases",
+            hint="choose them in its `command`",
+        )
     for axis, values in workload.axes.items():
         if not values:
             raise _wrong(f".{axis}", "no value, so no case is left", _values(workload, axis))

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.reading import Description, NotPython, parse_python
+from orchestrator.core.forms.reading import Description, NotPython, bound_names, parse_python
 from orchestrator.core.text import count
 from orchestrator.core.workload import case_id
 
@@ -44,14 +44,13 @@ passed."""
 @dataclass(frozen=True, slots=True)
 class Task:
     """The contents of `task.yml`. `cases` are measured and `tests` are only checked, both without their public seeds.
-    `files` are paths relative to the problem's folder, by the names under which its modules import them. `ranking_by`
-    is how GPU MODE makes one number of the cases; empty: not said. `notes` say what is not used."""
+    `files` are paths relative to the problem's folder, by the names under which its modules import them. `notes` say
+    what is not used."""
 
     cases: tuple[Case, ...]
     tests: tuple[Case, ...]
     files: Mapping[str, str]
     templates: frozenset[str]
-    ranking_by: str
     notes: tuple[str, ...]
 
     @property
@@ -89,7 +88,6 @@ def task(text: str, file: str) -> Task:
         tests,
         _files(description),
         _templates(description),
-        "" if ranking == "none" else ranking,
         tuple(_unused(description, {"benchmarks": repeated, "tests": tested})),
     )
 
@@ -141,6 +139,9 @@ def _unused(description: Description, repeated: Mapping[str, int]) -> Iterator[s
                 "seeds of the judge's own"
             )
     unused = [key for key in UNUSED if description.data.get(key, USUAL_CONFIG) != USUAL_CONFIG]
+    ranking = description.data.get("ranking_by", "geom")
+    if ranking not in ("geom", "none"):
+        yield f"{description.file}: ranking_by: {ranking} is not used: reports give each case, and geometric means"
     if unused:
         yield f"{description.file}: not used: {', '.join(unused)} (the run has its own limits and machine)"
 
@@ -190,7 +191,7 @@ def find_submissions(sources: Mapping[str, str], task: Task) -> Submissions:
     bound = {}
     for path, text in sources.items():
         try:
-            bound[path] = dict(_bound(parse_python(text).body))
+            bound[path] = dict(bound_names(parse_python(text).body))
         except NotPython as exc:
             raise ConfigError(f"{path}:{exc.line}: {exc}", hint=HINT) from exc
     if missing := [name for name in NEEDED if name not in bound.get(REFERENCE, dict.fromkeys(NEEDED))]:
@@ -209,22 +210,6 @@ def find_submissions(sources: Mapping[str, str], task: Task) -> Submissions:
     return Submissions(
         tuple(path for path in defining if path not in templates), tuple(path for path in defining if path in templates)
     )
-
-
-def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield each name that statements bind, those within `if` and `try` included."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name, node
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ((alias.asname or alias.name, node) for alias in node.names)
-        elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            handlers = [handler.body for handler in getattr(node, "handlers", ())]
-            for part in (node.body, *handlers, getattr(node, "orelse", ()), getattr(node, "finalbody", ())):
-                yield from _bound(part)
 
 
 def _is_stub(node: ast.stmt) -> bool:

@@ -3,7 +3,6 @@ several has one case for each."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.reading import NotPython, parse_python
+from orchestrator.core.forms.reading import NotPython, bound_names, parse_python
 from orchestrator.core.text import count
 
 AXIS: Final = "problem"
@@ -44,7 +43,7 @@ def is_of_form(source: bytes) -> bool:
 def suite(sources: Mapping[str, str]) -> Suite:
     """Return the suite in a folder. `sources` has the text of each Python file by its path in the folder. Raises
     `ConfigError` for a file that is not valid Python, and for a candidate whose problem is not clear."""
-    classes = {path: _classes(path, text) for path, text in sources.items()}
+    classes = {path: _names(path, text) for path, text in sources.items()}
     candidates = [PurePosixPath(path) for path, names in classes.items() if "ModelNew" in names]
     problems = sorted(
         (
@@ -56,6 +55,9 @@ def suite(sources: Mapping[str, str]) -> Suite:
     )
     if not problems:
         raise ConfigError("no file of the folder has a class Model without a ModelNew", hint=HINT)
+    for name in problems:
+        if missing := [needed for needed in NEEDED if needed not in classes[f"{name}.py"]]:
+            raise ConfigError(f"{name}.py:1: it has a class Model, and there is no {missing[0]}()", hint=HINT)
     deepest = 1 if len(problems) == 1 else 2
     files: dict[tuple[str, str, str], PurePosixPath] = {}
     for path in candidates:
@@ -76,6 +78,7 @@ def suite(sources: Mapping[str, str]) -> Suite:
     return Suite(tuple(problems), tuple(notes))
 
 
+NEEDED: Final = ("get_inputs", "get_init_inputs")
 LISTED: Final = 8
 WHERE: Final = {1: "beside the problem", 2: "in the folders of the suite, and not below these"}
 
@@ -89,12 +92,12 @@ def _solved(stem: str, problems: Sequence[str]) -> tuple[str, str] | None:
     return (named[0], generated[2]) if generated and named else None
 
 
-def _classes(path: str, text: str) -> set[str]:
+def _names(path: str, text: str) -> set[str]:
+    """Return the names that a file binds at its top level."""
     try:
-        body = parse_python(text).body
+        return {name for name, _ in bound_names(parse_python(text).body)}
     except NotPython as exc:
         raise ConfigError(f"{path}:{exc.line}: {exc}", hint=HINT) from exc
-    return {node.name for node in body if isinstance(node, ast.ClassDef)}
 
 
 def in_order(name: str) -> tuple[int, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -110,3 +110,19 @@ def imported_modules(text: str) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
     return {name.split(".")[0] for name in names}
+
+
+def bound_names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield each name that statements bind, those within `if` and `try` included."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name, node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((alias.asname or alias.name, node) for alias in node.names)
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            handlers = [handler.body for handler in getattr(node, "handlers", ())]
+            for part in (node.body, *handlers, getattr(node, "orelse", ()), getattr(node, "finalbody", ())):
+                yield from bound_names(part)

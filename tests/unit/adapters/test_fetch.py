@@ -13,6 +13,7 @@ from orchestrator.adapters.fetch import Fetched, _is_own_name, fetch_run
 from orchestrator.api.results import read_report, write_files
 from orchestrator.core.bundled import AXES
 from orchestrator.core.errors import LocalError
+from orchestrator.core.naming import plan_object
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
@@ -72,6 +73,16 @@ def test_everything_comes_and_is_put_together(tmp_path: Path) -> None:
         "environment.json",
         "log.txt",
     }
+
+
+def test_a_run_of_a_users_workload_leaves_no_configuration_that_measures_something_else(tmp_path: Path) -> None:
+    for workload, there in ((None, True), ({"path": "/home/ada/norm.py"}, False)):
+        bucket, folder = stored(*CASES), tmp_path / str(there)
+        settings = {"gpu": "cpu", "measure": {"repeats": 9}, "workload": workload}
+        bucket.create(plan_object(RUN), json.dumps({"settings": settings}).encode())
+        fetch_run(bucket, run_of(measured(CASES[0]), *OVER), folder)
+        assert (folder / RUN / "repeat.yaml").exists() is there
+        assert json.loads((folder / RUN / "manifest.json").read_text())["repeat"] is there
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.workload_files import gathered, own_workload
+from orchestrator.core.config.load import chosen
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.program import program
 from orchestrator.runs.planning import is_workload
@@ -37,6 +38,12 @@ def test_a_folder_or_its_description_brings_the_sources_and_nothing_that_was_bui
         sent = gathered(path)
         assert set(sent) == {"own/saxpy.yaml", "own/saxpy.c", "own/Makefile", "own.json"}
         assert json.loads(sent["own.json"])["build_limit_s"] == 300
+
+
+def test_a_choice_of_axes_is_refused_for_a_program_that_chooses_its_own_cases(folder: Path) -> None:
+    own = own_workload(folder)
+    with pytest.raises(ConfigError, match=r"workload.axes: saxpy is a program, which chooses its own cases"):
+        chosen(own.model_copy(update={"axes": {"n": (4,)}}))
 
 
 def test_a_configuration_is_no_program(tmp_path: Path) -> None:

@@ -181,6 +181,17 @@ def test_a_file_that_hides_a_module_and_a_kernelbench_file_alone_are_refused(tmp
     assert refused.value.hint == f"bench launch {tmp_path}/"
 
 
+def test_a_folder_of_two_forms_is_told_as_which_it_is_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    folder.mkdir()
+    (folder / "thing.py").write_text(GOOD)
+    (folder / "task.yml").write_text("lang: py\n")
+    note = own_workload(folder).notes[0]
+    assert (
+        note == "the folder has a file of the folder's name and a GPU MODE problem: it is measured as the first of them"
+    )
+
+
 def test_a_file_takes_along_the_modules_beside_it_that_it_imports(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GOOD + "import helpers\nfrom more.deep import x\n")
     (tmp_path / "helpers.py").write_text("def later():\n    import more, torch\n")
