@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -231,6 +232,30 @@ class RunClosed(Fact):
     """How many files of finished cases were in the bucket then; None: not counted."""
 
 
+class ChildAttempt(BaseModel):
+    """One machine of a scheduler on which a child of a fleet worked, by its own account."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    attempt: Count
+    machine: Name = ""
+    started_at: Moment
+    ended_at: Moment
+
+
+class ChildFinished(Fact):
+    """A child of a fleet is over, on a machine that a scheduler chose: no client requested it, and the fleet pays for
+    it. The client that saw its end writes this."""
+
+    kind = "child_finished"
+    fleet: Name
+    engine: Name
+    child: Count
+    outcome: str
+    usd_per_hour: Usd = Decimal(0)
+    attempts: tuple[ChildAttempt, ...] = Field(default=(), max_length=100)
+    plan: RunPlanned
+
+
 # --- from machines --------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +405,7 @@ FACTS: dict[str, type[Fact]] = {
     fact.kind: fact
     for fact in (
         RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
-        ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
+        ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed, ChildFinished,
         VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
         CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, ImagePrepared, Preempted, Diagnosed,
         Finished, Kept, Lent, VmExiting, SealRequested,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
-from orchestrator.core.naming import attempt_of, is_client, machine_of
+from orchestrator.core.naming import attempt_of, instance_name, is_client, machine_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phase, PhaseSpan, Run, Vm
 
@@ -106,6 +107,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return replace(run, settled=latest)
         case ev.RunClosed() as fact:
             return replace(run, closed=_latest(run, run.closed, fact))
+        case ev.ChildFinished() as fact:
+            return _child_finished(run, fact)
         case ev.Unrecognised():
             return run
         case _:
@@ -126,10 +129,40 @@ def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
     return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
 
 
+def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
+    """A child of a fleet that is over, with the machines that its scheduler gave it. The first such fact counts, and
+    none in a run that has requested a machine itself."""
+    if run.vms or run.closed is not None:
+        return run
+    vms = tuple(
+        Vm(
+            attempt=one.attempt,
+            name=instance_name(run.run_id, one.attempt),
+            zone="",
+            machine_type=one.machine,
+            provisioning="STANDARD",
+            usd_per_hour=fact.usd_per_hour,
+            max_run_s=fact.plan.ttl_s,
+            request_id="",
+            requested_at=one.started_at,
+            instance_id=one.machine or fact.engine,
+            started_at=one.started_at,
+            gone_at=max(one.ended_at, one.started_at),
+            how="deleted",
+        )
+        for one in fact.attempts
+    )
+    nothing = ev.Settled(cost_usd=Decimal(0), released_usd=Decimal(0), generation=run.generation)
+    end = ev.RunClosed(
+        outcome=fact.outcome, detail=f"child {fact.child} of {fact.fleet}, which pays for it", generation=run.generation
+    )
+    return replace(run, plan=run.plan or fact.plan, vms=vms, settled=run.settled or nothing, closed=end)
+
+
 CLIENTS: Final = (
     ev.RunPlanned, ev.BudgetHeld, ev.PayloadStored, ev.RunResumed, ev.InstanceRequested, ev.ZoneExhausted,
     ev.InstanceRejected, ev.InstanceCreated, ev.ImageReplaced, ev.InstanceGone, ev.StopRequested, ev.Settled,
-    ev.RunClosed, ev.SealRequested,
+    ev.RunClosed, ev.SealRequested, ev.ChildFinished,
 )  # fmt: skip
 """The facts that only clients may write: about money, requests to the cloud, and the end of a run."""
 

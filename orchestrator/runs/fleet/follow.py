@@ -27,11 +27,10 @@ from orchestrator.core.naming import (
     USER_LABEL,
     bucket_label,
     hold_key,
-    instance_name,
     label_value,
 )
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import Run, replay
+from orchestrator.core.run.fold import MachineReport, Run, replay
 from orchestrator.core.text import count
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World
@@ -279,45 +278,39 @@ class Follower:
         return line
 
     def _record_run(self, child: Child, run_id: str, run: Run | None, one: ChildSeen, price: Decimal) -> None:
-        plan, log, now = self.orders.plan_for(child), self.world.log(run_id), self.world.clock.now()
+        plan, log = self.orders.plan_for(child), self.world.log(run_id)
         if run is not None and run.closed is not None:
             return
+        planned = ev.RunPlanned(
+            gpu=child.cell.gpu,
+            config=child.cell.title,
+            user=self.record.user,
+            mode=self.record.mode,
+            ceiling_usd=Decimal(0),
+            ttl_s=plan.ttl_s,
+            attempts=ATTEMPTS,
+            cases=len(plan.cases),
+            measurements_per_implementation=plan.measurements_per_implementation,
+            implementations=tuple(plan.harness["implementations"]),
+        )
+        attempts = []
+        for attempt in range(1, one.attempt + 1):
+            report = run.report_of(attempt) if run is not None else MachineReport(attempt)
+            began = report.booted_at or self.record.created_at
+            machine, ended = one.machine if attempt == one.attempt else "", report.last_word_at or began
+            attempts.append(ev.ChildAttempt(attempt=attempt, machine=machine, started_at=began, ended_at=ended))
         log.read()
         log.append(
-            ev.RunPlanned(
-                gpu=child.cell.gpu,
-                config=child.cell.title,
-                user=self.record.user,
-                mode=self.record.mode,
-                ceiling_usd=Decimal(0),
-                ttl_s=plan.ttl_s,
-                attempts=ATTEMPTS,
-                cases=len(plan.cases),
-                measurements_per_implementation=plan.measurements_per_implementation,
-                implementations=tuple(plan.harness["implementations"]),
+            ev.ChildFinished(
+                fleet=self.record.fleet,
+                engine=self.record.engine,
+                child=child.index,
+                outcome="incorrect" if one.exit_code == WRONG else "succeeded",
+                usd_per_hour=price,
+                attempts=tuple(attempts),
+                plan=planned,
             )
         )
-        for attempt in range(1, one.attempt + 1):
-            vm, said = instance_name(run_id, attempt), run.report_of(attempt) if run is not None else None
-            began = (said.booted_at if said is not None else None) or self.record.created_at
-            log.append(
-                ev.InstanceRequested(
-                    attempt=attempt, vm=vm, zone=self.record.engine, machine_type=one.machine or self.record.engine,
-                    provisioning="STANDARD", usd_per_hour=price, max_run_s=plan.ttl_s, request_id=vm,
-                )
-            )  # fmt: skip
-            ended = (said.last_word_at if said is not None else None) or began
-            log.append(
-                ev.InstanceCreated(
-                    attempt=attempt, vm=vm, zone=self.record.engine, instance_id=f"{one.machine or vm}",
-                    started_at=began, deadline_at=began + timedelta(seconds=plan.ttl_s), request_id=vm,
-                )
-            )  # fmt: skip
-            gone = ev.InstanceGone(attempt=attempt, vm=vm, how="deleted", ended_at=max(ended, began), request_id=vm)
-            log.append(gone)
-        outcome = "incorrect" if one.exit_code == WRONG else "succeeded"
-        log.append(ev.Settled(cost_usd=Decimal(0), released_usd=Decimal(0)))
-        log.append(ev.RunClosed(outcome=outcome, detail=f"child {child.index} of {self.record.fleet}, {now:%Y-%m-%d}"))
 
     def _tell(self, state: FleetState, lines: Sequence[ChildLine]) -> FleetState:
         self.store.write(lines)

@@ -27,6 +27,16 @@ from tests.unit.core.builders import (
     running,
 )
 
+CHILD = ev.ChildFinished(
+    fleet="20261121-010203-fleet-0001",
+    engine="slurm",
+    child=3,
+    outcome="succeeded",
+    usd_per_hour=Decimal(2),
+    attempts=(ev.ChildAttempt(attempt=1, machine="node7", started_at=at(60), ended_at=at(600)),),
+    plan=planned(),
+)
+
 
 def some_facts() -> list[ev.Fact]:
     """At least one of every kind that there is."""
@@ -74,6 +84,7 @@ def some_facts() -> list[ev.Fact]:
         ev.ImagePrepared(torch="2.13.0"),
         ev.SealRequested(image="bench-image-l4-20261121-040506-ab12"),
         ev.VmExiting(outcome="failed", exit_code=1),
+        CHILD,
         ev.Unrecognised(name="from_the_future", data={"a": 1}),
     ]
 
@@ -286,3 +297,17 @@ def test_a_start_that_was_never_recorded_is_learned_from_the_end() -> None:
 
 def test_outcomes_are_phases_that_are_over() -> None:
     assert {phase for phase in Phase if phase.over} == set(OUTCOMES)
+
+
+def test_a_child_of_a_fleet_is_told_by_one_fact_and_costs_its_fleet_and_not_itself() -> None:
+    run = replayed(Log().add(0, CHILD))
+    assert (run.phase, run.over, run.cost(at(9000)), run.settled is not None) == (Phase.SUCCEEDED, True, 0, True)
+    (vm,) = run.vms
+    assert (vm.zone, vm.machine_type, vm.open) == ("", "node7", False), (
+        "no zone, and nothing that a client could delete"
+    )
+    asked = replayed(Log().add(0, planned()).add(1, requested()).add(2, CHILD))
+    assert asked.vm is not None
+    assert asked.vm.open, "a run that asked for a machine itself is never ended by such a fact"
+    forged = replayed(Log().add(0, planned()).vm(5, CHILD))
+    assert not forged.over, "nor may a machine write it"
