@@ -14,14 +14,12 @@ from orchestrator.api.outcome import error_of
 from orchestrator.api.results import read_report
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase
 from orchestrator.core.run.fold import Run as State
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.launch import RunOrder, begin
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
-from orchestrator.wiring import Wiring, fetch_run, new_run_id, payload_of, wire
+from orchestrator.wiring import Wiring, fetch_run, launch_context, new_run_id, payload_of, wire
 from spotbench.results import Results, with_files
 
 Say = Callable[[str], None]
@@ -146,7 +144,7 @@ def launch(
     world = wiring.world(config)
     made, _ = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
     run_id = new_run_id(wiring.clock.now(), made.label)
-    order = RunOrder(run_id, made, payload, _context(wiring, made))
+    order = RunOrder(run_id, made, payload, launch_context(wiring, made))
     engine = begin(world, order, say=wiring.say, cold=True)
     state = engine.follow(until=lambda run: run.goes_on_alone)
     wrong = error_of(state)
@@ -190,9 +188,3 @@ def _configured(
     wiring = _wired(say)
     config, name = wiring.configured(options)
     return wiring, config, name
-
-
-def _context(wiring: Wiring, made: LaunchPlan) -> LaunchContext:
-    mode = made.mode if made.mode is Mode.HOST else wiring.mode
-    cuda = (not mode.simulated or bool(wiring.here)) and made.config.gpu != "cpu"
-    return LaunchContext(mode, wiring.bucket.name, wiring.user, wiring.endpoints, cuda)

@@ -20,6 +20,11 @@ class Mode(StrEnum):
         """Whether its dollars are only simulated. They are counted apart from real ones."""
         return self is Mode.EMBEDDED
 
+    def requires_cuda(self, gpu: str, here: str) -> bool:
+        """Whether a machine for `gpu` must have CUDA. Machines of the embedded cloud are processes here, and
+        have the GPU that is `here`, if there is one."""
+        return gpu != "cpu" and (not self.simulated or bool(here))
+
     @property
     def shortest_s(self) -> int:
         """The shortest deadline with which a machine can measure anything, in seconds."""

@@ -533,7 +533,7 @@ def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
         bucket=wiring.bucket.name,
         user=wiring.user,
         endpoints=wiring.endpoints,
-        require_cuda=(not mode.simulated or bool(wiring.here)) and plan.config.gpu != "cpu",
+        require_cuda=mode.requires_cuda(plan.config.gpu, wiring.here),
     )
 
 

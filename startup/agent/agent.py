@@ -24,8 +24,7 @@ from startup.agent.remediation import Healed, clock_skew, cuda_path, disk_space,
 from startup.agent.spec import RunSpec
 from startup.agent.storage import Storage, StorageError
 
-CASE = re.compile(r"cases/(b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+(?:-(?:backward|both))?)\.csv\Z")
-OWN_CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
+CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
 """The path of a case file of a user's own workload, whose axes are defined only in its own file."""
 SIGNALLED = 128
 PROFILE_LIMIT_S = 600.0
@@ -221,8 +220,7 @@ class Agent:
         except StorageError as error:
             self.stop.check()
             raise failed("storage_unreachable", str(error)) from error
-        case = OWN_CASE if isinstance(self.spec.harness.get("workload"), dict) else CASE
-        found = (case.match(name[len(self.prefix) :]) for name in names)
+        found = (CASE.match(name[len(self.prefix) :]) for name in names)
         cases = [match.group(1) for match in found if match]
         if cases:
             self.log.say(f"{len(cases)} cases are finished already and will be skipped")

@@ -322,11 +322,11 @@ def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:
     assert reached == {"tests.search.chaos.judge", "tests.search.chaos.deeds"}
 
 
-@pytest.mark.parametrize("folder", ["kernels/harness", "kernels/forms", "orchestrator"])
+@pytest.mark.parametrize("folder", ["kernels/harness", "kernels/forms", "startup", "orchestrator"])
 def test_only_a_workloads_own_folder_knows_it(folder: str) -> None:
     # A table of the orchestrator's has heads too.
     heads = "" if folder == "orchestrator" else "|heads"
-    words = re.compile(rf"attention|causal|sdpa|kv_heads{heads}", re.IGNORECASE)
+    words = re.compile(rf"attention|causal|sdpa|kv_heads|-kv[^a-z]d{heads}", re.IGNORECASE)
     said = {
         f"{path.relative_to(ROOT)}:{number}"
         for path in (ROOT / folder).rglob("*.py")

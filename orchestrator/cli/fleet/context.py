@@ -167,8 +167,7 @@ class Desk:
             children=self.children,
             orders=Orders.of(
                 self.record.fleet, self.record.mode, wiring.bucket.name, configured,
-                # The embedded cloud's machines are processes here, and have the GPU that is here.
-                require_cuda=self.sweep.require_cuda and (self.record.mode != Mode.EMBEDDED or bool(wiring.here)),
+                require_cuda=lambda gpu: self.sweep.require_cuda and self.record.mode.requires_cuda(gpu, wiring.here),
             ),
             payload=packed,
             say=wiring.say,

@@ -77,12 +77,19 @@ class Orders:
     fleet: str
     mode: Mode
     bucket: str
-    require_cuda: bool
+    require_cuda: Callable[[str], bool]
+    """Whether a machine for this GPU must have CUDA."""
     plan: Callable[[Cell], LaunchPlan]
 
     @classmethod
     def of(
-        cls, fleet: str, mode: Mode, bucket: str, configured: Callable[[Cell], Config], *, require_cuda: bool
+        cls,
+        fleet: str,
+        mode: Mode,
+        bucket: str,
+        configured: Callable[[Cell], Config],
+        *,
+        require_cuda: Callable[[str], bool],
     ) -> Orders:
         return cls(fleet, mode, bucket, require_cuda, cache(lambda cell: plan_of(configured(cell), cell.title, mode)))
 
@@ -97,7 +104,7 @@ class Orders:
             run_id=run_id,
             attempt=attempt,
             bucket=self.bucket,
-            require_cuda=self.require_cuda and plan.config.gpu != "cpu",
+            require_cuda=self.require_cuda(plan.config.gpu),
             usd_per_hour=price,
         )
         return ChildOrder(child.index, attempt, run_id, spec)

@@ -156,7 +156,7 @@ class FleetStage:
             scheduler=Slurm(shell, self.sweep.slurm, self.bucket, world.clock),
             record=store.record(),
             children=store.children(),
-            orders=Orders.of(self.fleet, Mode.HOST, "b", configured, require_cuda=False),
+            orders=Orders.of(self.fleet, Mode.HOST, "b", configured, require_cuda=lambda _: False),
             payload=lambda _: self.parcel,
             say=self.said.append,
         )
