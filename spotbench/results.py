@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.case import Contrast
 from orchestrator.api.results import read_report, write_files
+from orchestrator.report.answer import wrong_first
 from orchestrator.report.report import Report
 
 
@@ -35,9 +37,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a subject compares with a baseline on one case in one regime. `ratio` is how many times as fast the subject
-    is, from `low` to `high` (95 %); `verdict` is `faster`, `slower`, `same` or `inconclusive`, `doubt` why it is the
-    last."""
+    """How a subject, one of the kernels, compares with a baseline or with another kernel on one case in one regime.
+    `ratio` is how many times as fast the subject is, from `low` to `high` (95 %). `verdict` is `faster`, `slower`,
+    `same` or `inconclusive`; `doubt` says why it is the last."""
 
     case_id: str
     regime: str
@@ -66,9 +68,16 @@ class Results:
     timings: tuple[Timing, ...]
     verdicts: tuple[Verdict, ...]
     folder: Path
+    wrong: tuple[str, ...] = ()
+    """A sentence for each implementation that was wrong, hung, crashed or failed, the gravest first."""
 
     def of(self, subject: str, baseline: str = "") -> tuple[Verdict, ...]:
-        """The verdicts on a subject, against one baseline or all."""
+        """The verdicts on a kernel, against one baseline or other kernel, or all. Raises `KeyError` for a name that the
+        run does not have, so that an empty answer always means that there was nothing to compare."""
+        names = {one.implementation for one in self.timings}
+        for name in (subject, baseline):
+            if name and name not in names:
+                raise KeyError(f"{name}: the run has {', '.join(sorted(names))}")
         return tuple(one for one in self.verdicts if one.subject == subject and baseline in ("", one.baseline))
 
     def skipped(self, implementation: str = "") -> dict[str, str]:
@@ -98,7 +107,8 @@ class Results:
 
     def _repr_html_(self) -> str:
         """In a notebook: the headlines, and where the report is."""
-        said = "".join(f"<li>{escaped(one)}</li>" for one in (*self.headlines, *self.warnings))
+        said = "".join(f"<li><strong>{escaped(one)}</strong></li>" for one in self.wrong)
+        said += "".join(f"<li>{escaped(one)}</li>" for one in (*self.headlines, *self.warnings))
         return f"<p>{escaped(self.run_id)} on {escaped(self.device)}: {escaped(self.status)}</p><ul>{said}</ul>"
 
 
@@ -144,21 +154,8 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
                     timing.joules,
                 )
             )
-        for one in case.contrasts:
-            ratio = one.paired.ratio
-            verdicts.append(
-                Verdict(
-                    case.case_id,
-                    *where,
-                    one.subject,
-                    one.baseline,
-                    one.verdict.value,
-                    ratio.mid,
-                    ratio.low,
-                    ratio.high,
-                    one.doubt,
-                )
-            )
+        beside = (*case.beside, *(one.inverse for one in case.beside))
+        verdicts += [_verdict(one) for one in (*case.contrasts, *beside)]
     cost = report.cost_usd
     return Results(
         run_id=report.study.run_id,
@@ -170,7 +167,16 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
         timings=tuple(timings),
         verdicts=tuple(verdicts),
         folder=folder,
+        wrong=wrong_first(report.study),
     )
+
+
+def _verdict(one: Contrast) -> Verdict:
+    ratio, setting = one.ratio, one.setting
+    return Verdict(
+        one.case_id, setting.regime, setting.cache, one.subject, one.baseline, one.verdict.value,
+        ratio.mid, ratio.low, ratio.high, one.doubt,
+    )  # fmt: skip
 
 
 def with_files(report: Report, folder: Path, status: str) -> Results:

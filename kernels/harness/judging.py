@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -41,6 +42,15 @@ from kernels.harness.workload import (
     one_line,
 )
 
+FAULTS: Final[Mapping[str, str]] = {
+    "untrusted": r"untrusted\b",
+    "hung": r"hung\b",
+    "crashed": r"(was killed|crashed|ended its process)\b",
+    "memory": r"(.*: )?out of memory\b",
+    "raised": r"(.*: )?raised \w",
+}
+"""For each kind of failure, how its reason begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -65,6 +75,9 @@ class Session:
 class Apart(Protocol):
     """Implementations in processes of their own, judged in another."""
 
+    roof: dict[str, float]
+    """The most `bytes` and `flops` per second that the device reached; empty until a workload's amounts need it."""
+
     def judge_case(self, session: Session, case: Any, implementations: Sequence[str]) -> Judged: ...
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...
@@ -88,6 +101,17 @@ class Outcome:
     check: Check | None
     reason: str
     wrong: bool
+
+    @property
+    def fault(self) -> str:
+        """The kind of the failure: `wrong` for a wrong answer, a word of `FAULTS`, `unavailable` for what cannot run
+        here, or `failed` for any other error. It is empty if the implementation may be timed."""
+        kind = next((kind for kind, starts in FAULTS.items() if re.match(starts, self.reason)), "")
+        if self.bound is not None or not self.reason:
+            return ""
+        if kind or not self.wrong:
+            return kind or "unavailable"
+        return "failed" if self.check is None else "wrong"
 
 
 @dataclass(frozen=True, slots=True)

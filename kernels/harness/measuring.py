@@ -19,9 +19,10 @@ from kernels.harness.controls import with_second_control
 from kernels.harness.facts import log
 from kernels.harness.input_sets import Rotation
 from kernels.harness.judging import Judged, Outcome, Session, judge_case, spread, still_right
+from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.regimes import SUSTAINED, regimes
 from kernels.harness.rows import Origin, Row, Setting, Spool
-from kernels.harness.spec import Spec
+from kernels.harness.spec import Spec, original
 from kernels.harness.stopping import first_of, rule, spent
 from kernels.harness.timers import Timer, timer_for
 from kernels.harness.timing import Extent, Instruments, Measured, measure
@@ -86,7 +87,11 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         written = rows.write_csv(
             folder / f"{case.id}.csv",
             measurement_columns(session.spec.workload.columns),
-            (row for regime in measured_in for row in table(origin, judged, turns, regime)),
+            (
+                {**row, **definition_cells(session.spec, row["implementation"]), **work_cells(session, case)}
+                for regime in measured_in
+                for row in table(origin, judged, turns, regime)
+            ),
         )
     return finished(case, judged, measured_in, written)
 
@@ -123,7 +128,33 @@ def table(origin: Origin, judged: Judged, turns: Rotation, regime: Regime) -> It
             yield rows.measured(origin, judged.case, own, cells)
     for one in judged.outcomes:
         if one.implementation not in passed:
-            yield rows.skipped(origin, judged.case, regime.name, one.implementation, why_not(one, regime), one.check)
+            why, kind = why_not(one, regime), one.fault or "unavailable"
+            yield rows.skipped(origin, judged.case, regime.name, one.implementation, why, one.check, kind)
+
+
+def definition_cells(spec: Spec, implementation: str) -> dict[str, str]:
+    """The cells that say where the workload defines an implementation, counted from 1, and whether as a kernel or as a
+    baseline. Our own workloads name no roles."""
+    name, names = original(implementation), list(dict.fromkeys(map(original, spec.implementations)))
+    role = ""
+    if isinstance(spec.workload, OwnWorkload):
+        role = "baseline" if name in spec.workload.describe().get("baselines", ()) else "kernel"
+    return {"definition": str(names.index(name) + 1), "role": role}
+
+
+def work_cells(session: Session, case: Case) -> dict[str, str]:
+    """The cells with the operations and bytes of a call by the workload's own formulas, and with what the device was
+    measured to reach per second."""
+    if not isinstance(case, OwnCase) or session.arena is None:
+        return {}
+    roof = session.arena.roof
+    amounts = {
+        "flop": case.flops,
+        "bytes": case.bytes,
+        "roof_flops": roof.get("flops"),
+        "roof_bytes": roof.get("bytes"),
+    }
+    return {name: f"{amount:.6g}" for name, amount in amounts.items() if amount}
 
 
 def timed(outcome: Outcome, regime: Regime) -> bool:

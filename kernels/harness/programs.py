@@ -179,7 +179,11 @@ def store(session: Session, program: Described, results: Iterable[Result]) -> No
     for index, (cell, listed) in enumerate(left, start=1):
         place = {"case_id": cell.id, "index": index, "of": len(left)}
         facts.send("case_started", **place)
-        made = [row for one in listed for row in table(origin, program, cell, one, names)]
+        made = [
+            {**row, "definition": str(place)}
+            for place, one in enumerate(listed, start=1)
+            for row in table(origin, program, cell, one, names)
+        ]
         count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", measurement_columns(names), made)
         timed = {one.implementation: one for one in listed}
         facts.send(

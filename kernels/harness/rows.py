@@ -134,10 +134,13 @@ class Spool:
             yield dict(zip(CELLS, line, strict=True))
 
 
-def skipped(origin: Origin, case: Case, regime: str, implementation: str, reason: str, check: Check | None) -> Row:
-    """The one row of an implementation that was not timed in a regime, with the reason."""
+def skipped(
+    origin: Origin, case: Case, regime: str, implementation: str, reason: str, check: Check | None, fault: str = ""
+) -> Row:
+    """The one row of an implementation that was not timed in a regime, with the reason and its kind."""
     return shared(origin, case, regime) | {
         "implementation": implementation,
+        "fault": fault,
         "max_abs_error": number(check.max_abs_error) if check is not None else "",
         "started_at": now(),
         "skipped": reason,

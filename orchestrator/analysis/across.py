@@ -142,7 +142,8 @@ def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
     """The median latency in microseconds, or the median speed-up over `relative_to` in the same blocks. None where it
     was not timed."""
     if relative_to:
-        contrast = next((one for one in case.contrasts if one.subject == name and one.baseline == relative_to), None)
+        pairs = (*case.contrasts, *case.beside, *(one.inverse for one in case.beside))
+        contrast = next((one for one in pairs if one.subject == name and one.baseline == relative_to), None)
         return contrast.paired.ratio if contrast is not None else None
     timing = case.timing(name)
     return timing.median_us if timing is not None and timing.timed else None

@@ -23,6 +23,8 @@ MOST_OF_IT: Final = 0.5
 LONG_ENOUGH_US: Final = 20.0
 """Microseconds; shorter times may differ by what a single launch costs the device."""
 BOTH: Final = ("burst", "graph")
+MOST_MODES: Final = 4
+"""The most timings with two modes that a note describes; others are counted."""
 
 
 def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
@@ -89,8 +91,8 @@ def share(timing: Timing) -> float:
 # should see both numbers.
 
 
-Place = tuple[Setting, str, str]
-"""Setting, case id and baseline of a comparison."""
+Place = tuple[Setting, str, str, str]
+"""Setting, case id, subject and baseline of a comparison."""
 
 
 def other_ratios(cases: Sequence[Case]) -> Mapping[Place, float]:
@@ -98,18 +100,18 @@ def other_ratios(cases: Sequence[Case]) -> Mapping[Place, float]:
     overlap. They may differ for these reasons: a burst includes what a single launch costs the device, for both
     implementations alike, and runs on a chip that has rested; in a graph the power limit slows long calls."""
     ratios = {
-        (case.setting, case.case_id, one.baseline): one.ratio
+        (case.setting, case.case_id, one.subject, one.baseline): one.ratio
         for case in cases
         if case.setting.regime in BOTH
-        for one in case.contrasts
+        for one in (*case.contrasts, *case.beside)
         if one.ratio.known
     }
     in_other_regime = {}
-    for (setting, case_id, baseline), ratio in ratios.items():
+    for (setting, case_id, subject, baseline), ratio in ratios.items():
         (regime,) = (one for one in BOTH if one != setting.regime)
-        other = ratios.get((Setting(regime, setting.cache), case_id, baseline), ratio)
+        other = ratios.get((Setting(regime, setting.cache), case_id, subject, baseline), ratio)
         if min(ratio.high, other.high) < max(ratio.low, other.low):
-            in_other_regime[setting, case_id, baseline] = other.mid
+            in_other_regime[setting, case_id, subject, baseline] = other.mid
     return in_other_regime
 
 
@@ -161,6 +163,19 @@ def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]
             f"In {other} of {count(len(both), 'comparison')} the intervals of burst and graph do not overlap: those "
             "rows also show the ratio of the other regime. Burst includes what a single launch costs the device, on a "
             "chip that has rested; a graph keeps the chip busy."
+        )
+    bimodal = [
+        f"{one.implementation} on {case.case_id}{f', {case.setting.name}' if case.setting.name else ''}: "
+        f"{one.modes_text} of the samples"
+        for case in cases
+        for one in case.timings
+        if one.modes and not is_control(one.implementation)
+    ]
+    if bimodal:
+        more = f"; and {count(len(bimodal) - MOST_MODES, 'more')}" if len(bimodal) > MOST_MODES else ""
+        yield (
+            f"Two modes in {len(bimodal)} of {len(timed)} timings: {'; '.join(bimodal[:MOST_MODES])}{more}. Such a "
+            "median is that of a mixture, so read its ratio with care."
         )
     limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")
     if limits:

@@ -22,6 +22,11 @@ class SignedRanks:
     p: float
     effect: float
 
+    @property
+    def negated(self) -> SignedRanks:
+        """The result for the differences with the other sign."""
+        return SignedRanks(self.p, -self.effect)
+
 
 def signed_ranks(differences: Vector) -> SignedRanks:
     """Wilcoxon's signed-rank test that `differences` are symmetric about 0. Zeros are left out (Wilcoxon 1945).

@@ -51,9 +51,25 @@ def roof_of(device: str, dtype: str) -> Roof | None:
     return None
 
 
+def measured_roof(words: Mapping[str, str]) -> Roof | None:
+    """The roof that was measured on the device, from the columns of a row; None where there is none."""
+    flops, bytes_ = (_amount(words.get(name, "")) for name in ("roof_flops", "roof_bytes"))
+    if not (flops > 0 and bytes_ > 0):
+        return None
+    return Roof((), (), flops / 1e12, math.nan, bytes_ / 1e9, "measured on the device: products and copies")
+
+
+def _amount(cell: str) -> float:
+    try:
+        amount = float(cell or "nan")
+    except ValueError:
+        return math.nan
+    return amount if 0 < amount < math.inf else math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The operations of one call, and the least number of bytes that it must move."""
+    """The operations of one call, and the least number of bytes that it must move. NaN where one is not known."""
 
     flop: float
     bytes: float
@@ -67,10 +83,13 @@ class Work:
         return self.flop / latency_us / 1e6
 
 
-def work_of(axes: Mapping[str, str]) -> Work | None:
-    """The work of a case, from its axes (its pass is one of them); None where they do not give it."""
-    amounts = bundled.of_case(axes)
-    return None if amounts is None else Work(*amounts)
+def work_of(axes: Mapping[str, str], words: Mapping[str, str] = {}) -> Work | None:
+    """The work of a case, from its axes (its pass is one of them) or from the columns in which a workload of the user
+    gives it; None where neither does."""
+    if (amounts := bundled.of_case(axes)) is not None:
+        return Work(*amounts)
+    flop, bytes_ = _amount(words.get("flop", "")), _amount(words.get("bytes", ""))
+    return None if math.isnan(flop) and math.isnan(bytes_) else Work(flop, bytes_)
 
 
 def share(value: float, roof: float) -> float:

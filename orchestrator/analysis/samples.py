@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +33,14 @@ SENSORS: Final = (
 """Optional columns of numbers. Any row may lack a value, which is then NaN."""
 
 
-WORDS: Final = ("stopped", "warmed")
-"""Columns of text that is the same in all rows of a group: why the measurement stopped, and how the warm-up ended."""
+WORDS: Final = ("stopped", "warmed", "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes")
+"""Columns of text that is the same in all rows of a group: why the measurement stopped, how the warm-up ended, where
+and as what the workload defines the implementation, the kind of a fault, the work of a call, and measured peaks."""
+BROKEN: Final = {
+    "hung": "hung", "crashed": "crashed", "was killed": "crashed", "out of memory": "memory", "untrusted": "untrusted",
+    "raised": "raised",
+}  # fmt: skip
+"""For files without the column `fault`: words of a reason, and the kind of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class Group:
     """Why there are no measurements; empty where there are some."""
     words: Mapping[str, str]
     """The known values of the columns `WORDS`."""
+    fault: str = ""
+    """The kind of the reason in `skipped` (`wrong`, `hung`, `unavailable`, ...); empty where nothing was skipped."""
     exposed: bool = False
     """Whether the file records if launches were hidden and no measurement of the group had a hidden launch. If some had
     one, the measurements without one are left out and this is False."""
@@ -198,9 +207,9 @@ class Reader:
             group.backends[backend] = None
         for name, place in at.words:
             if word := cells[place]:
-                group.words[name] = word
+                group.words[name] = max(word, group.words.get(name, ""))
         if reason := cells[at.skipped]:
-            group.skipped = group.skipped or reason
+            group.skipped = max(reason, group.skipped)
             return
         latency = number(cells[at.latency_us])
         if not 0 < latency < math.inf:
@@ -258,6 +267,8 @@ class Reader:
             _, kept = np.unique(block, return_index=True)
             if repeated := block.size - kept.size:
                 self._fault(REPEATS, _named(key), 0, repeated)
+                order = np.lexsort((np.frombuffer(group.at), np.frombuffer(group.latency_us), block))
+                kept = order[np.unique(block[order], return_index=True)[1]]
             open_ = np.frombuffer(group.exposed, dtype=np.bool_)[kept]
             exposed = bool(open_.size and open_.all())
             if not exposed and open_.any():
@@ -270,7 +281,7 @@ class Reader:
                 Group(
                     key=key,
                     device=group.first.get("device", ""),
-                    backend=" ".join(group.backends),
+                    backend=" ".join(sorted(group.backends)),
                     axes={name: value for name, value in group.first.items() if name != "device"},
                     block=block[kept],
                     latency_us=np.frombuffer(group.latency_us)[kept],
@@ -280,6 +291,7 @@ class Reader:
                     max_abs_error=group.max_abs_error,
                     skipped=group.skipped if wrong or kept.size else "no usable measurement",
                     words=group.words,
+                    fault=fault_kind(group) if wrong or not kept.size else "",
                     exposed=exposed,
                 )
             )
@@ -289,6 +301,14 @@ class Reader:
         """A sentence for each fault: what was left out and where it occurred first. Complete once `groups` was
         called."""
         return tuple(f"{_counted(count, what)} (first at {where})" for what, (count, where) in self.faults.items())
+
+
+def fault_kind(group: _Growing) -> str:
+    """The kind of a skip's reason: as its row has it, or for files of older versions by the error and the words."""
+    if known := group.words.get("fault"):
+        return known
+    words = re.search(rf"\b({'|'.join(BROKEN)})\b", group.skipped)
+    return BROKEN[words[1]] if words else "unavailable" if math.isnan(group.max_abs_error) else "wrong"
 
 
 def _named(key: Key) -> str:

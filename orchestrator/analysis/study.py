@@ -6,8 +6,10 @@ Each result is for one case in one setting (regime, and caches where known). No 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from orchestrator.analysis.case import Control as Control
 from orchestrator.analysis.doubts import disagreements, doubt, notes_of, other_ratios
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import roof_of, work_of
+from orchestrator.analysis.roofs import measured_roof, roof_of, work_of
 from orchestrator.analysis.samples import Group, Key
 from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.timings import Timing, timing_of
@@ -39,7 +41,7 @@ from orchestrator.core.bundled import DEFAULT, IMPLEMENTATIONS, KERNEL, with_pas
 from orchestrator.core.results import CONTROL, case_order, is_control
 from orchestrator.core.text import count
 
-OWN_KERNEL = "kernel_"
+OWN_KERNEL, OWN_BASELINE = "kernel_", "baseline_"
 ORDER = IMPLEMENTATIONS
 """The order in which implementations are shown; the rows of a file come in random order."""
 
@@ -52,12 +54,37 @@ class Study:
     run_id: str
     device: str
     settings: tuple[Setting, ...]
-    subject: str
+    kernels: tuple[str, ...]
+    """The implementations in question, in the order of definition: all that are no baselines."""
     baselines: tuple[str, ...]
     cases: tuple[Case, ...]
     measurements: int
     faults: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """The first kernel; empty without any implementation."""
+        return self.kernels[0] if self.kernels else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All implementations but controls: kernels, then baselines."""
+        return (*self.kernels, *self.baselines)
+
+    def of_kernels(self) -> tuple[Study, ...]:
+        """A study for each kernel, which has only the comparisons of this kernel with baselines."""
+        return tuple(
+            replace(
+                self,
+                kernels=(name,),
+                cases=tuple(
+                    replace(case, contrasts=tuple(one for one in case.contrasts if one.subject == name), beside=())
+                    for case in self.cases
+                ),
+            )
+            for name in self.kernels
+        )
 
     @property
     def regime(self) -> str:
@@ -94,11 +121,12 @@ class Study:
         return sum(1 for one in self.contrasts if one.verdict is not Verdict.INCONCLUSIVE)
 
     def against(self, baseline: str) -> tuple[Contrast, ...]:
-        """Every contrast with one baseline."""
-        return tuple(one for one in self.contrasts if one.baseline == baseline)
+        """Every contrast of the first kernel with one baseline."""
+        return tuple(one for one in self.contrasts if one.baseline == baseline and one.subject == self.subject)
 
     def mean(self, baseline: str) -> Mean | None:
-        """The geometric mean against `baseline` over the cases that were compared with it; None without an interval."""
+        """The geometric mean of the first kernel against `baseline` over the cases that were compared with it; None
+        without an interval."""
         return mean_of([(one.ratio, one.noise, one.verdict) for one in self.against(baseline)])
 
 
@@ -108,29 +136,26 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
     sizes: dict[str, int] = {}
     for group in groups:
         sizes[group.key.run_id] = sizes.get(group.key.run_id, 0) + group.count
-    run_id = max(sizes, key=lambda name: sizes[name], default="")
+    run_id = max(sizes, key=lambda name: (sizes[name], name), default="")
     notes = []
     if others := sorted(set(sizes) - {run_id}):
         notes.append(
             f"The file holds {count(len(sizes), 'run')}; this is {run_id}, and {', '.join(others)} are left out."
         )
     of_run = everywhere([group for group in groups if group.key.run_id == run_id])
-    names = list(
-        dict.fromkeys(group.key.implementation for group in of_run if not is_control(group.key.implementation))
-    )
-    names.sort(key=standing)
-    subject = next((name for name in (KERNEL, DEFAULT) if name in names), "") or own_kernel(of_run, names)
+    names = in_order(of_run)
+    kernels = kernels_of(of_run, names)
+    baselines = tuple(name for name in names if name not in kernels)
     by_case: dict[tuple[Setting, str], list[Group]] = {}
     for group in of_run:
         by_case.setdefault((group.key.setting, group.key.case_id), []).append(group)
     keys = sorted(by_case, key=lambda key: (key[0].order, case_order(key[1])))
-    cases = _judged([_case(case_id, setting, by_case[setting, case_id], subject) for setting, case_id in keys])
-    baselines = tuple(name for name in names if name != subject)
+    cases = _judged([_case(case_id, setting, by_case[setting, case_id], (kernels, names)) for setting, case_id in keys])
     return Study(
         run_id=run_id,
-        device=", ".join(dict.fromkeys(group.device for group in of_run if group.device)),
+        device=", ".join(sorted({group.device for group in of_run if group.device})),
         settings=tuple(dict.fromkeys(setting for setting, _ in keys)),
-        subject=subject,
+        kernels=kernels,
         baselines=baselines,
         cases=tuple(cases),
         measurements=sizes.get(run_id, 0),
@@ -139,11 +164,37 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
     )
 
 
-def own_kernel(groups: Sequence[Group], names: Sequence[str]) -> str:
-    """The subject of a run over a workload of the user's own: the first of the user's kernels, which are known by their
-    backend. Without one it is the first implementation."""
-    kernels = [one.key.implementation for one in groups if one.backend.startswith(OWN_KERNEL)]
-    return next((name for name in kernels if not is_control(name)), names[0] if names else "")
+def in_order(groups: Sequence[Group]) -> list[str]:
+    """The implementations without controls: known ones in the order of `ORDER`, then others as the workload defines
+    them, then by name. The order of the rows, in which each block is shuffled, has no effect."""
+    defined: dict[str, int] = {}
+    for group in groups:
+        name, place = group.key.implementation, group.words.get("definition", "")
+        if not is_control(name):
+            known = defined.get(name, UNDEFINED)
+            defined[name] = min(known, int(place)) if place.isdecimal() and len(place) < 9 else known
+    return sorted(defined, key=lambda name: (standing(name)[0], defined[name], name))
+
+
+UNDEFINED: Final = 1 << 40
+"""The place of an implementation of which a file does not say where it is defined: after all others."""
+
+
+def kernels_of(groups: Sequence[Group], names: Sequence[str]) -> tuple[str, ...]:
+    """The implementations in question, from `names` in order: the bundled kernel, or those that the workload defines as
+    kernels. Older files show that by the backend. Without any, it is the first implementation by name."""
+    for name in (KERNEL, DEFAULT):
+        if name in names:
+            return (name,)
+    kernels = {
+        group.key.implementation
+        for group in groups
+        if group.words.get("role") == "kernel" or group.backend.startswith(OWN_KERNEL)
+    }
+    baselines = any(group.words.get("role") == "baseline" or group.backend.startswith(OWN_BASELINE) for group in groups)
+    if baselines and kernels:  # a kernel that was timed nowhere has no backend, and old files have no role
+        kernels |= {group.key.implementation for group in groups if not group.words.get("role") and not group.backend}
+    return tuple(name for name in names if name in kernels) or tuple(sorted(names)[:1])
 
 
 def standing(implementation: str) -> tuple[int, str, bool]:
@@ -177,10 +228,21 @@ def everywhere(groups: Sequence[Group]) -> list[Group]:
     return [*(one for one in kept if one.key not in skips), *skips.values()]
 
 
-def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str) -> Case:
+def _case(case_id: str, setting: Setting, groups: Sequence[Group], order: tuple[Sequence[str], Sequence[str]]) -> Case:
+    """One case with its comparisons; `order` has the kernels, and all implementations, as tables show them."""
+    kernels, names = order
+    groups = sorted(groups, key=lambda group: group.key.implementation)
     axes = with_pass(case_id, groups[0].axes)
-    work, roof = work_of(axes), roof_of(groups[0].device, axes.get("dtype", ""))
-    ordered = sorted(groups, key=lambda group: standing(group.key.implementation))
+    words = max((dict(group.words) for group in groups), key=lambda one: (len(one), sorted(one.items())))
+    work, measured = work_of(axes, words), measured_roof(words)
+    roof = measured or roof_of(groups[0].device, axes.get("dtype", ""))
+
+    def place(group: Group) -> tuple[int, bool]:
+        name = group.key.implementation
+        original = name.removesuffix(CONTROL)
+        return names.index(original) if original in names else len(names), is_control(name)
+
+    ordered = sorted(groups, key=place)
     timings = {group.key.implementation: timing_of(group, work, roof) for group in ordered}
     timed = {name: one.group for name, one in timings.items() if one.timed}
     controls = []
@@ -188,45 +250,60 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], subject: str)
         twin = timed.get(name + CONTROL)
         if twin is not None and (once := _paired(timed[name], twin)) is not None:
             controls.append(Control(case_id, setting, name, once, Verdict.INCONCLUSIVE))
-    contrasts = []
-    if subject in timed:
-        for name in timed:
-            if name == subject or is_control(name):
-                continue
-            pair = _paired(timed[subject], timed[name])
-            if pair is not None:
-                noise = _noise(controls, (timed[subject], timed[name]))
-                shift = order_shift(timed[subject], timed[name])
-                undecided = Verdict.INCONCLUSIVE
-                contrasts.append(Contrast(case_id, setting, subject, name, pair, pair.test.p, noise, shift, undecided))
-    return Case(case_id, setting, axes, work, roof, tuple(timings.values()), tuple(contrasts), tuple(controls))
+
+    def contrasts(pairs: Iterator[tuple[str, str]], *, between_kernels: bool) -> tuple[Contrast, ...]:
+        made = []
+        for subject, baseline in pairs:
+            if (pair := _paired(timed[subject], timed[baseline])) is not None:
+                noise = _noise(controls, (timed[subject], timed[baseline]))
+                shift = order_shift(timed[subject], timed[baseline])
+                contrast = Contrast(
+                    case_id, setting, subject, baseline, pair, pair.test.p, noise, shift, Verdict.INCONCLUSIVE
+                )
+                made.append(replace(contrast, between_kernels=between_kernels))
+        return tuple(made)
+
+    mine = [name for name in kernels if name in timed]
+    others = [name for name in timed if name not in kernels and not is_control(name)]
+    return Case(
+        case_id, setting, axes, work, roof, tuple(timings.values()),
+        contrasts(product(mine, others), between_kernels=False), tuple(controls),
+        contrasts(combinations(mine, 2), between_kernels=True),
+    )  # fmt: skip
 
 
 def _judged(cases: Sequence[Case]) -> list[Case]:
-    """The cases with their verdicts. They need the whole run: how much bindings differ, and how many tests were
-    made."""
+    """The cases with their verdicts. They need the whole run: how much bindings differ, and how many tests were made.
+    Comparisons with baselines are one family of tests, those between kernels another."""
     bindings = bindings_of(cases)
     widened = [
-        replace(case, contrasts=tuple(_widened(one, bindings.of_contrast(case, one)) for one in case.contrasts))
+        replace(
+            case,
+            contrasts=tuple(_widened(one, bindings.of_contrast(case, one)) for one in case.contrasts),
+            beside=tuple(_widened(one, bindings.of_contrast(case, one)) for one in case.beside),
+        )
         for case in cases
     ]
     corrected = iter(holm([one.p for case in widened for one in case.contrasts]))
+    corrected_beside = iter(holm([one.p for case in widened for one in case.beside]))
     disagreeing, other_regime = disagreements(widened), other_ratios(widened)
     judged = []
     for case in widened:
-        decided = []
         timings = {one.implementation: one for one in case.timings}
-        for one in case.contrasts:
-            p = next(corrected)
+
+        def decided(one: Contrast, p: float, case: Case = case, timings: dict[str, Timing] = timings) -> Contrast:
             why = doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
             verdict = Verdict.INCONCLUSIVE if why else decide(one.ratio, p, one.noise)
-            other = other_regime.get((case.setting, case.case_id, one.baseline), math.nan)
-            decided.append(replace(one, p=p, verdict=verdict, doubt=why, elsewhere=other))
+            other = other_regime.get((case.setting, case.case_id, one.subject, one.baseline), math.nan)
+            return replace(one, p=p, verdict=verdict, doubt=why, elsewhere=other)
+
         controls = tuple(
             _control_with_verdict(one, timings[one.implementation], bindings.of_control(case, one))
             for one in case.controls
         )
-        judged.append(replace(case, contrasts=tuple(decided), controls=controls))
+        contrasts = tuple(decided(one, next(corrected)) for one in case.contrasts)
+        beside = tuple(decided(one, next(corrected_beside)) for one in case.beside)
+        judged.append(replace(case, contrasts=contrasts, controls=controls, beside=beside))
     return judged
 
 

@@ -18,6 +18,7 @@ from orchestrator.cli.terminal import emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.hosts import is_host
+from orchestrator.report.answer import wrong_first
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import fetch_run
 
@@ -26,12 +27,18 @@ def fetch(
     ctx: typer.Context,
     run: RunName = "last",
     into: Annotated[Path, typer.Option("--into", help="The folder in which the run's folder is made.")] = LOCAL,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit as the run did: 7 if an implementation was wrong.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also statistics, cost, energy, every reason and note.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Download what a run measured, and show it.
+    """Download what a run measured, and show the answer.
 
     Checks every file, assembles the CSVs, and compares. Files that are here and correct are not downloaded again. For a
-    run that failed before its first case, the exit code is that of the failure.
+    run that failed before its first case, the exit code is that of the failure; with --check it always is.
     """
 
     wiring = options(ctx).wiring()
@@ -53,7 +60,10 @@ def fetch(
         write_files(report, fetched.folder)
     if json:
         headlines = list(report.headlines())
-        emit_json({**fetched.document(), "measurements": report.study.measurements, "headlines": headlines})
+        wrong = list(wrong_first(report.study))
+        found = {"measurements": report.study.measurements, "headlines": headlines, "wrong": wrong}
+        emit_json({**fetched.document(), **found})
     else:
-        screen().print(results_view(fetched, report))
-    raise_unread({**fetched.left_out, **wiring.hosts.odd}, None if fetched.cases else error_of(state))
+        screen().print(results_view(fetched, report, verbose=verbose))
+    error = error_of(state) if check or not fetched.cases else None
+    raise_unread({**fetched.left_out, **wiring.hosts.odd}, error)

@@ -18,9 +18,10 @@ from orchestrator.core import text
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.workload import case_id
 from orchestrator.report import flashinfer
+from orchestrator.report.answer import HERE, failures, wrong_first
 from orchestrator.report.document import document
 from orchestrator.report.files import KINDS, boards, figure
-from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, skips
+from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks
 from orchestrator.report.report import Report
 from orchestrator.wiring import trace_set, write_atomically
 
@@ -91,9 +92,9 @@ def report(
     if json:
         emit_json({**document(found), "files": [str(path) for path in written]})
         return
-    untimed = [f"not timed: {words}" for words in skips(found.study)]
+    untimed = [one.text for one in failures(found.study, [HERE])]
     notes = [f"note: {words}" for words in found.warnings()]
-    said = (found.title, *found.headlines(), *found.sentences(), *untimed, *notes)
+    said = (found.title, *wrong_first(found.study), *found.headlines(), *found.sentences(), *untimed, *notes)
     for words in (*said, *(f"wrote {path}" for path in written)):
         typer.echo(words)
 

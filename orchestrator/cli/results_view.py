@@ -1,49 +1,100 @@
-"""What `bench fetch` shows: the same estimates, intervals and verdicts as the report."""
+"""The answer of a run on a terminal: what is wrong, a row for each kernel and case, and where everything else is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.analysis.study import Case
-from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.screen import Columns
 from orchestrator.core.text import count
-from orchestrator.report.markdown import skips
-from orchestrator.report.report import Report
-from orchestrator.report.text import backend, common_parts, digits, estimate, labels
+from orchestrator.report.answer import FAULTS, HERE, Row, failures, largest, microseconds, rows_of
+from orchestrator.report.report import Report, ranks_in_words
+from orchestrator.report.text import UNKNOWN, backend, estimate, labels, ratio, shortened
 
 if TYPE_CHECKING:
     from orchestrator.wiring import Fetched
 
-STYLES = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.INCONCLUSIVE: "yellow"}
+STYLES: Final = {
+    "faster": "bold green", "slower": "red", "same": "cyan", "inconclusive": "yellow", "wrong": "bold red",
+    "unavailable": "dim",
+}  # fmt: skip
+MOST_ROWS: Final = 12
+MOST_WRONG: Final = 3
+"""The most rows, and the most sentences about what is wrong, of an answer without `-v`."""
 
 
-def results_view(fetched: Fetched, report: Report) -> RenderableType:
+def answer_view(fetched: Fetched, report: Report) -> RenderableType:
+    """What a launch ends with and a fetch begins with: at most 20 lines for four cases and three kernels."""
     study = report.study
-    where = Text.assemble(("in ", "dim"), str(fetched.folder))
-    head = Text.assemble((fetched.run_id, "bold"), "  ")
+    head = Text.assemble((fetched.run_id, "bold"), "  ", report.workload, " on ", (report.device, "bold"))
     if not study.cases:
         state = fetched.state.replace("_", " ")
-        return Group(head.append(f"no case was measured; the run is {state}"), where)
-    head.append(f"{count(study.measurements, 'measurement')} on ").append(study.device or "an unknown device", "bold")
-    head.append(f": {report.cases}")
-    parts: list[RenderableType] = [head, *(Text(words, "yellow") for words in report.warnings())]
-    parts += [_tables(report), *(Text(words) for words in (*report.headlines(), *report.sentences()))]
-    parts += [Text(f"not timed: {words}", "dim") for words in skips(study)[:8]]
-    parts.append(where.append("/  report.html  measurements.csv  summary.csv", "dim"))
-    if not fetched.complete:
-        state = fetched.state.replace("_", " ")
-        parts.append(
-            Text(f"partial: {fetched.cases} of {count(fetched.cases_total, 'case')}; the run is {state}", "yellow")
-        )
+        where = Text.assemble(("in ", "dim"), str(fetched.folder))
+        return Group(head.append(f": no case was measured; the run is {state}"), where)
+    parts: list[RenderableType] = [head.append(f": {report.cases}")]
+    wrong = failures(study, FAULTS)
+    parts += [Text(one.text, STYLES["wrong" if one.is_wrong else "inconclusive"]) for one in wrong[:MOST_WRONG]]
+    if len(wrong) > MOST_WRONG:
+        parts.append(Text(f"and {len(wrong) - MOST_WRONG} more that failed: bench fetch -v", STYLES["wrong"]))
+    parts += [Text(words, "yellow") for words in report.incomplete()]
+    shown, hidden = largest(rows_of(study), MOST_ROWS)
+    if shown:
+        parts += [_tables(shown, labels(study.case_ids), several=len(study.kernels) > 1)]
+        parts.append(Text(_legend(shown), "dim"))
+    parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
+    here = failures(study, [HERE])
+    parts += [Text(one.text, "dim") for one in here[:1]]
+    parts += [Text(words, "dim") for words in [_not_shown(report, hidden, max(0, len(here) - 1))] if words]
+    parts.append(Text.assemble(("report  ", "dim"), str(fetched.folder.resolve() / "report.html")))
     return Group(*parts)
+
+
+def results_view(fetched: Fetched, report: Report, *, verbose: bool) -> RenderableType:
+    """The answer; with `verbose` also every reason, and the statistics, cost and energy of the run."""
+    parts: list[RenderableType] = [answer_view(fetched, report)]
+    if report.study.cases and verbose:
+        parts += [Text(words) for words in (*report.headlines(), *report.sentences())]
+        parts += [
+            Text(f"{one.implementation}, {count(len(cases), 'case')}: {reason}", "dim")
+            for one in failures(report.study)
+            for reason, cases in one.reasons.items()
+        ]
+        parts += [Text(f"note: {words}", "yellow") for words in report.notes_after()]
+    if not fetched.complete and report.study.cases:
+        state = fetched.state.replace("_", " ")
+        words = f"partial: {fetched.cases} of {count(fetched.cases_total, 'case')}; the run is {state}"
+        parts.append(Text(words, "yellow"))
+    return Group(*parts)
+
+
+def _legend(shown: Sequence[Row]) -> str:
+    """One line: the regime of the table and what the ratio is, and whether two modes were seen."""
+    settings = dict.fromkeys(row.case.setting.name for row in shown if row.case.setting.name)
+    modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
+    over = "ratio over 1: the kernel is faster" if any(row.contrast is not None for row in shown) else ""
+    return "; ".join(part for part in (", ".join(settings), over, *modes[:1]) if part)
+
+
+def _not_shown(report: Report, hidden: int, failed: int) -> str:
+    """What is in the report and not on the screen, in one line; empty if that is nothing."""
+    study = report.study
+    shown = {row.case.setting for row in rows_of(study)}
+    others = [one.name for one in study.settings if one not in shown]
+    notes = len(report.notes_after())
+    parts = [
+        f"{count(hidden, 'row')} with smaller differences" if hidden else "",
+        f"{count(failed, 'implementation')} that cannot run here" if failed else "",
+        " and ".join(others),
+        count(notes, "note") if notes else "",
+    ]
+    listed = [part for part in parts if part]
+    return f"not shown: {', '.join(listed)} (bench fetch -v, or the report)" if listed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,46 +109,43 @@ class Widest:
         yield next(fitting, self.tables[-1])
 
 
-def _tables(report: Report) -> RenderableType:
-    """Medians in µs, of every implementation where there is room, else of the subject's alone; then the subject against
-    the fastest baseline of the case, as the report has it."""
-    study = report.study
-    timed = [t.implementation for case in study.cases for t in case.timings if t.timed]
-    names = [one for one in (study.subject, *study.baselines) if one in timed]
-    legend = "median µs"
-    if study.contrasts:
-        legend += f"; over 1: {study.subject} is faster than the fastest of the others"
-    tables = Widest((_table(report, names), _table(report, names[:1])))
-    return Group(tables, Text(legend, "dim"))
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How much of a row is shown: the interval, the rate's share of the roof, the rate, and the longest name."""
+
+    interval: bool = True
+    share: bool = True
+    rate: bool = True
+    longest: int = 40
 
 
-def _table(report: Report, names: Sequence[str]) -> Table:
-    study = report.study
-    compared, names_of = bool(study.contrasts), labels(study.case_ids)
+def _tables(rows: Sequence[Row], names: dict[str, str], *, several: bool) -> RenderableType:
+    widths = (Width(), Width(interval=False), Width(interval=False, share=False),
+              Width(interval=False, share=False, longest=16), Width(False, False, False, longest=12))  # fmt: skip
+    return Widest(tuple(_table(rows, names, width, several=several) for width in widths))
+
+
+def _table(rows: Sequence[Row], names: dict[str, str], width: Width, *, several: bool) -> Table:
     table = Columns()
-    table.add_column(Text("-".join(common_parts(study.case_ids)) or "case"), no_wrap=True)
-    several = len(study.settings) > 1
-    if several:
-        table.add_column("regime", no_wrap=True)
-    for name in names:
-        table.add_column(Text(backend(name)), justify="right", no_wrap=True)
-    if compared:
-        table.add_column("against the fastest", no_wrap=True)
-    for case in study.cases:
-        cells = [_median(case, name) for name in names]
-        if compared:
-            cells.append(_verdict(case))
-        table.add_row(Text(names_of[case.case_id]), *([Text(case.setting.name)] if several else []), *cells)
+    rated = width.rate and any(row.rate.text for row in rows)
+    shares = rated and width.share and any(row.rate.share for row in rows)
+    heads = ["case", *(["kernel"] if several else []), "time", "fastest baseline", "ratio", "verdict",
+             *(["rate"] if rated else []), *(["of roof"] if shares else [])]  # fmt: skip
+    right = {"time", "ratio", "rate", "of roof"}
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", no_wrap=True)
+    for row in rows:
+        theirs = f"{shortened(backend(row.baseline), width.longest)} {microseconds(row.baseline_us)}"
+        gain = UNKNOWN
+        if row.contrast is not None:
+            gain = estimate(row.contrast.ratio) if width.interval else ratio(row.contrast.ratio.mid)
+        said = row.verdict if row.verdict != UNKNOWN else f"not compared: {row.why}"
+        cells = [
+            Text(shortened(names[row.case.case_id], width.longest)),
+            *([Text(shortened(row.kernel, width.longest))] if several else []),
+            Text(microseconds(row.us)), Text(theirs if row.baseline else UNKNOWN), Text(gain),
+            Text(said, STYLES.get(row.style, "dim")),
+            *([Text(row.rate.text)] if rated else []), *([Text(row.rate.share)] if shares else []),
+        ]  # fmt: skip
+        table.add_row(*cells)
     return table
-
-
-def _median(case: Case, name: str) -> Text:
-    timing = case.timing(name)
-    return Text("–", "dim") if timing is None or not timing.timed else Text(digits(timing.median_us.mid, 4))
-
-
-def _verdict(case: Case) -> Text:
-    best = case.best
-    return (
-        Text("–", "dim") if best is None else Text(f"{estimate(best.ratio)} {best.said}", STYLES.get(best.verdict, ""))
-    )

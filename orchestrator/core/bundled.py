@@ -148,7 +148,10 @@ OTHERS: Final = "; 10 in place of 4 for a backward pass, 14 for both passes"
 
 def convention(axes: Iterable[Mapping[str, str]]) -> str:
     """The text that explains how the operations of these cases are counted."""
-    return CONVENTION + (OTHERS if any(AXIS in one for one in axes) else "")
+    listed = list(axes)
+    if listed and all(of_case(one) is None for one in listed):
+        return "the workload's own formula"
+    return CONVENTION + (OTHERS if any(AXIS in one for one in listed) else "")
 
 
 def of_case(axes: Mapping[str, str]) -> tuple[float, float] | None:

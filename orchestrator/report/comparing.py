@@ -143,7 +143,7 @@ def compared(
     implementations."""
 
     def both(name: str) -> bool:
-        return all(name in (report.study.subject, *report.study.baselines) for report in (before, after))
+        return all(name in report.study.names for report in (before, after))
 
     for ordinal, report in (("first", before), ("second", after)):
         if not report.study.cases:

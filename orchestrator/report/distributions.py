@@ -30,7 +30,7 @@ def latencies(study: Study) -> Board | None:
     names = drawn(study)
     if not cases or not names:
         return None
-    look, titles = looks((study.subject, *study.baselines)), labels(study.case_ids)
+    look, titles = looks(study.names), labels(study.case_ids)
     board = Board(WIDTH, 0, "Latency distributions, by case")
     most = max(20, min(MOST_DOTS, MOST_IN_ALL // (len(cases) * len(names))))
     top = legend(board, 8, 18, [(backend(name), look[name]) for name in names], RIGHT) + 12
@@ -101,7 +101,7 @@ READINGS: Sequence[Reading] = (
 def over_time(study: Study) -> Board | None:
     """A figure of latencies and sensors over the run, with a panel for each sensor that has values."""
     names = drawn(study)
-    look = looks((study.subject, *study.baselines))
+    look = looks(study.names)
     groups = [t.group for case in study.cases for t in case.timings if t.timed and t.implementation in names]
     begun = min((float(np.nanmin(g.at)) for g in groups if not np.isnan(g.at).all()), default=None)
     if begun is None:

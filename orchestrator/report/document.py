@@ -19,6 +19,7 @@ from orchestrator.analysis.study import Case, Contrast, Timing
 from orchestrator.analysis.verdicts import Noise
 from orchestrator.core.bundled import convention
 from orchestrator.core.results import plain
+from orchestrator.report.answer import failures
 from orchestrator.report.comparing import Comparison
 from orchestrator.report.report import Report
 
@@ -42,6 +43,7 @@ def document(report: Report) -> dict[str, Any]:
         "device": study.device,
         "settings": [setting_of(one) | {"meaning": one.meaning} for one in study.settings],
         "subject": study.subject,
+        "kernels": list(study.kernels),
         "baselines": list(study.baselines),
         "measurements": study.measurements,
         "cases_planned": report.planned,
@@ -63,6 +65,15 @@ def document(report: Report) -> dict[str, Any]:
             }
             for one in fast_p(study)
         ],
+        "failures": [
+            {
+                "implementation": one.implementation,
+                "kind": one.kind,
+                "cases": list(one.cases),
+                "reasons": {reason: list(cases) for reason, cases in one.reasons.items()},
+            }
+            for one in failures(study)
+        ],
         "headlines": list(report.headlines()),
         "sentences": list(report.sentences()),
         "warnings": list(report.warnings()),
@@ -76,6 +87,8 @@ def _case(case: Case) -> dict[str, Any]:
         **setting_of(case.setting),
         "timings": [_timing(timing) for timing in case.timings],
         "contrasts": [_contrast(one) for one in case.contrasts],
+        "between_kernels": [_contrast(one) for one in case.beside],
+        "places": {rank.implementation: [rank.first, rank.last] for rank in case.ranks},
         "controls": [
             {
                 "implementation": one.implementation,
@@ -111,6 +124,8 @@ def _timing(timing: Timing) -> dict[str, Any]:
         "joules": known(timing.joules),
         "peak_memory_bytes": known(timing.peak_bytes),
         "max_abs_error": known(timing.max_abs_error),
+        "modes": [{"us": known(mode.us), "share": known(mode.share)} for mode in timing.modes],
+        "fault": timing.group.fault,
         "skipped": timing.skipped,
     }
 
@@ -138,16 +153,18 @@ def _noise(noise: Noise | None) -> dict[str, Any]:
 COLUMNS = (
     "run_id", "device", "case_id", "regime", "cache", "subject", "baseline", "blocks", "subject_median_us",
     "baseline_median_us", "ratio", "ratio_low", "ratio_high", "p_holm", "effect", "order_shift", "noise",
-    "noise_source", "verdict", "doubt", "elsewhere",
+    "noise_source", "verdict", "doubt", "elsewhere", "family", "fastest_baseline",
 )  # fmt: skip
 
 
 def verdicts_csv(report: Report) -> str:
-    """A CSV with a row for each comparison."""
+    """A CSV with a row for each comparison: kernels with baselines, then kernels with each other; `family` says which,
+    as each is corrected apart."""
     rows = []
     for case in report.study.cases:
         medians = {timing.implementation: timing.median_us.mid for timing in case.timings}
-        for one in case.contrasts:
+        fastest = {one.subject: one.baseline for one in case.best}
+        for one in (*case.contrasts, *case.beside):
             found, noise = one.ratio, one.noise
             numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
             rows.append(
@@ -156,7 +173,8 @@ def verdicts_csv(report: Report) -> str:
                     one.subject, one.baseline, str(one.paired.blocks),
                     *(_cell(number) for number in (*numbers, one.paired.test.effect, one.order_shift)),
                     _cell(noise.floor if noise else math.nan), noise.source.value if noise else "", one.verdict.value,
-                    one.doubt, _cell(one.elsewhere),
+                    one.doubt, _cell(one.elsewhere), "kernels" if one.between_kernels else "baselines",
+                    "" if one.between_kernels else str(fastest[one.subject] == one.baseline).lower(),
                 ]
             )  # fmt: skip
     return _csv(COLUMNS, rows)

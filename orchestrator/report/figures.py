@@ -35,7 +35,7 @@ def shown(items: Sequence[Item]) -> tuple[Item, ...]:
 
 def drawn(study: Study) -> tuple[str, ...]:
     """The implementations that have a time in some case, without controls; the subject is first."""
-    names = (study.subject, *study.baselines)
+    names = study.names
     return tuple(
         name for name in names if any((found := case.timing(name)) is not None and found.timed for case in study.cases)
     )
@@ -133,7 +133,7 @@ def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> 
         return None
     compared = {case.case_id for part in parts for case in part.cases if case.contrasts}
     ids = shown([case_id for case_id in study.case_ids if case_id in compared])
-    look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
+    look, names = looks(study.names), labels(study.case_ids)
     absent, slim = left_out(study, everything=everything), width < WIDTH
     baselines = [name for name in drawn(study) if name != study.subject and name not in absent]
     row_names = {case_id: names[case_id] for case_id in ids}
@@ -201,10 +201,10 @@ def _ratios(
 def roofline(study: Study, width: float = WIDTH) -> Board | None:
     """A figure of rates by arithmetic intensity, under the roof of the device's data sheet where there is one. None
     without rates."""
-    look, case_names = looks((study.subject, *study.baselines)), labels(study.case_ids)
+    look, case_names = looks(study.names), labels(study.case_ids)
     points, roofs = [], []
     for case in shown(study.cases):
-        if case.work is None:
+        if case.work is None or math.isnan(case.work.intensity):
             continue
         for timing in case.timings:
             if timing.timed and not is_control(timing.implementation):
@@ -269,7 +269,12 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
     corner = min(max(roof.ridge, x.low), x.high)
     slope = [(x(begin), y(begin * roof.gb_per_s / 1e3)), (x(corner), y(corner * roof.gb_per_s / 1e3))]
     board.path([*slope, (x(x.high), y(roof.tflops))], "roof")
-    board.text(x.end - 6, y(roof.tflops) - 8, f"{digits(roof.tflops)} TFLOP/s by the data sheet", "end strong")
+    board.text(
+        x.end - 6,
+        y(roof.tflops) - 8,
+        f"{digits(roof.tflops)} TFLOP/s {'by the data sheet' if roof.names else 'measured'}",
+        "end strong",
+    )
 
 
 def errors(study: Study, width: float = WIDTH) -> Board | None:
@@ -286,12 +291,12 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
     values = [value for _, by_name in rows for name, value in by_name.items() if not is_control(name)]
     if not values:
         return None
-    look, names = looks((study.subject, *study.baselines)), labels(study.case_ids)
+    look, names = looks(study.names), labels(study.case_ids)
     start, titles = fitting([names[case_id] for case_id, _ in rows])
     start, right, named = (12.0, width - 12, NAMED) if slim else (start, RIGHT, 0.0)
     scale = Scale(*span(values, log=True), start, right, log=True)
     board = Board(width, 100, "Largest absolute error, by case")
-    present = [name for name in (study.subject, *study.baselines) if any(name in by_name for _, by_name in rows)]
+    present = [name for name in study.names if any(name in by_name for _, by_name in rows)]
     top = legend(board, start, 18, [(backend(name), look[name]) for name in present], right) + 24
     height = 26.0 + named
     tops = stacked(top, len(rows), height)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
@@ -10,9 +11,23 @@ from orchestrator.analysis.study import Study
 from orchestrator.core.bundled import convention
 from orchestrator.core.text import count
 from orchestrator.report import distributions, figures, rates, tables
-from orchestrator.report.page import Box, Code, Fold, Link, Page, Part, Section, Table, Text, drawn, written
-from orchestrator.report.report import Report, headline_of, sentences_of
-from orchestrator.report.text import common_parts, in_words, labels
+from orchestrator.report.answer import FAULTS, HERE, failures, rows_of
+from orchestrator.report.page import (
+    Box,
+    Code,
+    Fold,
+    Link,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    Verdicts,
+    drawn,
+    written,
+)
+from orchestrator.report.report import Report, headlines_of, sentences_of
+from orchestrator.report.text import backend, common_parts, estimate, in_words, labels, ratio
 
 
 def page(
@@ -28,9 +43,11 @@ def page(
     study = report.study
     names = labels(study.case_ids)
     sections = [
-        Section("Result", [*_summary(report)]),
-        Section("Side by side", _side_by_side(study, names)),
         Section("Speed-up by case", _speedups(study, everything=everything)),
+        Section("Every kernel and case", _glance(study, names)),
+        Section("Which of the kernels", _places(study, names)),
+        Section("Not timed", tables.not_timed(study)),
+        Section("Notes", [Text(words, "note") for words in report.notes_after()]),
     ]
     for part in study.parts():
         sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
@@ -40,10 +57,9 @@ def page(
         sections.append(
             Section("A second clock", [Text(words), told or tables.second_clock(study, report.clock, names)])
         )
-    sections.append(Section("Not timed", tables.not_timed(study)))
     sections += more
     sections += [
-        Section("How this was measured", [Text(_method(study))]),
+        Section("How this was measured", [*_repeated(report), *_further(report), Text(_method(study))]),
         Section("Environment", [*_environment(report)]),
     ]
     kept = [one for one in sections if one.parts]
@@ -52,30 +68,78 @@ def page(
 
 
 def _head(report: Report) -> Iterable[Part]:
-    """What ran where, the command that runs it again, and the warnings."""
-    yield Text(" · ".join(report.device_facts()))
+    """What ran where, what is wrong, and a verdict for each kernel."""
     study = report.study
-    facts = [*report.run_facts(), study.regime, count(study.measurements, "measurement"), report.cases]
-    yield Text(" · ".join(fact for fact in facts if fact), "soft")
+    yield Text(" · ".join((*report.device_facts(), *([study.regime] if study.regime else []), report.cases)), "soft")
+    yield from (Text(one.text, "wrong" if one.is_wrong else "warn") for one in failures(study, FAULTS))
+    yield from (Text(one.text, "soft") for one in failures(study, [HERE]))
+    yield from (Text(words, "warn") for words in report.incomplete())
+    for part in study.parts()[:1]:
+        yield from (_kernel_verdict(part, name) for name in part.kernels if any(c.contrasts for c in part.cases))
+    if others := [part.settings[0].name for part in study.parts()[1:] if part.contrasts]:
+        yield Text(f"These are of {study.settings[0].name}; below also {' and '.join(others)}.", "soft")
+
+
+def _kernel_verdict(part: Study, kernel: str) -> Part:
+    """How a kernel compares with the fastest baseline of each case: its commonest verdict as a badge, and words."""
+    best = [one for case in part.cases if (one := case.against_fastest(kernel)) is not None]
+    if not best:
+        return Verdicts(kernel, "not compared", "soft", "no case was timed together with a baseline")
+    counts = Counter(one.verdict.value for one in best)
+    (word, most), *others = counts.most_common()
+    ratios = sorted(one.ratio.mid for one in best)
+    if len(best) == 1:
+        words = f"{estimate(best[0].ratio)} against {backend(best[0].baseline)}"
+        words += f" ({best[0].doubt})" if best[0].doubt else ""
+    else:
+        words = ", ".join(f"{name} in {number}" for name, number in [(word, most), *others])
+        words += f" of {count(len(best), 'case')}; {ratio(ratios[0])} to {ratio(ratios[-1])} the fastest baseline"
+    return Verdicts(kernel, word if not others else f"mostly {word}" if most * 2 > len(best) else "mixed",
+                    word if most * 2 > len(best) else "inconclusive", words)  # fmt: skip
+
+
+def _glance(study: Study, names: Mapping[str, str]) -> list[Part]:
+    rows = rows_of(study)
+    if not any(row.contrast is not None or row.style == "wrong" for row in rows):
+        return []
+    return [_shared(study, ""), tables.answers(rows, names, several=len(study.kernels) > 1)]
+
+
+def _places(study: Study, names: Mapping[str, str]) -> list[Part]:
+    """Which of several kernels is the fastest, in the first setting."""
+    parts: list[Part] = []
+    for part in study.parts()[:1]:
+        if (table := tables.places(part, names)) is not None:
+            words = (
+                "1 is the fastest. Kernels that share places (1 to 2) cannot be told apart. These comparisons are "
+                "corrected for each other, apart from those with baselines."
+            )
+            parts = [Text(words, "soft"), table]
+    return parts
+
+
+def _further(report: Report) -> Iterable[Part]:
+    """The results in more words, and cost and time."""
+    study = report.study
+    facts = [*report.run_facts(), count(study.measurements, "measurement")]
+    yield Text(" · ".join(facts), "soft")
+    for part in study.parts():
+        setting = part.settings[0] if part.settings else Setting("")
+        in_words = [Text(setting.meaning, "soft")] if setting.meaning else []
+        in_words += [Text(words) for words in (*headlines_of(part), *sentences_of(part, report.planned))]
+        if in_words:
+            yield Box(setting.name.capitalize() or "Result", in_words)
+    for words in (report.money(), report.energy(), report.time()):
+        if words:
+            yield Text(words)
+
+
+def _repeated(report: Report) -> Iterable[Part]:
+    """The command that measures the same again."""
     if command := report.command():
         if report.own_machine:
             yield Text("On the machine that was measured, or one like it:", "soft")
         yield Code(command)
-    yield from (Text(words, "warn") for words in report.warnings())
-
-
-def _summary(report: Report) -> Iterable[Part]:
-    """What each regime means, and the results in words."""
-    for part in report.study.parts():
-        setting = part.settings[0] if part.settings else Setting("")
-        in_words = [Text(setting.meaning, "soft")] if setting.meaning else []
-        in_words += [Text(words, "lead") for words in [headline_of(part)] if words]
-        in_words += [Text(words) for words in sentences_of(part, report.planned)]
-        if in_words:
-            yield Box(setting.name.capitalize() or "Result", in_words)
-    for words in (report.second_clock(), report.money(), report.time()):
-        if words:
-            yield Text(words)
 
 
 def _fewer(cases: int) -> str:
@@ -83,24 +147,22 @@ def _fewer(cases: int) -> str:
     return f" Of {count(cases, 'case')}, {drawn_cases} are drawn; the tables have all." if drawn_cases < cases else ""
 
 
-def _side_by_side(study: Study, names: Mapping[str, str]) -> list[Part]:
-    if not study.contrasts:
-        return []
-    note = "The rival is the fastest baseline of the case in that regime."
-    return [_shared(study, note), tables.side_by_side(study, names)]
-
-
 def _speedups(study: Study, *, everything: bool) -> list[Part]:
-    beside = " Regimes are side by side on one scale and are never combined." if len(study.settings) > 1 else ""
-    left = figures.left_out(study, everything=everything)
-    without = f" {' and '.join(left)} is far slower and is not drawn; the tables have it." if left else ""
-    return drawn(
-        figures.speedup(study, everything=everything),
-        "Each mark is the median of the ratios of latencies measured in the same block, with its 95 % interval. "
-        f"The grey band is how much {study.subject} differs from itself: a mark within it shows no difference.{beside}"
-        f"{without}{_fewer(len(study.case_ids))}",
-        figures.speedup(study, everything=everything, width=figures.SLIM),
-    )
+    """The speed-ups of each kernel, in a figure each."""
+    parts: list[Part] = []
+    for one in study.of_kernels():
+        if not one.contrasts:
+            continue
+        beside = " Regimes are side by side on one scale." if len(study.settings) > 1 else ""
+        left = figures.left_out(one, everything=everything)
+        without = f" {' and '.join(left)} is far slower and is not drawn; the tables have it." if left else ""
+        parts += drawn(
+            figures.speedup(one, everything=everything),
+            f"{one.subject}: median ratio with its 95 % interval; right of 1 is faster. Within the grey band it "
+            f"differs no more than from itself.{beside}{without}{_fewer(len(study.case_ids))}",
+            figures.speedup(one, everything=everything, width=figures.SLIM),
+        )
+    return parts
 
 
 def _errors(study: Study) -> list[Part]:
@@ -114,7 +176,8 @@ def _errors(study: Study) -> list[Part]:
 def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:
     """The figures and tables of one setting, each with its title."""
     title = part.settings[0].name.capitalize() if several else "Measurements"
-    parts: list[Part] = [Text(part.settings[0].meaning, "soft")] if several and part.settings[0].meaning else []
+    meaning = part.settings[0].meaning if several else ""
+    parts: list[Part] = [Fold(f"What {part.settings[0].name} means", [Text(meaning)])] if meaning else []
     board, caption = rates.by_size(part)
     parts += drawn(board, caption, rates.by_size(part, figures.SLIM)[0])
     if part.contrasts:
@@ -144,13 +207,15 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     yield title, parts
 
 
-CORRECTED = "Each cell: ratio, 95 % interval, verdict; p-values are corrected for every comparison of the run."
+CORRECTED = (
+    "Each cell: ratio, 95 % interval, verdict; p-values are corrected for every comparison with a baseline in the run."
+)
 
 
 def _shared(study: Study, more: str) -> Text:
     common = "-".join(common_parts(study.case_ids))
     shared = f"All cases share {common}. " if common else ""
-    return Text(f"{shared}A ratio over 1: {study.subject} is faster. {more}", "soft")
+    return Text(f"{shared}A ratio over 1: the kernel is faster. {more}", "soft")
 
 
 METHOD = (

@@ -12,10 +12,11 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled import convention
-from orchestrator.core.results import is_control
 from orchestrator.core.text import count
+from orchestrator.report.answer import HERE, failures, largest, microseconds, rows_of, wrong_first
 from orchestrator.report.report import Report
 from orchestrator.report.text import (
+    UNKNOWN,
     backend,
     common_parts,
     digits,
@@ -24,6 +25,7 @@ from orchestrator.report.text import (
     labels,
     of_cases,
     percent,
+    rate,
     ratio,
     within,
 )
@@ -57,37 +59,23 @@ def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
         f"{count(study.measurements, 'measurement')}",
     )
     lines = [" · ".join(fact for fact in facts if fact), ""]
-    lines += [f"> {cell(words)}" for words in report.warnings()] + ([""] if report.warnings() else [])
+    if wrong := wrong_first(study):
+        lines += [*(f"> **{cell(words)}**  " for words in wrong), ""]
+    lines += [f"> {cell(words)}  " for words in report.warnings()] + ([""] if report.warnings() else [])
     said = (*report.headlines(), *report.sentences())
     lines += [cell(words) + "  " for words in said] + ([""] if said else [])
     names = labels(study.case_ids)
     for part in study.parts():
         if not part.settings or part.settings[0] in chosen:
             lines += [*_table(part, names), ""]
-    lines += [f"Not timed: {cell(words)}  " for words in skips(study)]
+    lines += [f"Not timed: {cell(one.text)}  " for one in failures(study, [HERE])]
     left = [one.name for one in study.settings if one not in chosen]
     if left:
         lines.append(f"Also measured, and in the whole report: {cell(' and '.join(left))}.")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def skips(study: Study) -> list[str]:
-    """A sentence for each reason why something was not timed, with the places."""
-    where: dict[tuple[str, str], dict[str, int]] = {}
-    for case in study.cases:
-        for one in case.timings:
-            if one.skipped and not is_control(one.implementation):
-                cases = where.setdefault((one.implementation, one.skipped), {})
-                cases[case.setting.name] = cases.get(case.setting.name, 0) + 1
-    several = len(study.settings) > 1
-    said = []
-    for (name, why), cases in where.items():
-        counts = (f"{count(number, 'case')}{f' of {own}' if several else ''}" for own, number in cases.items())
-        said.append(f"{name} in {' and '.join(counts)}: {why}")
-    return said
-
-
-HEADS: Final = ("fastest rival, µs", "ratio", "95 % interval", "noise", "verdict")
+HEADS: Final = ("fastest baseline, µs", "ratio", "95 % interval", "noise", "verdict", "rate")
 
 
 def _table(part: Study, names: Mapping[str, str]) -> list[str]:
@@ -95,39 +83,104 @@ def _table(part: Study, names: Mapping[str, str]) -> list[str]:
     lines = [f"**{cell(setting.name)}**: {cell(setting.meaning)}", ""] if setting.meaning else []
     if not part.contrasts:
         return [*lines, *_times(part, names)]
-    shared = "-".join(common_parts(list(names)))
+    shared, several = "-".join(common_parts(list(names))), len(part.kernels) > 1
+    rows = rows_of(part)
+    rated = any(row.rate.text for row in rows)
+    heads = HEADS if rated else HEADS[:-1]
+    first = ["kernel", "µs"] if several else [f"{part.subject}, µs"]
     lines += [
-        f"| {cell(shared or 'case')} | {cell(part.subject)}, µs | {' | '.join(HEADS)} |",
-        "|---|--:|--:|--:|--:|--:|---|",
+        line(map(cell, (shared or "case", *first, *heads))),
+        f"|---|{'---|' if several else ''}{'--:|' * 5}---|{'--:|' if rated else ''}",
     ]
-    for case in part.cases:
-        best, own = case.best, case.timing(part.subject)
-        rival = case.timing(best.baseline) if best is not None else None
-        if best is None or own is None or rival is None:
-            lines.append(f"| {cell(names[case.case_id])} | not compared | | | | | |")
-            continue
-        noise = percent(best.noise.floor) if best.noise is not None else ""
-        theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid)}"
-        cells: tuple[str, ...] = (
-            names[case.case_id], digits(own.median_us.mid), theirs,
-            ratio(best.ratio.mid), within(best.ratio), noise, best.said + elsewhere(best),
-        )  # fmt: skip
+    for row in rows:
+        kernel = [row.kernel] if several else []
+        named, us = names[row.case.case_id], UNKNOWN if math.isnan(row.us) else digits(row.us)
+        speed = [f"{row.rate.text} {f'({row.rate.share} of the roof)' if row.rate.share else ''}".strip()] * rated
+        one = row.contrast
+        if one is None:
+            why = f"{row.verdict}: {row.why}" if row.style else f"not compared: {row.why}"
+            cells = [named, *kernel, us, "", "", "", "", why, *speed]
+        else:
+            noise = percent(one.noise.floor) if one.noise is not None else ""
+            theirs = f"{backend(row.baseline)} {digits(row.baseline_us)}"
+            said = one.said + elsewhere(one) + (f", two modes: {row.modes}" if row.modes else "")
+            cells = [named, *kernel, us, theirs, ratio(one.ratio.mid), within(one.ratio), noise, said, *speed]
         lines.append(line(map(cell, cells)))
-    return [*lines, "", f"A ratio over 1: {cell(part.subject)} is faster."]
+    return [*lines, "", f"A ratio over 1: {cell('the kernel' if several else part.subject)} is faster."]
+
+
+MOST_LINES: Final = 6
+"""The most rows of the table for a pull request, so that with its heads and sums it has about ten lines."""
+
+
+def pull_request(report: Report) -> str:
+    """The answer as a table of about ten lines for a pull request: wrong ones and the largest differences."""
+    study = report.study
+    names, rows = labels(study.case_ids), rows_of(study)
+    shown, hidden = largest(rows, MOST_LINES)
+    regime = f", {shown[0].case.setting.name}" if shown and shown[0].case.setting.name else ""
+    lines = [f"**{cell(report.title)}**{cell(regime)}"]
+    lines += [f"**{cell(words)}**" for words in wrong_first(study)[:2]]
+    lines += ["", "| case | kernel | time | fastest baseline | ratio | verdict |", "|---|---|--:|--:|--:|---|"]
+    for row in shown:
+        theirs = f"{backend(row.baseline)} {microseconds(row.baseline_us)}" if row.baseline else ""
+        gain = estimate(row.contrast.ratio) if row.contrast is not None else ""
+        lines.append(
+            line(map(cell, (names[row.case.case_id], row.kernel, microseconds(row.us), theirs, gain, row.verdict)))
+        )
+    if hidden:
+        lines += ["", f"{count(hidden, 'more row')} with smaller differences: {cell(study.run_id)}"]
+    return "\n".join(lines) + "\n"
+
+
+def paper(report: Report) -> str:
+    """The answer as a LaTeX table with booktabs' rules."""
+    study = report.study
+    names, several = labels(study.case_ids), len(study.kernels) > 1
+    heads = ["Case", *(["Kernel"] if several else []), "Time (\\si{\\micro\\second})", "Baseline",
+             "(\\si{\\micro\\second})", "Speed-up", "95\\,\\% interval", "Verdict"]  # fmt: skip
+    lines = [
+        f"% {latex(report.title)}, run {latex(study.run_id)}; needs booktabs and siunitx",
+        f"\\begin{{tabular}}{{l{'l' if several else ''}rlrrrl}}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule",
+    ]  # fmt: skip
+    for row in rows_of(study):
+        known = row.contrast is not None
+        cells = [names[row.case.case_id], *([row.kernel] if several else []),
+                 digits(row.us), backend(row.baseline) or UNKNOWN, digits(row.baseline_us),
+                 f"{row.contrast.ratio.mid:.2f}" if row.contrast is not None else UNKNOWN,
+                 within(row.contrast.ratio) if row.contrast is not None else "",
+                 row.verdict if known or row.style else "not compared"]  # fmt: skip
+        lines.append(" & ".join(map(latex, cells)) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+LATEX: Final = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "–": "--",
+                "µ": "\\textmu{}", "×": "$\\times$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def _times(part: Study, names: Mapping[str, str]) -> list[str]:
     timed = [(case, t) for case in part.cases for t in case.timings if t.timed]
     if not timed:
         return []
-    rated = any(not math.isnan(t.tflops) for _, t in timed)
-    heads = ("case", "implementation", "median, µs", "95 % interval", *(["TFLOP/s"] if rated else []))
+    rated = any(rate(case, t).text for case, t in timed)
+    heads = ("case", "implementation", "median, µs", "95 % interval", *(["rate"] if rated else []))
     lines = [line(heads), f"|---|---|{'--:|' * (len(heads) - 2)}"]
     for case, t in timed:
-        rate = "" if math.isnan(t.tflops) else digits(t.tflops)
-        cells = (names[case.case_id], t.implementation, digits(t.median_us.mid), within(t.median_us), rate)
+        cells = (
+            names[case.case_id],
+            t.implementation,
+            digits(t.median_us.mid),
+            within(t.median_us),
+            rate(case, t).text,
+        )
         lines.append(line(map(cell, cells[: 5 if rated else 4])))
-    return [*lines, "", f"TFLOP/s by {convention(case.axes for case, _ in timed)}."] if rated else lines
+    counted = any("FLOP" in rate(case, t).text for case, t in timed)
+    return [*lines, "", f"FLOP by {convention(case.axes for case, _ in timed)}."] if counted else lines
 
 
 MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
@@ -158,12 +211,17 @@ def between_marks(document: str, fragment: str, name: str = "") -> str:
 
 
 def by_baseline(report: Report, settings: Sequence[Setting] = ()) -> str:
-    """A table with a row for each baseline: how many times faster the subject is over all cases, in each of `settings`.
-    The default is all settings."""
-    study = report.study
+    """A table for each kernel with a row for each baseline: how many times faster the kernel is over all cases, in
+    each of `settings`. The default is all settings."""
+    tables = [_by_baseline(report, one, settings) for one in report.study.of_kernels()]
+    return "\n".join(one for one in tables if one) or "Nothing was compared.\n"
+
+
+def _by_baseline(report: Report, study: Study, settings: Sequence[Setting]) -> str:
+    """The table of one kernel; empty where nothing was compared with it."""
     parts = [part for part in study.parts() if part.contrasts and (not settings or part.settings[0] in settings)]
     if not parts:
-        return "Nothing was compared.\n"
+        return ""
     heads = [part.settings[0].name or "ratio" for part in parts]
     what = f"how many times as fast {study.subject} is (geometric mean with its 95 % interval; least to greatest)"
     lines = [

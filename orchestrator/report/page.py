@@ -157,7 +157,18 @@ def is_long(part: Part) -> bool:
     return isinstance(part, Table) and len(part.rows) > MOST_PRINTED
 
 
-Part = Text | Code | Figure | Table | Box | Fold | Link | Links | Finder
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The verdict on one kernel: its name, a badge in the style of the verdict, and the numbers in words."""
+
+    kind: ClassVar[str] = "verdict"
+    name: str
+    badge: str
+    style: str
+    words: str
+
+
+Part = Text | Code | Figure | Table | Box | Fold | Link | Links | Finder | Verdicts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from orchestrator.core.bundled import convention
 from orchestrator.report.figures import WIDTH, drawn
 from orchestrator.report.style import Look, looks
 from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
-from orchestrator.report.text import backend, digits, shortened, tick
+from orchestrator.report.text import backend, digits, rate, shortened, tick
 
 MOST_PANELS: Final = 16
-Rate = Callable[[Case, Timing], float]
+RateOf = Callable[[Case, Timing], float]
 
 
 NO_BREAK: Final = "\u00a0"
@@ -33,7 +34,7 @@ class Panel:
     axis: str
     cases: Sequence[Case]
     unit: str
-    rate: Rate
+    rate: RateOf
 
 
 def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
@@ -103,13 +104,18 @@ def _title(pairs: Sequence[tuple[str, str]]) -> str:
     return ", ".join(bundled.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in said)
 
 
-def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
+def _rate(cases: Sequence[Case]) -> tuple[str, RateOf]:
     """The unit and value to show: TFLOP/s; GB/s where memory limits most cases; microseconds where the work is not
     known."""
     if any(case.work is None for case in cases):
         return "µs a call", lambda _, timing: timing.median_us.mid
+    units = {unit for case in cases for timing in case.timings if timing.timed and (unit := rate(case, timing).unit)}
+    if len(units) == 1 and (unit := units.pop()) == "GFLOP/s":
+        return unit, lambda _, timing: timing.tflops * 1e3
     bound = [
-        case.roof is not None and case.work is not None and case.work.intensity < case.roof.ridge for case in cases
+        case.work is not None
+        and (math.isnan(case.work.flop) or (case.roof is not None and case.work.intensity < case.roof.ridge))
+        for case in cases
     ]
     if 2 * sum(bound) > len(cases):
         return "GB/s", lambda case, timing: case.work.bytes / timing.median_us.mid / 1e3 if case.work else 0.0
@@ -117,7 +123,7 @@ def _rate(cases: Sequence[Case]) -> tuple[str, Rate]:
 
 
 def _board(panels: Sequence[Panel], title: str, names: Sequence[str], part: Study, width: float) -> Board:
-    look = looks((part.subject, *part.baselines))
+    look = looks(part.names)
     board = Board(width, 0, f"{title}, one line an implementation")
     top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], width - 40) + 8
     areas, bottom = tiled(len(panels), width, 30.0, top, 264.0)

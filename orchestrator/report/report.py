@@ -25,6 +25,7 @@ from orchestrator.core.config.load import again
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.paid_time import PARTS, span, told
 from orchestrator.core.text import count
+from orchestrator.core.text import words as one_line
 from orchestrator.report.text import digits, energy, estimate, of_cases, percent
 
 # How the time of a run's machines was spent, as its manifest records it.
@@ -104,7 +105,8 @@ class Report:
 
     @property
     def title(self) -> str:
-        return f"{self.workload.capitalize()} on {self.device}"
+        named = self.workload
+        return f"{named if self.named else named.capitalize()} on {self.device}"
 
     @property
     def device(self) -> str:
@@ -115,9 +117,17 @@ class Report:
     def workload(self) -> str:
         """The workload by the name in the spec. Without a name there, the tool's own workloads are recognised by the
         axes of their cases."""
-        named = self.spec.get("workload") or self.manifest.get("workload")
+        named = self.named
         own = bool(self.study.cases) and bundled.is_of(case.axes for case in self.study.cases)
         return str(named) if named else bundled.WORKLOAD if own else "kernels"
+
+    @property
+    def named(self) -> str:
+        """The name of the user's own workload; empty for the tool's own workloads and where it is not recorded."""
+        named = self.manifest.get("workload") or self.spec.get("workload")
+        if isinstance(named, Mapping):
+            named = named.get("name") or str(named.get("path") or "").rpartition("/")[2].removesuffix(".py")
+        return one_line(str(named or ""), 100)
 
     @property
     def cost_usd(self) -> float | None:
@@ -199,6 +209,10 @@ class Report:
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings that a reader must know before reading any number."""
+        return (*self.incomplete(), *self.notes_after())
+
+    def incomplete(self) -> tuple[str, ...]:
+        """Warnings that the results are not all there, or not of the machine that is named."""
         partial: tuple[str, ...] = ()
         if self.planned > len(self.study.case_ids):
             partial = (f"The run is not complete: {self.cases}.",)
@@ -209,8 +223,11 @@ class Report:
         if named and self.study.device and named != self.study.device:
             said = f"The rows were measured on {self.study.device}, but environment.json names another device: {named}."
             partial = (*partial, said)
+        return partial
+
+    def notes_after(self) -> tuple[str, ...]:
+        """Warnings about the quality of the measurements and of the files."""
         return (
-            *partial,
             *self.busy(),
             *self.unsteady(),
             *self.notes,
@@ -252,7 +269,7 @@ class Report:
 
     def headlines(self) -> tuple[str, ...]:
         """The result, one sentence for each setting."""
-        return tuple(words for part in self.study.parts() if (words := headline_of(part, self.prefix(part))))
+        return tuple(words for part in self.study.parts() for words in headlines_of(part, self.prefix(part)))
 
     def sentences(self) -> tuple[str, ...]:
         """Further results in sentences, setting by setting, and the cost."""
@@ -313,16 +330,32 @@ def fast_p_words(one: FastP) -> str:
     )
 
 
-def headline_of(part: Study, prefix: str = "") -> str:
-    """The result of one setting in one sentence, against the fastest baseline of each case."""
-    best = [case.best for case in part.cases if case.best is not None]
-    if not best:
-        return ""
-    words = Counter(one.verdict for one in best)
-    verdicts = ", ".join(f"{word} in {words[word]}" for word in Verdict if words[word])
-    return (
-        f"{prefix}{part.subject} against the fastest baseline of each case: {verdicts} of {count(len(best), 'case')}."
-    )
+def headlines_of(part: Study, prefix: str = "") -> tuple[str, ...]:
+    """The result of one setting: a sentence for each kernel against the fastest baseline of each case, and one for the
+    order of the kernels."""
+    sentences = []
+    for kernel in part.kernels:
+        best = [one for case in part.cases if (one := case.against_fastest(kernel)) is not None]
+        if best:
+            words = Counter(one.verdict for one in best)
+            verdicts = ", ".join(f"{word} in {words[word]}" for word in Verdict if words[word])
+            of_all = count(len(best), "case")
+            sentences.append(f"{prefix}{kernel} against the fastest baseline of each case: {verdicts} of {of_all}.")
+    return (*sentences, *(f"{prefix}{words}" for words in [ranks_in_words(part)] if words))
+
+
+def ranks_in_words(part: Study) -> str:
+    """Which of the kernels is the fastest, in one sentence for one setting; empty for a single kernel."""
+    places: dict[str, Counter[str]] = {}
+    for case in part.cases:
+        for rank in case.ranks:
+            places.setdefault(rank.implementation, Counter())[rank.text] += 1
+    several = len([case for case in part.cases if case.ranks]) > 1
+    kernels = [
+        f"{name} {', '.join(f'{place} in {cases}' if several else place for place, cases in sorted(found.items()))}"
+        for name, found in places.items()
+    ]
+    return f"Places among the kernels: {'; '.join(kernels)}." if kernels else ""
 
 
 def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:

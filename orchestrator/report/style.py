@@ -95,6 +95,12 @@ nav ul{{list-style:none;padding:0;margin:1rem 0;display:flex;flex-wrap:wrap;gap:
 .setting{{border-left:.25rem solid var(--line);padding:.1rem .9rem;margin:.9rem 0}}.setting h3{{margin:.1rem 0}}
 p{{margin:.4rem 0;max-width:52rem}}.lead{{font-size:1.1rem}}.soft,figcaption,small{{color:var(--soft)}}
 .warn{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.6rem 0;background:var(--band)}}
+.wrong{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.5rem 0;color:var(--bad);font-weight:600;
+overflow-wrap:anywhere}}td .wrong{{border:0;padding:0;margin:0}}.unavailable{{color:var(--soft)}}
+.note{{border-left:.25rem solid var(--line);padding:.1rem .8rem;margin:.35rem 0;max-width:none;font-size:.95rem}}
+.verdict{{max-width:none;font-size:1.1rem;margin:.45rem 0}}
+.badge{{display:inline-block;border:1.5px solid currentColor;border-radius:1rem;padding:0 .6rem;font-weight:600;
+white-space:nowrap}}.badge.soft,.badge.unavailable{{font-weight:400}}.inconclusive,.same{{color:var(--ink)}}
 pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}}
 details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
 figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}

@@ -4,72 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.second_clock import Told
-from orchestrator.analysis.study import Case, Contrast, Study
+from orchestrator.analysis.study import Contrast, Study
 from orchestrator.analysis.timings import Timing
 from orchestrator.analysis.watched_launches import Watched
-from orchestrator.core.results import TIMER_SHARE, is_control
+from orchestrator.core.results import TIMER_SHARE
+from orchestrator.report.answer import FAILURES, HERE, Row, failures
 from orchestrator.report.page import Cell, Part, Table, Word
 from orchestrator.report.text import UNKNOWN, backend, digits, elsewhere, energy, estimate, percent, ratio, size, within
 
 MARKS = "A percentage in small print is the timer's own share of the median, from 2 % on."
 
 
-MOST_WIDE = 2
-"""With more regimes than this the rival has no column of its own: it is shown beside the verdict."""
+def answers(rows: Sequence[Row], names: Mapping[str, str], *, several: bool) -> Table:
+    """A row for each kernel and case: its time, the fastest baseline's, the ratio and the verdict, and the rate. The
+    column of the kernel is left out if there is only one."""
+    cells: list[list[Cell]] = []
+    for row in rows:
+        more = estimate(row.contrast.ratio).partition(" ")[2] if row.contrast is not None else ""
+        theirs = Word(digits(row.baseline_us, 4), more=backend(row.baseline)) if row.baseline else UNKNOWN
+        badge = Word(row.verdict, f"badge {row.style}", "; ".join(one for one in (row.why, *_beside(row)) if one))
+        timing = row.case.timing(row.kernel)
+        cells.append(
+            [
+                names[row.case.case_id],
+                *([row.kernel] if several else []),
+                _median(timing) if timing is not None and timing.timed else UNKNOWN,
+                theirs,
+                Word(ratio(row.contrast.ratio.mid), more=more) if row.contrast is not None else UNKNOWN,
+                badge if row.verdict != UNKNOWN else Word("not compared", "soft", row.why),
+                Word(row.rate.text or UNKNOWN, more=f"{row.rate.share} of the roof" if row.rate.share else ""),
+            ]
+        )
+    first = 2 if several else 1
+    heads = ["case", *(["kernel"] if several else []), "µs", "fastest baseline, µs", "ratio", "verdict", "rate"]
+    if all(row[-1] == Word(UNKNOWN) for row in cells):
+        heads, cells = heads[:-1], [row[:-1] for row in cells]
+    left = [*range(1, first), first + 3]
+    return Table("Verdicts at a glance", heads, cells, left=left, wrap=(first + 3,), stack=True, file="verdicts.csv")
 
 
-def side_by_side(study: Study, names: Mapping[str, str]) -> Table:
-    """A row for each case: the subject against the fastest baseline in each regime. Nothing is summed over regimes. The
-    cache states of a regime share a column if no case has two of them."""
-    found: dict[tuple[Setting, str], Case] = {}
-    columns = list(dict.fromkeys(Setting(one.regime) for one in study.settings))
-    for case in study.cases:
-        key = (Setting(case.setting.regime), case.case_id)
-        if key in found:
-            columns = list(study.settings)
-            break
-        found[key] = case
-    if columns and columns[0] in study.settings:
-        found = {(case.setting, case.case_id): case for case in study.cases}
-    columns = [one for one in columns if any(case.contrasts for key, case in found.items() if key[0] == one)]
-    each = [f"{study.subject}, µs", "rival, µs", "verdict"]
-    if len(columns) > MOST_WIDE:
-        each = [f"{study.subject}, µs", "rival, µs, and verdict"]
-    groups = [("", 1), *((one.name or "ratio", len(each)) for one in columns)]
+def _beside(row: Row) -> list[str]:
+    """The ratio in the other of burst and graph where they disagree, and the two modes of the kernel."""
+    other = elsewhere(row.contrast).removeprefix(", ") if row.contrast is not None else ""
+    return [part for part in (other, f"two modes: {row.modes}" if row.modes else "") if part]
+
+
+def places(part: Study, names: Mapping[str, str]) -> Table | None:
+    """Which of the kernels is the fastest: a row for each case, a column for each kernel, with its place and time.
+    Kernels that cannot be told apart share places. None for a single kernel."""
+    ranked = [case for case in part.cases if case.ranks]
+    if not ranked:
+        return None
     rows: list[list[Cell]] = []
-    for case_id in study.case_ids:
-        row: list[Cell] = [names[case_id]]
-        for one in columns:
-            own, rival, said = _against_best(found.get((one, case_id)), study.subject)
-            row += [own, rival, said] if len(columns) <= MOST_WIDE else [own, _with(rival, said)]
-        rows.append(row)
-    heads = ["case", *each * len(columns)]
-    left = [*range(len(each), len(heads), len(each))]
-    return Table("Side by side", heads, rows, left=left, wrap=left, groups=groups, stack=True)
-
-
-def _with(rival: str, verdict: Cell) -> Cell:
-    """The rival and the verdict in one cell, as three regimes with three columns each are wider than a screen."""
-    return replace(verdict, text=f"{rival}: {verdict.text}") if isinstance(verdict, Word) else verdict
-
-
-def _against_best(case: Case | None, subject: str) -> tuple[Cell, str, Cell]:
-    best = case.best if case is not None else None
-    own = case.timing(subject) if case is not None else None
-    if case is None:  # the case was timed only in another regime
-        return "", "", ""
-    if own is None or not own.timed:
-        return UNKNOWN, UNKNOWN, "not timed"
-    rival = case.timing(best.baseline) if best is not None else None
-    if best is None or rival is None:
-        return _median(own), UNKNOWN, "not compared"
-    theirs = f"{backend(best.baseline)} {digits(rival.median_us.mid, 4)}"
-    said = Word(f"{ratio(best.ratio.mid)} {best.verdict.value}", best.verdict.value, best.doubt)
-    return _median(own), theirs, said
+    for case in ranked:
+        found = {rank.implementation: rank.text for rank in case.ranks}
+        cells: list[Cell] = []
+        for name in part.kernels:
+            timing = case.timing(name)
+            us = digits(timing.median_us.mid, 4) if timing is not None and timing.timed else "not timed"
+            cells.append(Word(found.get(name, UNKNOWN), "faster" if found.get(name) == "1" else "", us))
+        rows.append([names[case.case_id], *cells])
+    heads = ["case", *(backend(name) for name in part.kernels)]
+    return Table("Which of the kernels", heads, rows, stack=True, file="verdicts.csv")
 
 
 def _median(timing: Timing) -> Cell:
@@ -79,16 +77,20 @@ def _median(timing: Timing) -> Cell:
 
 
 def verdicts(part: Study, names: Mapping[str, str]) -> Table:
-    """A row for each case, a column for each baseline."""
-    compared = [name for name in part.baselines if part.against(name)]
-    noisy = [case for case in part.cases if case.contrasts]
+    """A row for each case and kernel, a column for each baseline; the kernel's column is left out if it is alone."""
+    several = len(part.kernels) > 1
+    compared = [name for name in part.baselines if any(one.baseline == name for one in part.contrasts)]
     rows: list[list[Cell]] = []
-    for case in noisy:
-        found = {one.baseline: one for one in case.contrasts}
+    for case in part.cases:
         noise = max((one.noise.floor for one in case.contrasts if one.noise is not None), default=float("nan"))
-        rows.append([names[case.case_id], *(_verdict(found.get(name)) for name in compared), percent(noise)])
-    heads = ["case", *(f"over {backend(name)}" for name in compared), "noise"]
-    return Table("Verdicts", heads, rows, wrap=range(1, len(heads) - 1), stack=True, file="verdicts.csv")
+        for kernel in dict.fromkeys(one.subject for one in case.contrasts):
+            found = {one.baseline: one for one in case.contrasts if one.subject == kernel}
+            cells = [_verdict(found.get(name)) for name in compared]
+            rows.append([names[case.case_id], *([kernel] if several else []), *cells, percent(noise)])
+    heads = ["case", *(["kernel"] if several else []), *(f"over {backend(name)}" for name in compared), "noise"]
+    first = 2 if several else 1
+    wrap = range(first, len(heads) - 1)
+    return Table("Verdicts", heads, rows, left=range(1, first), wrap=wrap, stack=True, file="verdicts.csv")
 
 
 def _verdict(one: Contrast | None) -> Cell:
@@ -99,7 +101,8 @@ def kernels(part: Study, names: Mapping[str, str]) -> Table:
     """A row for each case: the kernel that ran, and the median time of every implementation."""
     timed = [case for case in part.cases if any(one.timed for one in case.timings)]
     there = {one.implementation for case in timed for one in case.timings if one.timed}
-    shown = [name for name in (part.subject, *part.baselines) if name in there]
+    shown = [name for name in part.names if name in there]
+    alone = len(part.kernels) == 1
     rows: list[list[Cell]] = []
     for case in timed:
         own = case.timing(part.subject)
@@ -108,11 +111,14 @@ def kernels(part: Study, names: Mapping[str, str]) -> Table:
             timing = case.timing(name)
             cells.append(UNKNOWN if timing is None or not timing.timed else _median(timing))
         rate = UNKNOWN if own is None or not own.timed else digits(own.tflops)
-        rows.append([names[case.case_id], own.backend if own is not None else UNKNOWN, *cells, rate])
-    heads = ["case", f"kernel of {part.subject}", *(f"{backend(name)}, µs" for name in shown), "TFLOP/s"]
+        ran = [own.backend if own is not None else UNKNOWN] if alone else []
+        rows.append([names[case.case_id], *ran, *cells, rate])
+    kernel = [f"kernel of {part.subject}"] if alone else []
+    heads = ["case", *kernel, *(f"{backend(name)}, µs" for name in shown), f"TFLOP/s of {part.subject}"]
     if all(row[-1] == UNKNOWN for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    return Table("Kernels and times", heads, rows, left=(1,), wrap=(1,), stack=True, file="summary.csv")
+    words = (1,) if alone else ()
+    return Table("Kernels and times", heads, rows, left=words, wrap=words, stack=True, file="summary.csv")
 
 
 def times(part: Study, names: Mapping[str, str]) -> Table:
@@ -195,19 +201,12 @@ def watched_launches(told: Sequence[Watched], names: Mapping[str, str]) -> Table
 
 
 def not_timed(study: Study) -> list[Part]:
-    """A row for each reason, with the number of cases that were not timed for it; empty where everything was timed."""
-    reasons: dict[tuple[str, str, str], int] = {}
-    for case in study.cases:
-        for one in case.timings:
-            if one.skipped and not is_control(one.implementation):
-                key = (one.implementation, case.setting.name, one.skipped)
-                reasons[key] = reasons.get(key, 0) + 1
-    if not reasons:
-        return []
-    several = len(study.settings) > 1
-    rows = [
-        [name, *([setting] if several else []), str(cases), reason]
-        for (name, setting, reason), cases in reasons.items()
-    ]
-    heads = ("implementation", *(("regime",) if several else ()), "cases", "reason")
-    return [Table("Not timed", heads, rows, left=(1,) if several else (), long=(len(heads) - 1,))]
+    """A row for each reason, with the cases that were not timed for it; empty where everything was timed."""
+    rows: list[list[Cell]] = [
+        [one.implementation, Word(FAILURES.get(one.kind, one.kind), "slower" if one.kind != HERE else "soft"),
+         str(len(cases)), reason]
+        for one in failures(study)
+        for reason, cases in one.reasons.items()
+    ]  # fmt: skip
+    heads = ("implementation", "what", "cases", "reason")
+    return [Table("Not timed", heads, rows, left=(1,), long=(3,))] if rows else []

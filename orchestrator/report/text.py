@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.bundled import FAMILY
@@ -11,7 +12,8 @@ from orchestrator.core.text import count
 
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval
-    from orchestrator.analysis.case import Contrast
+    from orchestrator.analysis.case import Case, Contrast
+    from orchestrator.analysis.timings import Timing
 
 UNKNOWN = "–"
 
@@ -42,6 +44,40 @@ def elsewhere(one: Contrast) -> str:
     if math.isnan(one.elsewhere):
         return ""
     return f", {ratio(one.elsewhere)} in {'graph' if one.setting.regime == 'burst' else 'burst'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate in the unit that fits it, and its share of the device's peak in per cent (NaN where no peak is known)."""
+
+    value: float
+    unit: str
+    of_roof: float
+
+    @property
+    def text(self) -> str:
+        """`2,210 GB/s`; empty where the rate is not known."""
+        return f"{digits(self.value)} {self.unit}" if self.unit else ""
+
+    @property
+    def share(self) -> str:
+        return "" if math.isnan(self.of_roof) else f"{self.of_roof:.0f} %"
+
+
+def rate(case: Case, timing: Timing) -> Rate:
+    """The rate of an implementation: GB/s where memory limits the case or operations are not counted, else TFLOP/s, and
+    GFLOP/s below 0.1 TFLOP/s."""
+    work, roof = case.work, case.roof
+    if work is None or not timing.timed:
+        return Rate(math.nan, "", math.nan)
+    by_memory = math.isnan(work.flop) or (roof is not None and work.intensity < roof.ridge)
+    if by_memory:
+        speed = work.bytes / timing.median_us.mid / 1e3
+        return Rate(speed, "GB/s", 100 * speed / roof.gb_per_s if roof is not None else math.nan)
+    share = 100 * timing.tflops / roof.tflops if roof is not None else math.nan
+    return (
+        Rate(timing.tflops, "TFLOP/s", share) if timing.tflops >= 0.1 else Rate(timing.tflops * 1e3, "GFLOP/s", share)
+    )
 
 
 def within(interval: Interval, *, places: int = 2) -> str:

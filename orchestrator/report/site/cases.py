@@ -76,11 +76,12 @@ def device_column(device: str, digests: Sequence[Digest]) -> Column:
 
 
 def _time(digest: Digest, case: CaseDigest) -> Time | None:
-    own = case.times.get(digest.subject)
+    kernel = case.kernel or digest.subject
+    own = case.times.get(kernel)
     if own is None:
         return None
-    rate = case.rates.get(digest.subject, float("nan"))
-    return Time(case.case_id, case.setting, digest.subject, unpacked(own), case.floor, rate)
+    rate = case.rates.get(kernel, float("nan"))
+    return Time(case.case_id, case.setting, kernel, unpacked(own), case.floor, rate)
 
 
 MOST: Final = 200
@@ -118,7 +119,7 @@ def by_case(digests: Sequence[Digest]) -> dict[str, dict[Series, list[tuple[Dige
         for case in digest.cases:
             if case.value is not None:
                 over = digest.relative_to if case.relative else ""
-                series = Series(digest.device, case.regime, case.cache, digest.subject, over)
+                series = Series(digest.device, case.regime, case.cache, case.kernel or digest.subject, over)
                 found.setdefault(case.case_id, {}).setdefault(series, []).append((digest, case))
     return {case: found[case] for case in sorted(found, key=case_order)}
 

@@ -23,6 +23,7 @@ from orchestrator.analysis.verdicts import Noise, NoiseSource
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.results import is_control
 from orchestrator.core.run.status import StatusLine
+from orchestrator.report.answer import wrong_first
 from orchestrator.report.report import Report
 
 Limits = tuple[float | None, float, float | None]
@@ -47,6 +48,8 @@ class CaseDigest:
     times: dict[str, Limits]
     rates: dict[str, float]
     """TFLOP/s by implementation, where they are known."""
+    kernel: str = ""
+    """The kernel that `value` is of; empty in digests of older versions, which have only the run's subject."""
 
     @property
     def setting(self) -> Setting:
@@ -75,6 +78,8 @@ class Digest:
     busy: str = ""
     cases: tuple[CaseDigest, ...] = ()
     problem: str = ""
+    wrong: tuple[str, ...] = ()
+    """A sentence for each implementation that was wrong or failed."""
 
     @property
     def status(self) -> StatusLine:
@@ -110,13 +115,14 @@ def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: floa
         subject=study.subject,
         relative_to=over,
         measurements=study.measurements,
-        counts=dict(Counter(best.verdict.value for case in study.cases if (best := case.best) is not None)),
+        counts=dict(Counter(best.verdict.value for case in study.cases for best in case.best)),
         answers=study.answers,
         usd_per_hour=usd_per_hour,
         fingerprint={key: value for key in KEPT if isinstance(value := environment.get(key), str | bool) and value},
         busy="; ".join(words.rstrip(".") for words in report.busy()),
-        cases=tuple(_case(case, study, over) for case in study.cases),
+        cases=tuple(_case(case, kernel, over) for case in study.cases for kernel in study.kernels),
         problem=problem,
+        wrong=wrong_first(study),
     )
 
 
@@ -125,12 +131,12 @@ def relative_to(study: Study) -> str:
     return DEFAULT if DEFAULT in study.baselines else next(iter(study.baselines), "")
 
 
-def _case(case: Case, study: Study, over: str) -> CaseDigest:
-    own = case.timing(study.subject)
-    value = estimate(case, study.subject, over) if over else None
+def _case(case: Case, kernel: str, over: str) -> CaseDigest:
+    own = case.timing(kernel)
+    value = estimate(case, kernel, over) if over else None
     relative = value is not None
-    value = value or estimate(case, study.subject)
-    floor = floor_of(case, study.subject)
+    value = value or estimate(case, kernel)
+    floor = floor_of(case, kernel)
     timed = [one for one in case.timings if one.timed and not is_control(one.implementation)]
     return CaseDigest(
         case_id=case.case_id,
@@ -143,6 +149,7 @@ def _case(case: Case, study: Study, over: str) -> CaseDigest:
         control=floor is not None and floor.source is NoiseSource.CONTROL,
         times={one.implementation: packed(one.median_us) for one in timed},
         rates={one.implementation: _short(one.tflops) for one in timed if math.isfinite(one.tflops)},
+        kernel=kernel,
     )
 
 

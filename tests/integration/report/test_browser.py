@@ -114,7 +114,7 @@ def test_a_page_is_no_wider_than_its_window(page: Page, tmp_path: Path, kind: st
 @pytest.mark.parametrize("width", [390, 1280])
 def test_regimes_side_by_side_fit_without_scrolling(page: Page, tmp_path: Path, width: int) -> None:
     """Three regimes, six implementations, a warning in every row."""
-    table = "document.querySelector('#side-by-side .wide')"
+    table = "document.querySelector('#every-kernel-and-case .wide')"
     opened(page, large_page(), tmp_path, width)
     assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0
 

@@ -210,7 +210,7 @@ def test_a_folder_that_is_wrong_in_any_way_is_kept_out_and_a_good_one_is_not(tmp
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 def test_what_is_published_fits_without_scrolling(tmp_path: Path) -> None:
     """Problems that have no axis in common, in three regimes."""
-    table = "document.querySelector('#side-by-side .wide')"
+    table = "document.querySelector('#every-kernel-and-case .wide')"
     with browser(tmp_path / "profile") as chromium, chromium.tab() as page:
         for folder in FOLDERS:
             text = html.page(as_read(folder))

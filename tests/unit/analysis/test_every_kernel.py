@@ -1,0 +1,168 @@
+"""Several kernels of a user: each has a verdict against each baseline, and no order of rows changes anything."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.analysis.modes import two_modes
+from orchestrator.analysis.verdicts import Verdict
+from orchestrator.report.answer import failures, largest, rows_of, wrong_first
+from orchestrator.report.document import document, summary_csv, verdicts_csv
+from orchestrator.report.html import page
+from orchestrator.report.markdown import by_baseline, markdown, paper, pull_request
+from orchestrator.report.report import Report
+from orchestrator.report.site.digest import digest_of
+from spotbench.results import of_report
+from tests.unit.report.written import csv_text, records, reported, skip, studied
+
+ROLES = {"zeta": ("1", "kernel"), "torch": ("2", "baseline"), "alpha": ("3", "kernel"), "jit": ("4", "baseline")}
+SPEEDS = {"zeta": 1.0, "torch": 1.0, "alpha": 1.2, "jit": 0.8, "torch:aa": 1.0}
+
+
+def own_rows(speeds: dict[str, float] = SPEEDS, **changes: str) -> list[dict[str, str]]:
+    rows = []
+    for row in records(speeds=speeds, lengths=(128, 256), device="AMD EPYC", **changes):
+        name = row["implementation"].removesuffix(":aa")
+        place, role = ROLES.get(name, ("9", "kernel"))
+        rows.append(row | {"definition": place, "role": role, "backend": f"{role}_{name}"})
+    return rows
+
+
+def test_each_kernel_has_a_verdict_against_each_baseline_in_the_order_of_definition() -> None:
+    study = studied(csv_text(own_rows()))
+    assert (study.kernels, study.baselines) == (("zeta", "alpha"), ("torch", "jit"))
+    for case in study.cases:
+        pairs = [(one.subject, one.baseline) for one in case.contrasts]
+        assert pairs == [("zeta", "torch"), ("zeta", "jit"), ("alpha", "torch"), ("alpha", "jit")]
+        assert [(one.subject, one.baseline) for one in case.beside] == [("zeta", "alpha")]
+        assert [one.baseline for one in case.best] == ["torch", "torch"]
+    verdicts = {(one.subject, one.baseline): one.verdict for one in study.cases[0].contrasts}
+    assert verdicts["alpha", "torch"] is verdicts["alpha", "jit"] is verdicts["zeta", "jit"] is Verdict.FASTER
+    assert verdicts["zeta", "torch"] in (Verdict.SAME, Verdict.INCONCLUSIVE)
+
+
+def test_a_third_kernel_changes_no_comparison_between_the_others_and_baselines_beyond_its_own_family() -> None:
+    """Kernels among themselves are a family of their own: only the two comparisons with baselines are added."""
+    rows = own_rows()
+    two = studied(csv_text(rows)).contrasts
+    assert len(two) == 8
+    assert all(not one.between_kernels for one in two)
+    beside = [one for case in studied(csv_text(rows)).cases for one in case.beside]
+    assert all(one.p <= 2 * one.paired.test.p + 1e-12 for one in beside)  # two cases, and no comparison with a baseline
+
+
+def everything(report: Report) -> str:
+    """Every text that is made of a report."""
+    settings = report.study.settings
+    results = of_report(report, Path(), "succeeded")
+    line = {"run_id": report.study.run_id}
+    digest = digest_of(line, report, None, "")
+    return "\n".join(
+        [json.dumps(document(report)), verdicts_csv(report), summary_csv(report), markdown(report, settings),
+         page(report), by_baseline(report), pull_request(report), paper(report), str(results), str(digest)]
+    )  # fmt: skip
+
+
+def test_rows_shuffled_100_times_give_one_report_byte_for_byte() -> None:
+    rows = own_rows(noise=0.02)
+    rows += [
+        skip("late", "max abs error 3", fault="wrong", role="kernel", definition="5", device="AMD EPYC", backend="")
+    ]
+    expected = everything(reported(csv_text(rows)))
+    shuffle = random.Random(20261126).shuffle
+    for _ in range(100):
+        shuffle(rows)
+        assert studied(csv_text(rows)).kernels == ("zeta", "alpha", "late")
+    assert everything(reported(csv_text(rows))) == expected
+
+
+def test_terminal_csv_json_library_and_site_agree_on_every_verdict() -> None:
+    report = reported(csv_text(own_rows()))
+    rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
+    in_csv = {(row["case_id"], row["subject"], row["baseline"]): row["verdict"] for row in rows}
+    assert {row["family"] for row in rows} == {"baselines", "kernels"}
+    data = document(report)
+    in_json = {
+        (case["case_id"], one["subject"], one["baseline"]): one["verdict"]
+        for case in data["cases"]
+        for one in (*case["contrasts"], *case["between_kernels"])
+    }
+    assert in_csv == in_json
+    results = of_report(report, Path(), "succeeded")
+    for (case_id, subject, baseline), word in in_csv.items():
+        assert [one.verdict for one in results.of(subject, baseline) if one.case_id == case_id] == [word]
+    (back,) = [one for one in results.of("alpha", "zeta") if "q128" in one.case_id]
+    (forth,) = [one for one in results.of("zeta", "alpha") if "q128" in one.case_id]
+    assert (back.verdict, forth.verdict) == ("faster", "slower")
+    assert back.ratio == pytest.approx(1 / forth.ratio)
+    digest = digest_of({"run_id": "r"}, report, None, "")
+    assert sum(digest.counts.values()) == len([one for case in report.study.cases for one in case.best])
+    assert {one.kernel for one in digest.cases} == {"zeta", "alpha"}
+
+
+def test_places_say_where_kernels_cannot_be_told_apart() -> None:
+    speeds = {"zeta": 1.0, "torch": 1.0, "alpha": 1.0, "third": 1.5, "torch:aa": 1.0}
+    case = studied(csv_text(own_rows(speeds, noise=0.03))).cases[0]
+    assert {one.implementation: one.text for one in case.ranks} == {"third": "1", "zeta": "2 to 3", "alpha": "2 to 3"}
+    assert "2 to 3" in page(reported(csv_text(own_rows(speeds, noise=0.03))))
+
+
+def test_what_is_wrong_is_said_first_and_apart_from_what_cannot_run_here() -> None:
+    wrong = {"fault": "wrong", "role": "kernel", "backend": "", "device": "AMD EPYC"}
+    rows = own_rows()
+    rows += [
+        skip("bad", "max abs error 3", definition="5", **wrong),
+        skip("slow", "hung: no answer within 10 s", definition="6", **wrong | {"fault": "hung"}),
+        skip("tri", "Triton needs a GPU", definition="7", **wrong | {"fault": "unavailable"}),
+    ]
+    report = reported(csv_text(rows))
+    told = wrong_first(report.study)
+    assert told == ("bad is WRONG in 1 of 2 cases: max abs error 3",
+                    "slow HUNG in 1 of 2 cases: hung: no answer within 10 s")  # fmt: skip
+    assert [one.kind for one in failures(report.study)] == ["wrong", "hung", "unavailable"]
+    assert rows_of(report.study)[0].kernel == "bad"
+    head = page(report).partition("</header>")[0]
+    assert f'<p class="wrong">{told[0]}</p>' in head
+    assert f'<p class="warn">{told[1]}</p>' in head
+    assert '<p class="soft">tri cannot run here in 1 of 2 cases: Triton needs a GPU</p>' in head
+    text = markdown(report)
+    assert text.index("is WRONG") < text.index("| zeta |")
+    assert digest_of({"run_id": "r"}, report, None, "").wrong == told
+
+
+def test_the_largest_differences_are_kept_and_the_rest_is_counted() -> None:
+    study = studied(csv_text(own_rows()))
+    shown, hidden = largest(rows_of(study), 2)
+    assert ([one.kernel for one in shown], hidden) == (["alpha", "alpha"], 2)
+
+
+def test_two_modes_are_said_with_their_places_and_shares() -> None:
+    rows = own_rows()
+    for row in rows:
+        if row["implementation"] == "alpha" and (int(row["block"]) // 7) % 2:
+            row["latency_us"] = f"{float(row['latency_us']) * 1.7:.3f}"
+    report = reported(csv_text(rows))
+    (note,) = [one for one in report.study.notes if "modes" in one]
+    assert "alpha on b2-h8-kv8-q128-k128-d64-full-float16, burst: 6.8" in note
+    assert "and 11." in note
+    assert "two modes" in page(report)
+    assert "two modes" in markdown(report)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_mode_is_never_called_two(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for draw in (
+        rng.normal(1, 0.05, 50),
+        rng.uniform(1, 2, 50),
+        1 + rng.exponential(0.1, 50),
+        rng.lognormal(0, 0.3, 50),
+    ):
+        assert two_modes(np.abs(draw) + 1e-9) == ()
