@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import importlib
 import ipaddress
 import os
 import shutil
@@ -18,11 +16,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import bare_python, compiler_cache, order, quick_folder
+from tests.support import bare_python, compiler_cache
 from tests.support.connects import on_connect
-from tests.support.counted import is_counted
 from tests.support.patience import PATIENCE_S
-from tests.support.tracing import Tracing
 
 # Some hundred thousand objects of modules and tests live as long as the process: they are looked through seldom.
 gc.set_threshold(100_000, 50, 100)
@@ -79,27 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(PATIENCE_S)
-    # A session of several workers; who runs one test wants to look at what it wrote.
-    in_memory = quick_folder.install() if getattr(config.option, "dist", "no") != "no" else None
-    if in_memory is not None and not config.option.basetemp:
-        config.option.basetemp = in_memory / "t"
-    for made in (bare_python.install(), compiler_cache.install(), in_memory):
+    for made in (bare_python.install(), compiler_cache.install()):
         if made is not None:
             config.add_cleanup(functools.partial(shutil.rmtree, made, ignore_errors=True))
-
-
-@pytest.hookimpl(trylast=True)  # when coverage has begun
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Workers that begin together would each compile every file of tests: each compiles its share first."""
-    session.config.pluginmanager.register(Tracing(session.config, is_counted))
-    told = getattr(session.config, "workerinput", None)
-    if told is None or session.config.args != session.config.getini("testpaths"):
-        return
-    first, of = int(told["workerid"].removeprefix("gw")), int(told["workercount"])
-    for path in sorted((ROOT / "tests").rglob("test_*.py"))[first::of]:
-        # What cannot be imported says so when it is collected.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -108,8 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = item.path.relative_to(ROOT / "tests").parts[0]
         if tier in TIERS:
             item.add_marker(tier)
-    if hasattr(config, "workerinput"):  # a worker takes whole files in this order
-        items.sort(key=lambda item: order.rank(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
