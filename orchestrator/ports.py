@@ -9,27 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
-from orchestrator.core.hosts import HostRecord, Target
-from orchestrator.core.images import CloudImage
-from orchestrator.core.market.machines import (
-    Accepted,
-    Instance,
-    InstanceRequest,
-    Operation,
-    Quota,
-    Refusal,
-    SerialChunk,
-)
-from orchestrator.core.market.offers import Advice, Offer
-
-__all__ = [
-    "Accepted", "Advice", "Blob", "Bucket", "ChildSeen", "Clock", "Cloud", "Entry", "HostShell", "Hosts",
-    "ImageRequest", "Images", "Instance", "InstanceRequest", "JobSpec", "JobStatus", "Market", "Notice", "Notifier",
-    "Operation", "Quota", "Refusal", "RemoteShell", "Scheduler", "SerialChunk",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+    from orchestrator.core.hosts import HostRecord, Target
+    from orchestrator.core.images import CloudImage
+    from orchestrator.core.market.machines import (
+        Accepted,
+        Instance,
+        InstanceRequest,
+        Operation,
+        Quota,
+        Refusal,
+        SerialChunk,
+    )
+    from orchestrator.core.market.offers import Advice, Offer
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 

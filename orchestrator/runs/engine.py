@@ -13,6 +13,7 @@ from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied,
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import NotArmed, arm
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.naming import cases_prefix, hold_key, instance_name
@@ -21,15 +22,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.core.run.status import encode, status_body, status_line
-from orchestrator.ports import (
-    Accepted,
-    Bucket,
-    Clock,
-    Cloud,
-    Instance,
-    InstanceRequest,
-    Refusal,
-)
+from orchestrator.ports import Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
 from orchestrator.runs.machines import (

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import BenchError, BudgetExceeded
 from orchestrator.core.hosts import HOST_KEY, is_host
+from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
-from orchestrator.ports import InstanceRequest
 from orchestrator.runs.engine import Engine, Launch, World
 from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.runs.takeover import Claimant, take_over, waiting

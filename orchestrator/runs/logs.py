@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.hosts import is_host
+from orchestrator.core.market.machines import SerialChunk
 from orchestrator.core.naming import artifacts_prefix
 from orchestrator.core.run.diagnose import Diagnosis, diagnose, last_attempt
 from orchestrator.core.run.events import Event
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.core.text import log_text
-from orchestrator.ports import Bucket, Cloud, SerialChunk
+from orchestrator.ports import Bucket, Cloud
 
 # Follows the log of a run: from the machine's serial port while the machine exists, otherwise from the bucket.
 
