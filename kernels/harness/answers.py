@@ -65,7 +65,7 @@ def spoil(one: Any) -> None:
         one.fill_(float("nan") if one.is_floating_point() or one.is_complex() else 1 if one.dtype is torch.bool else 77)
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Waits until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

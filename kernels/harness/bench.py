@@ -19,11 +19,11 @@ from kernels.harness.answers import (
     lent,
     release,
     same,
-    settle,
     size_of,
     spoil,
     stack,
     strange,
+    synchronize,
     written,
 )
 from kernels.harness.turns import Contender
@@ -140,7 +140,7 @@ class Bench:
         if fresh:
             for place, seed in enumerate(seeds):
                 self.refill(self.sets[place : place + 1], seed)
-            settle(self.device)
+            synchronize(self.device)
         answers: list[list[Any]] = [[] for _ in seeds]
         for number in range(calls):
             place = number % len(seeds)
@@ -158,7 +158,7 @@ class Bench:
                 return {"fault": faults[0], "files": [], "tree": None}
             answers[place].append(mapped(answer, torch.clone))
             del answer
-        settle(self.device)
+        synchronize(self.device)
         try:
             stacked = [stack(listed) for listed in answers if listed]
         except (RuntimeError, ValueError):
@@ -177,7 +177,7 @@ class Bench:
         self.seed = seed
         if self.large(HUGE_BYTES):
             self.tidy()
-        settle(self.device)
+        synchronize(self.device)
         return {}
 
     def refill(self, sets: Sequence[tuple[Arguments, Any]], seed: int) -> None:
@@ -205,7 +205,7 @@ class Bench:
     def call(self, at: int) -> Reply:
         """Makes one call that is not timed."""
         self.plans[at % len(self.plans)]()
-        settle(self.device)
+        synchronize(self.device)
         return {}
 
     def check(self, seed: int | None, folder: str, at: int, lend: bool = False) -> Reply:
@@ -215,7 +215,7 @@ class Bench:
         self.kept.wanted = True
         began = time.perf_counter()
         self.plans[at % len(self.plans)]()
-        settle(self.device)
+        synchronize(self.device)
         return {**self.answered(folder, lend), "seconds": time.perf_counter() - began}
 
     def remark(self) -> Reply:
@@ -236,7 +236,7 @@ class Bench:
         if faults:
             return {"fault": faults[0], "files": [], "tree": None}
         at_once = mapped(answer, torch.clone)
-        settle(self.device)
+        synchronize(self.device)
         time.sleep(LATER_S)
         if not same(answer, at_once):
             late = "untrusted: its output changed after the call had returned (work on another stream or thread)"

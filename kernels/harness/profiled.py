@@ -19,6 +19,7 @@ import torch
 
 from kernels.forms.load import load
 from kernels.harness import axes, environment
+from kernels.harness.answers import synchronize
 from kernels.harness.bench import Bench
 from kernels.harness.contenders import bind, build
 from kernels.harness.own import OwnWorkload
@@ -51,13 +52,13 @@ def main(arguments: list[str]) -> int:
         )
         for _ in range(WARM_CALLS):
             call()
-        settle(device)
+        synchronize(device)
         if options.out:
             trace(call, device, options.implementation, options.out)
         else:
             torch.cuda.profiler.start()
             call()
-            settle(device)
+            synchronize(device)
             torch.cuda.profiler.stop()
     return 0
 
@@ -90,7 +91,7 @@ def trace(call: Callable[[], Any], device: torch.device, name: str, stem: str) -
         for number in range(BLOCK):
             with torch.profiler.record_function(f"{name} call {number + 1}"):
                 call()
-                settle(device)
+                synchronize(device)
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as folder:
         plain = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(plain))
@@ -108,11 +109,6 @@ def row(one: Any) -> dict[str, Any]:
         "name": str(one.key)[:200], "count": int(one.count), "cpu_us": round(float(one.self_cpu_time_total), 3),
         "device_us": round(float(on_device or 0.0), 3),
     }  # fmt: skip
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.harness.answers import synchronize
+
 TRIES = 7
 COPIES_BYTES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Sizes from what fits a near cache to what fits no cache."""
@@ -48,22 +50,16 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     """The shortest time of a call in seconds, of several tries. Each try makes as many calls as take about ten
     milliseconds."""
     call()
-    settle(device)
+    synchronize(device)
     began = time.perf_counter()
     call()
-    settle(device)
+    synchronize(device)
     calls = max(1, min(1000, round(0.01 / max(time.perf_counter() - began, 1e-7))))
     best = float("inf")
     for _ in range(TRIES):
         began = time.perf_counter()
         for _ in range(calls):
             call()
-        settle(device)
+        synchronize(device)
         best = min(best, (time.perf_counter() - began) / calls)
     return best
-
-
-def settle(device: torch.device) -> None:
-    """Waits for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
