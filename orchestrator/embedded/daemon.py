@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -125,18 +125,31 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
     """Runs the cloud of `home` until it is told to stop, or was not used for `idle_stop_s` seconds. Calls `ready` once
     it answers."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    address = home / ADDRESS
-    (home / LOCK).write_text(str(os.getpid()), "ascii")  # so that it can be stopped even if the address file is lost
-    address.unlink(missing_ok=True)
     signals: list[int] = []  # a list, because a signal handler must take no lock: this thread may hold it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
+    with published_cloud(home, os.getpid(), weather) as cloud:
+        ready()
+        while not (signals or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
+            cloud.stop_requested.wait(LOOK_S)
+
+
+@contextmanager
+def published_cloud(home: Path, pid: int, weather: str | None = None) -> Iterator[EmbeddedCloud]:
+    """The cloud of `home`, which clients find there. The caller holds the lock of `home`.
+
+    pid: the process that a client may end if the cloud does not answer; 0 for none.
+    weather: a YAML file of faults.
+    """
+    address = home / ADDRESS
+    (home / LOCK).write_text(str(pid), "ascii")  # so that it can be stopped even if the address file is lost
+    address.unlink(missing_ok=True)
     faults = load_yaml(Path(weather)) if weather else None
     with EmbeddedCloud(home, weather=faults) as cloud:
         write_json(
             address,
             {
-                "pid": os.getpid(),
+                "pid": pid,
                 "compute": cloud.compute_url,
                 "storage": cloud.storage_url,
                 "control": cloud.control_url,
@@ -146,13 +159,13 @@ def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[
                 "gpu": cloud.gpu,
             },
         )
-        (home / LOCK).write_text(f"{os.getpid()} {UP}", "ascii")
-        ready()
-        while not (signals or cloud.stop_requested.is_set() or cloud.idle_s > idle_stop_s):
-            cloud.stop_requested.wait(LOOK_S)
-        # A client that looks for a cloud from now on starts a new one, which waits for this one's lock.
-        (home / LOCK).write_text(str(os.getpid()), "ascii")
-        address.unlink(missing_ok=True)
+        (home / LOCK).write_text(f"{pid} {UP}", "ascii")
+        try:
+            yield cloud
+        finally:
+            # A client that looks for a cloud from now on starts a new one, which waits for this one's lock.
+            (home / LOCK).write_text(str(pid), "ascii")
+            address.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
 from tests.integration.cli.measured_runs import runs  # noqa: F401
-from tests.support.cloud_forks import CloudForks
+from tests.support.local_cloud import start_cloud
 from tests.support.paced import held_at, paced_payload
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
@@ -93,17 +93,11 @@ def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         assert alive == [], "a machine was left in the embedded cloud"
 
 
-@pytest.fixture(scope="session")
-def cloud_forks() -> Iterator[CloudForks]:
-    made = CloudForks()
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def cloud(bench: Bench, cloud_forks: CloudForks) -> None:
-    """An embedded cloud is up in the home, as if a command had started it, for tests that are not of its start."""
-    cloud_forks.start(bench.home / "cloud")
+def cloud(bench: Bench) -> None:
+    """An embedded cloud is up in the home, as if a command had started it, for tests that are not of its start. It
+    lives in this process, and `bench` stops it."""
+    start_cloud(bench.home / "cloud")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.conftest import Bench, bench, cloud, cloud_forks  # noqa: F401
+from tests.integration.cli.conftest import Bench, bench, cloud  # noqa: F401
 from tests.support import bare_python
 from tests.support.paced import paced_payload, stand_ins
 from tests.support.sshd import SSHD, Sshd, Wire, sshd
