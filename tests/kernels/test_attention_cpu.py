@@ -301,7 +301,7 @@ def test_half_precision_outputs_round_to_nearest_even_and_overflow_to_infinity(k
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_with_a_single_key_every_finite_half_precision_number_survives_the_round_trip(
+def test_with_a_single_key_every_finite_half_number_survives_the_round_trip(
     kernel: CpuAttention, dtype: torch.dtype
 ) -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -43,7 +43,7 @@ REASONS = {
 }
 
 
-def test_a_bad_reference_is_named_in_the_rows_of_its_case_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_a_bad_reference_is_named_in_its_cases_rows_and_the_others_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BAD)
     (tmp_path / "k.cu").write_text('extern "C" __global__ void there(float* out) {}\n')

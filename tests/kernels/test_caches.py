@@ -48,7 +48,7 @@ def test_what_is_called_cold_has_turned_the_cache_over_since_it_was_last_read(si
 
 
 @given(SIZE, SIZE)
-def test_with_memory_to_spare_only_problems_that_are_tiny_beside_the_cache_are_not_cold(size: int, cache: int) -> None:
+def test_with_memory_to_spare_only_problems_tiny_beside_the_cache_are_not_cold(size: int, cache: int) -> None:
     turns = rotation("cold", size, cache, 1 << 60, MOST)
     assert turns.cache == "cold" or (MOST - 1) * size < cache
     if turns.sets < MOST:

@@ -65,7 +65,7 @@ def test_joules_of_a_call_are_the_power_of_its_device_times_its_seconds(library:
     assert found.seconds > 0.5
 
 
-def test_a_counter_that_is_not_asked_for_or_does_not_answer_gives_nothing_and_costs_no_call(library: str) -> None:
+def test_a_counter_unasked_or_silent_gives_nothing_and_costs_no_call(library: str) -> None:
     for counter in (Nvml("GPU-1", library=library).energy_j, lambda: None):
         assert drawn(calls_that_fail, counter) is None
 

@@ -39,14 +39,14 @@ def measured(folder: Path, form: str, path: Path, **changes: Any) -> dict[str, A
         return {**case, "code": code, "log": harness.log()}
 
 
-def test_a_cuda_file_is_a_skip_on_a_processor_with_that_reason_and_pytorch_is_measured(tmp_path: Path) -> None:
+def test_a_cuda_file_is_skipped_on_a_processor_with_that_reason_beside_pytorch(tmp_path: Path) -> None:
     axes = {"axes": {"rows": [128], "cols": [1000], "dtype": ["float32"]}}
     case = measured(tmp_path, "file", EXAMPLES / "softmax", measure=axes)
     assert set(case["median_us"]) == {"torch"}, case["log"]
     assert "CUDA" in case["skipped"]["mine"]
 
 
-def test_what_is_wrong_crashes_or_hangs_is_a_row_with_its_reason_and_the_honest_one_is_measured(tmp_path: Path) -> None:
+def test_what_is_wrong_crashes_or_hangs_is_a_row_with_its_reason_beside_the_honest(tmp_path: Path) -> None:
     axes = {"axes": {"n": [1 << 16]}}
     for limit_s in (8, 40, 200):
         folder = tmp_path / str(limit_s)

@@ -62,7 +62,7 @@ def spec(own: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_each_submission_is_judged_by_the_problem_s_check_and_only_honest_ones_are_timed(tmp_path: Path) -> None:
+def test_each_submission_meets_the_problems_check_and_only_honest_ones_are_timed(tmp_path: Path) -> None:
     with HarnessProcess("measure", spec(problem(tmp_path)), tmp_path) as harness:
         code, facts = harness.finish()
         case, listed = named(facts, "case_finished")

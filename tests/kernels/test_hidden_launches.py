@@ -121,14 +121,14 @@ def test_back_to_back_counts_as_hidden_only_while_it_is_true_on_a_slow_host() ->
     assert all(one.latency_us == pytest.approx(30.0, rel=0.01) for one in taken if one.hidden)
 
 
-def test_what_waits_for_the_device_within_its_call_is_not_timed_in_burst_and_the_reason_is_told() -> None:
+def test_what_waits_for_the_device_is_not_timed_in_burst_and_the_reason_is_told() -> None:
     stream = SimulatedStream(SimulatedHost())
     with pytest.raises(Unavailable, match="cannot be hidden"):
         timer(stream, call(stream, 10.0, 20.0, waits=True))
     assert stream.given_up, "the device left the gates by itself"
 
 
-def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_in_it_and_marked() -> None:
+def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_and_marked() -> None:
     stream = SimulatedStream(SimulatedHost())
     plan = call(stream, 10.0, 20.0, waits=True)
     own = CudaTimer("burst", contender(plan), 0.0, stream, exposed=True)

@@ -74,7 +74,7 @@ def test_a_folder_with_no_model_or_with_a_candidate_of_nobody_is_refused(tmp_pat
         load(tmp_path)
 
 
-def test_several_problems_are_a_case_each_and_candidates_are_found_by_their_files_names(tmp_path: Path) -> None:
+def test_several_problems_are_a_case_each_and_candidates_go_by_file_names(tmp_path: Path) -> None:
     for number, name in enumerate(("1_leaky", "2_leakier", "10_leakiest")):
         (tmp_path / f"{name}.py").write_text(MODEL.replace("0.1", f"0.{number + 1}"))
     (tmp_path / "mine").mkdir()

@@ -148,7 +148,7 @@ def test_a_contender_that_a_regime_cannot_time_is_left_out_with_the_reason() -> 
     ("fails", "told"),
     [(MemoryError(), "out of memory while it was timed"), (Unavailable("cannot be hidden"), "cannot be hidden")],
 )
-def test_a_contender_that_can_no_longer_be_timed_is_left_out_and_the_others_are_measured_on(
+def test_a_contender_that_can_no_longer_be_timed_is_left_out_alone(
     when: int, warmup: int | str, fails: Exception, told: str
 ) -> None:
     calls: list[str] = []

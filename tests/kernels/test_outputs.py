@@ -144,7 +144,7 @@ def test_a_time_of_zero_is_one_row_below_the_resolution_and_the_others_are_kept(
     assert (zero.skipped[:5], four.samples_us) == ("below", [2.5])
 
 
-def test_a_repetition_that_fails_and_a_benchmark_without_a_median_are_rows_with_that_reason() -> None:
+def test_failed_repetitions_and_missing_medians_are_rows_with_that_reason() -> None:
     broken = {"name": "copy", "repetition_index": 1, "error_occurred": True, "error_message": "no device"}
     mean = {"name": "add_mean", "run_name": "add", "run_type": "aggregate", "aggregate_name": "mean"}
     fit = {"name": "add_BigO", "run_name": "add_all", "run_type": "aggregate", "aggregate_name": "BigO"}
@@ -153,7 +153,7 @@ def test_a_repetition_that_fails_and_a_benchmark_without_a_median_are_rows_with_
     assert (add.name, add.skipped) == ("add", "the program gave only mean, and no median")
 
 
-def test_repetitions_that_an_old_google_benchmark_does_not_number_are_known_by_their_sums() -> None:
+def test_repetitions_unnumbered_by_an_old_google_benchmark_are_known_by_their_sums() -> None:
     total = {"name": "copy_mean", "run_name": "copy", "run_type": "aggregate", "aggregate_name": "mean"}
     (copy,) = read("google-benchmark", google({"name": "copy"}, {"name": "copy"}, total), NOWHERE)
     assert copy.samples_us == [5.0, 5.0]
@@ -164,7 +164,7 @@ def nvbench(**state: object) -> str:
     return json.dumps({"devices": [{"id": 0}], "benchmarks": [{"name": "copy", "states": [full]}]})
 
 
-def test_nvbench_gives_its_samples_where_they_were_kept_else_its_mean_or_why_it_skipped(tmp_path: Path) -> None:
+def test_nvbench_gives_samples_where_kept_else_its_mean_or_why_it_skipped(tmp_path: Path) -> None:
     mean = {"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "type": "float64", "value": "2.5e-05"}]}
     (one,) = read("nvbench", nvbench(summaries=[mean]), tmp_path)
     assert (one.axes, one.samples_us) == ({"N": "64"}, [25.0])
@@ -176,7 +176,7 @@ def test_nvbench_gives_its_samples_where_they_were_kept_else_its_mean_or_why_it_
     assert one.skipped == "too large"
 
 
-def test_an_nvbench_benchmark_of_the_cpu_has_a_time_and_a_summary_without_data_costs_nothing() -> None:
+def test_an_nvbench_cpu_benchmark_has_a_time_and_an_empty_summary_costs_nothing() -> None:
     def summary(tag: str, value: float) -> dict[str, object]:
         return {"tag": tag, "data": [{"name": "value", "type": "float64", "value": str(value)}]}
 

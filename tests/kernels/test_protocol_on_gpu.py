@@ -91,7 +91,7 @@ def test_every_regime_times_the_same_work_alike(regime: str) -> None:
     assert (timer.rest_s(100.0) > 0) == (regime == "burst")
 
 
-def test_what_cannot_be_captured_is_unavailable_in_the_graph_regime_and_the_device_lives_on() -> None:
+def test_what_cannot_be_captured_is_unavailable_in_graphs_and_the_device_lives_on() -> None:
     tensor = torch.randn(1000, device=DEV)
 
     def waits() -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_the_backend_that_ran_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_default_is_named_after_the_backend_whose_output_it_gives_to_the_last_bit(head_dim: int) -> None:
+def test_the_default_is_named_after_the_backend_that_it_equals_bit_for_bit(head_dim: int) -> None:
     generator = torch.Generator(DEV).manual_seed(1)
     q, k, v = (torch.randn(2, 8, 1024, head_dim, device=DEV, generator=generator).half() for _ in range(3))
     named_as = Sdpa("default").resolved(q, k, v, False).removeprefix("default:")

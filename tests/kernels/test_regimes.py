@@ -26,7 +26,7 @@ def test_the_element_type_and_the_mask_never_choose_a_regime(
 
 
 @given(SIZES, SIZES)
-def test_every_case_on_a_gpu_has_burst_and_graph_and_on_a_processor_burst_and_sustained(seq_q: int, seq_k: int) -> None:
+def test_a_gpu_case_has_burst_and_graph_and_a_processors_burst_and_sustained(seq_q: int, seq_k: int) -> None:
     case = Case(Shape(2, 8, 8, seq_q, seq_k, 64, False), "float16")
     assert regimes("both", "cuda", case)[:2] == ("burst", "graph")
     assert regimes("both", "cpu", case) == ("burst", "sustained")

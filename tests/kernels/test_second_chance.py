@@ -52,7 +52,7 @@ def test_a_process_whose_device_fails_before_it_ever_answered_is_tried_once_more
     assert Played.checks == 2
 
 
-def test_it_is_tried_no_third_time_and_not_once_it_has_answered_nor_for_a_fault_of_its_own() -> None:
+def test_there_is_no_third_try_and_none_after_an_answer_or_a_fault_of_its_own() -> None:
     twice = arena(1, 2).outcome("a", CASE, 1, 2)
     assert (twice.wrong, Played.checks) == (True, 2)
     field = arena(2)

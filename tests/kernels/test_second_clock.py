@@ -41,7 +41,7 @@ def session(out: Path) -> Any:
     return Session(asked, out, out, said, CPU, asked.workload.problem())  # type: ignore[union-attr]
 
 
-def test_every_regime_of_every_implementation_has_a_row_and_where_it_was_not_watched_a_reason(tmp_path: Path) -> None:
+def test_every_regime_of_every_implementation_has_a_row_or_a_reason(tmp_path: Path) -> None:
     here = session(tmp_path)
     case = here.spec.measure[0]
     with torch.inference_mode():

@@ -49,7 +49,7 @@ def test_noisy_cases_are_measured_longer_and_by_default_all_are_measured_alike()
     assert rule(0.5)({"alone": [1.0] * 20})
 
 
-def test_a_long_case_is_looked_at_less_often_so_that_looking_never_outweighs_measuring() -> None:
+def test_a_long_case_is_observed_less_often_so_that_measuring_prevails() -> None:
     looked: list[int] = []
 
     class Series(list[float]):

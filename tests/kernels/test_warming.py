@@ -90,7 +90,7 @@ def test_a_chip_whose_clock_still_falls_is_not_warm() -> None:
     assert clocks.mhz == 1500.0
 
 
-def test_a_fixed_warm_up_calls_each_implementation_so_often_on_the_input_sets_in_turn() -> None:
+def test_a_fixed_warm_up_calls_each_implementation_on_the_input_sets_in_turn() -> None:
     journal = Journal(sets=3)
     done, _ = measured(journal, "ab", warmup=5, blocks=1)
     assert (done.warming.ended, done.warming.calls) == ("fixed", {"a": 5, "b": 5})

@@ -32,7 +32,7 @@ return torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inpu
 LIMIT_S = 5.0
 
 
-def test_an_implementation_that_crashes_and_hangs_gets_rows_that_say_so_and_the_others_are_measured(
+def test_a_crashing_and_hanging_implementation_gets_rows_and_others_are_measured(
     tmp_path: Path,
 ) -> None:
     wanted = spec(
@@ -199,7 +199,7 @@ def test_a_step_ends_with_the_process_that_watches_it(tmp_path: Path) -> None:
         assert process.stdout.read() == "", "its end of the pipe is closed, so it has ended"
 
 
-def test_a_signal_that_ends_the_step_outside_of_calls_ends_the_process_that_watches_it(tmp_path: Path) -> None:
+def test_a_signal_that_ends_the_step_outside_calls_ends_its_watching_process(tmp_path: Path) -> None:
     watching = (
         f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run\n"
         f"sys.exit(run({step(tmp_path, 'os.kill(os.getpid(), signal.SIGKILL)')!r}, 60.0))"
@@ -272,7 +272,7 @@ def joined(folder: Path, *, is_broken: bool = False) -> Calls:
     return calls
 
 
-def test_an_implementation_that_breaks_the_device_ends_the_process_and_is_left_out_of_that_case(tmp_path: Path) -> None:
+def test_an_implementation_that_breaks_the_device_ends_the_process_and_that_case(tmp_path: Path) -> None:
     calls = joined(tmp_path, is_broken=True)
     with pytest.raises(Left, match=str(AGAIN)), calls.of("a", "c1"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")

@@ -20,7 +20,7 @@ return out
 """
 
 
-def test_the_others_are_measured_beside_a_kernel_that_breaks_the_device_and_one_that_never_ends(
+def test_others_are_measured_beside_kernels_that_break_the_device_or_never_end(
     tmp_path: Path,
 ) -> None:
     wanted = spec(

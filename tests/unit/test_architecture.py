@@ -277,6 +277,7 @@ def test_no_module_is_longer_than_it_can_be_argued_for() -> None:
     assert all(longest[name] > LONGEST for name in ARGUED), "what is short again needs no argument"
 
 
+LONGEST_TEST_NAME = 80
 LONGEST_FUNCTION = 50
 MOST_PARAMETERS = 7
 LONG_FUNCTIONS = {"orchestrator/core/run/fold.py _evolve_machine": "one arm of a match for each fact"}
@@ -301,12 +302,22 @@ def functions() -> Iterator[tuple[str, Function]]:
                 yield from ((f"{path.relative_to(ROOT).as_posix()} {one.name}", one) for one in outline(path).functions)
 
 
-def test_a_function_has_fifty_lines_and_seven_parameters_at_most_but_for_those_that_are_named() -> None:
+def test_a_function_has_at_most_fifty_lines_and_seven_parameters_but_named_ones() -> None:
     found = list(functions())
     long = {name for name, one in found if one.lines > LONGEST_FUNCTION}
     wide = {name for name, one in found if one.parameters > MOST_PARAMETERS}
     assert long == set(LONG_FUNCTIONS)
     assert wide == set(MANY_PARAMETERS)
+
+
+def test_a_tests_name_has_at_most_eighty_characters() -> None:
+    names = (
+        (path, node.name)
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+    assert [f"{path}: {name}" for path, name in names if len(name) > LONGEST_TEST_NAME] == []
 
 
 def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:

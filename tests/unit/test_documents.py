@@ -167,7 +167,7 @@ def test_as_many_apis_are_enabled_as_the_page_on_google_cloud_says() -> None:
     assert said == [numbers[len(APIS)]]
 
 
-def test_every_sweep_on_the_page_about_fleets_is_valid_and_every_key_of_a_sweep_is_on_that_page() -> None:
+def test_every_sweep_on_the_fleets_page_is_valid_and_every_sweep_key_is_on_it() -> None:
     text = (ROOT / "docs" / "fleets.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.S)
     assert len(blocks) >= 2

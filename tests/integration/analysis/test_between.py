@@ -85,7 +85,7 @@ def verdicts(machine: Machine, speed: float, *, pairs: int, cases: int) -> list[
 
 
 @pytest.mark.parametrize("machine", [LOADED, UNSAID], ids=["loaded", "loaded and nobody says so"])
-def test_of_a_thousand_pairs_of_runs_of_the_same_code_at_most_one_in_twenty_is_called_different(
+def test_of_a_thousand_pairs_of_equal_runs_at_most_one_in_twenty_is_called_different(
     machine: Machine,
 ) -> None:
     found = verdicts(machine, 1.0, pairs=PAIRS, cases=1)
@@ -165,7 +165,7 @@ def test_a_p_value_is_that_of_the_tables(free: float, t: float) -> None:
     assert wide.low == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_spread_is_the_root_mean_square_where_more_than_usual_is_seen_and_leans_on_what_is_usual_elsewhere() -> None:
+def test_a_spread_follows_unusual_samples_and_leans_on_the_usual_spread_elsewhere() -> None:
     assert spread_of([0.1, -0.1, 0.1, -0.1]) == Spread(0.1, 4)
     assert spread_of([]) == Spread(0.01, 4)
     assert spread_of([0.0] * 12).size == pytest.approx(0.005)

@@ -40,7 +40,7 @@ def a_run(seed: int, *, apart: dict[str, float], speed: float = 1.0, cases: int 
 APART = {"bench": 0.002, "sdpa:default": 0.017}
 
 
-def test_an_implementation_is_hardly_ever_different_from_itself_though_its_instances_are_apart() -> None:
+def test_an_implementation_hardly_ever_differs_from_itself_across_instances() -> None:
     found = [a_run(seed, apart=APART) for seed in range(12)]
     assert sum(len(one.controls) for one in found) == 12 * 16 * 2
     assert sum(false_verdicts(one.controls) for one in found) <= 0.05 * 12 * 16 * 2
@@ -75,7 +75,7 @@ def one_call(seed: int, *, apart: float, length: int = 128, regime: str = "graph
     return studied(csv_text(list(rows)))
 
 
-def test_a_run_of_one_small_case_calls_hardly_any_kernel_different_from_one_just_like_it() -> None:
+def test_a_run_of_one_small_case_calls_hardly_any_equal_kernel_different() -> None:
     """Its own control alone is one draw of what the ratio is another draw of."""
     found = [one.verdict for seed in range(200) for one in one_call(seed, apart=0.012).contrasts]
     assert len(found) == 200
@@ -95,7 +95,7 @@ def test_what_is_usual_of_graphs_is_said_of_no_other_regime() -> None:
     assert one.ratio == one.paired.ratio
 
 
-def test_what_is_apart_in_one_implementation_widens_nothing_of_another_that_has_controls_of_its_own() -> None:
+def test_one_implementations_spread_widens_no_other_that_has_its_own_controls() -> None:
     found = a_run(9, apart={"sdpa:default": 0.05})
     own = [one for one in found.controls if one.implementation == "bench"]
     assert all(one.verdict in (Verdict.SAME, Verdict.INCONCLUSIVE) for one in own)

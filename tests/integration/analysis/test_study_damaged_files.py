@@ -86,7 +86,7 @@ def test_files_of_several_schemas_and_runs_are_read_together() -> None:
     assert "holds 2 runs" in found.notes[0]
 
 
-def test_rows_of_an_older_schema_that_do_not_name_their_caches_stand_apart_and_that_is_said() -> None:
+def test_older_rows_that_name_no_caches_stand_apart_and_that_is_said() -> None:
     old, new = records(lengths=(128,)), records(lengths=(256,), cache="cold")
     found = studied(csv_text([*old, *new]))
     assert [one.name for one in found.settings] == ["burst, cold", "burst"]

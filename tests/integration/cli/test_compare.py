@@ -95,9 +95,7 @@ def test_a_regression_in_one_regime_of_two_is_a_regression(bench: Bench, tmp_pat
     assert found == {("burst", "same"), ("sustained", "slower")}
 
 
-def test_a_kernel_that_is_not_timed_any_more_is_a_regression_and_cases_without_a_counterpart_are_told(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_kernel_no_longer_timed_is_a_regression_and_unmatched_cases_are_listed(bench: Bench, tmp_path: Path) -> None:
     before = folder(tmp_path / "a", measured(1.0, 1))
     kept = [row for row in csv.DictReader(io.StringIO(measured(1.0, 2))) if "q1024" in row["case_id"]]
     wrong = skip("bench", "wrong: largest error 0.5")

@@ -143,7 +143,7 @@ def test_the_catalogue_above_is_the_whole_catalogue() -> None:
     assert set(ELSEWHERE.values()) <= globals().keys() | vars(test_doctor_requests).keys()
 
 
-def test_spot_machines_come_out_of_the_other_quota_where_they_have_none_and_are_missing_where_there_is_neither(
+def test_spot_machines_use_the_other_quota_or_are_missing_where_there_is_neither(
     clinic: Bench,
 ) -> None:
     no_spot = {"fault": "quota_limit", "metric": "PREEMPTIBLE_NVIDIA_L4_GPUS"}

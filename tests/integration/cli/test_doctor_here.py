@@ -66,7 +66,7 @@ def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
     assert sorted(seen) == ["a", "b", "c"]
 
 
-def test_a_host_is_looked_at_by_plain_commands_and_one_that_does_not_answer_only_once() -> None:
+def test_a_host_is_examined_by_plain_commands_and_a_silent_one_only_once() -> None:
     shell = SilentHost()
     tasks = host_tasks(Target("ada", "box", 2222), shell, LaunchOptions("", None, ()), configured)
     results = examine(tasks)

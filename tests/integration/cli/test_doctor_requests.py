@@ -67,7 +67,7 @@ def ward(tmp_path: Path) -> Iterator[Ward]:
         yield Ward(cloud, recorder)
 
 
-def test_nothing_it_asks_changes_or_costs_anything_and_google_would_understand_all_of_it(ward: Ward) -> None:
+def test_its_requests_change_and_cost_nothing_and_google_would_understand_them(ward: Ward) -> None:
     for fault in ({"fault": "image_gone"}, {"fault": "no_nat"}, {"fault": "project_missing"}):
         ward.cloud.weather.replace({"faults": [fault]})
         ward.page(external_ip=False, service_account=EMAIL)

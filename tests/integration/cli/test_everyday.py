@@ -49,7 +49,7 @@ def test_the_cases_of_a_run_are_listed_as_history_takes_them(bench: Bench, tmp_p
     assert len(bench("cases", str(here)).out.split()) == 2
 
 
-def test_each_configuration_that_comes_with_the_tool_is_shown_and_can_be_launched_again(bench: Bench) -> None:
+def test_each_bundled_configuration_is_shown_and_can_be_launched_again(bench: Bench) -> None:
     listed = bench("config", "list").out.split()
     assert "l4" in listed
     assert not {"prices", "grids"} & set(listed)

@@ -79,7 +79,7 @@ def test_the_answer_is_a_document_as_its_schema_says_and_nothing_is_fetched_twic
     assert (fetched["downloaded"], fetched["already_there"]) == (0, 2), "what `sql` has brought `fetch` need not"
 
 
-def test_a_file_that_was_changed_is_fetched_again_and_one_that_is_no_longer_of_the_fleet_is_not_read(
+def test_a_changed_file_is_fetched_again_and_one_no_longer_in_the_fleet_is_not_read(
     fleet: Bench,
 ) -> None:
     fleet("fleet", "fetch", FLEET, "--into", "out")

@@ -144,7 +144,7 @@ def test_the_end_of_a_run_that_anybody_wrote_is_one_line_and_no_remedy(said: str
     assert "curl evil" not in lines[1]
 
 
-def test_the_remedy_of_a_refusal_is_the_word_of_the_client_that_got_it_and_of_no_other() -> None:
+def test_a_refusals_remedy_is_that_of_the_client_that_got_it() -> None:
     bucket, clock = MemoryBucket(), SimulatedClock()
     ours = EventLog(bucket, RUN, "client-1", clock)
     ours.append(planned())

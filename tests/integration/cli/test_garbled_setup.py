@@ -86,9 +86,7 @@ def hows(at: int) -> list[str | int]:
 
 
 @pytest.mark.parametrize("at", range(1, MOST))
-def test_no_answer_is_too_strange_for_a_set_up_and_none_takes_from_others_what_they_have(
-    tmp_path: Path, at: int
-) -> None:
+def test_no_answer_is_too_strange_for_a_setup_and_none_takes_from_others(tmp_path: Path, at: int) -> None:
     for number, how in enumerate(hows(at)):
         site = Site(tmp_path / str(number), at, how)
         hint = "none is needed"

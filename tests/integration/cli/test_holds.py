@@ -72,7 +72,7 @@ def test_nothing_is_said_where_nothing_is_held_but_for_runs_of_the_list(bench: B
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_folder_was_deleted_is_named_and_its_hold_kept_while_a_machine_of_it_may_run(bench: Bench) -> None:
+def test_a_run_without_a_folder_keeps_its_hold_while_its_machine_may_run(bench: Bench) -> None:
     wiring = wire()
     take(wiring, RUN, armed=True)
     (found,) = named(bench)
@@ -177,7 +177,7 @@ def test_a_fleet_whose_record_is_gone_is_named_and_left_to_reap(bench: Bench) ->
     assert (settled(wiring, FLEET), settled(wiring, late)) == (None, Decimal(7))
 
 
-def test_a_fleet_whose_record_cannot_be_read_counts_as_spent_once_nothing_of_it_can_be_there(bench: Bench) -> None:
+def test_a_fleet_with_an_unreadable_record_counts_as_spent_once_nothing_can_run(bench: Bench) -> None:
     wiring = wire()
     wiring.bucket.create(spec_object(FLEET), b"{")
     take(wiring, FLEET, age=timedelta(hours=3), usd="7")

@@ -222,7 +222,7 @@ def test_the_caps_of_a_set_up_are_the_buckets_and_bind_everybody(site: Any) -> N
     assert plan(wanted, setup.survey(wanted)) == ()
 
 
-def test_a_set_up_changes_no_cap_that_somebody_has_set_and_adds_those_that_nobody_has(site: Any) -> None:
+def test_a_setup_changes_no_cap_that_somebody_set_and_adds_the_missing_ones(site: Any) -> None:
     cloud, setup, _recorder = site
     first = replace(WANTED, budget=(("per_day_usd", Decimal("5.00")),))
     for step in plan(first, setup.survey(first)):
@@ -260,7 +260,7 @@ def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:
     return data
 
 
-def test_a_bucket_that_is_somebody_elses_is_said_to_be_taken_and_one_of_ones_own_is_mended(site: Any) -> None:
+def test_a_foreign_bucket_is_said_to_be_taken_and_ones_own_is_mended(site: Any) -> None:
     cloud, setup, recorder = site
     cloud.storage.create_bucket("plain-bucket")
     wanted = Wanted("bench-embedded", "plain-bucket")

@@ -99,7 +99,7 @@ def test_ctrl_c_is_answered_after(program: str, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
 
 
-def test_a_second_ctrl_c_in_a_hurry_does_not_cut_short_what_the_first_one_made_a_command_do(tmp_path: Path) -> None:
+def test_a_hurried_second_ctrl_c_does_not_cut_short_what_the_first_one_began(tmp_path: Path) -> None:
     ran = python("-c", IN_A_HURRY, path=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
 
@@ -135,7 +135,7 @@ def test_ctrl_c_as_python_ends_says_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("command", [("launch",), ("image", "build")], ids=" ".join)
-def test_ctrl_c_as_the_client_of_the_cloud_is_loaded_leaves_nothing_and_asks_for_nothing(
+def test_ctrl_c_while_the_clouds_client_is_loaded_leaves_nothing_and_asks_nothing(
     bench: Bench, paced: Paced, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(AS_THE_CLIENT_LOADS)

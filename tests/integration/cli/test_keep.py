@@ -46,9 +46,7 @@ def test_a_kept_machine_is_advised_on_taken_over_and_paid_for_once(bench: Bench,
     assert entries[run["run_id"]]["settled_usd"] == "0"
 
 
-def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_paid_for(
-    bench: Bench, paced: Paced
-) -> None:
+def test_a_launch_without_budget_still_takes_over_what_is_paid_for(bench: Bench, paced: Paced) -> None:
     tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")
     first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced(), *tight).document
     assert first["state"] == "kept"
@@ -58,7 +56,7 @@ def test_a_launch_that_the_budget_has_nothing_left_for_still_takes_over_what_is_
     assert bench.control("/control/status")["instances"] == []
 
 
-def test_of_two_commands_that_want_one_kept_machine_at_once_one_gets_it_and_the_other_says_why_not(
+def test_of_two_commands_that_want_one_kept_machine_one_gets_it_the_other_says_why(
     bench: Bench, tmp_path: Path, paced: Paced
 ) -> None:
     tight = ("--set", "run.attempts=1", "--set", "run.max_minutes=10", "--set", "budget.per_day_usd=0.05")

@@ -141,7 +141,7 @@ def test_every_command_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_in_a_pipe_and_at_80_columns_nothing_is_cut_and_as_json_it_is_what_the_schema_says(
+def test_in_a_pipe_at_80_columns_nothing_is_cut_and_json_follows_the_schema(
     busy: Busy, name: str, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     piped = busy(name, LOOKS[name])

@@ -83,9 +83,7 @@ def test_ctrl_c_leaves_a_profile_that_has_a_machine_to_go_on_by_itself(
     assert_paid_as_billed(bench, new)
 
 
-def test_ctrl_c_before_a_profile_has_asked_for_a_machine_stops_it_and_gives_its_hold_back(
-    bench: Bench, measured: str
-) -> None:
+def test_ctrl_c_before_a_profile_asked_for_a_machine_returns_its_hold(bench: Bench, measured: str) -> None:
     """However fast it is then: a machine that was asked for is waited for, and the run goes on."""
     code, out, err = profiled(measured, "payload ")
     new = the_new_run(bench)

@@ -123,9 +123,7 @@ def tampered(tmp_path: Path, change: Callable[[str], str]) -> Path:
     return root
 
 
-def test_a_kernel_that_does_not_compile_is_skipped_with_the_reason_and_the_rest_is_measured(
-    bench: Bench, tmp_path: Path, paced: Paced
-) -> None:
+def test_a_kernel_that_does_not_compile_is_skipped_with_the_reason(bench: Bench, tmp_path: Path, paced: Paced) -> None:
     options = paced()
     (tmp_path / "paced" / "kernels" / "harness" / "does_not_compile").touch()
     run = launch(bench, *options, code=7)
@@ -189,7 +187,7 @@ def test_a_preempted_run_goes_on_on_another_machine_and_measures_nothing_twice(
     assert_our_account_is_the_bill(bench, run)
 
 
-def test_a_preempted_run_without_a_spare_machine_says_so_and_what_it_measured_is_fetched(
+def test_a_preempted_run_without_a_spare_says_so_and_its_results_are_fetched(
     bench: Bench, weather: Callable[..., None], paced: Paced
 ) -> None:
     weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
@@ -202,7 +200,7 @@ def test_a_preempted_run_without_a_spare_machine_says_so_and_what_it_measured_is
     assert_our_account_is_the_bill(bench, run)
 
 
-def test_a_run_that_was_cut_short_is_resumed_by_another_process_and_measures_nothing_twice(
+def test_a_cut_short_run_is_resumed_by_another_process_without_measuring_twice(
     bench: Bench, weather: Callable[..., None], paced: Paced
 ) -> None:
     weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})

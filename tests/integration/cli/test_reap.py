@@ -74,7 +74,7 @@ def test_a_machine_whose_run_nobody_knows_is_listed_and_deleted_only_when_told_t
     assert "VMs alive now: 0, $0.00/h" in bench("status").out
 
 
-def test_a_fleet_that_ended_days_ago_and_whose_client_is_gone_holds_no_money_any_more(bench: Bench) -> None:
+def test_a_fleet_that_ended_days_ago_without_its_client_holds_no_money(bench: Bench) -> None:
     wiring, fleet = wire(), "fleet-20261120-010203-00cc"
     ended = wiring.clock.now() - timedelta(days=2)
     sweep = Sweep.model_validate({"engine": "slurm", "axes": {"gpu": ["l4"]}, "slurm": {"folder": str(bench.home)}})
@@ -115,7 +115,7 @@ def settled(wiring: Wiring, key: str) -> Decimal | None:
     return wiring.ledger.read().runs[key].settled_usd
 
 
-def test_reap_counts_a_hold_whose_events_are_gone_as_spent_once_no_machine_of_it_can_run(bench: Bench) -> None:
+def test_reap_counts_a_hold_without_events_as_spent_once_no_machine_can_run(bench: Bench) -> None:
     wiring = wire()
     take(wiring, RUN, age=timedelta(hours=3), armed=True)
     bench("reap")

@@ -150,9 +150,7 @@ def test_a_plan_for_a_machine_of_ones_own_speaks_of_no_rent() -> None:
 
 
 @pytest.mark.parametrize(("hourly", "ceiling"), [("0", "0"), ("0.5", "0.4")])
-def test_a_run_on_a_machine_of_ones_own_speaks_of_dollars_only_where_its_owner_counts_some(
-    hourly: str, ceiling: str
-) -> None:
+def test_a_run_on_ones_own_machine_speaks_of_dollars_only_if_its_owner_counts_them(hourly: str, ceiling: str) -> None:
     own = requested().model_copy(
         update={"machine_type": "host", "provisioning": "OWN", "usd_per_hour": Decimal(hourly)}
     )
@@ -290,7 +288,7 @@ def test_who_follows_a_run_reads_why_it_went_on_to_another_machine() -> None:
     assert "preempted: taken back" in out.getvalue()
 
 
-def test_a_phase_is_told_with_the_time_at_which_it_began_and_all_else_with_the_time_at_which_it_is_seen() -> None:
+def test_a_phase_is_shown_with_its_start_and_all_else_with_the_time_it_was_seen() -> None:
     out = io.StringIO()
     PlainWatch(Console(file=out, width=200), now=lambda: at(90)).show(replayed(measuring()))
     lines = [line.split(maxsplit=1) for line in out.getvalue().splitlines()]

@@ -199,7 +199,7 @@ with watching(quiet=False) as watch:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
-def test_a_view_that_is_ended_by_a_signal_leaves_the_keys_and_the_cursor_as_they_were(ending: signal.Signals) -> None:
+def test_a_view_ended_by_a_signal_leaves_keys_and_cursor_as_they_were(ending: signal.Signals) -> None:
     ours, theirs = pty.openpty()
     before, said = termios.tcgetattr(theirs), b""
     environment = {**os.environ, "TERM": "xterm"}

@@ -157,7 +157,7 @@ def fill(wiring: Wiring, runs: int) -> None:
         list(pool.map(write, range(runs)))
 
 
-def test_a_thousand_finished_runs_are_shown_in_three_storage_calls_and_without_the_compute_client(bench: Bench) -> None:
+def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
     wiring = wire()
     fill(wiring, 1000)
     fresh = wire()

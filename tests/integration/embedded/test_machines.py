@@ -82,7 +82,7 @@ echo ready
 """
 
 
-def test_a_startup_script_finds_its_metadata_its_python_and_nothing_of_the_hosts_environment(
+def test_a_startup_script_sees_its_metadata_and_python_not_the_hosts_environment(
     cloud: EmbeddedCloud, rest: Rest
 ) -> None:
     os.environ["SOMETHING_OF_THE_HOST"] = "1"

@@ -97,7 +97,7 @@ def events(site: Site, run: str) -> list[str]:
     return [entry.name.rpartition("-")[2].removesuffix(".json") for entry in site.bucket.list(f"runs/{run}/events/")]
 
 
-def test_children_are_measured_one_after_the_other_and_their_machine_outlives_each_of_them(site: Site) -> None:
+def test_children_are_measured_in_turn_and_their_machine_outlives_each(site: Site) -> None:
     job = site.job(run_spec(), run_spec(), run_spec())
     site.scheduler.submit([replace(job, parallel=1)])
     site.ended(job)

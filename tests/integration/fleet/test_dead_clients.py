@@ -69,7 +69,7 @@ def test_a_fleet_whose_end_is_past_is_asked_for_and_its_hold_settled_at_what_it_
     assert dead.site.scheduler.jobs == {}, "its jobs were ended first"
 
 
-def test_no_word_in_the_bucket_keeps_dollars_held_beyond_the_time_that_they_are_held_for(tmp_path: Path) -> None:
+def test_no_word_in_the_bucket_holds_dollars_beyond_their_time(tmp_path: Path) -> None:
     dead = Abandoned.of(tmp_path)
     store = FleetStore(dead.site.stage.bucket, dead.site.clock, dead.site.stage.fleet)
     far = dead.site.clock.now() + timedelta(days=300)
@@ -86,7 +86,7 @@ def test_until_its_end_a_fleet_is_left_to_its_client_unless_money_is_needed(tmp_
     assert dead.asked == 1
 
 
-def test_a_scheduler_that_is_away_is_asked_for_a_day_and_then_all_of_the_hold_counts_as_spent(tmp_path: Path) -> None:
+def test_an_absent_scheduler_is_asked_for_a_day_then_the_whole_hold_is_spent(tmp_path: Path) -> None:
     dead = Abandoned.of(tmp_path)
     dead.away = "the login node does not answer"
     assert dead.later(END_S + MARGIN_S) == Found(dead.site.stage.fleet, False, dead.away)
@@ -103,7 +103,7 @@ def test_where_no_scheduler_can_be_asked_a_hold_is_not_kept_for_ever_either(tmp_
     assert dead.entry.settled_usd == dead.entry.hold_usd
 
 
-def test_a_fleet_that_finds_no_money_left_looks_after_the_holds_of_dead_clients_first(tmp_path: Path) -> None:
+def test_a_fleet_without_money_first_settles_the_holds_of_dead_clients(tmp_path: Path) -> None:
     room = Abandoned.of(tmp_path / "room").entry.hold_usd  # of one fleet, and not of two
     dead = Abandoned.of(tmp_path, Caps(total=room + Decimal("0.01")))
     world, later = dead.world(), dead.site.stage.again()

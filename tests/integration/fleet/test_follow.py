@@ -65,7 +65,7 @@ def test_what_the_scheduler_has_is_not_submitted_again(tmp_path: Path) -> None:
     assert sorted(job.gpu for job in scheduler.submitted) == ["l4", "t4"]
 
 
-def test_what_the_scheduler_has_forgotten_for_a_minute_is_submitted_under_another_name(tmp_path: Path) -> None:
+def test_what_the_scheduler_forgot_for_a_minute_is_submitted_under_another_name(tmp_path: Path) -> None:
     follower, scheduler, clock = followed(tmp_path)
     follower.step()
     scheduler.jobs.clear()
@@ -81,7 +81,7 @@ def test_what_the_scheduler_has_forgotten_for_a_minute_is_submitted_under_anothe
     assert children == list(range(8))
 
 
-def test_no_word_in_the_bucket_gives_a_fleet_more_machines_or_more_time_than_its_hold_pays_for(tmp_path: Path) -> None:
+def test_no_word_in_the_bucket_gives_a_fleet_more_than_its_hold_pays_for(tmp_path: Path) -> None:
     follower, scheduler, _ = followed(tmp_path)
     forged = JobRecord(number=7, gpu="l4", children=(0, 1), parallel=500)
     late = follower.record.ends_at + timedelta(days=300)
@@ -131,7 +131,7 @@ class Counting(MemoryBucket):
         return super().replace(name, *arguments, **more)
 
 
-def test_a_fleet_writes_the_ledger_twice_however_many_children_it_has_and_however_often_it_is_looked_at(
+def test_a_fleet_writes_the_ledger_twice_whatever_its_size_and_however_often_seen(
     tmp_path: Path,
 ) -> None:
     bucket = Counting()

@@ -28,7 +28,7 @@ def life(killing: Killing, fate: Fate, chance: random.Random) -> bool:
 
 @pytest.mark.parametrize("next_is", ["reap", "stop", "status", "nobody"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_wherever_the_client_is_killed_the_next_command_ends_what_is_left_and_the_books_balance(
+def test_wherever_the_client_dies_the_next_command_ends_the_rest_and_books_balance(
     tmp_path: Path, seed: int, next_is: str
 ) -> None:
     chance = random.Random(f"{seed}/{next_is}")

@@ -126,7 +126,7 @@ class Fleet:
 
 @pytest.mark.parametrize("next_is", ["stop", "status", "resume", "nobody"])
 @pytest.mark.parametrize("seed", range(1, 26))
-def test_wherever_the_client_is_killed_the_next_command_ends_what_is_left_and_no_hold_stays_open(
+def test_wherever_the_client_dies_the_next_command_ends_the_rest_and_closes_holds(
     tmp_path: Path, seed: int, next_is: str
 ) -> None:
     chance, fleet = random.Random(f"{seed}/{next_is}"), Fleet.of(tmp_path)

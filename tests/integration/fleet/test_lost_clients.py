@@ -189,7 +189,7 @@ def test_wherever_a_resumption_dies_no_hold_is_left_under_which_nothing_runs(tmp
 
 @pytest.mark.parametrize("dies_at", range(1, 6))
 @pytest.mark.parametrize("late", [False, True])
-def test_wherever_a_resumption_dies_whoever_stops_the_fleet_gives_its_hold_back_at_once(
+def test_wherever_a_resumption_dies_stopping_the_fleet_gives_its_hold_back_at_once(
     tmp_path: Path, dies_at: int, late: bool
 ) -> None:
     bucket = Deadly()
@@ -221,7 +221,7 @@ def test_a_fleet_that_a_dead_client_resumed_goes_on_under_the_hold_that_it_left(
     assert len(site.scheduler.submitted) == 4
 
 
-def test_who_watches_a_fleet_waits_for_the_hold_of_its_resumption_and_no_longer_than_a_client_takes_for_it(
+def test_a_watcher_waits_for_a_resumptions_hold_only_as_long_as_a_client_takes(
     tmp_path: Path,
 ) -> None:
     bucket = Deadly()
@@ -265,7 +265,7 @@ def test_a_resumption_that_is_refused_leaves_the_fleet_as_it_was(tmp_path: Path,
     assert site.client().store.control() == before
 
 
-def test_a_resumption_whose_money_others_took_meanwhile_leaves_a_fleet_that_is_paused(tmp_path: Path) -> None:
+def test_a_resumption_whose_money_others_took_leaves_the_fleet_paused(tmp_path: Path) -> None:
     site = Site.of(tmp_path, Contested())
     launched(site)
     site.client().stop("ada")
@@ -277,7 +277,7 @@ def test_a_resumption_whose_money_others_took_meanwhile_leaves_a_fleet_that_is_p
     assert all(entry.settled_usd is not None for entry in site.holds().values())
 
 
-def test_a_fleet_that_is_resumed_after_its_time_settles_the_hold_that_its_dead_client_left(tmp_path: Path) -> None:
+def test_a_fleet_resumed_after_its_time_settles_its_dead_clients_hold(tmp_path: Path) -> None:
     site = Site.of(tmp_path, MemoryBucket())
     launched(site)
     site.clock.sleep(DAY_S)
@@ -290,9 +290,7 @@ def test_a_fleet_that_is_resumed_after_its_time_settles_the_hold_that_its_dead_c
 
 
 @pytest.mark.parametrize("wall", [None, timedelta(hours=1), timedelta(hours=9)])
-def test_a_fleet_that_was_resumed_goes_on_to_its_own_end_under_a_ledger_that_was_rebuilt(
-    tmp_path: Path, wall: timedelta | None
-) -> None:
+def test_a_resumed_fleet_goes_on_to_its_own_end_under_a_rebuilt_ledger(tmp_path: Path, wall: timedelta | None) -> None:
     site = Site.of(tmp_path, MemoryBucket())
     launched(site)
     site.clock.sleep(DAY_S)
@@ -313,7 +311,7 @@ def test_a_fleet_that_was_resumed_goes_on_to_its_own_end_under_a_ledger_that_was
     assert "minutes (wall_minutes) are over" in site.client().step().control.paused
 
 
-def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_less_than_the_fleets_own(tmp_path: Path) -> None:
+def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_smaller(tmp_path: Path) -> None:
     site = Site.of(tmp_path, MemoryBucket())
     launched(site)
     site.client().stop("ada")

@@ -148,7 +148,7 @@ def test_every_child_is_one_run_measured_once_and_settled(tmp_path: Path) -> Non
         assert len(stage.bill()) == 3, "another client finds nothing to do"
 
 
-def test_a_configuration_that_fails_on_three_machines_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_configuration_that_fails_on_three_machines_is_given_up_alone(tmp_path: Path) -> None:
     with staged(tmp_path, fails_on([13])) as stage:
         seen = Sweeping(stage, (1, 13, 2)).client().follow()
         assert seen.state.counts == {"stored": 2, "given_up": 1}
@@ -237,9 +237,7 @@ def test_a_client_that_is_to_stop_waits_for_the_machine_that_it_asks_for(tmp_pat
 
 
 @pytest.mark.parametrize("fault", [{"fault": "stockout", "times": 2}, {"fault": "http", "status": 503, "times": 100}])
-def test_a_client_that_is_abandoned_leaves_no_money_held_for_what_waits_for_a_machine(
-    tmp_path: Path, fault: dict[str, Any]
-) -> None:
+def test_an_abandoned_client_leaves_no_money_held_for_what_waits(tmp_path: Path, fault: dict[str, Any]) -> None:
     with staged(tmp_path, good_vm(cases=1)) as stage:
         requests = {"service": "compute", "method": "POST", "path": "/instances(\\?|$)"} if "status" in fault else {}
         weather(stage, {**fault, **requests})

@@ -96,7 +96,7 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_again(stage: FleetStage, c
     assert len(stage.claims()) == 6
 
 
-def test_a_fleet_that_is_stopped_keeps_what_it_has_and_goes_on_without_measuring_it_again(
+def test_a_stopped_fleet_keeps_its_results_and_resumes_without_measuring_again(
     stage: FleetStage, cluster: SlurmCluster
 ) -> None:
     follower = stage.launch()
@@ -158,7 +158,7 @@ def test_arrays_are_cut_to_what_the_cluster_allows(stage: FleetStage) -> None:
     assert scheduler.most_children == 1001, "Slurm's own default"
 
 
-def test_a_node_without_power_and_a_controller_that_restarts_cost_no_measurement_and_store_none_twice(
+def test_a_dead_node_and_a_restarted_controller_lose_and_repeat_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with slurm_cluster(tmp_path / "own", 4, ("l4",), NOTICED_SOON) as cluster:

@@ -49,7 +49,7 @@ def widowed(here: Here) -> None:  # noqa: F811
 # --- a disk that is full ---
 
 
-def test_what_a_lost_run_stored_comes_home_from_a_full_disk_and_its_end_is_not_forgotten(
+def test_what_a_lost_run_stored_comes_home_from_a_full_disk_with_its_end(
     here: Here,  # noqa: F811
 ) -> None:
     widowed(here)
@@ -213,7 +213,7 @@ def test_what_hides_from_its_run_by_another_environment_ends_with_it(here: Here,
         assert not any(alive(pid) for pid in hidden)
 
 
-def test_what_works_in_the_scratch_folder_of_a_dead_steward_is_found_and_who_looks_around_there_is_not(
+def test_what_a_dead_steward_left_at_work_is_found_and_a_mere_visitor_is_not(
     tmp_path: Path,
 ) -> None:
     scratch = tmp_path / "scratch"

@@ -201,9 +201,7 @@ def test_what_a_host_that_dies_had_in_hand_is_measured_by_the_other(bench: Bench
     assert processes(two.other) == []
 
 
-def test_resume_measures_what_a_dead_host_and_a_dead_client_left_on_the_host_that_lives(
-    bench: Bench, two: Two, sweep: Path
-) -> None:
+def test_resume_measures_on_the_living_host_what_dead_host_and_client_left(bench: Bench, two: Two, sweep: Path) -> None:
     bench("cloud", "start")
     go_on = held(sweep, "case 2")
     command = [sys.executable, "-m", "orchestrator.cli", "fleet", "launch", str(sweep)]

@@ -89,7 +89,7 @@ def test_the_doctor_fails_where_the_plan_does_and_both_name_a_python_that_has_to
     bench("plan", "--host", "local", "--gpu", "cpu", *named.split(), code=0)
 
 
-def test_the_python_that_runs_bench_itself_is_named_where_it_has_torch_and_python3_has_not(
+def test_the_python_that_runs_bench_is_named_where_only_it_has_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", base_python(tmp_path / "python"))
@@ -157,7 +157,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_what_runs_for_the_host() -> None:
     assert int(out) != os.getpgrp()
 
 
-def test_a_command_that_prints_ever_more_is_ended_and_so_is_one_whose_child_outlives_it(tmp_path: Path) -> None:
+def test_a_command_that_prints_forever_is_ended_and_so_is_one_outlived_by_a_child(tmp_path: Path) -> None:
     shell = LocalShell(Target("", "local", None, machine=this_machine()))
     pids = tmp_path / "pids"
     with pytest.raises(HostUnfit, match="this machine printed more than 32 MB while it was looked at"):

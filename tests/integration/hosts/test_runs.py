@@ -310,7 +310,7 @@ def test_the_harness_that_ships_measures_on_a_host(bench: Bench, client: Client,
     assert {row["device"] for row in rows} == {run["device"]}
 
 
-def test_a_host_and_the_embedded_cloud_bring_back_files_of_one_kind_with_the_same_rows(
+def test_a_host_and_the_embedded_cloud_return_the_same_files_and_rows(
     bench: Bench, host: Sshd, paced: tuple[str, ...]
 ) -> None:
     options = (*paced, "--set", "measure.implementations=[bench, 'sdpa:math']")

@@ -150,7 +150,7 @@ def test_a_stop_is_an_end_in_good_order(here: Here) -> None:
     assert here.ask("stop", vm=VM)["status"] == "gone"
 
 
-def test_a_steward_that_is_ended_by_the_system_counts_as_a_machine_that_is_taken_back(here: Here) -> None:
+def test_a_steward_ended_by_the_system_counts_as_a_machine_taken_back(here: Here) -> None:
     steward = here.start(script={"environment": [{"hang": 1}]})["pid"]
     await_truth(lambda: any(event["data"].get("phase") == "environment" for event in here.events()), "the harness")
     os.kill(steward, signal.SIGTERM)
@@ -239,7 +239,7 @@ def test_an_object_is_stored_once_and_what_the_bucket_has_counts(tmp_path: Path)
     assert spool.names("runs/r/cases/") == ["runs/r/cases/new.csv", "runs/r/cases/old.csv"]
 
 
-def test_an_object_of_the_spool_is_replaced_only_in_the_generation_that_the_writer_knows(tmp_path: Path) -> None:
+def test_a_spool_object_is_replaced_only_in_the_generation_its_writer_knows(tmp_path: Path) -> None:
     name = "runs/r/artifacts/log.txt"
     spool = Spool(tmp_path / "spool")
     assert spool.put(name, b"old", 1) == 0, "there is none yet"

@@ -64,7 +64,7 @@ def refused(bench: Bench, paced: tuple[str, ...], *more: str, code: int = 15) ->
     return " ".join(said.split())
 
 
-def test_a_host_without_a_compiler_cannot_build_the_kernel_and_can_measure_the_baseline(
+def test_a_host_without_a_compiler_measures_the_baseline_alone(
     bench: Bench, start: Start, client: Client, tmp_path: Path, paced: tuple[str, ...]
 ) -> None:
     with serving(start, client, path_of(tmp_path / "path")):
@@ -100,7 +100,7 @@ def test_a_host_with_too_little_room_says_how_much_is_missing(bench: Bench, host
     assert f"GB free for {host.cache}, and a run needs 1e+06 GB" in said
 
 
-def test_a_disk_that_fills_up_while_the_payload_is_sent_is_told_and_nothing_is_left_there(
+def test_a_disk_that_fills_during_the_payload_is_reported_and_nothing_stays(
     bench: Bench, start: Start, client: Client, tmp_path: Path, paced: tuple[str, ...]
 ) -> None:
     # No file of that server's may grow past 32 KiB: less than a payload, and what a quota does.
@@ -136,7 +136,7 @@ def test_what_names_no_host_is_refused_before_anything_is_started(bench: Bench, 
     assert ("is not a host" if text else "--host is empty") in said
 
 
-def test_a_host_that_changed_is_validated_again_and_what_was_built_on_it_is_thrown_away(
+def test_a_changed_host_is_validated_again_and_its_builds_are_thrown_away(
     bench: Bench, start: Start, client: Client, tmp_path: Path, paced: tuple[str, ...]
 ) -> None:
     path = path_of(tmp_path / "path")

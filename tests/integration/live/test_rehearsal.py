@@ -157,7 +157,7 @@ def test_an_api_that_answers_at_once_settles_nothing(home: Path) -> None:
             assumptions.the_api(place)
 
 
-def test_a_rehearsal_is_refused_before_anything_is_asked_for_where_its_worst_case_does_not_fit(home: Path) -> None:
+def test_a_rehearsal_that_could_cost_too_much_is_refused_before_any_request(home: Path) -> None:
     with stage(home) as (cloud, place):
         with pytest.raises(BudgetExceeded, match=r"can cost up to \$0\.0") as caught:
             rehearse(place, Decimal("0.01"))
@@ -168,7 +168,7 @@ def test_a_rehearsal_is_refused_before_anything_is_asked_for_where_its_worst_cas
         assert cloud.bill().rows == ()
 
 
-def test_a_rehearsal_that_is_cut_short_leaves_no_machine_and_counts_no_less_than_it_cost(home: Path) -> None:
+def test_an_interrupted_rehearsal_leaves_no_machine_and_counts_all_its_cost(home: Path) -> None:
     with stage(home) as (cloud, place):
 
         def interrupted(_place: Place) -> dict[str, str]:

@@ -58,7 +58,7 @@ def test_a_metadata_server_that_fails_is_asked_again(tmp_path: Path) -> None:
         assert ended(cloud)["outcome"] == "preempted"
 
 
-def test_a_metadata_server_that_does_not_wait_for_a_change_is_not_asked_in_a_tight_loop(tmp_path: Path) -> None:
+def test_a_metadata_server_that_answers_at_once_is_not_asked_in_a_tight_loop(tmp_path: Path) -> None:
     with cloud_for({"measure": [{"hang": 1}]}, timing={"preempted_poll_s": 0.05}) as cloud:
         fault = cloud.fail("instance/preempted", status=200, body=b"FALSE", times=1e9)
 
@@ -96,7 +96,7 @@ def test_term_ends_the_run_as_terminated_unless_the_vm_is_being_preempted(tmp_pa
             assert cloud.said("diagnosed") == []
 
 
-def test_term_waits_for_a_slow_metadata_server_to_say_whether_the_vm_is_being_preempted(tmp_path: Path) -> None:
+def test_term_waits_for_a_slow_metadata_server_to_tell_of_a_preemption(tmp_path: Path) -> None:
     with cloud_for({"measure": [{"hang": 1}]}) as cloud:
         nobody_watches(cloud)
 

@@ -37,7 +37,7 @@ def test_a_bucket_that_never_answers_does_not_keep_the_vm_alive(tmp_path: Path) 
         assert cloud.deleted == 1
 
 
-def test_a_bucket_that_comes_back_after_the_agent_gave_up_gets_the_agents_own_last_word(tmp_path: Path) -> None:
+def test_a_bucket_back_after_the_agent_gave_up_gets_its_own_last_word(tmp_path: Path) -> None:
     with cloud_for(timing={"storage_patience_s": 0.2}, limits={"finish": 0.4}) as cloud:
         cloud.fail("uploadType=multipart", status=503, times=1e9)
         with Machine(cloud, tmp_path) as machine:

@@ -97,7 +97,7 @@ def claimed_and_given_back(cloud: Cloud) -> None:
         cloud.generations[SLOT] += 1
 
 
-def test_a_claim_that_is_taken_back_keeps_the_vm_waiting_for_no_longer_than_its_limit(tmp_path: Path) -> None:
+def test_a_withdrawn_claim_keeps_the_vm_waiting_no_longer_than_its_limit(tmp_path: Path) -> None:
     with kept_cloud(0.5) as cloud:
         as_soon_as_idle(cloud, lambda: claimed_and_given_back(cloud))
         with Machine(cloud, tmp_path) as machine:
@@ -303,7 +303,7 @@ def test_an_agent_that_dies_at_another_run_leaves_a_vm_that_deletes_itself(tmp_p
         machine.leaves_nothing()
 
 
-def test_a_guest_that_fails_ends_as_failed_and_the_vm_goes_with_its_own_run_as_it_was(tmp_path: Path) -> None:
+def test_a_failing_guest_ends_as_failed_and_the_vm_goes_with_its_own_run(tmp_path: Path) -> None:
     with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
         await_truth(lambda: waits(cloud))
         claim(cloud, script={"build": [{"exit": 1}]}, keep={"idle_limit_s": 20})
@@ -324,7 +324,7 @@ def test_a_slot_whose_answers_are_lost_changes_hands_all_the_same(tmp_path: Path
             assert_gone(cloud, machine)
 
 
-def test_a_bucket_that_is_slower_than_the_limit_is_short_does_not_keep_the_vm_from_being_kept(tmp_path: Path) -> None:
+def test_a_bucket_slower_than_the_short_limit_does_not_keep_the_vm_from_being_kept(tmp_path: Path) -> None:
     with kept_cloud(0.5) as cloud:
         fault = cloud.fail(f"POST .*{SLOT}", stall_s=3)
         with Machine(cloud, tmp_path) as machine:
@@ -346,7 +346,7 @@ def test_a_claim_is_served_though_the_bucket_did_not_answer_while_the_limit_last
             assert_gone(cloud, machine)
 
 
-def test_a_vm_that_ends_closes_its_slot_though_it_has_not_seen_that_a_claim_was_taken_back(tmp_path: Path) -> None:
+def test_an_ending_vm_closes_its_slot_though_it_missed_a_withdrawn_claim(tmp_path: Path) -> None:
     with kept_cloud(timing={"keep_poll_s": 3600}) as cloud, Machine(cloud, tmp_path) as machine:
         await_truth(lambda: waits(cloud))
         claimed_and_given_back(cloud)

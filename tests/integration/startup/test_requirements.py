@@ -66,7 +66,7 @@ def wheel(folder: Path) -> Path:
     return file
 
 
-def test_a_wheel_is_installed_once_into_an_environment_that_still_sees_the_machine_s_torch(tmp_path: Path) -> None:
+def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     file = wheel(machine.payload / "own")
     wanted = Wanted(pip=(file.name,))

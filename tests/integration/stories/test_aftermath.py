@@ -72,7 +72,7 @@ def left_alone(stage: Stage, seconds: float) -> None:
     stage.timeline.advance(seconds)
 
 
-def test_what_a_silent_machine_said_on_its_serial_port_outlives_it_and_explains_the_end(home: Path) -> None:
+def test_a_silent_machines_serial_output_outlives_it_and_explains_the_end(home: Path) -> None:
     with staged(home, mumbling_vm) as stage:
         run = stage.launch()
         assert run.phase is Phase.FAILED
@@ -179,7 +179,7 @@ def test_a_host_that_is_switched_off_keeps_no_rented_machine_alive(home: Path) -
         assert stage.cloud.instances() == []
 
 
-def test_a_machine_whose_run_cannot_be_read_is_left_to_its_deadline_and_hides_no_other(home: Path) -> None:
+def test_a_machine_with_an_unreadable_run_keeps_its_deadline_and_hides_no_other(home: Path) -> None:
     with staged(home, silent_vm) as stage:
         left_alone(stage, 30)
         orphan = forgotten(stage, 1)

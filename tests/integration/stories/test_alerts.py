@@ -104,7 +104,7 @@ def test_what_a_client_that_died_was_about_to_say_is_said_by_the_next_one(after:
     assert not any("@" in note for note in next_one.ledger.read().alerts), "no note is left"
 
 
-def test_a_ledger_that_cannot_be_written_again_after_an_alert_keeps_the_money_and_says_it_again_later() -> None:
+def test_an_alert_whose_ledger_write_fails_keeps_the_money_and_is_repeated() -> None:
     clock, bucket, heard = SimulatedClock(), MemoryBucket(), Heard()
 
     class Unwilling(LedgerStore):

@@ -77,7 +77,7 @@ class At:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["list", "read_many", "read", "replace"])
 @pytest.mark.parametrize("spare", [True, False])
-def test_of_two_launches_that_are_at_the_same_slot_at_once_exactly_one_gets_it_and_nothing_is_paid_for_twice(
+def test_of_two_launches_at_one_slot_one_gets_it_and_nothing_is_paid_twice(
     home: Path, call: str, after: bool, spare: bool
 ) -> None:
     """Wherever the one is between its look and its claim, the other makes the whole of its claim then. With no money to

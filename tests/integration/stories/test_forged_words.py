@@ -30,9 +30,7 @@ def forge(stage: Stage, kind: str, since_s: float = 0, **data: object) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "preempted", "never_made"])
 @pytest.mark.parametrize("who", ["the client that launched", "another client"])
-def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_log_says(
-    home: Path, how: str, who: str
-) -> None:
+def test_a_hold_is_kept_while_the_cloud_has_its_machine_whatever_the_log_says(home: Path, how: str, who: str) -> None:
     with staged(home, silent_vm) as stage:
         plan = stage.plan()
         caps = Caps(day=plan.ceiling_usd * Decimal("1.2"))
@@ -56,7 +54,7 @@ def test_a_hold_is_not_given_back_while_the_cloud_has_its_machine_whatever_the_l
 
 
 @pytest.mark.parametrize("kind", ["stop_requested", "run_closed", "settled", "instance_gone"])
-def test_a_machine_that_writes_under_its_own_name_is_no_client_whatever_it_says_inside(home: Path, kind: str) -> None:
+def test_a_machine_writing_under_its_own_name_is_no_client(home: Path, kind: str) -> None:
     with staged(home, good_vm()) as stage:
         engine, vm = stage.with_a_machine()
         at = stage.timeline.now()

@@ -90,7 +90,7 @@ def test_no_answer_to_a_build_is_so_strange_that_anything_is_left(home: Path, pa
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_no_answer_to_a_deletion_is_so_strange_that_the_image_cannot_be_deleted_afterwards(home: Path, at: int) -> None:
+def test_no_answer_to_a_deletion_keeps_the_image_from_being_deleted_later(home: Path, at: int) -> None:
     with staged(home, machines()) as stage:
         name = built(stage).name
         mangler = Mangler(stage.cloud.compute_url, stage.cloud.storage_url, at, sorted(WHOLE)[at])

@@ -94,7 +94,7 @@ DEATHS: dict[str, Callable[[Stage], World]] = {
 
 
 @pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
-def test_a_resumption_whose_client_is_killed_is_an_open_run_at_once_and_is_ended_like_any_other(
+def test_a_resumption_with_a_killed_client_is_an_open_run_and_ended_like_any(
     home: Path, death: Callable[[Stage], World]
 ) -> None:
     with staged(home, careful_vm()) as stage:
@@ -173,7 +173,7 @@ def test_a_refused_resumption_of_a_run_that_is_under_way_leaves_it_under_way(hom
         assert_paid_as_billed(stage)
 
 
-def test_a_guest_that_is_resumed_twice_is_held_for_before_it_asks_for_a_machine_of_its_own(home: Path) -> None:
+def test_a_guest_resumed_twice_is_held_for_before_it_asks_for_a_machine(home: Path) -> None:
     """It once was on a kept machine; the client that resumed it first was killed before it held anything."""
     with staged(home, kept_vm(cases=4, seconds_each=40)) as stage:
         weather(stage, {"fault": "preempt", "notice_s": 30, "at": {"seconds": 300}})
@@ -239,7 +239,7 @@ def raises(error: Exception) -> Callable[[], None]:
     return happens
 
 
-def test_a_payload_that_the_bucket_refuses_ends_the_launch_and_its_hold_is_given_back_at_once(home: Path) -> None:
+def test_a_refused_payload_ends_the_launch_and_returns_its_hold_at_once(home: Path) -> None:
     with staged(home, good_vm(cases=1)) as stage:
         with pytest.raises(PermissionDenied, match=f"payloads/.*; run {RUN} is ended and holds no money") as told:
             stage.begin(refusing(stage))
@@ -260,7 +260,7 @@ def test_a_payload_that_the_bucket_refuses_ends_the_launch_and_its_hold_is_given
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_whatever_keeps_a_payload_from_being_stored_ends_the_launch_and_keeps_its_class(
+def test_whatever_keeps_a_payload_from_storage_ends_the_launch_in_its_class(
     home: Path, error: Exception, said: str
 ) -> None:
     with staged(home, good_vm(cases=1)) as stage:
@@ -271,7 +271,7 @@ def test_whatever_keeps_a_payload_from_being_stored_ends_the_launch_and_keeps_it
         assert_paid_as_billed(stage)
 
 
-def test_a_payload_that_cannot_be_stored_ends_a_resumption_and_its_hold_is_given_back_at_once(home: Path) -> None:
+def test_an_unstored_payload_ends_a_resumption_and_returns_its_hold_at_once(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         with pytest.raises(Killed):
             stage.begin(stage.world(dies_after=2))

@@ -135,9 +135,7 @@ def run_of_build(stage: Stage) -> Run | None:
 
 
 @pytest.mark.parametrize("moment", UNMADE.values(), ids=UNMADE)
-def test_a_build_whose_client_is_killed_is_ended_by_the_next_commands_and_costs_no_storage(
-    home: Path, moment: Any
-) -> None:
+def test_a_build_with_a_killed_client_is_ended_later_and_costs_no_storage(home: Path, moment: Any) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
             built(stage, world=moment(stage, dies(Killed)))
@@ -246,7 +244,7 @@ class OldLog:
         return self.real.append(fact, *more, **named)
 
 
-def test_a_build_of_an_older_client_which_does_not_say_that_it_copies_the_disk_is_left_to_it(home: Path) -> None:
+def test_an_older_clients_build_that_does_not_tell_of_a_disk_copy_is_left_to_it(home: Path) -> None:
     with staged(home, machines()) as stage:
 
         def others_look() -> None:
@@ -266,7 +264,7 @@ def test_a_build_of_an_older_client_which_does_not_say_that_it_copies_the_disk_i
         nothing_left(stage)
 
 
-def test_an_amount_under_a_name_that_tells_no_run_is_kept_while_an_image_of_that_name_is_there(home: Path) -> None:
+def test_an_amount_under_a_name_of_no_run_is_kept_while_its_image_exists(home: Path) -> None:
     """Older clients gave images names of their own."""
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
@@ -296,7 +294,7 @@ def test_the_machine_of_an_older_client_that_died_ends_by_itself(home: Path) -> 
         nothing_left(stage)
 
 
-def test_an_image_whose_client_was_killed_before_it_recorded_it_is_deleted_and_its_amount_given_back(
+def test_an_unrecorded_image_of_a_killed_client_is_deleted_and_its_amount_returned(
     home: Path,
 ) -> None:
     with staged(home, machines()) as stage:

@@ -107,9 +107,7 @@ def test_ctrl_c_as_a_kept_machine_is_claimed_lets_the_next_launch_have_it(home: 
 
 
 @pytest.mark.parametrize("moment", [as_it_claims, as_it_says_so])
-def test_ctrl_c_once_the_kept_machine_has_taken_the_claim_up_detaches_from_a_run_that_goes_on(
-    home: Path, moment: Any
-) -> None:
+def test_ctrl_c_after_the_kept_machine_took_the_claim_detaches_from_a_live_run(home: Path, moment: Any) -> None:
     def interrupt_late() -> None:
         passes(stage, 20)
         assert slot(stage).state == "running"
@@ -157,7 +155,7 @@ def test_a_deaf_machine_is_given_back_too_and_ends_at_its_own_limit(home: Path) 
 
 @pytest.mark.parametrize("moment", [as_it_claims, as_it_says_so])
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_client_that_is_killed_as_it_claims_a_kept_machine_leaves_it_used_or_ended_and_paid_for_once(
+def test_a_client_killed_while_claiming_a_kept_machine_has_it_used_or_ended_once(
     home: Path, moment: Any, deaf: bool
 ) -> None:
     def killed() -> None:

@@ -53,7 +53,7 @@ def settled_by(stage: Stage, *, within_s: float) -> tuple[Found, ...]:
     raise AssertionError(f"still held after {within_s} s: {found}")
 
 
-def test_whatever_append_a_client_dies_after_its_hold_is_settled_with_the_bill_and_nothing_is_left(home: Path) -> None:
+def test_wherever_a_client_dies_its_hold_is_settled_with_the_bill(home: Path) -> None:
     for dies_after in range(1, appends_of_a_whole_run(home / "whole") + 1):
         with staged(home / str(dies_after)) as stage:
             with pytest.raises(Killed):
@@ -92,7 +92,7 @@ def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_bus
         assert stage.ledger().runs[RUN].spent == 0
 
 
-def test_a_hold_whose_events_are_gone_is_kept_while_its_machine_may_run_and_counts_as_spent_after_that(
+def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(
     home: Path,
 ) -> None:
     with staged(home, silent_vm) as stage:

@@ -196,7 +196,7 @@ def request(attempt: int) -> InstanceRequest:
     )  # fmt: skip
 
 
-def test_what_a_host_measured_before_it_was_given_up_is_home_before_it_measures_again() -> None:
+def test_what_a_host_measured_before_it_was_given_up_is_home_first() -> None:
     name = f"runs/{RUN}/cases/a.csv"
     over = {"exists": True, "status": "gone", "now": 9.0, "ended_at": 8.0, "files": [[name, 1, 1]], "spool": "/spool"}
     told = {"forget": {"exists": False}, "prepare": {"present": True}, "start": running()}

@@ -195,7 +195,7 @@ def test_a_workload_boots_from_the_image_that_was_built_for_it_and_others_do_not
         nothing_left(stage)
 
 
-def test_what_an_image_costs_is_in_the_ledger_until_its_expiry_and_is_corrected_when_it_goes_sooner(home: Path) -> None:
+def test_an_images_cost_is_held_until_its_expiry_and_corrected_when_it_goes_sooner(home: Path) -> None:
     with staged(home, machines()) as stage:
         record = built(stage)
         assert storage(stage)[0] == record.usd
@@ -269,7 +269,7 @@ def test_a_machine_that_never_gets_ready_makes_no_image(home: Path) -> None:
         nothing_left(stage)
 
 
-def test_an_image_that_does_not_fit_under_the_caps_is_refused_before_a_machine_is_asked_for(home: Path) -> None:
+def test_an_image_over_the_caps_is_refused_before_a_machine_is_asked_for(home: Path) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(BudgetExceeded, match="an image that is kept for 14 days can cost up to"):
             built(stage, world=stage.world(Caps(day=Decimal("1.00"))))

@@ -71,9 +71,7 @@ def assert_nobody_is_waited_for(stage: Stage, said: list[str]) -> None:
 
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("after", range(1, 6))
-def test_ctrl_c_at_any_event_before_the_machine_boots_leaves_no_money_held_for_nobody(
-    home: Path, after: int, detach: bool
-) -> None:
+def test_ctrl_c_at_any_event_before_boot_leaves_no_money_held_for_nobody(home: Path, after: int, detach: bool) -> None:
     with staged(home, good_vm(cases=1)) as stage:
         run, said = launched(stage, after, detach=detach)
         assert run.phase.value == ("stopped" if after < 4 else "booting")

@@ -112,7 +112,7 @@ def test_a_machine_that_is_stuck_beyond_its_limit_is_deleted_by_whoever_looks(ho
         assert_books_balance(stage)
 
 
-def test_a_machine_that_is_stuck_and_that_nobody_looks_at_ends_at_the_servers_deadline(home: Path) -> None:
+def test_a_stuck_machine_that_nobody_watches_ends_at_the_servers_deadline(home: Path) -> None:
     with staged(home, kept_vm(stuck=True)) as stage:
         run = keep(stage)
         assert run.vm is not None
@@ -186,7 +186,7 @@ class Held(Engine):
         return super().observe(run)
 
 
-def test_a_machine_that_ends_while_its_client_looks_the_other_way_has_not_lost_the_guest(home: Path) -> None:
+def test_a_machine_that_ends_unwatched_has_not_lost_the_guest(home: Path) -> None:
     with staged(home, kept_vm()) as stage:
         keep(stage)
         stage.begin(stage.world(), stage.plan(), NEXT)
@@ -244,7 +244,7 @@ def test_a_claim_that_another_made_in_between_is_lost_without_a_trace(home: Path
         assert (run.phase, run.taken) == (Phase.SUCCEEDED, None)
 
 
-def test_a_launch_that_wants_another_machine_type_or_a_cold_start_leaves_the_kept_one_alone(home: Path) -> None:
+def test_a_launch_for_another_type_or_a_cold_start_leaves_the_kept_machine_alone(home: Path) -> None:
     with staged(home, kept_vm()) as stage:
         keep(stage)
         bigger = stage.begin(stage.world(), stage.plan("machine.type=g2-standard-8"), NEXT).follow()
@@ -298,9 +298,7 @@ def look_after_everything(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("after", range(1, 7))
-def test_a_client_that_dies_while_it_takes_a_machine_over_leaves_nothing_running_and_nothing_unpaid(
-    home: Path, after: int
-) -> None:
+def test_a_client_that_dies_taking_a_machine_over_leaves_nothing_running_or_unpaid(home: Path, after: int) -> None:
     with staged(home, kept_vm()) as stage:
         keep(stage)
         try:
@@ -320,9 +318,7 @@ def test_a_client_that_dies_while_it_takes_a_machine_over_leaves_nothing_running
 
 
 @pytest.mark.parametrize("after", range(1, 8))
-def test_a_client_that_dies_while_it_launches_a_machine_to_keep_leaves_nothing_running_and_nothing_unpaid(
-    home: Path, after: int
-) -> None:
+def test_a_client_that_dies_launching_a_kept_machine_leaves_nothing_unpaid(home: Path, after: int) -> None:
     with staged(home, kept_vm()) as stage:
         try:
             stage.begin(stage.world(dies_after=after), stage.plan(KEEP), RUN).follow(

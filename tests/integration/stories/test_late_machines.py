@@ -67,9 +67,7 @@ def test_a_machine_that_is_made_between_the_two_looks_of_a_client_is_not_called_
 
 
 @pytest.mark.parametrize("late_s", [200, 900])
-def test_a_machine_that_comes_after_its_run_was_settled_is_deleted_and_what_it_cost_is_added(
-    home: Path, late_s: float
-) -> None:
+def test_a_machine_that_comes_after_settlement_is_deleted_and_its_cost_added(home: Path, late_s: float) -> None:
     with staged(home, careful_vm()) as stage:
         world = stage.world()
         cloud: Any = Held(world.cloud())

@@ -42,7 +42,7 @@ def test_with_the_zone_that_the_refusal_names_two_requests_are_enough(home: Path
         assert inserts(stage) == 2
 
 
-def test_a_stock_out_is_remembered_in_the_bucket_and_the_next_run_asks_elsewhere_first(home: Path) -> None:
+def test_a_stock_out_is_remembered_and_the_next_run_asks_elsewhere_first(home: Path) -> None:
     with staged(home) as stage:
         first = stage.plan(WIDE).offers[0].zone
         weather(stage, {"fault": "stockout", "zone": first})

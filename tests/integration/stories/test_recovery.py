@@ -21,7 +21,7 @@ MOMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-def test_a_machine_taken_back_at_any_moment_is_replaced_and_nothing_is_measured_twice(
+def test_a_machine_preempted_at_any_moment_is_replaced_and_nothing_measured_twice(
     home: Path, moment: dict[str, Any]
 ) -> None:
     with staged(home, careful_vm()) as stage:

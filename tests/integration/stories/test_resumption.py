@@ -54,7 +54,7 @@ def test_a_run_that_gets_less_time_than_before_goes_on_with_a_shorter_deadline(h
         assert_sound(stage, run)
 
 
-def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_has_two_machines_at_once(
+def test_a_run_with_a_dead_client_is_resumed_or_over_and_never_has_two_machines(
     home: Path,
 ) -> None:
     for dies_after in range(2, 6):
@@ -68,7 +68,7 @@ def test_a_run_whose_client_died_at_any_append_is_resumed_or_is_over_and_never_h
             assert_sound(stage, run)
 
 
-def test_a_request_that_is_on_its_way_is_waited_for_by_a_client_that_would_not_ask_for_such_a_machine(
+def test_a_pending_request_is_waited_for_by_clients_that_want_no_such_machine(
     home: Path,
 ) -> None:
     with staged(home, careful_vm()) as stage:
@@ -86,9 +86,7 @@ def test_a_request_that_is_on_its_way_is_waited_for_by_a_client_that_would_not_a
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["its events say so", "only the ledger says so"])
-def test_a_run_whose_end_was_begun_by_a_client_that_died_is_resumed_under_a_hold_of_its_own(
-    home: Path, told: bool
-) -> None:
+def test_a_run_whose_end_a_dead_client_began_is_resumed_under_a_hold_of_its_own(home: Path, told: bool) -> None:
     with staged(home, careful_vm()) as stage:
         with pytest.raises(Killed):
             begun(stage, dies_after=3).follow()
@@ -101,9 +99,7 @@ def test_a_run_whose_end_was_begun_by_a_client_that_died_is_resumed_under_a_hold
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["its events say so", "only the ledger says so"])
-def test_a_client_that_launches_ends_its_run_when_another_settled_it_before_a_machine_was_asked_for(
-    home: Path, told: bool
-) -> None:
+def test_a_launching_client_ends_its_run_when_another_settled_it_first(home: Path, told: bool) -> None:
     with staged(home, careful_vm()) as stage:
         engine = begun(stage)
         begin_to_end(stage, told=told)
@@ -138,7 +134,7 @@ def test_of_two_clients_that_resume_one_run_one_asks_for_a_machine(home: Path) -
         assert_sound(stage, one.follow())
 
 
-def test_a_resumption_that_the_budget_does_not_allow_is_refused_and_leaves_the_run_as_it_was(home: Path) -> None:
+def test_a_resumption_over_budget_is_refused_and_leaves_the_run_as_it_was(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         weather(stage, {"fault": "preempt", "at": {"case": 4}, "notice_s": 0})
         begun(stage, attempts="run.attempts=1").follow()

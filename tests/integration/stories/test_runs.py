@@ -247,7 +247,7 @@ def test_a_stop_by_another_client_ends_a_run_whose_client_was_killed_at_any_appe
             assert stage.cloud.instances() == []
 
 
-def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_before_its_first_look(home: Path) -> None:
+def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_first(home: Path) -> None:
     with staged(home) as stage:
         stage.begin(stage.world())
         (line,) = stage.world().index.list_runs()
@@ -255,7 +255,7 @@ def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_before_its_fir
         assert stage.ledger().runs[RUN].held > 0
 
 
-def test_of_two_clients_with_money_for_one_run_one_is_refused_before_it_asks_for_anything(home: Path) -> None:
+def test_of_two_clients_with_money_for_one_run_one_is_refused_before_any_request(home: Path) -> None:
     with staged(home) as stage:
         made = stage.plan()
         caps = Caps(day=made.ceiling_usd * Decimal("1.5"))
@@ -306,7 +306,7 @@ def test_a_machine_is_named_after_its_run_and_labelled_so_that_anyone_can_find_i
         engine.follow()
 
 
-def test_a_look_that_finds_nothing_new_folds_nothing_again_and_one_that_finds_a_word_does(home: Path) -> None:
+def test_a_look_that_finds_nothing_new_folds_nothing_and_a_new_word_folds(home: Path) -> None:
     with staged(home) as stage:
         engine, _ = stage.with_a_machine()
         other = Engine(stage.world(), RUN)

@@ -69,9 +69,7 @@ def slow_to_speak(vm: ScriptedVm) -> Steps:
 
 
 @pytest.mark.parametrize("off", BOTH_WAYS, ids=str)
-def test_a_client_whose_clock_is_wrong_lets_its_machine_work_and_says_how_far_off_it_is(
-    home: Path, off: timedelta
-) -> None:
+def test_a_client_with_a_wrong_clock_lets_its_machine_work_and_tells_the_offset(home: Path, off: timedelta) -> None:
     with staged(home, slow_to_speak) as stage:
         said: list[str] = []
         run = stage.begin(wrong(stage, off, said)).follow()

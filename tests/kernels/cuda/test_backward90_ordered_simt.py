@@ -102,7 +102,7 @@ def same(one: tuple[Three, torch.Tensor] | None, other: tuple[Three, torch.Tenso
 
 
 @pytest.mark.parametrize("kernel", [NARROW, WIDE], ids=lambda kernel: kernel.name)
-def test_the_bits_are_the_same_however_many_blocks_there_are_and_however_they_are_timed(
+def test_the_bits_are_the_same_for_any_number_and_timing_of_blocks(
     program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
 ) -> None:
     posed = posed_for(kernel, 1, 2, 1, 200, 500, alignment="bottom-right")
@@ -167,7 +167,7 @@ def test_a_turn_that_never_comes_is_a_deadlock(
 
 
 @pytest.mark.parametrize("kernel", [CYCLE, WIDE_CYCLE], ids=lambda kernel: kernel.name)
-def test_in_a_cyclic_order_the_bits_are_the_same_if_all_tiles_of_a_head_run_at_the_same_time(
+def test_in_a_cyclic_order_the_bits_are_the_same_if_a_heads_tiles_run_together(
     program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
 ) -> None:
     """Four tiles of keys a head: more than there are of queries, and as many. Four blocks, and two heads at once."""

@@ -75,7 +75,7 @@ def is_wrong(program: Backward90, posed: Posed, scratch: Path, schedule: Schedul
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_sums_are_converted_when_they_are_complete_however_the_two_launches_are_timed(
+def test_sums_are_converted_when_complete_however_the_launches_are_timed(
     program: Backward90, tmp_path: Path, kernel: HopperBackwardKernel
 ) -> None:
     for sizes, alignment in (((1, 4, 2, 300, 330), "top-left"), ((1, 2, 1, 200, 520), "bottom-right")):

@@ -111,9 +111,7 @@ def test_two_runs_give_the_same_bits_in_whatever_order_warps_and_blocks_run(
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_keys_beyond_the_last_hide_behind_the_mask_even_where_scores_are_very_negative(
-    program: Backward90, tmp_path: Path
-) -> None:
+def test_keys_beyond_the_last_stay_masked_even_at_very_negative_scores(program: Backward90, tmp_path: Path) -> None:
     posed = posed_for(NARROW_LONG, 1, 1, 1, 100, 70)
     posed.tensors["q"][:] = 16.0
     posed.tensors["k"][:] = -16.0  # each score is -2048: what lies beyond the keys, zeros, would weigh exp(2048)

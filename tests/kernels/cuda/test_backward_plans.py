@@ -90,7 +90,7 @@ def in_float16(problem: BackwardProblem) -> BackwardProblem:
     return replace(problem, forward=replace(problem.forward, dtype="float16"))
 
 
-def test_the_pass_with_five_products_is_taken_before_the_pair_however_few_blocks_there_are() -> None:
+def test_the_pass_with_five_products_precedes_the_pair_however_few_blocks() -> None:
     for head_dim in SHAPES:
         for sizes in ({"batch": 1, "heads": 2, "kv_heads": 2}, {"batch": 2}):
             problem = posed(seq=600, head_dim=head_dim, **sizes)

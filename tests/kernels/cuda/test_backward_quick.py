@@ -170,7 +170,7 @@ def test_streams_and_captures_have_counters_of_their_own(stub: Stub, bound: Coun
     assert bound.count == 2 + len(captured)
 
 
-def test_a_pass_over_few_keys_is_one_launch_without_state_on_any_stream_and_in_any_capture(
+def test_a_pass_over_few_keys_is_one_stateless_launch_on_any_stream_or_capture(
     stub: Stub, engine: OnCpu, quick_backward: QuickBackward, bound: Counted
 ) -> None:
     def launched() -> None:

@@ -91,9 +91,7 @@ def test_the_widest_kernel_with_features_compiles_for_hopper_without_spills(comp
     assert build_one(largest, Target("sm_90a"), compiler, cache).resources
 
 
-def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_spills(
-    compiler: Compiler, cache: Cache
-) -> None:
+def test_the_kernels_over_pages_with_the_fewest_registers_do_not_spill(compiler: Compiler, cache: Cache) -> None:
     turing = chip_of(75)
     assert turing is not None
     ahead = HopperKernel("bfloat16", 64, True, True, PAGED_SHAPES[64], packed=True, paged=True, ahead=True)
@@ -108,18 +106,14 @@ def test_the_kernels_over_pages_with_the_fewest_registers_left_compile_without_s
     assert build_one(staged, Target("sm_75"), compiler, cache).resources
 
 
-def test_the_widest_kernels_for_packed_sequences_with_a_left_limit_compile_without_spills(
-    compiler: Compiler, cache: Cache
-) -> None:
+def test_the_widest_packed_kernels_with_a_left_limit_do_not_spill(compiler: Compiler, cache: Cache) -> None:
     entries = [
         HopperKernel("bfloat16", 256, right, True, PACKED_SHAPES[256, right][0], packed=True) for right in (False, True)
     ]
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
-def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_without_spills(
-    compiler: Compiler, cache: Cache
-) -> None:
+def test_the_staged_mask_kernels_with_the_fewest_registers_do_not_spill(compiler: Compiler, cache: Cache) -> None:
     causal, shared = (
         HopperKernel("bfloat16", 64, True, False, STAGED_SHAPES[64, wide][0], mask)
         for wide, mask in ((False, "bfloat16"), (True, "float32"))
@@ -132,9 +126,7 @@ def test_the_kernels_with_a_staged_mask_and_the_fewest_registers_left_compile_wi
     assert all(built.resources for built in build_all(entries, Target("sm_90a"), compiler, cache, 2))
 
 
-def test_the_kernels_with_a_mask_of_one_row_and_the_fewest_registers_left_compile_without_spills(
-    compiler: Compiler, cache: Cache
-) -> None:
+def test_the_one_row_mask_kernels_with_the_fewest_registers_do_not_spill(compiler: Compiler, cache: Cache) -> None:
     entries = [
         HopperKernel("bfloat16", head_dim, right, left, bias_shapes(head_dim, right, left)[0], mask)
         for head_dim, right, left, mask in (

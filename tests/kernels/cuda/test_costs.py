@@ -31,7 +31,7 @@ def cell(batch: int, heads: int, seq_q: int, seq_k: int, head_dim: int, causal: 
     return Cell("test", "bfloat16", batch, heads, heads, seq_q, seq_k, head_dim, causal)
 
 
-def test_the_choice_costs_at_most_a_twentieth_in_ninety_five_of_a_hundred_measured_shapes(
+def test_the_choice_costs_at_most_a_twentieth_in_95_of_100_measured_shapes(
     races: list[fit.Race],
 ) -> None:
     found = fit.judged(races, costs.parse(PRICES.read_text()).prices)
@@ -78,7 +78,7 @@ def test_shapes_between_the_tuned_ones_take_what_was_fastest_for_them_or_nearly(
     assert "the smallest of the estimates" in why
 
 
-def test_where_cutting_keys_was_measured_the_choice_is_near_the_best_and_keys_are_cut_for_a_gain_alone(
+def test_where_cutting_keys_was_measured_the_choice_is_near_the_best(
     races: list[fit.Race],
 ) -> None:
     prices, cut = costs.parse(PRICES.read_text()).prices, 0
@@ -145,7 +145,7 @@ def test_a_chip_without_prices_a_mask_and_lengths_are_chosen_for_otherwise() -> 
     assert dispatch.by_costs(packed, MACHINE, dispatch.ways(packed, MACHINE), prices) is None
 
 
-def test_the_busiest_worker_has_at_least_its_share_and_the_longest_tile_and_no_tile_is_lost() -> None:
+def test_the_busiest_worker_has_its_share_and_the_longest_tile_and_none_is_lost() -> None:
     chance = random.Random(3)
     for _ in range(300):
         tiles = sorted(chance.randint(1, 40) for _ in range(chance.randint(1, 30)))

@@ -49,7 +49,7 @@ def test_the_deterministic_mode_takes_sums_in_an_order_where_blocks_are_many(siz
     assert repeating(posed(**sizes)) == taken
 
 
-def test_launches_are_repeated_in_every_kind_of_kernel_that_the_deterministic_mode_takes_on_hopper() -> None:
+def test_launches_repeat_in_every_deterministic_kernel_for_hopper() -> None:
     taken = {
         repeating(posed(batch=b, heads=h, kv_heads=kv, seq=seq_q, seq_k=seq_k, head_dim=head_dim, causal=causal))
         for b, h, kv, seq_q, seq_k, head_dim, causal in SHAPES
@@ -93,7 +93,7 @@ def test_in_an_order_tiles_of_one_head_begin_a_turn_apart() -> None:
         ),
     ],
 )
-def test_with_few_rounds_of_blocks_the_deterministic_mode_takes_what_is_expected_to_end_first(
+def test_with_few_rounds_the_deterministic_mode_takes_what_should_end_first(
     sizes: dict[str, Any], first: str, taken: str
 ) -> None:
     problem = posed(**{**FEW, **sizes})
@@ -106,7 +106,7 @@ def test_with_few_rounds_of_blocks_the_deterministic_mode_takes_what_is_expected
     ("sizes", "blocks", "heads"),
     [({"seq": 4096}, 128, 4), ({"seq": 1024}, 128, 16), ({"seq": 3000}, 120, 5), ({"seq": 16896}, 132, 1)],
 )
-def test_in_a_cyclic_order_all_tiles_of_a_head_have_an_sm_and_each_block_tiles_of_one_place(
+def test_in_a_cyclic_order_a_heads_tiles_share_an_sm_and_a_blocks_tiles_a_place(
     stub: Stub, sizes: dict[str, Any], blocks: int, heads: int
 ) -> None:
     problem = posed(**{**sizes, "causal": False})
@@ -125,6 +125,6 @@ def test_a_cyclic_order_is_refused_under_a_causal_mask_and_for_more_tiles_than_s
     assert "positive" in (cyclic_refusal(posed(causal=False, scale=-1.0), MACHINE) or "")
 
 
-def test_where_its_one_launch_cannot_be_the_deterministic_mode_has_hoppers_sums_in_an_order() -> None:
+def test_where_one_launch_cannot_be_the_deterministic_mode_orders_hoppers_sums() -> None:
     problem = posed(**{**FEW, "seq": 1024, "out": Layout(0, 0, 64)})
     assert repeating(problem) == ORDERED

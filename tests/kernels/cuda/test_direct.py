@@ -152,9 +152,7 @@ def test_one_tensor_given_twice_gets_the_sum(ours: Counted) -> None:
     assert ours.prepared == 2
 
 
-def test_a_tensor_off_its_boundary_takes_kernels_that_can_read_it_and_the_next_one_does_not(
-    stub: Stub, ours: Counted
-) -> None:
+def test_a_misaligned_tensor_takes_kernels_that_can_read_it_and_the_next_does_not(stub: Stub, ours: Counted) -> None:
     def launched(tensors: list[torch.Tensor]) -> bytes:
         before = stub.launches
         ours(*tensors)

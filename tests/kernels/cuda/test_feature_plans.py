@@ -115,7 +115,7 @@ def test_one_query_over_a_long_cache_fills_the_chip_once() -> None:
         (3, 71, 4096, 64, "decode-32x32w8s3-14", True),
     ],
 )
-def test_many_heads_on_few_heads_of_k_are_cut_into_tiles_of_sixteen_as_measured_on_an_h200(
+def test_many_heads_on_few_k_heads_are_cut_into_sixteens_as_measured_on_an_h200(
     batch: int, group: int, seq_k: int, head_dim: int, name: str, tickets: bool
 ) -> None:
     hopper = Machine(next(chip for chip in CHIPS if chip.name == "hopper"), 132, 50 << 20, hopper=True)

@@ -61,7 +61,7 @@ def test_other_chips_get_none_of_these_kernels() -> None:
     assert hopper.ways(problem(), dataclasses.replace(MACHINE, hopper=False)) == []
 
 
-def test_sections_hold_every_head_once_and_their_keys_and_values_fit_their_share_of_the_cache() -> None:
+def test_sections_hold_each_head_once_and_their_keys_and_values_fit_the_cache_share() -> None:
     draw = random.Random(7)
     for _ in range(300):
         group = draw.choice((1, 2, 8))

@@ -71,7 +71,7 @@ def case_of(kernel: HopperKernel, mask: torch.Tensor, **changes: int | str) -> C
 
 @pytest.mark.parametrize("schedule", [Schedule(), WAITING, RELEASING, SHUFFLED], ids=lambda schedule: schedule.name)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_bias_agrees_with_float64_whatever_tiles_it_hides_and_however_copies_and_products_are_timed(
+def test_a_bias_agrees_with_float64_whatever_the_tiles_and_timing(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
 ) -> None:
     sizes = (1, 2, 1, 140, 333) if kernel.head_dim == 256 else (1, 2, 1, 260, 459)
@@ -124,9 +124,7 @@ def test_keys_hidden_with_their_whole_tile_are_not_felt_whatever_they_are(
     assert torch.equal(found, wanted)
 
 
-def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all_have_it(
-    program: HopperProgram, tmp_path: Path
-) -> None:
+def test_the_most_negative_number_hides_a_key_only_beside_others(program: HopperProgram, tmp_path: Path) -> None:
     least = torch.finfo(torch.float32).min
     tensors = draw(FLOAT, 1, 1, 1, 70, 264)
     out, _ = attend(program, FLOAT, tensors, tmp_path, SHUFFLED, Case(mask=torch.full((1, 1, 1, 264), least)))
@@ -197,7 +195,7 @@ def test_a_mask_of_one_row_is_read_once_in_the_shape_that_was_fastest_on_a_gpu(d
         assert taken(mask, **sizes, **dict.fromkeys(("q", "k", "v", "out"), lies)) == name
 
 
-def test_without_prices_a_mask_of_one_row_takes_the_shape_with_the_fewest_rows_for_an_sm() -> None:
+def test_without_prices_a_one_row_mask_takes_the_shape_with_the_fewest_rows_per_sm() -> None:
     fewer = replace(MACHINE, sm_count=130)
     assert taken(ROW, fewer) == "fa90-256x64s4pb4"
     assert taken(ROW, fewer, batch=1, heads=8, kv_heads=8) == "fa90-128x128s3pb4"

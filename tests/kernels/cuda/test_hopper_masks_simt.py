@@ -72,7 +72,7 @@ def case_of(kernel: HopperKernel, mask: torch.Tensor) -> Case:
 
 @pytest.mark.parametrize("schedule", [Schedule(), WAITING, RELEASING, SHUFFLED], ids=lambda schedule: schedule.name)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_mask_of_every_type_agrees_with_float64_however_copies_and_products_are_timed(
+def test_a_mask_of_every_type_agrees_with_float64_for_all_timings(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
 ) -> None:
     batches = kernel.shape.sharers  # that share a head's mask
@@ -128,7 +128,7 @@ def test_a_staged_mask_may_be_a_part_of_a_larger_one(
         ({"dtype": "bfloat16", "row": 128, "key": 2}, ["128x128s2pm2", "256x64s3pm2", "128x128s3p"]),
     ],
 )
-def test_numbers_come_through_shared_memory_where_each_row_has_its_own_and_for_two_heads_where_they_share_them(
+def test_numbers_pass_through_shared_memory_for_own_rows_and_for_two_shared_heads(
     changes: dict[str, object], shapes: list[str]
 ) -> None:
     machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 64, 64 * 64, 64, 4096)
@@ -185,7 +185,7 @@ def test_a_row_of_which_the_mask_hides_every_key_is_zero(
 
 
 @pytest.mark.parametrize("kernel", [BRAIN, FLOAT, STAGED], ids=lambda kernel: kernel.name)
-def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all_have_it(
+def test_the_most_negative_number_hides_a_key_only_beside_others(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:
     mask = mask_for(kernel, 1, 1, 70, 136)
@@ -214,7 +214,7 @@ def test_the_most_negative_number_hides_a_key_beside_others_and_no_key_where_all
     ],
 )
 @pytest.mark.parametrize("head_dim", [200, 256])
-def test_masks_of_the_widest_heads_come_through_shared_memory_whatever_they_are_made_of(
+def test_masks_of_the_widest_heads_pass_through_shared_memory_whatever_their_type(
     changes: dict[str, object], shapes: list[str], head_dim: int
 ) -> None:
     machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 256, 64 * 256, 256, 4096)

@@ -94,7 +94,7 @@ def expected(
 @pytest.mark.parametrize("alignment", ["top-left", "bottom-right"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_sequences_of_any_lengths_agree_with_float64_however_copies_and_products_are_timed(
+def test_sequences_of_any_lengths_agree_with_float64_for_all_timings(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel, schedule: Schedule, alignment: str
 ) -> None:
     tensors = draw(kernel, LENGTHS, 2, 1)

@@ -98,7 +98,7 @@ def test_windows_are_right_where_they_begin_end_and_see_nothing(
 
 
 @pytest.mark.parametrize("kernel", [BROAD, ODD, UNEVEN, LEAN, THIN], ids=lambda kernel: kernel.name)
-def test_head_dimensions_of_every_width_are_right_where_they_fill_it_and_where_they_do_not(
+def test_head_dimensions_of_every_width_are_right_whether_or_not_they_fill_it(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:
     for head_dim in (kernel.head_dim, kernel.head_dim - 8, kernel.head_dim - 24):
@@ -136,7 +136,7 @@ def test_every_block_of_a_launch_may_be_alone_and_any_order_of_warps_will_do(
         assert_right(program, THREE, tensors, tmp_path, late, Case(blocks=2))
 
 
-def test_lanes_that_fall_behind_their_warp_miss_no_phase_of_a_tile_that_is_passed_over(
+def test_lanes_that_fall_behind_their_warp_miss_no_phase_of_a_skipped_tile(
     program: HopperProgram, tmp_path: Path
 ) -> None:
     tensors = draw(PLAIN, 1, 6, 3, 277, 196)

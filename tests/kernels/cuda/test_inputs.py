@@ -67,9 +67,7 @@ def run(quick: Quick, tensors: Tensors, options: Options) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gradient_reaches_its_tensor_or_is_refused_before_and_after_a_plan_is_known(
-    registered: Quick, kind: str
-) -> None:
+def test_a_gradient_reaches_its_tensor_or_is_refused_with_and_without_a_plan(registered: Quick, kind: str) -> None:
     tensors, options = made(kind)
     for _ in range(2):
         for name in [name for name in tensors if tensors[name].is_floating_point()]:

@@ -120,7 +120,7 @@ def test_a_tensor_off_its_boundary_takes_the_kernels_that_can_read_it(stub: Stub
         assert stub.launch().name == aligned
 
 
-def test_a_mask_off_its_boundary_takes_the_kernel_that_can_read_it_and_one_at_it_is_followed(stub: Stub) -> None:
+def test_a_misaligned_mask_takes_a_kernel_that_reads_it_and_an_aligned_one_follows(stub: Stub) -> None:
     engine = OnCpu(hopper=True)
     quick, storage = Quick(bind_call, lambda device: engine, as_operator), torch.randn(3 * 64 * 64)
     assert storage.data_ptr() % 16 == 0

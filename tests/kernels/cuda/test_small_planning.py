@@ -124,7 +124,7 @@ SAMPLES: dict[str, tuple[SmallKernel | GroupKernel, ...]] = {
 
 
 @pytest.mark.parametrize("architecture", SAMPLES)
-def test_the_kernels_for_few_keys_compile_without_spills_and_without_serialised_wgmma(
+def test_the_kernels_for_few_keys_do_not_spill_or_serialise_wgmma(
     architecture: str, compiler: Compiler, tmp_path: Path
 ) -> None:
     target, cache = Target(architecture), Cache(tmp_path)

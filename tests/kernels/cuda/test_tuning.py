@@ -71,7 +71,7 @@ def raced(us: Mapping[str, float], noise: float = 0.0, seed: int = 0) -> dict[st
     return row_of(CELL, race(field, timed_by, random.Random(seed), lambda _: None), {}, AT)
 
 
-def test_each_call_of_a_race_is_on_the_next_input_set_within_its_own_scope_and_followed_by_its_rest() -> None:
+def test_each_call_of_a_race_is_on_the_next_inputs_in_its_scope_before_its_rest() -> None:
     calls: list[int] = []
     rests: list[float] = []
 

@@ -12,7 +12,7 @@ from tests.unit.startup.cloud import RUN, Cloud
 from tests.unit.startup.machine import payload, run_spec
 
 
-def test_a_machine_that_goes_on_where_a_killed_one_stopped_loses_nothing_and_measures_nothing_again(
+def test_a_machine_that_continues_a_killed_ones_work_loses_and_repeats_nothing(
     tmp_path: Path,
 ) -> None:
     lost_answer = {"pattern": r"POST .*/cases/", "times": 1, "cut": "after"}

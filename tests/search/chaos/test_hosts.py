@@ -55,7 +55,7 @@ def test_a_record_of_any_damage_stops_no_other_run(shared: Arena, how: Any) -> N
     assert (seen.hosts["records damaged"], seen.outcomes[0]) == (1, "succeeded")
 
 
-def test_a_host_at_its_owners_price_settles_its_time_though_its_client_died_as_it_began(shared: Arena) -> None:
+def test_a_host_at_its_owners_price_settles_its_time_though_its_client_died_early(shared: Arena) -> None:
     dying = (Client("launch"), Client("launch", 1, starts_s=3.0, dies_on="after insert"))
     assert shared.play(scenario(clients=dying, usd_per_hour="0.3")).outcomes == ("succeeded", "succeeded")
 

@@ -76,7 +76,7 @@ def test_a_job_without_time_to_bring_anything_back_is_not_asked_for(stage: Story
     assert stage.scheduler.counts([job.name])[0].state == "absent"
 
 
-def test_a_job_is_asked_for_once_however_often_it_is_submitted_and_whatever_answers_are_lost(stage: Story) -> None:
+def test_a_job_is_asked_for_once_whatever_is_sent_again_or_lost(stage: Story) -> None:
     stage.cloud.weather.add(
         {"fault": "reset", "service": "batch", "method": "POST", "after": "response"},
         {"fault": "http", "service": "batch", "method": "POST", "status": 503, "after": "response"},
@@ -107,7 +107,7 @@ def test_a_silent_queue_is_named_with_its_cause_within_a_minute_and_left_after_t
     assert {row.zone[:8] for row in stage.cloud.bill().rows} == {"us-east4"}
 
 
-def test_whoever_watches_reads_the_cause_within_a_minute_and_our_clock_gives_the_queue_up_after_ten(
+def test_the_cause_is_read_within_a_minute_and_the_queue_given_up_after_ten(
     stage: Story,
 ) -> None:
     """The service itself would let the job wait for a week."""
@@ -185,7 +185,7 @@ def test_nothing_is_asked_for_before_the_gate_lets_it_pass(stage: Story) -> None
     assert stage.cloud.batch.jobs == {}
 
 
-def test_what_a_fleet_is_settled_at_is_never_less_than_the_bill_and_never_more_than_the_hold(stage: Story) -> None:
+def test_a_fleets_settlement_is_between_the_bill_and_the_hold(stage: Story) -> None:
     stage.cloud.weather.add({"fault": "preempt", "at": {"seconds": 60}}, {"fault": "batch_mute", "seconds": 20})
     stage.scheduler.submit([stage.job(list(range(6)), {})])
     assert follow(stage, 3600).state == "succeeded"

@@ -75,7 +75,7 @@ def test_everything_comes_and_is_put_together(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_of_a_users_workload_leaves_no_configuration_that_measures_something_else(tmp_path: Path) -> None:
+def test_a_run_of_a_users_workload_leaves_no_configuration_of_something_else(tmp_path: Path) -> None:
     for workload, there in ((None, True), ({"path": "/home/ada/norm.py"}, False)):
         bucket, folder = stored(*CASES), tmp_path / str(there)
         settings = {"gpu": "cpu", "measure": {"repeats": 9}, "workload": workload}
@@ -132,9 +132,7 @@ ODD_NAMES = (
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_name_that_is_no_place_in_the_folder_is_left_out_and_named_and_the_rest_comes(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_name_that_is_no_place_in_the_folder_is_left_out_and_named(tmp_path: Path, name: str) -> None:
     bucket = stored(*CASES)
     bucket.create(f"runs/{RUN}/{name}", b"evil")
     fetched = fetch_run(bucket, run_of(*OVER), tmp_path / "into")
@@ -196,9 +194,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
-def test_a_case_that_is_not_whole_or_not_this_runs_is_left_out_and_named_and_the_rest_comes(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_a_case_that_is_incomplete_or_of_another_run_is_left_out_and_named(tmp_path: Path, data: bytes) -> None:
     bucket = stored(*CASES)
     name = f"runs/{RUN}/cases/b1-h1-kv1-q8-k8-d64-full-float32.csv"
     bucket.create(name, data)
@@ -261,7 +257,7 @@ def test_a_plan_that_cannot_be_read_costs_the_command_and_nothing_else(tmp_path:
     assert json.loads((tmp_path / RUN / "manifest.json").read_text())["repeat"] is False
 
 
-def test_every_file_that_a_command_adds_to_results_has_a_name_that_no_artifact_may_have(tmp_path: Path) -> None:
+def test_every_file_a_command_adds_to_results_has_a_name_no_artifact_may_have(tmp_path: Path) -> None:
     """`repeat.yaml` is launched by whoever reads a report, so one that a machine brought would choose what runs."""
     for name in (
         "repeat.yaml",

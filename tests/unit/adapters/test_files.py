@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, MemoryError])
-def test_a_write_that_is_cut_short_leaves_the_file_as_it_was_and_no_part_of_the_new_one(
+def test_an_interrupted_write_leaves_the_file_as_it_was_and_no_part_of_a_new_one(
     tmp_path: Path, end: type[BaseException]
 ) -> None:
     def pieces() -> Iterator[bytes]:

@@ -121,7 +121,7 @@ def test_every_fault_has_a_scope(code: str, message: str, status: int) -> None:
     assert refusal(Fault(code, message, http_status=status)).scope in ("zone", "region", "all")
 
 
-def test_no_code_is_in_the_table_under_two_scopes_without_a_message_to_tell_them_apart() -> None:
+def test_no_code_is_in_the_table_under_two_scopes_without_a_message_between_them() -> None:
     scopes: dict[str, set[str]] = {}
     for rule in RULES:
         for code in rule.codes if not rule.says else ():

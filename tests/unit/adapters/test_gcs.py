@@ -89,7 +89,7 @@ def test_a_page_that_is_no_listing_is_never_an_empty_bucket(said: bytes) -> None
     ],
     ids=str,
 )
-def test_a_listing_that_the_service_would_not_say_is_an_error_of_ours_and_never_goes_on_for_ever(said: Any) -> None:
+def test_a_listing_the_service_would_not_send_is_our_error_and_always_ends(said: Any) -> None:
     with scripted_server(lambda _: Reply(json=said)) as server:
         with pytest.raises(Unavailable, match="the answer"):
             bucket(server.url, 0.5).list("runs/")

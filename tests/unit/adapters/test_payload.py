@@ -117,7 +117,7 @@ def test_outside_a_checkout_the_revision_is_unknown_not_clean(tmp_path: Path) ->
     assert (document["git_commit"], document["git_dirty"]) == ("", None)
 
 
-def test_in_a_checkout_the_manifest_names_the_commit_and_whether_the_sources_differ_from_it(tmp_path: Path) -> None:
+def test_in_a_checkout_the_manifest_names_the_commit_and_whether_sources_differ(tmp_path: Path) -> None:
     root = tree(tmp_path)
     git(root, "init", "-q")
     git(root, "add", ".")

@@ -42,7 +42,7 @@ def test_rows_of_several_column_sets_are_one_table_and_what_a_row_has_not_is_nul
     ]  # fmt: skip
 
 
-def test_a_column_is_a_number_where_every_cell_is_one_and_names_are_text_whatever_they_look_like(
+def test_a_column_is_numeric_where_every_cell_is_and_names_are_always_text(
     two: list[Path],
 ) -> None:
     columns, _ = asked(two, "SELECT child, device, rows, us, watt, shape FROM rows")
@@ -113,7 +113,7 @@ def test_a_query_reads_no_file_writes_none_loads_nothing_and_changes_no_setting(
         ("SELECT TIMESTAMPTZ '2026-11-22 00:00:00+00'", "time with a zone"),
     ],
 )
-def test_a_query_that_fails_is_refused_in_duckdbs_words_with_the_columns_that_there_are(
+def test_a_failing_query_is_refused_in_duckdbs_words_with_the_columns_that_exist(
     two: list[Path], query: str, told: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -122,7 +122,7 @@ def test_a_query_that_fails_is_refused_in_duckdbs_words_with_the_columns_that_th
     assert "zone" in told or "child, device, rows, us, watt, shape" in refused.value.hint
 
 
-def test_several_statements_answer_with_the_last_and_a_view_of_ones_own_is_gone_afterwards(two: list[Path]) -> None:
+def test_several_statements_answer_with_the_last_and_own_views_are_gone_afterwards(two: list[Path]) -> None:
     _, rows = asked(two, "CREATE VIEW fast AS FROM rows WHERE us < 2; SELECT count(*) FROM fast")
     assert rows == [(1,)]
     with pytest.raises(ConfigError, match="fast"):

@@ -27,7 +27,7 @@ def swept(*points: Measured, **axes: Sequence[str]) -> tuple[Along, ...]:
     return along({name.replace("_", "."): values for name, values in axes.items()}, points)
 
 
-def test_there_is_a_line_for_each_device_and_implementation_in_the_order_of_the_numbers() -> None:
+def test_there_is_a_line_for_each_device_and_implementation_in_numeric_order() -> None:
     points = [
         Measured(gpu, {"tile": tile}, times(float(tile) * scale))
         for gpu, scale in (("l4", 1.0), ("t4", 3.0))

@@ -48,7 +48,7 @@ def test_each_kernel_has_a_verdict_against_each_baseline_in_the_order_of_definit
     assert verdicts["zeta", "torch"] in (Verdict.SAME, Verdict.INCONCLUSIVE)
 
 
-def test_a_third_kernel_changes_no_comparison_between_the_others_and_baselines_beyond_its_own_family() -> None:
+def test_a_third_kernel_changes_no_comparison_outside_its_own_family() -> None:
     """Kernels among themselves are a family of their own: only the two comparisons with baselines are added."""
     rows = own_rows()
     two = studied(csv_text(rows)).contrasts

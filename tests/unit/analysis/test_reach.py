@@ -67,16 +67,14 @@ def test_the_interval_of_a_ratio_covers_the_truth_as_often_as_it_says(blocks: in
 
 @pytest.mark.parametrize("alike", [0.3, 0.6])
 @pytest.mark.parametrize("blocks", [50, 51, 200])
-def test_where_neighbouring_blocks_are_alike_the_interval_still_covers_as_often_as_it_says(
-    blocks: int, alike: float
-) -> None:
+def test_where_neighbouring_blocks_are_alike_the_interval_covers_as_stated(blocks: int, alike: float) -> None:
     many = 2000
     covered = sum(median_interval(row).excludes(0) is False for row in alike_series(many, blocks, alike, seed=5))
     assert 0.93 <= covered / many <= 0.97
 
 
 @pytest.mark.parametrize("blocks", [50, 200])
-def test_where_blocks_share_what_lasts_a_few_of_them_the_interval_claims_no_more_than_is_known(blocks: int) -> None:
+def test_where_blocks_share_slow_effects_the_interval_claims_no_more_than_is_known(blocks: int) -> None:
     """A moving average of six: not the series that the widening is made for. It may be too wide, never too narrow."""
     noise = np.random.default_rng(6).standard_normal((2000, blocks + 5))
     sums = np.cumsum(np.pad(noise, ((0, 0), (1, 0))), axis=1)
@@ -93,7 +91,7 @@ def alike_series(many: int, blocks: int, alike: float, seed: int) -> Latencies:
 
 
 @pytest.mark.parametrize("alike", [0.3, 0.6])
-def test_an_implementation_is_not_faster_than_itself_where_neighbouring_blocks_are_alike(alike: float) -> None:
+def test_no_implementation_beats_itself_where_neighbouring_blocks_are_alike(alike: float) -> None:
     """Each implementation has slow noise of its own, which no pairing takes away."""
     slow = [100 * np.exp(0.01 * alike_series(RUNS, 50, alike, seed)) for seed in (11, 12, 13)]
     found = verdicts(np.stack(slow, axis=1), control=True)

@@ -139,7 +139,7 @@ def test_there_is_no_median_of_nothing() -> None:
         median_interval(np.array([]))
 
 
-def test_an_interval_shrinks_with_the_root_of_the_number_of_blocks_and_large_runs_are_no_exception() -> None:
+def test_an_interval_shrinks_with_the_root_of_the_number_of_blocks_in_large_runs_too() -> None:
     rng = np.random.default_rng(8)
     widths = []
     for count in (500, 2000, 8000, 32_000):
@@ -148,7 +148,7 @@ def test_an_interval_shrinks_with_the_root_of_the_number_of_blocks_and_large_run
     assert max(widths) / min(widths) < 1.15
 
 
-def test_blocks_that_are_alike_widen_the_interval_and_the_same_blocks_shuffled_do_not() -> None:
+def test_alike_blocks_widen_the_interval_and_the_same_blocks_shuffled_do_not() -> None:
     drifting = np.linspace(1, 2, 60)
     shuffled = np.random.default_rng(1).permutation(drifting)
     assert likeness(drifting) > 0.9

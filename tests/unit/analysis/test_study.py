@@ -37,7 +37,7 @@ def test_a_run_says_what_the_kernel_is_against_each_baseline() -> None:
     assert (found.faults, found.notes) == ((), ())
 
 
-def test_a_rate_is_the_stated_arithmetic_over_the_median_and_its_share_of_the_data_sheets() -> None:
+def test_a_rate_is_the_stated_arithmetic_over_the_median_and_its_peak_share() -> None:
     timing = studied(csv_text(records())).cases[1].timing("bench")
     assert timing is not None
     flop = 4 * 2 * 8 * 1024 * 1024 * 64
@@ -62,7 +62,7 @@ def test_a_causal_mask_halves_the_arithmetic_and_shared_heads_the_traffic() -> N
     assert work_of(axes | {"causal": "false", "dtype": "float16", "seq_q": "0"}) is None
 
 
-def test_gradients_take_five_products_and_both_passes_seven_of_which_the_cases_id_tells() -> None:
+def test_gradients_take_five_products_and_both_passes_seven_by_the_cases_id() -> None:
     forward = next(records(lengths=(128,)))["case_id"]
     works = []
     for suffix, direction in (("", None), ("-backward", "backward"), ("-both", "both")):

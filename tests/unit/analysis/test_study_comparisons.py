@@ -56,7 +56,7 @@ def test_a_regime_is_compared_with_itself_only() -> None:
     assert changes(studied(csv_text(records(regime="graph"))), before) == ()
 
 
-def test_an_older_run_that_does_not_name_its_caches_is_compared_where_that_leaves_no_doubt() -> None:
+def test_an_older_run_without_named_caches_is_compared_where_there_is_no_doubt() -> None:
     older, named = studied(csv_text(records())), studied(csv_text(records(cache="cold")))
     assert len(changes(older, named, implementations=["bench"])) == 2
     assert len(changes(named, older, implementations=["bench"])) == 2
@@ -65,7 +65,7 @@ def test_an_older_run_that_does_not_name_its_caches_is_compared_where_that_leave
     assert changes(named, studied(csv_text(records(cache="warm")))) == ()
 
 
-def test_a_slower_machine_cancels_out_of_speed_ups_and_is_no_regression_of_times_either() -> None:
+def test_a_slower_machine_cancels_out_of_speed_ups_and_is_no_regression() -> None:
     speeds = {"bench": 1.2, "sdpa:default": 0.8, "bench:aa": 1.2}
     before, after = studied(other(1.0, 1)), studied(csv_text(records(speeds=speeds, seed=4)))
     (relative, _) = changes(before, after, relative_to="sdpa:default", implementations=["bench"])

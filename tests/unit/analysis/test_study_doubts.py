@@ -41,7 +41,7 @@ def test_times_below_twenty_microseconds_and_other_caches_and_regimes_raise_no_a
     assert {one.verdict for one in studied(warm).contrasts} == {Verdict.FASTER}
 
 
-def test_one_implementation_in_doubt_leaves_the_others_to_be_judged_and_the_subject_in_doubt_leaves_none() -> None:
+def test_one_doubtful_implementation_leaves_others_judged_a_doubtful_subject_none() -> None:
     """A dozen kernels begin sooner in a graph than in a stream, which says nothing of two others that are one each."""
 
     def judged(**factors: float) -> dict[str, Verdict]:
@@ -104,7 +104,7 @@ def test_what_differs_by_less_than_the_timer_takes_is_not_decided() -> None:
     assert fine.cases[0].timings[0].timer_share == pytest.approx(3 / 43.7, rel=0.01)
 
 
-def test_a_second_control_on_another_implementation_sets_the_noise_where_it_is_the_greater() -> None:
+def test_a_greater_second_control_on_another_implementation_sets_the_noise() -> None:
     rows = records(lengths=(1024,), speeds={"bench": 1.5, "sdpa:default": 1.0, "bench:aa": 1.5, "sdpa:default:aa": 0.9})
     found = studied(csv_text(rows))
     assert {one.implementation for one in found.controls} == {"bench", "sdpa:default"}

@@ -20,7 +20,7 @@ BURST = Watched("a", "bench", "burst", 10.6, 10.5, 6.0, 10.5)
 GRAPH = Watched("a", "bench", "graph", 6.06, 6.0, 6.0)
 
 
-def test_burst_is_held_against_what_its_cover_ends_with_and_the_others_against_the_kernels() -> None:
+def test_burst_is_held_against_its_covers_end_and_the_others_against_the_kernels() -> None:
     assert BURST.theirs_us == 10.5
     assert GRAPH.theirs_us == 6.0
     assert GRAPH.ratio == pytest.approx(1.01)

@@ -87,7 +87,7 @@ def test_however_wrong_the_clocks_are_no_day_no_month_and_no_total_is_over_its_c
         assert exposure(ledger, "total", now).total <= 4 * cap
 
 
-def test_what_a_run_and_its_resumptions_cost_counts_together_against_the_cap_of_a_run() -> None:
+def test_the_cost_of_a_run_and_its_resumptions_counts_together_against_its_cap() -> None:
     ledger = settle(held(), RUN, D("0.80"), NOON)
     assert isinstance(authorize(ledger, Caps(run=D(1)), D("0.30"), NOON, run_id=f"{RUN}+1"), Refused)
     ledger = hold(ledger, f"{RUN}+1", D("0.20"), 600, NOON + timedelta(days=1))

@@ -76,7 +76,7 @@ def test_no_hold_ever_passes_a_cap_and_none_fits_while_a_window_is_over_its_own(
         assert over <= told, "a window over its cap is always told"
 
 
-def test_a_settlement_that_is_corrected_upward_is_recorded_told_once_and_then_nothing_fits() -> None:
+def test_an_upward_correction_is_recorded_told_once_and_then_nothing_fits() -> None:
     caps = Caps(total=D(10))
     given_back = settle(hold(Ledger(), "a", D(5), 600, NOON), "a", ZERO, NOON)
     full = hold(given_back, "b", D(10), 600, NOON)

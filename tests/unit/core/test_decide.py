@@ -48,9 +48,7 @@ def next_of(
     st.booleans(),
     st.sampled_from([None, instance(), instance("TERMINATED"), instance(started=None)]),
 )
-def test_there_is_an_answer_for_every_state_and_a_run_that_is_over_and_settled_needs_nothing(
-    events, now, launching, seen
-) -> None:  # type: ignore[no-untyped-def]
+def test_every_state_has_an_answer_and_a_settled_run_needs_nothing(events, now, launching, seen) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
     commands = do.decide(run, do.Observation(seen), at(now), POLICY, OFFERS if launching else None)
@@ -120,13 +118,13 @@ def test_a_stop_before_any_machine_ends_the_run_at_once() -> None:
     assert next_of(log, launching=True) == (do.Settle(Decimal(0)), do.Close(Phase.STOPPED, "enough"))
 
 
-def test_a_run_whose_client_went_away_before_it_asked_for_a_machine_is_closed_once_that_is_sure() -> None:
+def test_a_run_whose_client_left_before_any_request_is_closed_once_that_is_sure() -> None:
     log = Log().add(0, planned())
     assert next_of(log, now=10) == (do.Wait(POLICY.poll_s),)
     assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
 
 
-def test_no_word_of_a_machine_from_days_to_come_keeps_a_run_open_whose_client_went_away() -> None:
+def test_no_machines_word_from_the_future_keeps_an_abandoned_run_open() -> None:
     log = Log().add(0, planned()).vm(86_400, ev.Unrecognised(name="instance_created"))
     assert isinstance(next_of(log, now=POLICY.insert_limit_s + 1)[1], do.Close)
     assert replayed(log.vm(172_800, ev.PhaseStarted(phase="measure", limit_s=9))).updated_at == at(0)
@@ -157,7 +155,7 @@ def test_an_unanswered_request_is_sent_again_by_its_client_and_waited_for_by_oth
     assert next_of(log, pending) == (do.Wait(POLICY.poll_s),)
 
 
-def test_as_it_ships_a_client_waits_almost_three_minutes_for_a_request_that_nobody_answers() -> None:
+def test_as_shipped_a_client_waits_nearly_three_minutes_for_an_unanswered_request() -> None:
     log = Log().add(0, planned()).add(2, requested())
     assert next_of(log, now=2 + 175) == (do.Wait(POLICY.poll_s),)
     assert next_of(log, now=2 + 185) != (do.Wait(POLICY.poll_s),)
@@ -259,7 +257,7 @@ def test_when_and_how_a_machine_ended_is_read_from_the_zones_log(operations, now
     assert (command.ended_at, command.how, command.started_at) == (at(ended), how, at(4))
 
 
-def test_a_machine_of_which_nothing_is_known_but_that_it_was_deleted_cost_nothing_that_can_be_shown() -> None:
+def test_a_machine_known_only_by_its_deletion_cost_nothing_that_can_be_shown() -> None:
     log = Log().add(0, planned()).add(2, requested())
     (command,) = next_of(log, do.Observation(None, (operation("delete", 60),)), now=100)
     assert command == do.RecordGone(replayed(log).vm, at(60), "deleted", None)  # type: ignore[arg-type]
@@ -305,7 +303,7 @@ def test_how_a_run_ended() -> None:
 
 
 @pytest.mark.parametrize("how", ["preempted", "host_error", "lost"])
-def test_a_run_goes_on_where_the_cloud_lost_its_machine_and_not_where_somebody_deleted_it(how: str) -> None:
+def test_a_run_goes_on_where_the_cloud_lost_its_machine_but_not_if_it_was_deleted(how: str) -> None:
     def next_machine(how: str) -> bool:
         log = Log().add(0, planned(attempts=2)).add(2, requested()).add(4, created(4)).add(70, gone(64, how))
         run = replay(log.events)

@@ -208,7 +208,7 @@ def test_a_project_that_lists_no_limit_on_all_gpus_is_a_warning() -> None:
     assert verdict(capacity.all_gpus, {"/projects/": good(quotas=[{"limit": 1}])}).level is Level.WARN
 
 
-def test_an_image_that_is_to_be_retired_is_a_warning_and_one_without_a_successor_names_the_list() -> None:
+def test_a_retiring_image_is_a_warning_and_one_without_a_successor_names_the_list() -> None:
     check = capacity.of_image("ubuntu-os-cloud", "ubuntu-2404-lts-amd64")
     soon = good(name="u", deprecated={"state": "ACTIVE", "obsolete": "2027-01-01"})
     assert verdict(check, {"/family/": soon}).level is Level.WARN

@@ -96,7 +96,7 @@ def test_what_a_machine_may_do_is_read_from_the_policies(
     assert (found.level, tuple(type(step) for step in found.steps)) == (level, steps)
 
 
-def test_an_account_that_may_still_write_as_a_client_is_named_with_what_takes_that_away() -> None:
+def test_an_account_that_may_write_as_a_client_is_named_with_its_removal() -> None:
     found = verdict(machine.machine_rights, {"/b/": OLDER_POLICY, "/v3/": policy(OWN_ROLE)})
     assert "under a client's name" in found.why
     init, remove = found.remedy.split(" && ", 1)

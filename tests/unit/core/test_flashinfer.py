@@ -86,7 +86,7 @@ def test_a_set_and_a_definition_in_it_are_workloads_whose_cases_are_its_workload
     assert own.notes == ("dependencies of solutions are not installed (einops): a requirements.txt in the folder is",)
 
 
-def test_several_definitions_are_an_axis_and_one_without_workloads_has_sizes_that_obey_its_constraints() -> None:
+def test_several_definitions_are_an_axis_and_lone_ones_get_sizes_within_constraints() -> None:
     traces = trace_set(texts() | {"definitions/paged.json": json.dumps(PAGED)})
     values = [case.values for case in traces.cases]
     assert values[0] == {
@@ -124,7 +124,7 @@ def test_what_is_not_measured_of_a_set_is_named() -> None:
     assert "because only FlashInfer-Bench's own builders compile C++ and CUDA: fast" in notes
 
 
-def test_inputs_in_files_travel_and_a_pointer_or_a_missing_file_is_a_row_with_that_reason(tmp_path: Path) -> None:
+def test_inputs_in_files_travel_and_pointers_or_missing_files_are_rows_that_say_so(tmp_path: Path) -> None:
     stored = {"type": "safetensors", "path": "./blob/x.safetensors", "tensor_key": "x"}
     gone = {"type": "safetensors", "path": "blob/gone.safetensors", "tensor_key": "x"}
     rows = "\n".join((workload(2, "u-1", x=stored), workload(8, "u-2", x=gone)))

@@ -172,7 +172,7 @@ def test_a_submission_never_takes_the_name_of_the_baseline_or_of_another(problem
         found(problem)
 
 
-def test_a_problem_of_another_form_is_named_as_that_and_a_broken_submission_is_refused(problem: Path) -> None:
+def test_a_problem_of_another_form_is_named_and_a_broken_submission_refused(problem: Path) -> None:
     (problem / "submission.py").write_text("def (\n")
     with pytest.raises(ConfigError, match=r"submission.py:1: syntax error"):
         found(problem)

@@ -61,9 +61,7 @@ def verdict(one: ImageRecord, there: CloudImage | None = None, hours: float = 1,
     return judge(one, there, base, (WANTED,), at(3600 * hours))
 
 
-def test_an_image_that_passed_the_gates_within_two_days_is_used_and_one_that_did_not_is_validated_by_the_launch() -> (
-    None
-):
+def test_an_image_past_the_gates_within_two_days_is_used_and_others_are_validated() -> None:
     fresh = verdict(record(validated_at=at(0)), seen())
     assert isinstance(fresh, Usable)
     assert (fresh.validates, fresh.url) == ("", f"projects/mine/global/images/{NAME}")
@@ -108,7 +106,7 @@ def test_the_newest_usable_image_of_the_gpu_is_taken_and_the_others_are_told() -
     assert choose([other], there, "l4", BASE, (WANTED,), at(120)) == (None, ())
 
 
-def test_a_workload_boots_from_an_image_that_has_what_it_needs_else_from_one_with_torch_alone() -> None:
+def test_a_workload_boots_from_an_image_with_its_needs_else_one_with_torch_alone() -> None:
     needs = ("pip triton==3.4", "apt libnuma-dev")
     own = record(
         name=f"{NAME[:-1]}3", environment=environment_of("2.13.0", needs), requirements=needs, created_at=at(-60)
@@ -142,7 +140,7 @@ def test_an_image_is_judged_by_the_kernel_driver_and_torch_that_its_last_run_tol
     assert validated(same, run, told, at(30)) is same
 
 
-def test_a_run_that_ends_on_an_image_for_a_cause_of_the_image_keeps_later_launches_off_it() -> None:
+def test_a_run_ended_by_its_image_keeps_later_launches_off_that_image() -> None:
     failed = replay(running().vm(20, ev.Diagnosed(cause="no_cuda", detail="x")).events)
     wrong = replay(running().vm(20, ev.Diagnosed(cause="kernel_wrong", detail="x")).events)
     healed = replay(running().vm(20, ev.Healed(what="torch", detail="x")).vm(30, measured("a")).events)
@@ -172,7 +170,7 @@ def request() -> InstanceRequest:
     )  # fmt: skip
 
 
-def test_a_machine_that_is_refused_for_want_of_its_image_is_asked_for_again_on_the_base_image() -> None:
+def test_a_machine_refused_for_want_of_its_image_is_asked_for_on_the_base_image() -> None:
     gone = Refusal("notFound", f"The resource 'projects/p/global/images/{NAME}' was not found", "all")
     assert lacks_image(gone, request())
     assert not lacks_image(Refusal("notFound", "The resource 'global/images/other' was not found", "all"), request())

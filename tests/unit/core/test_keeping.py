@@ -68,7 +68,7 @@ def test_a_kept_run_is_neither_over_nor_in_need_of_another_machine() -> None:
 
 
 @pytest.mark.parametrize("how", ["preempted", "lost", "deleted", "deadline"])
-def test_what_becomes_of_a_machine_that_was_kept_does_not_change_what_its_run_came_to(how: str) -> None:
+def test_the_fate_of_a_kept_machine_does_not_change_its_runs_outcome(how: str) -> None:
     log = kept().vm(110, ev.VmExiting(outcome="failed", exit_code=137)).add(120, gone(119, how))
     run = replayed(log)
     assert run.taken_back is False
@@ -159,7 +159,7 @@ def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str, stopp
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_what_the_client_says_of_the_machine_that_it_claimed_counts_over_what_a_machine_says(first: float) -> None:
+def test_the_clients_word_on_the_machine_it_claimed_outranks_a_machines(first: float) -> None:
     log = Log().add(0, planned()).add(2, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
     forged = ev.MachineTaken(vm="bench-other-9", zone=ZONE, owner=RUN, deadline_at=at(9000))
     log.vm(first, forged).vm(first, forged.model_copy(update={"generation": 7}))
@@ -175,7 +175,7 @@ def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
     assert close.outcome is Phase.PREEMPTED
 
 
-def test_a_guest_that_is_resumed_asks_for_a_machine_of_its_own_under_a_number_of_its_own() -> None:
+def test_a_resumed_guest_asks_for_a_machine_under_a_number_of_its_own() -> None:
     log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
     log.add(2, ev.RunClosed(outcome="preempted")).add(3, ev.RunResumed(generation=1, attempts=2))
     run = replayed(log)
@@ -245,12 +245,12 @@ def line(run_id: str = RUN, cold: int = 240, billed: int = 200, gpu: str = "l4",
     return StatusLine(run_id, "succeeded", gpu=gpu, mode=mode, cold_start_s=cold, billed_start_s=billed)
 
 
-def test_a_cold_start_is_counted_from_the_first_request_and_paid_for_from_the_start_of_the_machine() -> None:
+def test_a_cold_start_counts_from_the_first_request_and_costs_from_the_boot() -> None:
     assert cold_start(replayed(kept())) == (48, 46)
     assert status_line(replayed(kept()), at(101)).cold_start_s == 48
 
 
-def test_a_run_that_began_no_case_or_has_no_machine_of_its_own_tells_nothing_of_cold_starts() -> None:
+def test_a_run_without_a_case_or_its_own_machine_tells_nothing_of_cold_starts() -> None:
     assert cold_start(replayed(running())) == (0, 0)
     assert cold_start(guest((5, ev.CaseStarted(case_id="a", index=1, of=1)))) == (0, 0)
     unstarted = replayed(Log().vm(9, ev.CaseStarted(case_id="a", index=1, of=1)))

@@ -22,12 +22,12 @@ def test_one_job_lasts_as_long_as_it_says_and_as_the_server_may_be_late() -> Non
     assert machine_seconds([], SLACK) == 0
 
 
-def test_a_job_that_was_asked_for_and_is_not_there_counts_until_the_next_one_of_its_gpu_begins() -> None:
+def test_a_requested_job_that_is_absent_counts_until_its_gpus_next_one_begins() -> None:
     assert machine_seconds([life(0, 3000, seen=False)], SLACK) == 2 * 3030
     assert machine_seconds([life(200, 3000), life(0, 3000, seen=False)], SLACK) == 2 * 3030
 
 
-def test_what_was_seen_to_last_longer_than_the_next_one_took_to_begin_counts_for_all_of_it() -> None:
+def test_what_outlasted_the_next_ones_start_counts_for_all_of_it() -> None:
     assert machine_seconds([life(0, 500), life(400, 600)], SLACK) == 2 * 500 + 2 * 230
 
 

@@ -39,7 +39,7 @@ def test_each_second_of_a_cold_start_belongs_to_one_part_of_it() -> None:
 
 
 @given(logs())
-def test_the_parts_of_a_cold_start_add_up_to_the_whole_and_measuring_is_a_part_of_what_was_paid(events) -> None:  # type: ignore[no-untyped-def]
+def test_the_parts_of_a_cold_start_add_up_and_measuring_is_a_part_of_the_paid_time(events) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
     parts, (whole, _) = cold_start_parts(run), cold_start(run)
@@ -104,7 +104,7 @@ def line(number: int, **changes: object) -> StatusLine:
     return replace(LINE, **{"run_id": f"20261121-{number:06d}-l4-0000", **changes})  # type: ignore[arg-type]
 
 
-def test_history_says_what_a_cold_start_is_made_of_and_how_much_of_machine_time_was_measuring() -> None:
+def test_history_shows_the_parts_of_a_cold_start_and_the_share_of_measuring() -> None:
     found = cold_starts([line(1), line(2)], "l4", "gce")
     assert found is not None
     assert (found.parts["environment"], found.measuring_share) == (20, 0.4167)

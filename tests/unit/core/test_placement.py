@@ -82,7 +82,7 @@ def weighed(zone: str = "us-east1-b", price: str = "0.30", **known: Any) -> Offe
     return found
 
 
-def test_with_nothing_known_the_expected_dollars_are_those_of_one_run_and_the_order_is_that_of_prices() -> None:
+def test_with_nothing_known_expected_dollars_are_one_runs_and_prices_give_the_order() -> None:
     assert weighed().expected_usd == Decimal("0.075000")
     assert weighed().why == "price"
 

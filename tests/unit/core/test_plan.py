@@ -52,7 +52,7 @@ def test_a_t4_is_attached_and_an_l4_comes_with_its_machine() -> None:
     assert (cpu.machine_type, cpu.accelerator, cpu.accelerator_count) == ("e2-standard-4", None, 0)
 
 
-def test_where_the_embedded_cloud_has_a_gpu_that_one_is_named_and_measured_as_a_gpu_is() -> None:
+def test_an_embedded_clouds_gpu_is_named_and_measured_as_a_gpu() -> None:
     here = accepted(mode=Mode.EMBEDDED, here="NVIDIA H200", now=NOON + timedelta(days=999))
     assert here.notices == (
         "embedded cloud: this machine's own NVIDIA H200 is measured, on grid 'standard'; no L4 is measured",
@@ -112,7 +112,7 @@ def test_a_plan_that_cannot_be_read_is_said_to_be_of_another_version() -> None:
         plan_from({key: value for key, value in document.items() if key != "settings"})
 
 
-def test_on_demand_machines_are_planned_where_they_are_allowed_and_named_when_they_are_too_dear() -> None:
+def test_on_demand_machines_are_planned_where_allowed_and_named_when_too_dear() -> None:
     wide = asked(TWO + "run: {attempts: 1}\nplacement: {on_demand_after: 1}")
     assert {offer.provisioning for offer in accepted(wide).offers} == {"SPOT", "STANDARD"}
     tight = accepted(wide, caps=Caps(run=D("0.30")))

@@ -44,7 +44,7 @@ def test_a_plan_never_asks_for_more_than_any_budget_allows(
 # --- the budget -----------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_too_small_for_the_time_asked_shortens_the_run_on_the_cheapest_machines() -> None:
+def test_a_small_budget_shortens_the_run_on_the_cheapest_machines() -> None:
     plan = accepted(asked(TWO), caps=Caps(day=D("0.10")))
     assert {offer.region for offer in plan.offers} == {"us-east4"}
     assert plan.ttl_s == 1090

@@ -15,7 +15,7 @@ from tests.unit.core.limited import Limit, limits
     [(1, 0, True), (0, 1, True), (0, 0, False)],
     ids=["granted", "falls back", "none"],
 )
-def test_spot_draws_on_the_preemptible_quota_where_it_was_granted_and_else_on_the_standard_one(
+def test_spot_uses_the_preemptible_quota_where_granted_else_the_standard_one(
     preemptible: int, standard: int, fits: bool
 ) -> None:
     quotas = limits(GPUS_ALL_REGIONS=1, PREEMPTIBLE_NVIDIA_L4_GPUS=preemptible, NVIDIA_L4_GPUS=standard)

@@ -66,7 +66,7 @@ def test_dollars_that_are_a_ceiling_buy_at_least_the_time_of_that_ceiling(
 
 
 @given(prices, ttls, st.lists(st.floats(0, 1), min_size=1, max_size=5))
-def test_machines_that_end_by_their_deadline_and_its_slack_never_cost_more_than_the_ceiling(
+def test_machines_that_end_by_deadline_and_slack_never_cost_more_than_the_ceiling(
     price: Decimal, ttl: int, lives: list[float]
 ) -> None:
     bills = [accrued(price, NOON, NOON + timedelta(seconds=(ttl + 30) * life)) for life in lives]
@@ -81,7 +81,7 @@ def test_a_bill_is_rounded_up_to_a_millionth_of_a_dollar(price: Decimal, seconds
     assert bill == bill.quantize(Decimal("0.000001"))
 
 
-def test_a_machine_is_billed_for_a_minute_at_least_and_for_every_second_that_it_began() -> None:
+def test_a_machine_is_billed_for_at_least_a_minute_and_every_begun_second() -> None:
     hour = Decimal("3.600000")
     assert accrued(hour, NOON, NOON) == accrued(hour, NOON, NOON + timedelta(seconds=60)) == Decimal("0.06")
     assert accrued(hour, NOON, NOON + timedelta(seconds=60, microseconds=1)) == Decimal("0.061")
@@ -211,7 +211,7 @@ def test_a_sheet_of_the_least_content_is_read() -> None:
     assert least.quote(MachineSpec("m"), "us-east1", "spot", 0, False).source == "x"  # type: ignore[union-attr]
 
 
-def test_local_disks_that_come_with_a_machine_are_paid_for_and_without_their_price_it_has_none() -> None:
+def test_included_local_disks_are_paid_for_and_unpriced_ones_leave_no_price() -> None:
     disks = {"pd-balanced": {"usd": "0.10", "source": "x"}, "local-ssd": {"usd": "0.08", "source": "x"}}
     with_them = PriceSheet.parse(sheet(disk_gib_month=disks, local_ssd_gib={"m": 730}))
     assert with_them.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) == Decimal("1.08")

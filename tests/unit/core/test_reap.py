@@ -45,7 +45,7 @@ def test_buckets_whose_names_look_alike_in_a_label_are_told_apart() -> None:
     assert isinstance(verdict(machine, None, 60, "acme.bench"), Orphan)
 
 
-def test_a_machine_of_an_older_version_is_its_buckets_where_the_label_holds_the_whole_name() -> None:
+def test_an_older_versions_machine_is_its_buckets_where_the_label_holds_the_name() -> None:
     older = {**labels(RUN, 1, "ada", "acme-bench"), "bench-bucket": "acme-bench"}
     machine = replace(ours(), labels=older)
     assert isinstance(verdict(machine, None, 60, "acme-bench"), Orphan)

@@ -75,7 +75,7 @@ def test_others_wait_for_the_client_that_may_ask_and_close_the_run_when_it_does_
     assert "bench launch --resume" in detail
 
 
-def test_a_request_that_came_to_nothing_is_no_machine_and_is_closed_as_stopped_by_others() -> None:
+def test_a_request_that_failed_is_no_machine_and_is_closed_as_stopped_by_others() -> None:
     log = Log().add(0, planned()).add(2, requested()).add(9, gone(2, "never_made"))
     assert replayed(log).attempts_left == 1
     assert decided(log) == (do.Create(B, 2),)
@@ -98,7 +98,7 @@ def test_what_does_not_fit_into_the_rest_of_the_hold_is_not_asked_for() -> None:
     assert "no zone is allowed" in detail
 
 
-def test_a_machine_that_may_still_be_there_takes_all_that_it_may_cost_whatever_the_clocks_say() -> None:
+def test_a_machine_that_may_exist_costs_its_worst_case_whatever_the_clocks_say() -> None:
     most = ceiling(RATE, 1800, 1)
     for hold, offered in ((2 * most, (A,)), (2 * most - Decimal("0.000001"), ())):
         log = Log().add(0, planned()).add(1, ev.BudgetHeld(hold_usd=hold)).add(2, requested()).add(5, created(4))
@@ -196,7 +196,7 @@ def test_a_machine_under_a_run_that_is_over_is_deleted_and_what_it_cost_is_settl
     assert decided(refused, now=300) == ()
 
 
-def test_a_case_that_was_stored_and_not_told_of_counts_when_the_next_machine_finds_it() -> None:
+def test_a_stored_case_without_an_event_counts_when_the_next_machine_finds_it() -> None:
     log = taken().add(81, requested("us-central1-b", 2)).add(85, created(84, "us-central1-b", 2))
     log.add(95, ev.MeasurementPlanned(cases=3, total=5, measurements_per_implementation=1), "vm-2")
     assert replayed(log).cases_done == 2

@@ -15,7 +15,7 @@ HOSTILE = {
 }
 
 
-def test_commands_prices_caps_and_where_code_comes_from_are_those_of_the_client_that_resumes() -> None:
+def test_commands_prices_caps_and_code_sources_are_the_resuming_clients() -> None:
     today: Config = asked(TWO)
     stored = accepted(today)
     machine = today.machine.model_copy(

@@ -172,7 +172,7 @@ def test_a_run_walks_through_its_phases() -> None:
     assert phase_of(log) is Phase.SUCCEEDED
 
 
-def test_cost_accrues_while_a_machine_runs_stops_when_it_is_gone_and_is_what_was_settled() -> None:
+def test_cost_accrues_while_a_machine_runs_stops_with_it_and_equals_the_settlement() -> None:
     run = replayed(running())
     assert run.cost(at(3604)) == RATE
     over = replayed(running().add(100, gone(94)))
@@ -261,7 +261,7 @@ def test_a_fact_that_the_fold_forgot_is_a_bug_that_shows() -> None:
         evolve(run, ev.Event(run_id=RUN, time=at(1), writer="vm-1", seq=9, fact=Forgotten()))
 
 
-def test_the_end_of_a_request_in_one_zone_says_nothing_of_the_next_zones_machine_of_the_same_name() -> None:
+def test_a_requests_end_in_one_zone_says_nothing_of_the_next_zones_same_name() -> None:
     log = Log().add(0, planned()).add(1, requested("us-central1-a")).add(2, requested("us-east1-b"))
     late = gone(3, "never_made").model_copy(update={"request_id": "us-central1-a-1"})
     run = replayed(log.add(4, late, "client-other1"))

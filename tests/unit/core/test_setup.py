@@ -87,7 +87,7 @@ def test_a_role_that_grew_keeps_what_somebody_added_to_it() -> None:
     assert set(step.permissions) == {*names(LAUNCHER, LOOKER, BATCH), "compute.disks.get"}
 
 
-def test_a_bucket_is_mended_where_it_is_kept_otherwise_and_rules_of_others_do_not_matter() -> None:
+def test_a_bucket_is_mended_where_kept_otherwise_and_others_rules_do_not_matter() -> None:
     bare = replace(after_all_of_it(), bucket={"location": "US"})
     assert setup(WANTED, bare) == (MendBucket("my-bench", uniform=True, private=True, lifecycle=True),)
     more = {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 1}}, *LIFECYCLE["rule"]]}
@@ -104,7 +104,7 @@ def test_settings_that_say_otherwise_are_named_before_they_are_replaced() -> Non
     assert [key for key, _ in practice.values] == ["per_run_usd", "per_day_usd"]
 
 
-def test_every_permission_is_listed_once_and_the_bucket_role_is_no_wider_than_the_code() -> None:
+def test_every_permission_is_listed_once_and_the_bucket_role_fits_the_code() -> None:
     every = [need.permission for group in (LAUNCHER, LOOKER, BATCH, BUCKET, ACCOUNT) for need in group]
     assert len(every) == len(set(every))
     assert all(need.why and need.code for group in (LAUNCHER, LOOKER, BUCKET, ACCOUNT, MACHINE) for need in group)

@@ -58,7 +58,7 @@ def test_a_run_whose_events_are_there_is_looked_at_under_its_name() -> None:
     assert named(held(RUN, pretend=True)) == (OpenHold("run", RUN, USD, T0, True, f"bench status {RUN}"),)
 
 
-def test_a_run_whose_events_are_gone_is_left_to_reap_from_when_no_machine_of_it_can_run() -> None:
+def test_a_run_without_events_is_left_to_reap_once_no_machine_of_it_can_run() -> None:
     (never_asked,) = named(held(RUN), lost=names(RUN))
     assert (never_asked.remedy, never_asked.settles_at) == ("bench reap --yes", at(LIMIT_S) + MARGIN)
     (asked,) = named(armed(RUN, 60), lost=names(RUN))

@@ -54,7 +54,7 @@ def test_what_only_running_the_file_would_tell_is_left_open() -> None:
     assert sketch(GOOD.replace("1 << 4", "1 << (1 << 40)"), "mine.py").cases == (), "and costs nothing"
 
 
-def test_what_a_workload_needs_is_told_in_the_payload_and_nothing_where_it_needs_nothing(tmp_path: Path) -> None:
+def test_a_workloads_needs_are_in_the_payload_and_absent_where_it_has_none(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     plain = GOOD.replace('requirements = ["triton>=3"]\n', "")
     file.write_text(plain)
@@ -200,7 +200,7 @@ def test_a_file_takes_along_the_modules_beside_it_that_it_imports(tmp_path: Path
     assert {"mine.py", "helpers.py", "more.py"} == set(found(tmp_path / "mine.py").files)
 
 
-def test_an_entry_that_its_source_does_not_have_is_told_by_line_before_anything_is_paid_for(tmp_path: Path) -> None:
+def test_an_entry_missing_from_its_source_is_named_by_line_before_any_payment(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         GOOD.replace(

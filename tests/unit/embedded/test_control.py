@@ -135,7 +135,7 @@ def test_the_bill_the_operations_and_the_weather_survive_a_restart(tmp_path: Pat
         assert stage.cloud.bill().rows == ()
 
 
-def test_what_ran_when_the_cloud_was_killed_is_written_off_and_its_operations_are_done(tmp_path: Path) -> None:
+def test_what_ran_when_the_cloud_was_killed_is_written_off_and_operations_are_done(tmp_path: Path) -> None:
     with Stage(tmp_path / "one") as stage:
         pending = stage.rest.insert()
         # As it would be found after the process was killed: the state on disk, and nobody to close it.

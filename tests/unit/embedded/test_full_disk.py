@@ -64,7 +64,7 @@ def test_what_a_full_disk_did_not_take_is_on_it_once_there_is_room(tmp_path: Pat
         assert again.rest.operation(operation["name"])["endTime"]
 
 
-def test_a_machine_that_a_full_disk_cannot_record_is_refused_and_is_made_once_there_is_room(tmp_path: Path) -> None:
+def test_a_machine_a_full_disk_cannot_record_is_refused_until_there_is_room(tmp_path: Path) -> None:
     body, once = insert_body(), "6f0a3f1e-0000-4000-8000-000000000000"
     with Stage(tmp_path) as stage:
         fill(stage.cloud.store)

@@ -44,7 +44,7 @@ def image(stage: Stage, name: str = "bench-image-l4-1") -> Any:
     return google.client(compute_v1.ImagesClient).get(project=google.project, image=name)
 
 
-def test_an_image_is_made_from_the_disk_of_a_machine_that_lives_and_machines_boot_from_it(stage: Stage) -> None:
+def test_an_image_is_made_from_a_living_machines_disk_and_machines_boot_from_it(stage: Stage) -> None:
     stage.run_vm()
     operation = seal(stage)
     assert image(stage).status == "PENDING"

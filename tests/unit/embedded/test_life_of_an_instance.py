@@ -16,7 +16,7 @@ from tests.unit.embedded.builders import NAME, ZONE, Stage, insert_body, schedul
 PREEMPTED = "compute.instances.preempted"
 
 
-def test_an_instance_is_provisioned_staged_and_running_and_its_operation_is_done_then(tmp_path: Path) -> None:
+def test_an_instance_is_provisioned_staged_running_and_then_its_operation_is_done(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         operation = stage.rest.insert()
         assert operation["status"] == "RUNNING"
@@ -53,7 +53,7 @@ def test_nothing_is_billed_before_running_and_the_deadline_counts_from_there(tmp
         assert stage.only_row().started_at == started
 
 
-def test_at_its_deadline_a_vm_is_deleted_within_thirty_seconds_however_stubborn_it_is(tmp_path: Path) -> None:
+def test_at_its_deadline_even_a_stubborn_vm_is_deleted_within_thirty_seconds(tmp_path: Path) -> None:
     def stubborn(vm: ScriptedVm) -> Steps:
         while True:
             try:
@@ -180,7 +180,7 @@ def test_a_lost_vm_leaves_no_operation_behind(tmp_path: Path) -> None:
         assert stage.only_row().ended_by == "lost"
 
 
-def test_a_vm_that_is_stopped_at_its_deadline_keeps_paying_for_its_disk_and_loses_its_deadline(tmp_path: Path) -> None:
+def test_a_vm_stopped_at_its_deadline_keeps_paying_for_its_disk_without_a_deadline(tmp_path: Path) -> None:
     body = insert_body(scheduling=scheduling(instanceTerminationAction="STOP"))
     with Stage(tmp_path) as stage:
         stage.run_vm(body)
@@ -302,7 +302,7 @@ def test_a_stopped_instance_keeps_its_disk_and_runs_again(tmp_path: Path) -> Non
     recorder.assert_all_valid()
 
 
-def test_an_instance_that_is_stopping_can_be_deleted_and_one_without_room_does_not_start(tmp_path: Path) -> None:
+def test_a_stopping_instance_can_be_deleted_and_one_without_room_does_not_start(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         name = stage.run_vm()
         at = f"/zones/{ZONE}/instances/{name}"

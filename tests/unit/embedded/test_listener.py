@@ -46,7 +46,7 @@ def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
     assert seen[1].target == "/a"
 
 
-def test_a_reset_is_a_broken_connection_and_a_closed_listener_cuts_those_that_are_open() -> None:
+def test_a_reset_breaks_a_connection_and_a_closed_listener_cuts_open_ones() -> None:
     def cut(request: Request) -> Reply:
         if request.path == "/cut":
             raise Reset

@@ -271,7 +271,7 @@ def test_what_these_apis_do_not_have_is_said(owner: Owner) -> None:
     assert set(CONDITIONS) >= {"api_disabled", "no_nat"}
 
 
-def test_an_api_that_was_just_enabled_goes_on_refusing_for_as_long_as_the_weather_has_it(owner: Owner) -> None:
+def test_a_newly_enabled_api_refuses_for_as_long_as_the_weather_says(owner: Owner) -> None:
     owner.cloud.weather.add({"fault": "api_disabled", "api": "iam.googleapis.com"})
     owner.cloud.weather.add({"fault": "api_propagation", "minutes": 3})
     enable = f"{P}/services:batchEnable"

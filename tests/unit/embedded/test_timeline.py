@@ -17,7 +17,7 @@ from tests.support.simulated_timeline import EPOCH, SimulatedTimeline
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1000, allow_nan=False), max_size=20))
-def test_simulated_callbacks_fire_in_the_order_of_their_due_times_each_at_its_own_moment(delays: list[float]) -> None:
+def test_simulated_callbacks_fire_in_due_order_each_at_its_own_moment(delays: list[float]) -> None:
     timeline = SimulatedTimeline()
     fired: list[float] = []
     for delay in delays:
@@ -27,7 +27,7 @@ def test_simulated_callbacks_fire_in_the_order_of_their_due_times_each_at_its_ow
     assert timeline.now() == EPOCH + timedelta(seconds=1000)
 
 
-def test_callbacks_due_at_the_same_moment_fire_in_the_order_in_which_they_were_arranged() -> None:
+def test_callbacks_due_at_one_moment_fire_in_the_order_of_arrangement() -> None:
     timeline = SimulatedTimeline()
     fired: list[int] = []
     for number in range(5):
@@ -36,7 +36,7 @@ def test_callbacks_due_at_the_same_moment_fire_in_the_order_in_which_they_were_a
     assert fired == [0, 1, 2, 3, 4]
 
 
-def test_what_a_callback_arranges_fires_within_the_same_advance_when_it_falls_due_there() -> None:
+def test_a_callbacks_callbacks_fire_within_the_same_advance_when_due() -> None:
     timeline = SimulatedTimeline()
     fired: list[str] = []
 

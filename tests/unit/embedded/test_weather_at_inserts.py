@@ -140,7 +140,7 @@ def test_an_insert_that_comes_late_comes_all_the_same_and_its_client_hears_nothi
 
 
 @pytest.mark.parametrize("by_weather", [True, False])
-def test_spot_gpus_come_out_of_the_standard_quota_where_no_preemptible_one_was_granted(
+def test_spot_gpus_use_the_standard_quota_where_no_preemptible_one_was_granted(
     tmp_path: Path, by_weather: bool
 ) -> None:
     none = {"PREEMPTIBLE_NVIDIA_L4_GPUS": 0.0}

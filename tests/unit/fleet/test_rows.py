@@ -102,7 +102,7 @@ def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download() 
     assert gzip.decompress(blob.data).count(b"\n") == 3001
 
 
-def test_rows_of_other_columns_are_a_table_of_their_own_and_what_is_none_of_ours_is_none() -> None:
+def test_rows_of_other_columns_are_another_table_and_unknown_ones_are_none() -> None:
     bucket = MemoryBucket()
     for index, (columns, rows) in enumerate((("a,b", "5"), ("a,b,c", "9"), ("a,b", "6"), ("a,b", "0"), ("a,b", "x"))):
         metadata = {"columns": columns, "rows": rows}
@@ -189,7 +189,7 @@ def test_rows_that_are_said_to_be_what_they_are_not_are_made_again(columns: str,
     assert cases_in(fetched(bucket, tmp_path, 2)) == [("0", "a"), ("1", "a")]
 
 
-def test_damaged_rows_whose_cases_are_gone_are_left_where_they_are_and_all_others_are_fetched(tmp_path: Path) -> None:
+def test_damaged_rows_whose_cases_are_gone_stay_and_all_others_are_fetched(tmp_path: Path) -> None:
     bucket = MemoryBucket()
     for index in range(3):
         measured(bucket, child(index), "a")
@@ -234,7 +234,7 @@ def test_columns_of_many_cases_never_say_more_than_an_object_can_carry(tmp_path:
     assert len(members(bucket, FLEET).whole[0].entry.metadata["columns"]) < 6000
 
 
-def test_names_of_columns_with_commas_and_quotes_and_cells_with_line_ends_stay_what_they_are(tmp_path: Path) -> None:
+def test_column_names_with_commas_and_quotes_and_cells_with_line_ends_survive(tmp_path: Path) -> None:
     bucket, run_id = MemoryBucket(), child_run(FLEET, "l4", 0)
     text = io.StringIO()
     heads, *rows = csv.reader(io.StringIO(case(run_id, "a").decode()))

@@ -37,7 +37,7 @@ def looked(signs: Sequence[tuple[float, int]], size: int = 5) -> list[bool]:
     return found
 
 
-def test_who_gives_no_sign_for_a_minute_and_none_while_it_is_doubted_is_held_for_dead() -> None:
+def test_who_is_silent_for_a_minute_and_while_doubted_counts_as_dead() -> None:
     assert looked([(0.0, 1), (SILENT_S - 1, 1), (SILENT_S, 1), (SILENT_S + SURE_S - 1, 1)]) == [False] * 4
     assert looked([(0.0, 1), (SILENT_S, 1), (SILENT_S + SURE_S, 1)])[-1]
 
@@ -138,7 +138,7 @@ class Node:
         return getattr(self.real, name)
 
 
-def test_what_is_left_of_a_child_in_an_earlier_job_is_ended_before_it_is_submitted_again(tmp_path: Path) -> None:
+def test_a_childs_leftovers_in_an_earlier_job_are_ended_before_resubmission(tmp_path: Path) -> None:
     stage = FleetStage(tmp_path, sweep_of(tmp_path, ("l4",), 3))
     node = Node(tmp_path)
     follower = replace(stage, shell=node).launch()  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def submitted(login: Login) -> list[str]:
     return login.jobs
 
 
-def test_a_job_whose_answer_is_lost_is_looked_for_by_its_name_before_it_is_sent_again() -> None:
+def test_a_job_whose_answer_is_lost_is_sought_by_name_before_it_is_sent_again() -> None:
     login = Login(lost=1, taken=True)
     assert submitted(login) == [job().name]
 

@@ -71,7 +71,7 @@ def test_what_is_stored_is_never_measured_again(found: list[ChildLine]) -> None:
     assert stored.isdisjoint(verdict.given_up)
 
 
-def test_a_configuration_that_failed_on_three_machines_is_given_up_in_all_its_repeats_with_the_reason() -> None:
+def test_a_configuration_failing_on_three_machines_is_given_up_in_all_repeats() -> None:
     config = CHILDREN[0].config
     same = [child.index for child in CHILDREN if child.config == config]
     failed = [
@@ -92,9 +92,7 @@ def test_three_failures_on_one_machine_are_the_machines_and_are_tried_again() ->
 
 
 @pytest.mark.parametrize(("attempt", "gone"), [(2, False), (3, True)])
-def test_where_there_are_two_machines_a_configuration_is_given_up_after_three_tries_on_both(
-    attempt: int, gone: bool
-) -> None:
+def test_with_two_machines_a_configuration_is_given_up_after_three_tries_on_both(attempt: int, gone: bool) -> None:
     line = ChildLine(0, "failed", attempt, "n2", reason="no kernel image", failed_on=("n1", "n2"))
     assert not judge(fold(CHILDREN, [line])).given_up
     given_up = judge(fold(CHILDREN, [line]), machines=2).given_up

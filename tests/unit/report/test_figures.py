@@ -91,7 +91,7 @@ def test_ticks_have_no_digits_to_spare() -> None:
     assert [tick(value) for value in (1.0, 0.05, 2500, 1e-7)] == ["1", "0.05", "2,500", "1e-07"]
 
 
-def test_the_axis_of_a_speed_up_shows_one_one_and_a_half_two_and_three_and_math_only_where_it_is_asked_for() -> None:
+def test_the_speed_up_axis_shows_one_to_three_and_math_only_where_asked_for() -> None:
     speeds = {"bench": 1.5, "sdpa:default": 1.45, "sdpa:flash": 0.5, "sdpa:math": 0.06, "bench:aa": 1.5}
     study_ = reported(csv_text(records(speeds=speeds))).study
     svg = figure_svg(boards(study_)["speedup"])

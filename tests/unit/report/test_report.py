@@ -140,7 +140,7 @@ def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None
     assert reported(FULL, cost_usd="0").money() == ""
 
 
-def test_a_mean_is_said_only_where_every_case_of_it_is_decided_and_cases_that_are_missing_are_counted() -> None:
+def test_a_mean_needs_every_case_decided_and_missing_cases_are_counted() -> None:
     whole = reported(FULL, cases_total=8)
     assert "Geometric mean against sdpa:default over 6 of 8 cases, 2 not compared: 1.50× [1.4" in whole.sentences()[0]
     assert "The run is not complete: 6 of 8 cases, 2 not measured." in whole.warnings()
@@ -148,7 +148,7 @@ def test_a_mean_is_said_only_where_every_case_of_it_is_decided_and_cases_that_ar
     assert not any("mean" in words for words in (*noisy.headlines(), *noisy.sentences()))
 
 
-def test_a_page_has_a_contents_list_and_every_area_that_scrolls_can_be_reached_by_keyboard() -> None:
+def test_a_page_has_a_contents_list_and_keyboards_reach_every_scrolling_area() -> None:
     text = page(reported(csv_text(both(lengths=(128, 256, 512)))))
     wanted = re.findall(r'<a href="#([^"]+)">', text)
     assert len(wanted) > 5
@@ -159,7 +159,7 @@ def test_a_page_has_a_contents_list_and_every_area_that_scrolls_can_be_reached_b
     assert all('tabindex="0"' in tag and "aria-label=" in tag for tag in scrolling)
 
 
-def test_the_head_names_the_device_its_software_and_limits_and_the_command_that_repeats_the_run() -> None:
+def test_the_head_names_device_software_limits_and_the_command_that_repeats_the_run() -> None:
     known = {"cuda": "13.0", "cudnn": "91900", "power_limit_w": 700, "sm_clock_max_mhz": 1980, "cpu": "EPYC"}
     report = reported(FULL, repeat=True)
     report = replace(report, environment={**report.environment, **known})
@@ -195,7 +195,7 @@ def test_a_folder_that_no_fetch_has_made_brings_what_measures_it_again(tmp_path:
         assert "repeat.yaml" not in {path.name for path in write_files(other, tmp_path / "other")}
 
 
-def test_a_run_that_measured_nothing_is_called_neither_attention_nor_of_an_unknown_device() -> None:
+def test_a_run_that_measured_nothing_is_not_called_attention_nor_of_unknown_device() -> None:
     empty = replace(reported(csv_text([])), environment={"device": "AMD EPYC"})
     assert empty.title == "Kernels on AMD EPYC"
     assert empty.device_facts()[0] == "AMD EPYC"

@@ -30,7 +30,7 @@ def test_a_bucket_that_is_away_for_a_while_delays_the_run_and_costs_nothing(
         assert len(cloud.said("case_measured")) == 2
 
 
-def test_a_bucket_that_is_gone_from_the_start_ends_the_run_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_bucket_gone_from_the_start_ends_the_run_before_any_measurement(tmp_path: Path) -> None:
     with cloud_for(timing={"storage_patience_s": 0.2}, limits={"finish": 0.3}) as cloud:
         cloud.fail("/b/my-bench/", status=503, times=1e9)
         run = Conducted(cloud, tmp_path)

@@ -15,7 +15,7 @@ from tests.unit.startup.conducted import Conducted, cause, cloud_for, ended, env
 from tests.unit.startup.machine import payload, run_spec
 
 
-def test_a_run_that_needs_an_installation_is_not_healed_where_nothing_may_be_installed(tmp_path: Path) -> None:
+def test_a_run_that_needs_an_installation_is_not_healed_where_none_is_allowed(tmp_path: Path) -> None:
     with cloud_for(require_cuda=True, timing={"driver_wait_s": 0.1}) as cloud:
         assert Conducted(cloud, tmp_path).code == 1
         assert cause(cloud) == "no_cuda"

@@ -86,7 +86,7 @@ def test_a_case_is_stored_before_its_event_and_its_event_before_the_harness_goes
             assert stored < cloud.written_at[event] < float(acks[f"cases/{case}.csv"])
 
 
-def test_results_are_in_the_bucket_before_the_last_word_and_the_log_is_the_last_of_them(tmp_path: Path) -> None:
+def test_results_are_in_the_bucket_before_the_last_word_and_the_log_comes_last(tmp_path: Path) -> None:
     with cloud_for(timing={"log_every_s": 3600}) as cloud:
         Conducted(cloud, tmp_path)
         assert cloud.journal[-2] == "STORE artifacts/log.txt"

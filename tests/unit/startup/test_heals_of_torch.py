@@ -140,7 +140,7 @@ def test_a_full_disk_during_the_installation_is_freed_and_the_installation_repea
 # --- the probe, and running commands ----------------------------------------------------------------------------------
 
 
-def test_the_probe_tells_a_real_interpreter_without_torch_from_one_with_a_broken_numpy(tmp_path: Path) -> None:
+def test_the_probe_tells_an_interpreter_without_torch_from_one_with_a_broken_numpy(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     modules = tmp_path / "modules"
     modules.mkdir()

@@ -64,7 +64,7 @@ def test_a_link_of_another_users_is_not_followed(tmp_path: Path, monkeypatch: py
         own(link)
 
 
-def test_a_child_of_a_fleet_takes_a_new_scratch_folder_where_another_user_has_taken_its_name(
+def test_a_fleets_child_takes_a_new_scratch_folder_where_another_user_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
