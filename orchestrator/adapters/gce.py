@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience, named
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.gce_market import Market
 from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
+from orchestrator.adapters.refusals import remedy_for
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
     Accepted,
@@ -30,6 +32,9 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
+
+LATE_S = (10.0, 20.0, 30.0)
+"""The pauses in which a new project's network appears, and a resource's rate of operations falls."""
 
 
 class GoogleCloud(Market):
@@ -57,6 +62,21 @@ class GoogleCloud(Market):
     # --- machines ---
 
     def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+        """One machine, or why there is none. A network that is missing is waited for, as in a new project it appears
+        after the first request; so is a zone that counts too many operations, under another request id, as the first
+        one is answered with its failed operation from then on."""
+        for number, pause_s in enumerate((*LATE_S, None)):
+            answer = self._insert_once(request)
+            late = isinstance(answer, Refusal) and (
+                table.lacks_network(table.Fault(answer.code, answer.message)) or answer.code in table.TOO_OFTEN
+            )
+            if not late or pause_s is None:
+                return answer
+            self._clock.sleep(pause_s)
+            request = replace(request, request_id=str(uuid.uuid5(uuid.UUID(request.request_id), f"later {number}")))
+        raise AssertionError("the last answer is returned")
+
+    def _insert_once(self, request: InstanceRequest) -> Accepted | Refusal:
         body = compute_v1.Instance.from_json(json.dumps(instance_body(request, self._project)))
         doing = f"create the VM {request.name} in {request.zone}"
         message = compute_v1.InsertInstanceRequest(
@@ -163,7 +183,8 @@ class GoogleCloud(Market):
         if {fault.code, fault.reason} & table.DENIED:
             raise PermissionDenied(
                 f"cannot {doing}: {fault.code} {fault.message}",
-                hint="the account in use lacks the permission in the message; `bench doctor` lists all of them",
+                hint=remedy_for(fault.message)
+                or "the account in use lacks the permission in the message; `bench doctor` lists all of them",
             )
         return table.refusal(fault)
 

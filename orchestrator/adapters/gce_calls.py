@@ -15,7 +15,14 @@ from google.cloud import compute_v1
 
 from orchestrator.adapters.gce_json import when
 from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import FOREIGN, deciphered, is_transient, translate
+from orchestrator.adapters.google_errors import (
+    FOREIGN,
+    deciphered,
+    is_rate_limit,
+    is_transient,
+    retry_after_s,
+    translate,
+)
 from orchestrator.adapters.patience import never, patiently
 from orchestrator.adapters.refusals import lost
 from orchestrator.core import rest
@@ -39,6 +46,7 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
+RATE_PAUSE_S, MOST_RATE_PAUSE_S = 8.0, 60.0
 
 
 def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
@@ -57,6 +65,13 @@ def named(operation: compute_v1.Operation, name: str = "") -> compute_v1.Operati
     if not operation.name or (name and operation.name != name):
         raise ValueError(f"it is about the operation {operation.name[:80]!r}")
     return operation
+
+
+def rate_pause_s(exc: Exception, planned_s: float) -> float:
+    """The pause before the next try. Requests are counted by the minute: a quick next try only uses up the quota."""
+    if not is_rate_limit(exc):
+        return planned_s
+    return min(MOST_RATE_PAUSE_S, max(RATE_PAUSE_S + 10 * planned_s, retry_after_s(exc)))
 
 
 class Calls:
@@ -97,7 +112,9 @@ class Calls:
             with deciphered():
                 return send()
 
-        return patiently(self.clock, once, self._patience.pauses_s, passing=is_transient, final=final)
+        return patiently(
+            self.clock, once, self._patience.pauses_s, passing=is_transient, final=final, pause_for=rate_pause_s
+        )
 
     def ask(self, send: Callable[[], Answer], doing: str) -> Answer:
         try:

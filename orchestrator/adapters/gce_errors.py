@@ -28,8 +28,13 @@ DENIED: Final = frozenset(
         "SERVICE_ACCOUNT_ACCESS_DENIED",
         "accessNotConfigured",
         "SERVICE_DISABLED",
+        "accountDisabled",
+        "BILLING_DISABLED",
+        "SECURITY_POLICY_VIOLATED",
     }
 )
+TOO_OFTEN: Final = frozenset({"RESOURCE_OPERATION_RATE_EXCEEDED"})
+"""The same request may succeed some seconds later."""
 NOT_YET: Final = frozenset({"resourceNotReady", "RESOURCE_NOT_READY"})
 PREEMPTED_AT_BIRTH: Final = frozenset({"UNSUPPORTED_OPERATION"})
 REGION_STOCKOUT: Final = frozenset({"REGION_RESOURCE_POOL_EXHAUSTED"})
@@ -67,10 +72,12 @@ class Rule:
     scope: str
     says: str = ""
     hint: str = ""
+    pattern: str = ""
+    """A regular expression that the message must contain, if given."""
 
     def applies(self, fault: Fault) -> bool:
         named = not self.codes or fault.code in self.codes or fault.reason in self.codes
-        return named and self.says.lower() in fault.message.lower()
+        return named and self.says.lower() in fault.message.lower() and bool(re.search(self.pattern, fault.message))
 
 
 RULES: Final = (
@@ -100,6 +107,23 @@ RULES: Final = (
         says="constraints/",
         hint="a policy of the organisation forbids such a machine: the constraint is named in the message",
     ),
+    Rule(
+        frozenset({"IP_SPACE_EXHAUSTED", "IP_SPACE_EXHAUSTED_WITH_DETAILS"}),
+        REGION,
+        hint="the subnet of this region has no address left: name other regions, or enlarge the subnet",
+    ),
+    Rule(
+        frozenset({"RESOURCE_NOT_FOUND", "notFound", "invalid"}),
+        ALL,
+        pattern=r"[sS]ervice ?[aA]ccount",
+        hint="the service account of the machines does not exist: `bench init` makes it, account names another",
+    ),
+    Rule(
+        frozenset(),
+        ALL,
+        says="maxRunDuration",
+        hint="Google does not accept this deadline: --set run.max_minutes=30 is valid",
+    ),
     Rule(PREEMPTED_AT_BIRTH, ZONE, hint="usually a spot VM that was preempted while it was made"),
     Rule(
         frozenset(
@@ -121,6 +145,13 @@ RULES: Final = (
         hint="the billing account is in the free tier, which has no GPUs: upgrade it to a paid account",
     ),
     Rule(frozenset(), ZONE, says="is not found or access is unauthorized"),
+    Rule(frozenset({"notFound"}), ZONE, pattern=r"'projects/[^/']+/zones/[^/']+' was not found"),
+    Rule(
+        frozenset({"notFound"}),
+        ALL,
+        pattern=r"'projects/[^/']+' was not found",
+        hint="there is no such project: BENCH_PROJECT or --project names one that exists (`gcloud projects list`)",
+    ),
     Rule(frozenset({"notFound", "invalid"}), ZONE, says="/machineTypes/"),
     Rule(frozenset({"notFound", "invalid"}), ZONE, says="/acceleratorTypes/"),
     Rule(frozenset({"notFound", "invalid"}), ZONE, says="/diskTypes/"),
@@ -130,7 +161,12 @@ RULES: Final = (
         says="/images/",
         hint="the image does not exist any more: `bench doctor` names the nearest family for machine.image_family",
     ),
-    Rule(frozenset({"notFound"}), ALL, says="network", hint="set machine.network to a network that exists"),
+    Rule(
+        frozenset({"notFound", "invalid"}),
+        ALL,
+        pattern="[nN]etwork",
+        hint="set machine.network to a network that exists (`gcloud compute networks list`)",
+    ),
     Rule(
         frozenset({"invalid", "badRequest", "INVALID_ARGUMENT", "required", "conditionNotMet"}),
         ALL,
@@ -163,6 +199,12 @@ def _stock_out(fault: Fault) -> bool:
     forbidden = "not compatible" in fault.message or "constraints/" in fault.message
     at_birth = bool({fault.code, fault.reason} & PREEMPTED_AT_BIRTH) and not forbidden
     return at_birth or bool({fault.code, fault.reason} & (ZONE_STOCKOUT | REGION_STOCKOUT))
+
+
+def lacks_network(fault: Fault) -> bool:
+    """Whether the network is missing. In a new project the default network appears some seconds after the first
+    request."""
+    return "network" in fault.message.lower() and bool(re.search("(cannot be|was not) found", fault.message))
 
 
 def known(fault: Fault) -> bool:

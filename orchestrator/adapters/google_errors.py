@@ -16,7 +16,7 @@ import urllib3.exceptions
 from google.protobuf import json_format
 
 from orchestrator.adapters.asking import WRONG_FORM
-from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
+from orchestrator.adapters.refusals import RATE_REASONS, lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
 from orchestrator.core.text import words
 
@@ -44,6 +44,10 @@ FOREIGN: Final = (
     Garbled,
 )
 """Every exception that a call into Google's libraries can raise for a reason outside this process."""
+
+
+_FOREIGN_PAGE: Final = re.compile(r"unknown error|<html|<!doctype", re.IGNORECASE)
+"""In the message of an error that is not in the form of Google's: HTML, or nothing."""
 
 
 @contextmanager
@@ -110,6 +114,20 @@ def is_transient(exc: BaseException) -> bool:
     return isinstance(exc, (*BROKEN_CONNECTION, Garbled))
 
 
+def is_rate_limit(exc: BaseException) -> bool:
+    """Whether too many requests were sent."""
+    return isinstance(exc, api.GoogleAPICallError) and (exc.code == 429 or bool(reasons(exc) & RATE_REASONS))
+
+
+def retry_after_s(exc: BaseException) -> float:
+    """The seconds that the answer asks to wait; 0 where it asks for none."""
+    headers = getattr(getattr(exc, "response", None), "headers", None) or {}
+    try:
+        return max(0.0, float(headers.get("Retry-After", 0)))
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
     """The machine-readable reasons in an HTTP error: `errors[].reason`, and `ErrorInfo.reason` of the details."""
     entries = [error for error in exc.errors if isinstance(error, dict)]
@@ -121,6 +139,8 @@ def brief(exc: BaseException) -> str:
     if isinstance(exc, requests.ConnectionError) and exc.request is not None:
         cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(exc))
         return f"{urlsplit(exc.request.url or '').netloc} does not answer{f': {cause[1]}' if cause else ''}"
+    if isinstance(exc, api.GoogleAPICallError) and not exc.errors and _FOREIGN_PAGE.search(str(exc.message)):
+        return f"HTTP {int(exc.code or 0)}, and not in Google's form: a proxy between here and Google may have answered"
     line = (str(getattr(exc, "message", exc)).strip().splitlines() or [""])[0]
     line = re.sub(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ", "", line)
     return words(line[:300]) or type(exc).__name__

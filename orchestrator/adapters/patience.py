@@ -22,14 +22,17 @@ def patiently(
     *,
     passing: Callable[[Exception], bool],
     final: Callable[[Exception], bool] = never,
+    pause_for: Callable[[Exception, float], float] = lambda _exc, pause: pause,
 ) -> T:
     """What `call` gives, after a few more tries while it fails in a way that is `passing` and not `final` by
-    the caller's word. Raises what the last one did, as it is."""
-    for pause in pauses_s:
+    the caller's word. `pause_for` may lengthen a pause. Raises what the last one did, as it is."""
+    for planned in pauses_s:
+        pause = planned
         try:
             return call()
         except Exception as exc:
             if final(exc) or not passing(exc):
                 raise
+            pause = pause_for(exc, planned)
         clock.sleep(pause)
     return call()

@@ -19,17 +19,37 @@ from orchestrator.core.errors import (
 RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
 QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
 DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
+BILLING_REASONS: Final = frozenset({"BILLING_DISABLED", "accountDisabled"})
 TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 REMEDY: Final = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
     "or configure no project, to use the embedded cloud; `bench doctor` checks the rest"
 )
+RETENTION: Final = re.compile("retention policy|object retention|event-based hold|temporary hold", re.IGNORECASE)
+RETENTION_REMEDY: Final = (
+    "the bucket forbids to replace objects, and a ledger must be replaced: `bench doctor` names the setting and the "
+    "command that lifts it"
+)
+BILLING_PAGE: Final = "https://console.cloud.google.com/billing/linkedaccount"
 AGAIN: Final = "run the same command again in a minute; a run that has started continues without this computer"
 FULL: Final = (
     "free some space there, or set BENCH_HOME to another folder; a run that has started waits for it, up to its "
     "deadline"
 )
-_PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b['\"]? (?:permission|access)")
+_NAME: Final = r"[a-z]+\.[a-zA-Z]+\.[a-zA-Z]+"
+_PERMISSION = re.compile(rf"\b({_NAME})\b['\"]? (?:permission|access)|[pP]ermission '({_NAME})' denied")
+ACT_AS: Final = "grant roles/iam.serviceAccountUser on the machines' service account to the account in use"
+_WORDS: Final = (
+    ("has been suspended", "the project is suspended: only Google's support can lift that"),
+    ("vpcServiceControls", "VPC Service Controls forbid it: the organisation's administrator can admit this computer"),
+    (
+        "compute-system.iam.gserviceaccount.com",
+        "Google's own service agent of the project lacks this right, not you: grant it to the agent in the message",
+    ),
+    ("actAs", ACT_AS),
+    ("iam.serviceAccountUser", ACT_AS),
+)
+"""Remedies by what the message says, where the reason is the general one."""
 
 
 def passes(status: int, reasons: frozenset[str]) -> bool:
@@ -64,6 +84,11 @@ def no_token(doing: str, words: str) -> Unavailable:
     return Unavailable(f"cannot {doing}: Google's token service does not answer ({words})", hint=AGAIN)
 
 
+def remedy_for(words: str) -> str:
+    """What to do about a refusal with this message; empty where its words are not known."""
+    return next((remedy for said, remedy in _WORDS if said in words), "")
+
+
 def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
     if reasons & RATE_REASONS:
         return Unavailable(f"cannot {doing}: too many requests ({words})", hint=AGAIN)
@@ -78,11 +103,21 @@ def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
             hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
             " storage.googleapis.com`); then wait a minute",
         )
+    if reasons & BILLING_REASONS or "billing" in words.lower():
+        url = re.search(r"https://console\S+billing\S*", words)
+        return PermissionDenied(
+            f"cannot {doing}: {words}",
+            hint=f"link a billing account that is open to the project: {url[0] if url else BILLING_PAGE}",
+        )
+    if RETENTION.search(words):
+        return ProviderError(f"cannot {doing}: {words}", hint=RETENTION_REMEDY)
+    if remedy := remedy_for(words):
+        return PermissionDenied(f"cannot {doing}: {words}", hint=remedy)
     needed = _PERMISSION.search(words)
     return PermissionDenied(
         f"cannot {doing}: {words}",
         hint=(
-            f"grant `{needed[1]}` to the account in use"
+            f"grant `{needed[1] or needed[2]}` to the account in use"
             if needed
             else "docs/gce.md lists the permissions that are needed"
         )

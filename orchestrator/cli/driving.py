@@ -49,7 +49,7 @@ def driven(it: Driving) -> Run:
     engine = None
     try:
         engine = it.begun()
-        return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=enough)
+        return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=enough)
     except KeyboardInterrupt:
         it.hold_off()
         return _interrupted(it, engine)
@@ -78,7 +78,7 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     try:
         interrupts.listen(it.seconds)  # before the message: a quick second Ctrl-C counts too
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
-        return engine.follow(watch=it.watch.show, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
+        return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
         it.hold_off()
         return _stopped(it)
@@ -92,7 +92,7 @@ def _stopped(it: Driving) -> Run:
     engine = Engine(it.world, it.run_id)
     engine.request_stop(it.user, "interrupted before a machine existed")
     try:
-        return engine.follow(watch=it.watch.show, trouble=it.watch.trouble)
+        return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble)
     except KeyboardInterrupt:
         it.watch.say(f"run {it.run_id} is to be stopped and is not over yet: `bench stop {it.run_id}` ends it")
         raise

@@ -103,7 +103,14 @@ def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[
 
 
 class Watch:
-    """Shows the progress of a run that is followed."""
+    """Shows the progress of a run that is followed. `machine_works` says whether its machine exists, as last seen."""
+
+    machine_works = False
+
+    def seen(self, run: Run) -> None:
+        """Shows the run, and remembers whether a machine works for it."""
+        self.machine_works = run.vm is not None and run.vm.open and run.vm.started_at is not None
+        self.show(run)
 
     def say(self, text: str) -> None: ...
     def step(self, text: str) -> None: ...
@@ -114,7 +121,8 @@ class Watch:
         self.say("detached; the run continues")
 
     def trouble(self, error: Unavailable, pause_s: float) -> None:
-        self.say(f"{error}; retry in {pause_s:.0f} s (the run itself continues)")
+        machine = " (the run itself continues)" if self.machine_works else ""
+        self.say(f"{error}; retry in {pause_s:.0f} s{machine}")
 
 
 class PlainWatch(Watch):

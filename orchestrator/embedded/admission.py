@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
 from orchestrator.embedded.inventory import Image, Inventory, MachineType, region_of
-from orchestrator.embedded.links import last
+from orchestrator.embedded.links import last, link
 
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -84,6 +84,20 @@ class Admitted:
         return used
 
 
+INSTANCE_FIELDS = frozenset({
+    "advancedMachineFeatures", "canIpForward", "confidentialInstanceConfig", "cpuPlatform", "creationTimestamp",
+    "deletionProtection", "description", "disks", "displayDevice", "fingerprint", "guestAccelerators", "hostname",
+    "id", "instanceEncryptionKey", "keyRevocationActionType", "kind", "labelFingerprint", "labels",
+    "lastStartTimestamp", "lastStopTimestamp", "lastSuspendedTimestamp", "machineType", "metadata", "minCpuPlatform",
+    "name", "networkInterfaces", "networkPerformanceConfig", "params", "privateIpv6GoogleAccess",
+    "reservationAffinity", "resourcePolicies", "resourceStatus", "satisfiesPzi", "satisfiesPzs", "scheduling",
+    "selfLink", "serviceAccounts", "shieldedInstanceConfig", "shieldedInstanceIntegrityPolicy", "sourceMachineImage",
+    "sourceMachineImageEncryptionKey", "startRestricted", "status", "statusMessage", "tags",
+    "workloadIdentityConfig", "zone",
+})  # fmt: skip
+"""The fields of an instance in Google's discovery document. Any other is refused, as Google does."""
+
+
 def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
     """The checked request. Raises `ApiError` for a request that Google would refuse at once."""
     with reading("instance"):
@@ -93,6 +107,9 @@ def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
 def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
     if not isinstance(body, dict):
         raise ApiError(400, "Required field 'resource' not specified", "required")
+    for field in body:
+        if field not in INSTANCE_FIELDS:
+            raise ApiError(400, f'Invalid JSON payload received. Unknown name "{field}": Cannot find field.', "invalid")
     name = body.get("name", "")
     if not NAME.fullmatch(name):
         raise invalid("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
@@ -238,7 +255,8 @@ def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inve
         raise invalid("resource.disks[0].initializeParams.diskSizeGb", size, why)
     kind = last(given.get("diskType", "pd-standard"))
     if kind not in inventory.disk_types:
-        raise not_found(f"projects/{project}/zones/{zone}/diskTypes/{kind}")
+        field, url = "resource.disks[0].initializeParams.diskType", f"projects/{project}/zones/{zone}/diskTypes/{kind}"
+        raise invalid(field, url, "The referenced diskType resource cannot be found.")
     return image, {
         "disk_gib": size,
         "disk_type": kind,
@@ -249,7 +267,9 @@ def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inve
 
 def find_image(url: str, project: str, inventory: Inventory) -> Image:
     """The image at a full or partial URL, by name or by family. Raises `ApiError`: 404 if there is none."""
-    found = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url)
+    found = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url) or re.search(
+        r"projects/([^/]+)/zones/[^/]+/(imageFamilyViews/)([^/]+)$", url
+    )
     if not found:
         raise invalid("resource.disks[0].initializeParams.sourceImage", url, "The URL is malformed.")
     owner = found[1] or project
@@ -263,10 +283,12 @@ def _external_ip(body: Mapping[str, Any], project: str) -> bool:
     interfaces = body.get("networkInterfaces", [])
     if not interfaces:
         raise invalid("resource.networkInterfaces", "", "At least one network interface is required.")
-    for interface in interfaces:
+    for number, interface in enumerate(interfaces):
         network = last(interface.get("network", "default"))
         if network != "default":
-            raise not_found(f"projects/{project}/global/networks/{network}")
+            url = link(f"projects/{project}/global/networks/{network}")
+            why = "The referenced network resource cannot be found."
+            raise invalid(f"resource.networkInterfaces[{number}].network", url, why)
     return any(interface.get("accessConfigs") for interface in interfaces)
 
 

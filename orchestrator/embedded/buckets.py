@@ -251,7 +251,7 @@ class Buckets(Part):
             },
             "softDeletePolicy": settings.get("softDeletePolicy", {"retentionDurationSeconds": "604800"}),
         }
-        document |= {key: settings[key] for key in ("lifecycle", "labels", "versioning") if key in settings}
+        document |= {key: settings[key] for key in KEPT_SETTINGS if key in settings}
         self.store.put("bucket", name, document)
         return document
 
@@ -265,6 +265,12 @@ class Buckets(Part):
     def _policy(self, policy: Document, name: str) -> Document:
         return {"kind": "storage#policy", "resourceId": f"projects/_/buckets/{name}", **policy}
 
+
+KEPT_SETTINGS = (
+    *("lifecycle", "labels", "versioning", "retentionPolicy", "defaultEventBasedHold", "billing", "encryption"),
+    *("autoclass", "hierarchicalNamespace", "website", "cors", "logging", "objectRetention"),
+)
+"""What a bucket's document shows as it was given."""
 
 CAREFUL: Document = {
     "location": "US-CENTRAL1",

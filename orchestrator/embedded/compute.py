@@ -181,6 +181,7 @@ class Compute(Part):
             ("GET", zone + r"/(?P<kind>instances|machineTypes|acceleratorTypes|diskTypes|disks)", self.list_kind),
             ("GET", zone + r"/(?P<kind>machineTypes|acceleratorTypes|diskTypes|disks)/(?P<name>[^/]+)", self.get_kind),
             *self.image_api.routes(at),
+            ("GET", at + "/global/firewalls", self.list_firewalls),
             ("GET", at + "/global/networks", self.list_networks),
             ("GET", at + r"/global/networks/(?P<name>[^/]+)", self.get_network),
             ("POST", at + r"/regions/(?P<region>[^/]+)/advice/(?P<kind>\w+)", self.advice),
@@ -316,6 +317,9 @@ class Compute(Part):
     def list_networks(self, request: Request) -> Document:
         path = f"projects/{self.project}/global/networks"
         return listing("compute#networkList", path, self.resources.networks(request.target), request.query)
+
+    def list_firewalls(self, request: Request) -> Document:
+        return listing("compute#firewallList", f"projects/{self.project}/global/firewalls", [], request.query)
 
     def get_network(self, request: Request, name: str) -> Document:
         return named(self.resources.networks(request.target), f"projects/{self.project}/global/networks/{name}")

@@ -271,7 +271,7 @@ class Storage:
 
     def batch(self, ask: Ask) -> Reply:
         """Answers up to a hundred requests in one body, each as if it had come alone."""
-        found = re.search(r'boundary="?([^";,]+)"?', ask.headers.get("content-type", ""))
+        found = re.search(r"""boundary=["']?([^"';,]+)["']?""", ask.headers.get("content-type", ""))
         if not found:
             raise ApiError(400, "The batch has no boundary.", "badContent")
         answers = []

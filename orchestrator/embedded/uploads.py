@@ -49,7 +49,7 @@ def multipart(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
 ) -> Stored:
     """Stores an upload with two parts: a description in JSON, and the object. Raises `ApiError`."""
-    found = re.search(r'boundary="?([^";,]+)"?', headers.get("content-type", ""))
+    found = re.search(r"""boundary=["']?([^"';,]+)["']?""", headers.get("content-type", ""))
     if not found:
         raise ApiError(400, "The multipart body has no boundary.", "badContent")
     boundary = found[1].encode()

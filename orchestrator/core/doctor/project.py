@@ -4,7 +4,7 @@ permissions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Identity, Subject
 from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
@@ -33,6 +33,8 @@ def bucket(api: Api, subject: Subject) -> Verdict:
         return bad(f"there is no bucket gs://{name}", "", step)
     if not answer.good:
         return refused(answer, subject.project, STORAGE, _grant(subject, BUCKET_READER))
+    if harm := harmful_setting(name, answer.document):
+        return bad(*harm)
     location = str(answer.document.get("location", ""))
     near_regions = near(location, subject.every_zone)
     if not near_regions:
@@ -46,6 +48,42 @@ def bucket(api: Api, subject: Subject) -> Verdict:
     if steps:
         return doubt(f"gs://{name} in {location} needs other settings: {describe(steps[0])}", "", *steps)
     return fine(f"gs://{name} in {location}, with uniform access, no public access, and old payloads deleted")
+
+
+def harmful_setting(name: str, document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What the bucket's own settings would do to runs or the ledger, which is replaced at each hold, and the command
+    that mends it; None if nothing."""
+    update = f"gcloud storage buckets update gs://{name}"
+    retention = document.get("retentionPolicy")
+    if isinstance(retention, Mapping):
+        seconds = retention.get("retentionPeriod", "?")
+        why = f"gs://{name} has a retention policy of {seconds} s: no ledger can be replaced"
+        if retention.get("isLocked"):
+            return f"{why}, and the policy is locked", f"bench init --bucket {name}-bench"
+        return why, f"{update} --clear-retention-period"
+    if document.get("defaultEventBasedHold"):
+        return (
+            f"gs://{name} puts a hold on each object: no ledger can be replaced",
+            f"{update} --no-default-event-based-hold",
+        )
+    billing = document.get("billing")
+    if isinstance(billing, Mapping) and billing.get("requesterPays"):
+        return f"gs://{name} charges whoever asks: bench's requests name no payer", f"{update} --no-requester-pays"
+    lifecycle = document.get("lifecycle")
+    rules = lifecycle.get("rule", ()) if isinstance(lifecycle, Mapping) else ()
+    for rule in rules:
+        action, condition = rule.get("action", {}).get("type"), rule.get("condition", {})
+        prefixes = condition.get("matchesPrefix") or [""]
+        kept = any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in prefixes for folder in KEPT)
+        newest = condition.get("isLive", True) and "daysSinceNoncurrentTime" not in condition
+        if action == "Delete" and kept and newest and "numNewerVersions" not in condition:
+            why = f"a lifecycle rule of gs://{name} deletes runs or the ledger after {condition.get('age', '?')} days"
+            return why, f"{update} --clear-lifecycle"
+    return None
+
+
+KEPT = ("runs/", "ledger/", "hosts/", "fleets/", "baselines/", "images/")
+"""Folders of a bucket whose objects are kept until somebody removes them."""
 
 
 def rights(api: Api, subject: Subject) -> Verdict:

@@ -178,6 +178,38 @@ def test_a_bucket_on_another_continent_is_worse_than_one_in_another_region() -> 
     )
 
 
+HARMFUL = {
+    "retention": ({"retentionPolicy": {"retentionPeriod": "604800"}}, "retention policy of 604800 s", "--clear-retention-period"),
+    "locked retention": (
+        {"retentionPolicy": {"retentionPeriod": "1", "isLocked": True}}, "locked", "bench init --bucket my-bench-bench"),
+    "holds": ({"defaultEventBasedHold": True}, "hold on each object", "--no-default-event-based-hold"),
+    "requester pays": ({"billing": {"requesterPays": True}}, "charges whoever asks", "--no-requester-pays"),
+    "everything is deleted": (
+        {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 30}}]}}, "after 30 days", "--clear-lifecycle"),
+    "runs are deleted": (
+        {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 9, "matchesPrefix": ["runs/2026"]}}]}},
+        "after 9 days", "--clear-lifecycle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_setting_of_the_bucket_that_breaks_a_ledger_is_named_with_its_remedy(name: str) -> None:
+    settings, why, remedy = HARMFUL[name]
+    found = verdict(project.bucket, {"/b/": good(location="US-CENTRAL1", **settings)})
+    assert found.level is Level.FAIL
+    assert why in found.why
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize("settings", [
+    {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 180, "matchesPrefix": ["payloads/"]}}]}},
+    {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"isLive": False, "numNewerVersions": 3}}]}},
+    {"autoclass": {"enabled": True}, "encryption": {"defaultKmsKeyName": "k"}, "versioning": {"enabled": True}},
+])  # fmt: skip
+def test_other_settings_of_a_bucket_are_left_alone(settings: dict[str, Any]) -> None:
+    assert verdict(project.bucket, {"/b/": good(location="US-CENTRAL1", **settings)}).level is not Level.FAIL
+
+
 # --- what may be had ------------------------------------------------------------------------------------------------
 
 

@@ -66,13 +66,14 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
     "no disk": (400, insert_body(disks=None)),
     "two boot disks": (400, insert_body(disks=disk() * 2)),
     "a disk smaller than its image": (400, insert_body(disks=disk(diskSizeGb="49"))),
-    "a disk type that does not exist": (404, insert_body(disks=disk(diskType="pd-imaginary"))),
+    "a disk type that does not exist": (400, insert_body(disks=disk(diskType="pd-imaginary"))),
     "an image family that is gone": (404, insert_body(disks=disk(sourceImage=FAMILY + "9"))),
     "an image that is none": (400, insert_body(disks=disk(sourceImage="some image"))),
     "an image of ours, of which there is none": (404, insert_body(disks=disk(sourceImage="global/images/mine"))),
     "a disk label with a capital": (400, insert_body(disks=disk(labels={"A": "b"}))),
     "no network": (400, insert_body(networkInterfaces=None)),
-    "a network that does not exist": (404, insert_body(networkInterfaces=[{"network": "global/networks/mine"}])),
+    "a field that no instance has": (400, insert_body(frobnicate=1)),
+    "a network that does not exist": (400, insert_body(networkInterfaces=[{"network": "global/networks/mine"}])),
     "two service accounts": (400, insert_body(serviceAccounts=[{"email": "a"}, {"email": "b"}])),
     "a label with a capital": (400, insert_body(labels={"bench-user": "Ada"})),
     "a label key with a dot": (400, insert_body(labels={"bench.user": "ada"})),
@@ -148,7 +149,8 @@ def test_an_unknown_zone_region_or_project_is_not_found(stage: Stage) -> None:
 
 def test_what_this_cloud_cannot_do_is_said_and_not_guessed(stage: Stage) -> None:
     assert stage.rest.call("PUT", "/zones")[0] == 405
-    assert stage.rest.call("GET", "/global/firewalls")[0] == 501
+    assert stage.rest.call("GET", "/global/addresses")[0] == 501
+    assert stage.rest.get("/global/firewalls")["kind"] == "compute#firewallList"
     assert stage.rest.session.get(stage.cloud.compute_url + "/elsewhere").status_code == 404
     assert stage.rest.call("POST", "/regions/us-central1/advice/capacity", {})[0] == 501
 
