@@ -183,8 +183,10 @@ class Drawn:
             most = RANGES[tensor.dtype_name]
             drawn = torch.randint(-most, most, shape, device=self.device, generator=self.generator)
             return drawn.to(tensor.dtype)
-        wide = torch.randn(shape, device=self.device, generator=self.generator)
-        return (wide.clamp_(-2, 2) if tensor.dtype.itemsize == 1 else wide).to(tensor.dtype)
+        small = tensor.dtype.itemsize < 4  # weights of gigabytes would not fit in float32
+        wide = torch.float16 if small else torch.float32
+        drawn = torch.randn(shape, dtype=wide, device=self.device, generator=self.generator)
+        return (drawn.clamp_(-2, 2) if tensor.dtype.itemsize == 1 else drawn).to(tensor.dtype)
 
     def number(self, tensor: Tensor) -> Any:
         """A number that no workload gives: small for an epsilon, the usual scale, else 1 or 0."""
