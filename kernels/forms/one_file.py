@@ -99,6 +99,8 @@ def top_level(file: Path) -> dict[str, int]:
                     f"{file.name}:{line}: two implementations are called {called}: {other} is at line {at}"
                 )
         lines[name] = line
+    if "axes" in lines and "cases" in lines:
+        raise BadWorkload(f"{file.name}:{lines['axes']}: there are both axes and cases: remove one of them")
     return lines
 
 

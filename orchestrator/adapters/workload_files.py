@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
@@ -19,7 +19,7 @@ from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
 from orchestrator.core.forms.needs import needs as needs_of
-from orchestrator.core.forms.reading import imported_modules, is_module_name
+from orchestrator.core.forms.reading import imported_modules, is_module_name, strings
 from orchestrator.core.text import count, words
 from orchestrator.core.workload import HINT, case_id, sketch
 
@@ -172,10 +172,14 @@ def found(path: Path) -> Own:
     told = sketch(text_of(file), file.name)
     for entry in told.entries:
         source = file.parent / entry.file
-        fault = entry.fault(text_of(source)) if source.is_file() else f"there is no {entry.file} in its folder"
+        there = source.is_file() and source.resolve().is_relative_to(file.parent.resolve())
+        fault = entry.fault(text_of(source)) if there else f"there is no {entry.file} in its folder"
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
-    files = _below(path) if path.is_dir() else {one.name: one for one in (file, *_named(file))}
+    sources = _named(file, [file.parent / entry.file for entry in told.entries])
+    files = (
+        _below(path) if path.is_dir() else {one.relative_to(file.parent).as_posix(): one for one in (file, *sources)}
+    )
     return Own(
         form,
         file.parent,
@@ -301,7 +305,7 @@ def own_workload(path: Path) -> Workload:
     where = str(path.resolve())
     forms = _forms_in(path) if path.is_dir() else []
     several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
-    notes = tuple(words(note, 300) for note in (*several, *own.notes, *_unsent(own, path)))
+    notes = tuple(words(note, 300) for note in (*several, *own.notes, *_unsent(with_wheels(own), path)))
     return Workload(
         path=where,
         name=words(own.name),
@@ -317,10 +321,15 @@ def own_workload(path: Path) -> Workload:
 def _unsent(own: Own, path: Path) -> Iterator[str]:
     """Yield a note about the files of a workload's folder that are not sent, if there are any. Hidden files and what
     Python writes by itself are not counted."""
-    if own.form == "flashinfer" or (own.form == "file" and not path.is_dir()):
-        return
     sent = set(own.files.values())
     names: dict[str, None] = {}
+    if own.form == "flashinfer":
+        return
+    if own.form == "file" and not path.is_dir():
+        names = {name: None for name in strings(text_of(path)) if _is_beside(own.root, name) not in (None, *sent)}
+        if names:
+            yield f"not sent, though the file names them: {', '.join(islice(names, LISTED))}"
+        return
     for file in sorted(own.root.rglob("*")):
         below = file.relative_to(own.root)
         if file.is_dir() or file in sent or any(part.startswith(".") or part in UNCOUNTED for part in below.parts):
@@ -331,6 +340,17 @@ def _unsent(own: Own, path: Path) -> Iterator[str]:
         listed = ", ".join(islice(names, LISTED))
         others = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
         yield f"not sent, because only source files outside of {', '.join(sorted(OUTPUTS))} are: {listed}{others}"
+
+
+def _is_beside(root: Path, name: str) -> Path | None:
+    """Return the file of this name in a folder; None if there is none."""
+    try:
+        return root / name if NAMED.fullmatch(name) and (root / name).is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+NAMED: Final = re.compile(r"[\w./-]*\w\.\w+")
 
 
 def text_of(file: Path) -> str:
@@ -411,12 +431,15 @@ def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
             yield path
 
 
-def _named(file: Path) -> Iterator[Path]:
-    """Sources beside a file that its text names: `softmax.cu`, what that includes, and modules that it imports."""
+def _named(file: Path, entries: Sequence[Path]) -> Iterator[Path]:
+    """Sources beside a file that its text names: `softmax.cu`, what that may include, and modules that it imports.
+    `entries` are the sources of its CUDA functions."""
     text = text_of(file)
-    for one in sorted(file.parent.glob("*.cu*")):
-        if re.search(rf"['\"]{re.escape(one.name)}['\"]", text) or one.suffix == ".cuh":
-            yield one
+    yield from entries
+    for folder in dict.fromkeys([file.parent, *(one.parent for one in entries)]):
+        for one in sorted(folder.glob("*.cu*")):
+            if re.search(rf"['\"]{re.escape(one.name)}['\"]", text) or one.suffix == ".cuh":
+                yield one
     modules, pending = {file}, [file]
     while pending:
         for name in imported_modules(text_of(pending.pop())):

@@ -153,6 +153,8 @@ def _implementations(tree: ast.Module, file: str) -> list[str]:
 
 def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple[dict[str, Any], ...]:
     given = "cases" if "cases" in bound else "axes"
+    if "cases" in bound and "axes" in bound:
+        raise ConfigError(f"{file}:{bound['axes'][0]}: there are both axes and cases: remove one of them", hint=HINT)
     if given not in bound:
         return ({},)
     line, expression = bound[given]

@@ -242,6 +242,12 @@ def _workload(where: str, name: str, workload: object, definition: Mapping[str, 
         raise wrong(f"axes must give a size to each of {', '.join(variable) or 'no axis'}, and to no other axis")
     if not all(type(size) is int and size >= 0 for size in axes.values()):
         raise wrong("axes: each size must be an integer")
+    sizes = {key: one.get("value") for key, one in definition["axes"].items() if one["type"] == "const"} | axes
+    for constraint in definition.get("constraints") or ():
+        left, _, right = str(constraint).partition("==")
+        a, b = _size(left, sizes), _size(right, sizes)
+        if a is not None and b is not None and a != b:
+            raise wrong(f"axes: {constraint} does not hold: {a} and {b}")
     if not isinstance(inputs, dict) or not all(isinstance(one, dict) for one in inputs.values()):
         raise wrong("inputs must be an object of descriptors")
     for key, one in inputs.items():

@@ -126,3 +126,12 @@ def bound_names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
             handlers = [handler.body for handler in getattr(node, "handlers", ())]
             for part in (node.body, *handlers, getattr(node, "orelse", ()), getattr(node, "finalbody", ())):
                 yield from bound_names(part)
+
+
+def strings(text: str) -> list[str]:
+    """Return the text constants in `text`, in order; none if it is not valid Python."""
+    try:
+        nodes = ast.walk(parse_python(text))
+    except NotPython:
+        return []
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -150,6 +150,10 @@ REFUSED = {
     "an axis": (broken(axes={"M": {"type": "var"}, "N": {"type": "const"}}), "axis N must have the type var, or const"),
     "no run": (broken(reference="def go(): ..."), "reference: there is no function run(…)"),
     "another axis": (texts(**{"workloads/w.jsonl": workload(2, "u-3").replace('"M"', '"K"')}), "workloads/w.jsonl:1: axes must give"),
+    "a constraint": (
+        texts(**{"workloads/w.jsonl": workload(2, "u-3")}) | broken(constraints=["M == N + 1"]),
+        "axes: M == N + 1 does not hold: 2 and 5",
+    ),
     "another input": (texts(**{"workloads/w.jsonl": workload(2, "u-3", z={"type": "random"})}), "scale_n4 has no input z"),
     "a path": (
         texts(**{"workloads/w.jsonl": workload(2, "u-3", x={"type": "safetensors", "path": "../x", "tensor_key": "x"})}),

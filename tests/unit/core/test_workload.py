@@ -26,7 +26,9 @@ def kernel_mine(x): ...
 def baseline_torch(x): ...
 requirements = ["triton>=3"]
 """
-VALUES = st.one_of(st.integers(), st.text(max_size=300), st.booleans(), st.floats(allow_nan=False))
+VALUES = st.one_of(
+    st.integers(), st.text(max_size=300), st.booleans(), st.floats(allow_nan=False), st.none(), st.lists(st.integers())
+)
 NAMES = st.sampled_from(["rows", "cols", "dtype", "mode"])
 
 
@@ -70,6 +72,7 @@ def test_a_workloads_needs_are_in_the_payload_and_absent_where_it_has_none(tmp_p
 
 
 REFUSED = {
+    "axes and cases": (GOOD + "cases = [{'n': 1}]\naxes = {'n': [1]}\n", "there are both axes and cases"),
     "axis": (GOOD.replace("[1 << 4, 3]", "7"), "mine.py:1: axis rows must be a list with at least one value, not 7"),
     "axes": ("axes = [1]\n" + GOOD.split("\n", 1)[1], "mine.py:1: axes must be a mapping"),
     "none": (GOOD.replace("kernel_", "k_").replace("baseline_", "b_"), "mine.py:1: there is no implementation"),
@@ -89,7 +92,7 @@ REFUSED = {
     "a list for a value": (GOOD.replace("3]", "[3]]"), "mine.py:1: axis rows: [3] must be a number, a string, or true or false"),
     "a type": (GOOD.replace("float32", "float33"), "mine.py:1: axis dtype: 'float33' is not one of float64, float32"),
     "a case twice": (GOOD.replace("1 << 4", "3"), "mine.py:1: a case is given twice"),
-    "other axes": (GOOD + "cases = [{'rows': 1}, {'cols': 2}]\n", "mine.py:7: every case must have the same axes"),
+    "other axes": ("cases = [{'rows': 1}, {'cols': 2}]\n" + GOOD.split("\n", 1)[1], "mine.py:1: every case must have the same axes"),
     "no name": (GOOD.replace('"rows": [', '"2 rows": ['), "mine.py:1: '2 rows' is not a valid name for an axis"),
     "tolerance": (GOOD + 'tolerance = "tight"\n', "mine.py:7: tolerance must be a number >= 0, or"),
     "tolerances": (GOOD + "tolerance = {'rel': 1}\n", "mine.py:7: tolerance must be a number >= 0, or"),
@@ -179,6 +182,22 @@ def test_a_file_that_hides_a_module_and_a_kernelbench_file_alone_are_refused(tmp
     with pytest.raises(ConfigError, match=r"is a file of KernelBench's form, whose folder is measured") as refused:
         found(tmp_path / "swish.py")
     assert refused.value.hint == f"bench launch {tmp_path}/"
+
+
+def test_what_a_file_names_travels_or_is_named_in_the_plan(tmp_path: Path) -> None:
+    entry = '{"cuda": "csrc/k.cu", "entry": "k", "grid": 1, "block": 1, "args": []}'
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD.replace("def kernel_mine(x): ...", f"kernel_mine = {entry}") + 'w = open("weights.npz")\n')
+    (tmp_path / "csrc").mkdir()
+    for name in ("csrc/k.cu", "csrc/k.cuh", "weights.npz"):
+        (tmp_path / name).write_text('extern "C" __global__ void k(float* x) {}\n')
+    own = own_workload(file)
+    assert {"own/csrc/k.cu", "own/csrc/k.cuh"} <= set(gathered(file))
+    assert own.notes == ("not sent, though the file names them: weights.npz",)
+    file.write_text(file.read_text().replace("csrc/k.cu", "../k.cu"))
+    (tmp_path.parent / "k.cu").write_text('extern "C" __global__ void k(float* x) {}\n')
+    with pytest.raises(ConfigError, match=r"mine.py:4: there is no ../k.cu in its folder"):
+        own_workload(file)
 
 
 def test_a_folder_of_two_forms_is_told_as_which_it_is_measured(tmp_path: Path) -> None:
