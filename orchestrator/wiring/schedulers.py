@@ -19,9 +19,6 @@ from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Scheduler
 from orchestrator.wiring import Wiring
 
-SCHEDULED = ("slurm", "batch")
-"""Engines that start children by themselves; the others are driven by the client, a run for each child."""
-
 
 def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     """Raises `ConfigError` for an engine that has no scheduler here."""
@@ -36,10 +33,21 @@ def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
     )
 
 
+def logins_of(sweep: Sweep) -> tuple[str, ...]:
+    """The hosts on which a sweep's scheduler is asked."""
+    return (sweep.slurm.login or "local",) if sweep.engine == "slurm" else ()
+
+
+def check_launchable(wiring: Wiring, sweep: Sweep) -> None:
+    """Raises `ConfigError` where a sweep's engine has not been seen to bound dollars."""
+    if sweep.engine == "batch":
+        check_gate(wiring)
+
+
 def check_cluster(wiring: Wiring, sweep: Sweep) -> None:
     """Raises what the adapters raise where a sweep's cluster does not answer: before anything is stored or held."""
     if sweep.engine == "slurm":
-        wiring.name_hosts((sweep.slurm.login or "local",))
+        wiring.name_hosts(logins_of(sweep))
         _ = scheduler_of(sweep, wiring).most_children
 
 

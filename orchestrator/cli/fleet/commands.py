@@ -44,6 +44,7 @@ from orchestrator.core.market.pricing import usd
 from orchestrator.core.text import count
 from orchestrator.runs.fleet.follow import Seen
 from orchestrator.runs.fleet.hold import Purse
+from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.store.fleets import FleetRecord, listed
@@ -221,7 +222,7 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
     asked = sweep.asked()
     wiring.say = _voice(json=json)
     found = planned(wiring, asked)
-    if detach and asked.engine not in ("slurm", "batch"):
+    if detach and not asked.is_scheduled:
         raise ConfigError(
             f"--detach is not possible with engine {asked.engine}: this command starts its children",
             hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
@@ -245,7 +246,7 @@ def status(
 ) -> None:
     """Show a fleet's progress. Also downloads new results and starts what is missing."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
-    seen = desk.follower().step() if desk.scheduled and not look else desk.runs().look()
+    seen = desk.runs().look() if look else desk.driver().step()
     _show(desk, seen, json=json)
 
 
@@ -253,10 +254,7 @@ def status(
 def watch(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
     """Follow a fleet until it ends. Ctrl-C only stops watching."""
     desk = _desk(ctx, fleet, json=json)
-    if desk.scheduled:
-        _drive(desk, json=json)
-        return
-    _followed(desk, lambda: desk.runs().look(), json=json)
+    _followed(desk, desk.driver().step, json=json)
 
 
 @app.command("ls")
@@ -277,11 +275,7 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
 def stop(ctx: typer.Context, fleet: FleetName = "last", accept: Accept = "", json: Json = False) -> None:
     """Stop a fleet's machines. What is stored stays."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
-    if desk.scheduled:
-        seen = desk.follower().stop(desk.wiring.user)
-    else:
-        seen = desk.runs().end(desk.wiring.user, desk.wiring.world())
-    _show(desk, seen, json=json)
+    _show(desk, desk.driver().stop(desk.wiring.user), json=json)
 
 
 @app.command("resume")
@@ -298,10 +292,7 @@ def resume(
     desk = _desk(ctx, fleet, json=json, accept=accept).believed()
     if cap:
         desk = desk.under(_dollars(cap))
-    if desk.scheduled:
-        desk.follower().resume(wall=timedelta(minutes=wall_minutes) if wall_minutes else None)
-    else:
-        desk.runs().resume()
+    desk.driver().resume(wall=timedelta(minutes=wall_minutes) if wall_minutes else None)
     _drive(desk, json=json, detach=detach)
 
 
@@ -388,21 +379,19 @@ def _voice(*, json: bool) -> Callable[[str], None]:
 
 def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
     """Follows the fleet until it ends or until Ctrl-C, then prints its state and exits with the code of its outcome."""
-    if not desk.scheduled:
-        runs = desk.believed().runs()
-        runs.stop, runs.offer = Unheard(), interrupts.listen
+    driver = desk.believed().driver()
+    if isinstance(driver, RunFleet):
+        driver.stopping, driver.offer = Unheard(), interrupts.listen
         try:
-            seen = runs.follow()
+            seen = driver.follow()
         except BudgetExceeded:
-            _show(desk, runs.look(), json=json)
+            _show(desk, driver.look(), json=json)
             raise
         _end(desk, seen, json=json)
-        return
-    follower = desk.follower()
-    if detach:
-        _show(desk, follower.step(), json=json)
-        return
-    _followed(desk, follower.step, json=json)
+    elif detach:
+        _show(desk, driver.step(), json=json)
+    else:
+        _followed(desk, driver.step, json=json)
 
 
 def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:

@@ -37,7 +37,7 @@ from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.store.fleets import FleetRecord, FleetStore, listed
 from orchestrator.wiring import Wiring, launch_context, payload_of
-from orchestrator.wiring.schedulers import SCHEDULED, check_gate, machine_seconds_of, scheduler_of
+from orchestrator.wiring.schedulers import check_launchable, logins_of, machine_seconds_of, scheduler_of
 
 FleetName = Annotated[
     str,
@@ -76,7 +76,7 @@ def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[Cell], Config]:
 
 def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
     """What a fleet's machines are."""
-    return Mode.HOST if sweep.engine in ("slurm", "hosts") else wiring.mode
+    return wiring.mode if sweep.is_rented else Mode.HOST
 
 
 def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
@@ -85,17 +85,17 @@ def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     margin = prices.margin(now) if mode_of(wiring, sweep) is Mode.GCE else Decimal(0)
 
     def price(config: Config) -> Price:
-        if sweep.engine in ("slurm", "hosts"):
+        if not sweep.is_rented:
             hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
             return Price(hourly)
-        if sweep.engine == "batch":
+        if sweep.is_scheduled:
             return Price(planning.hourly(config, prices), margin=margin)
         return price_of(config, prices, margin)
 
     configured = configurations(wiring, sweep)
     plan = plan_fleet(sweep, configured, mode_of(wiring, sweep), price)
     check_cap(plan, sweep.cap_usd)
-    if sweep.engine not in ("cloud", "batch"):
+    if not sweep.is_rented:
         return plan
     examples = {child.cell.gpu: child.cell for child in reversed(plan.children)}
     offers = {gpu: planning.by_region(configured(cell), prices) for gpu, cell in examples.items()}
@@ -120,18 +120,13 @@ class Desk:
         """The same, for what it asks for to be done, its hosts those of this user's own choice. Raises `ConfigError`
         where that was only found in the bucket."""
         trust.check(self.wiring, self.store, self.sweep, self.children)
-        login = (self.sweep.slurm.login or "local",) if self.record.engine == "slurm" else ()
-        self.wiring.name_hosts((*self.sweep.hosts, *login))
+        self.wiring.name_hosts((*self.sweep.hosts, *logins_of(self.sweep)))
         return self
 
     def under(self, cap: Decimal) -> Desk:
         """The same under another cap of its own."""
         sweep = self.record.sweep.model_copy(update={"cap_usd": cap})
         return replace(self, record=self.record.model_copy(update={"sweep": sweep}))
-
-    @property
-    def scheduled(self) -> bool:
-        return self.record.engine in SCHEDULED
 
     @property
     def sweep(self) -> Sweep:
@@ -171,16 +166,20 @@ class Desk:
             ),
             payload=packed,
             say=wiring.say,
-            place=self._place if self.record.engine == "batch" else None,
+            place=self._place if self.sweep.is_rented else None,
             machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
     def _place(self, config: Config, held_at: Decimal) -> planning.Place:
         return planning.place(config, self.wiring.price_book.current(), held_at)
 
+    def driver(self) -> Follower | RunFleet:
+        """What drives the fleet from here."""
+        return self.follower() if self.sweep.is_scheduled else self.runs()
+
     def runs(self) -> RunFleet:
         """For a fleet whose children are runs of this client's."""
-        targets = self.sweep.hosts if self.record.engine == "hosts" else ("",) * self.sweep.parallel
+        targets = ("",) * self.sweep.parallel if self.sweep.is_rented else self.sweep.hosts
         return RunFleet(
             store=self.store,
             record=self.record,
@@ -188,6 +187,7 @@ class Desk:
             configured=configurations(self.wiring, self.sweep),
             sites=lambda: OwnSite(Wiring(self.wiring.settings, say=self.wiring.say)),
             targets=targets,
+            world=self.wiring.world,
             say=self.wiring.say,
         )
 
@@ -195,7 +195,7 @@ class Desk:
 def look_after(wiring: Wiring, fleet: str) -> None:
     """One look at a fleet whose client may be gone: nothing is started, what is over is settled, nothing is said."""
     desk = Desk.of(wiring, fleet)
-    if desk.scheduled:
+    if desk.sweep.is_scheduled:
         follower = desk.follower()
         follower.say = lambda _: None
         follower.step(start=False)
@@ -226,7 +226,6 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
     `BudgetExceeded`."""
     now, sweep = wiring.clock.now(), plan.sweep
     fleet = fleet_id(now, secrets.token_hex(2))
-    scheduled = sweep.engine in SCHEDULED
     record = FleetRecord(
         fleet=fleet,
         engine=sweep.engine,
@@ -235,14 +234,13 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         sweep=sweep,
         created_at=now,
         ends_at=now + timedelta(minutes=sweep.wall_minutes),
-        hold_usd=plan.hold_usd if scheduled else Decimal(0),
+        hold_usd=plan.hold_usd if sweep.is_scheduled else Decimal(0),
         usd_per_hour={job.gpu: job.usd_per_hour for job in plan.jobs},
         price_margin=max(job.margin for job in plan.jobs),
         machines={job.gpu: job.machines for job in plan.jobs},
     )
-    if sweep.engine == "batch":
-        check_gate(wiring)
+    check_launchable(wiring, sweep)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    begin(store, record, plan.children, Purse(wiring.world(), record, wiring.say) if scheduled else None)
+    begin(store, record, plan.children, Purse(wiring.world(), record, wiring.say) if sweep.is_scheduled else None)
     trust.remember(wiring, store)
     return Desk(wiring, store, record, plan.children)

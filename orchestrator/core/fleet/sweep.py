@@ -101,6 +101,17 @@ class Sweep(BaseModel):
     seed: Whole = 20261122
     """Shuffles the order of configurations, so that a drift over time follows no axis."""
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a scheduler starts the children, and goes on without a client. Others are runs that a client drives,
+        and each holds its own money."""
+        return self.engine in ("slurm", "batch")
+
+    @property
+    def is_rented(self) -> bool:
+        """Whether its machines are rented, within quotas. Others are the user's own."""
+        return self.engine in ("cloud", "batch")
+
     @model_validator(mode="after")
     def makes_sense(self) -> Sweep:
         gpus = self.gpus

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Final, Protocol
 
@@ -112,8 +113,9 @@ class RunFleet:
     configured: Callable[[Cell], Config]
     sites: Callable[[], Site]
     targets: Sequence[str]
+    world: Callable[[], World]
     say: Callable[[str], None] = lambda _: None
-    stop: threading.Event = field(default_factory=threading.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
     """No more children are started; those that run without this client are left running."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Children that wait for a machine are stopped too."""
@@ -145,7 +147,7 @@ class RunFleet:
                 futures = [pool.submit(self._work, target) for target in self.targets]
                 awaited(futures, self._interrupted, self.abandoned.set)
             except KeyboardInterrupt:  # at a moment in which it was not waited: the workers end all the same
-                self.stop.set()
+                self.stopping.set()
                 self.abandoned.set()
                 raise
             for future in futures:
@@ -155,7 +157,7 @@ class RunFleet:
                     failures.append(exc)
         seen = self.look()
         self.store.list_as(summary(self.record, seen.state, seen.control))
-        if failures and not seen.state.over and not self.stop.is_set():
+        if failures and not seen.state.over and not self.stopping.is_set():
             raise failures[0]
         return seen
 
@@ -164,23 +166,29 @@ class RunFleet:
             self.given_up.set()
             self.say(f"what is not over yet is left: `bench fleet stop {self.record.fleet}` ends it")
             return
-        if self.stop.is_set():
+        if self.stopping.is_set():
             self.abandoned.set()
             return
-        self.stop.set()
+        self.stopping.set()
         self.offer()
         waits = "; waiting for machines that were requested; Ctrl-C again ends their runs"
         self.say(f"detached; running children continue{'' if any(self.targets) else waits}")
 
-    def resume(self) -> None:
-        """A pause or a stop is over; `follow` measures the rest."""
-        ends_at = self.store.clock.now() + (self.record.ends_at - self.record.created_at)
+    def step(self) -> Seen:
+        """What the bucket says now. Only `follow` starts children of such a fleet."""
+        self._state = None
+        return self.look()
+
+    def resume(self, *, wall: timedelta | None = None) -> None:
+        """End a pause or a stop; `follow` measures the rest, for `wall` or for as long as the fleet was to last."""
+        ends_at = self.store.clock.now() + (wall or self.record.ends_at - self.record.created_at)
         fresh = {"paused": "", "stopped": "", "persisted": True, "ends_at": ends_at}
         self.store.decide(lambda one: one.model_copy(update=fresh))
 
-    def end(self, by: str, world: World) -> Seen:
+    def stop(self, by: str) -> Seen:
         """Stops the fleet for every client: no more children are started, and machines are deleted. What is stored
         stays."""
+        world = self.world()
         self.store.decide(lambda one: one.model_copy(update={"stopped": one.stopped or by}))
         for child in self.look().state.open:
             run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
@@ -188,7 +196,7 @@ class RunFleet:
                 continue
             engine = Engine(world, run_id)
             engine.request_stop(by, f"{self.record.fleet} was stopped")
-            host = self._line(child).machine if self.record.engine == "hosts" else ""
+            host = self._line(child).machine if any(self.targets) else ""
             self._tell(self._told(child, engine.follow(), world, host))
         seen = self.look()
         self.store.list_as(summary(self.record, seen.state, seen.control))
@@ -196,7 +204,7 @@ class RunFleet:
 
     def _work(self, target: str) -> None:
         site = self.sites()
-        while not self.stop.is_set():
+        while not self.stopping.is_set():
             child = self._next(target)
             if child is None and not self._may_come(target):
                 return
@@ -333,7 +341,7 @@ class RunFleet:
             away = 0.0
 
         def left(run: Run) -> bool:
-            return self.stop.is_set() and run.goes_on_alone
+            return self.stopping.is_set() and run.goes_on_alone
 
         run = followed(engine, self.abandoned, reached, trouble, left)
         if run.goes_on_alone:

@@ -108,7 +108,8 @@ class Sweeping:
         store.create(record, children)
         return RunFleet(
             store=store, record=record, children=children, configured=self.configured,
-            sites=lambda: StageSite(self.stage, self.asked), targets=self.targets, say=self.said.append,
+            sites=lambda: StageSite(self.stage, self.asked), targets=self.targets, world=self.stage.world,
+            say=self.said.append,
         )  # fmt: skip
 
     def configured(self, cell: Cell) -> Config:
@@ -223,12 +224,24 @@ def test_nothing_is_begun_after_the_end_of_the_fleet(tmp_path: Path) -> None:
         assert stage.bill() == []
 
 
+def test_a_fleet_that_is_over_lasts_as_long_again_as_who_resumes_it_says(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        assert stage.plan().offers
+        client = Sweeping(stage, (1,)).client()
+        stage.timeline.advance(timedelta(hours=5).total_seconds())
+        client.resume(wall=timedelta(minutes=30))
+        seen, now = client.follow(), stage.world().clock.now()
+        assert seen.state.counts == {"stored": 1}
+        assert seen.control.ends_at is not None
+        assert seen.control.ends_at - now < timedelta(minutes=30)
+
+
 def test_a_client_that_is_to_stop_waits_for_the_machine_that_it_asks_for(tmp_path: Path) -> None:
     with staged(tmp_path, good_vm(cases=1)) as stage:
         weather(stage, {"fault": "stockout"}, {"fault": "stockout"})
         sweeping = Sweeping(stage, (1, 2))
         client = sweeping.client()
-        sweeping.asked = client.stop.set
+        sweeping.asked = client.stopping.set
         seen = client.follow()
         assert stage.fired() == [1, 1]
         assert seen.state.counts == {"running": 1, "waiting": 1}
@@ -245,7 +258,7 @@ def test_an_abandoned_client_leaves_no_money_held_for_what_waits(tmp_path: Path,
         client = sweeping.client()
 
         def interrupted_twice() -> None:
-            client.stop.set()
+            client.stopping.set()
             client.abandoned.set()
 
         sweeping.asked = interrupted_twice
@@ -287,13 +300,13 @@ def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(tmp_path
         site.client = client
 
         def interrupted_twice() -> None:
-            client.stop.set()
+            client.stopping.set()
             client.abandoned.set()
 
         site.asked, began = interrupted_twice, stage.timeline.now()
         assert client.follow().state.counts == {"running": 1}
         assert (stage.timeline.now() - began).total_seconds() < 60
-        assert sweeping.client().end("ada", stage.world()).state.counts == {"stopped": 1}
+        assert sweeping.client().stop("ada").state.counts == {"stopped": 1}
         assert stage.cloud.instances() == []
         (entry,) = stage.ledger().runs.values()
         assert entry.settled_usd is not None
