@@ -9,32 +9,31 @@ Shapes are [B, H, S, D]; K and V may have fewer heads than Q. Whatever is not su
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
 
 from kernels.attention.cuda.calls import native
+from kernels.attention.cuda.calls.backward import sinks_gradient
 from kernels.attention.cuda.calls.backward_quick import QuickBackward
 from kernels.attention.cuda.calls.binding import bind, bind_call
 from kernels.attention.cuda.calls.direct import differentiable_by
 from kernels.attention.cuda.calls.gradients import register as register_gradients
 from kernels.attention.cuda.calls.native_plans import Native
-from kernels.attention.cuda.calls.quick import QKV, Answer, Options, Quick, lse_shape
+from kernels.attention.cuda.calls.quick import Answer, Options, Quick, lse_shape
 from kernels.attention.cuda.calls.registered import as_operator, register
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.posing import Window, window_of
+from kernels.attention.cuda.plan.posing import Window, output_like, softcap_of, window_of
 from kernels.attention.cuda.run.engine import Engine, default_cache, engine_of, engines
 from kernels.attention.cuda.run.launching import Buffers
 
 __all__ = ["attention", "bind", "call", "quick"]
 
-MASKED = (*QKV, "mask")
-
 quick = Quick(bind_call, engine_of, as_operator)
 register(quick.launch)
 quick_backward = QuickBackward(engine_of)
-register_gradients(quick_backward)
+register_gradients(quick_backward, sinks_gradient)
 
 
 @cache
@@ -72,31 +71,49 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     causal_alignment: str = "top-left",
     window: Window | None = None,
     attn_mask: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
 ) -> Answer:
     """softmax(scale Q K^T + mask) V, accumulated in float32.
 
-    q is [B, H, S_q, D], k and v [B, H_kv, S_k, D], float16 or bfloat16, D at most 256, any strides but a contiguous
-    last dimension; H is a multiple of H_kv, and head h of Q reads head h // (H / H_kv) of K and V. `scale` is any
-    finite number, 1/sqrt(D) unless told otherwise. `causal` hides key j from query i when j > i (`top-left`, as in
-    PyTorch) or when j > i + S_k - S_q (`bottom-right`); `window` (left, right) hides it when j < i - left or
-    j > i + right, aligned likewise, None or -1 being no limit. `attn_mask` broadcasts to [B, H, S_q, S_k]: boolean,
-    True where a key is seen, or a number to add to the scaled score, float32 or like q. A key is seen if nothing hides
-    it. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf. `out`, if
-    given, is like q, shares memory with no input, and is returned.
+    q is [B, H, S_q, D], k [B, H_kv, S_k, D] and v [B, H_kv, S_k, D_v], float16 or bfloat16, D and D_v at most 512 (on
+    Hopper 576 without a gradient), any strides but a contiguous last dimension; H is a multiple of H_kv, and head h of
+    Q reads head h // (H / H_kv) of K and V. `scale` is any finite number, 1/sqrt(D) unless told otherwise. `causal`
+    hides key j from query i when j > i (`top-left`, as in PyTorch) or when j > i + S_k - S_q (`bottom-right`); `window`
+    (left, right) hides it when j < i - left or j > i + right, aligned likewise, None or -1 being no limit. `softcap`
+    c > 0 makes a scaled score x c tanh(x / c) before anything is added. `alibi_slopes`, float32 [H] or [B, H], lower it
+    by slope |i - j|, with i + S_k - S_q in place of i if aligned `bottom-right`. `attn_mask` broadcasts to
+    [B, H, S_q, S_k]: boolean, True where a key is seen, or a number to add to the scaled score, float32 or like q. A
+    key is seen if nothing hides it. `sinks`, float32 [H], are a score for each head that every row has besides, with no
+    value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf, or its
+    sink. `out`, if given, is like q but as wide as v, shares memory with no input, and is returned.
 
-    Returns the output, like q, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have
-    gradients for q, k and v; a mask that wants one, or a second derivative, is refused, and so is any gradient with
-    `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention. Raises `Unsupported`,
-    ValueError, TypeError; never computes by other means.
+    Returns the output, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for
+    q, k, v and sinks; a mask or slopes that want one, or a second derivative, are refused, and so is any gradient with
+    `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention or attention_shaped. Raises
+    `Unsupported`, ValueError, TypeError; never computes by other means.
     """
-    if window is None and attn_mask is None and out is None and engine is None and not torch.compiler.is_compiling():
+    shaped = softcap != 0.0 or alibi_slopes is not None or sinks is not None
+    plain = window is None and attn_mask is None and out is None and engine is None and not shaped
+    if plain and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
-    tensors, names = ((q, k, v), QKV) if attn_mask is None else ((q, k, v, attn_mask), MASKED)
-    tensors, names = (tensors, names) if out is None else ((*tensors, out), (*names, "out"))
-    return call(tensors, Options(causal, scale, causal_alignment, return_lse, window_of(window), names), engine)
+    given = {"q": q, "k": k, "v": v, "mask": attn_mask, "slopes": alibi_slopes, "sinks": sinks, "out": out}
+    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), softcap=softcap)
+    return call_given(given, options, engine)
+
+
+def call_given(given: Mapping[str, torch.Tensor | None], options: Options, engine: Engine | None) -> Answer:
+    """Computes a call of the tensors that are not None. With sinks the log-sum-exps are computed in any case."""
+    tensors = {name: x for name, x in given.items() if x is not None}
+    wants_sums = options.return_lse
+    options = options._replace(names=tuple(tensors), softcap=softcap_of(options.softcap))
+    options = options._replace(return_lse=wants_sums or "sinks" in tensors)
+    answer = call(tuple(tensors.values()), options, engine)
+    return answer[0] if isinstance(answer, tuple) and not wants_sums else answer
 
 
 def call(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | None) -> Answer:
@@ -109,7 +126,7 @@ def call(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | N
     inputs.refuse(given)
     q, out = given["q"], given.pop("out", None)
     if out is None:
-        out = torch.empty_like(q)
+        out = output_like(q, given["v"])
     lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device) if options.return_lse else None
     bind_call(given, out, lse, options, Buffers.now(engine))()
     return out if lse is None else (out, lse)

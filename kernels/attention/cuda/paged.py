@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from kernels.attention.cuda.calls.binding import bind_paged
-from kernels.attention.cuda.calls.quick import Answer, Options
-from kernels.attention.cuda.operator import call
+from kernels.attention.cuda.calls.quick import PAGED, Answer, Options
+from kernels.attention.cuda.operator import call_given
 from kernels.attention.cuda.plan.posing import Window, longest_of, window_of
 from kernels.attention.cuda.run.engine import Engine
 
@@ -30,6 +30,9 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     scale: float | None = None,
     causal_alignment: str = "bottom-right",
     window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
@@ -53,10 +56,9 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     """
     longest = hinted("max_seqlen_q", max_seqlen_q), hinted("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}
-    given |= {} if cu_seqlens_q is None else {"q_starts": cu_seqlens_q}
-    given |= {} if out is None else {"out": out}
-    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), tuple(given), longest)
-    return call(tuple(given.values()), options, engine)
+    rest = {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "out": out}
+    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PAGED, longest, softcap)
+    return call_given({**given, **rest}, options, engine)
 
 
 def hinted(name: str, longest: int | None) -> int:

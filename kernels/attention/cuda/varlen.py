@@ -9,7 +9,7 @@ import torch
 
 from kernels.attention.cuda.calls.binding import bind_varlen
 from kernels.attention.cuda.calls.quick import QKV, Answer, Options
-from kernels.attention.cuda.operator import call
+from kernels.attention.cuda.operator import call_given
 from kernels.attention.cuda.plan.posing import Window, longest_of, window_of
 from kernels.attention.cuda.run.engine import Engine
 
@@ -31,6 +31,9 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     scale: float | None = None,
     causal_alignment: str = "bottom-right",
     window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
@@ -44,7 +47,7 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     Under torch.compile it becomes the operator spotbench::attention_varlen.
     """
     longest = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
-    tensors: tuple[torch.Tensor, ...] = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    tensors, names = (tensors, PACKED) if out is None else ((*tensors, out), (*PACKED, "out"))
-    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), names, longest)
-    return call(tensors, options, engine)
+    given = dict(zip(PACKED, (q, k, v, cu_seqlens_q, cu_seqlens_k), strict=True))
+    rest = {"slopes": alibi_slopes, "sinks": sinks, "out": out}
+    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PACKED, longest, softcap)
+    return call_given({**given, **rest}, options, engine)

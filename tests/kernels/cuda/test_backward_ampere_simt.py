@@ -40,7 +40,7 @@ pytestmark = WITH_COMPILER
 
 AMPERE = next(chip for chip in CHIPS if chip.name == "ampere")
 MACHINE = Machine(AMPERE, 4, 1 << 20)
-DTYPES = {64: "bfloat16", 128: "float16"}
+DTYPES = {64: "bfloat16", 128: "float16", 256: "float16"}
 ALL = [(size, shape) for size, shapes in SHAPES.items() for shape in shapes]
 NARROW, WIDE = SHAPES[64][1], SHAPES[128][1]
 NAMES = {"ids": lambda value: value.name if isinstance(value, AmpereShape) else str(value)}

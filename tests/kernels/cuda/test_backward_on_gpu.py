@@ -80,12 +80,12 @@ def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: i
     posed = on_gpu(pose(FP16, 1, 4, 2, 200, 150, head_dim, Options(True)))
     problem = posed.problem(posed.gradients())
     summing = [way.name for way in (*ampere_ways(problem, engine.machine), *turing_ways(problem, engine.machine))]
-    assert bool(summing) == (head_dim <= 128)
+    assert bool(summing) == (head_dim <= 128 or target != "compute_75")
     for way in (None, "backward-pair", *summing):
         assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_windows_and_scales_below_zero_have_gradients_by_five_products(head_dim: int) -> None:
     for options in (Options(window=(100, 20), alignment="bottom-right"), Options(True, scale=-0.1)):
         posed = on_gpu(pose(BF16, 2, 40, 40, 500, 600, head_dim, options))

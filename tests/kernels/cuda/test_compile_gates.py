@@ -16,7 +16,12 @@ import pytest
 
 from kernels.attention.cuda.backward.ampere import SummingKernel, every_ampere_kernel, shapes_of
 from kernels.attention.cuda.backward.few import FewBackwardKernel, every_few_kernel
-from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, every_backward_kernel, pair_kernel
+from kernels.attention.cuda.backward.kernels import (
+    HopperBackwardKernel,
+    every_backward_kernel,
+    every_shaped_backward_kernel,
+    pair_kernel,
+)
 from kernels.attention.cuda.backward.small import every_small_kernel
 from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
 from kernels.attention.cuda.backward.turing import every_turing_kernel
@@ -104,6 +109,14 @@ def test_the_kernels_over_pages_with_the_fewest_registers_do_not_spill(compiler:
         if entry.mask == general.PAGED and entry.head_dim == 128 and entry.vector
     )
     assert build_one(staged, Target("sm_75"), compiler, cache).resources
+
+
+def test_the_widest_kernels_that_shape_scores_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
+    chip = chip_of(90)
+    assert chip is not None
+    absorbed = general.shaped_kernel(chip, "bfloat16", (576, 512), vector=True, mask=None)
+    keys = pair_kernel(chip, "bfloat16", 512, keys=True, shaped=True)
+    assert all(built.resources for built in build_all([absorbed, keys], Target("sm_90a"), compiler, cache, 2))
 
 
 def test_the_widest_packed_kernels_with_a_left_limit_do_not_spill(compiler: Compiler, cache: Cache) -> None:
@@ -253,5 +266,6 @@ def test_every_kernel_made_on_demand_passes_its_gates(architecture: str, compile
     assert chip is not None
     entries = [*general.every_kernel(chip), *decode.every_kernel(chip), *every_backward_kernel(chip)]
     entries += [*every_small_kernel(chip), *every_ampere_kernel(chip), *every_turing_kernel(chip)]
+    entries += [*general.every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)]
     entries += every_few_kernel() if architecture == "sm_90a" else ()
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)

@@ -251,7 +251,7 @@ def replaced(**tensors: Any) -> Callable[[Cache], Cache]:
         (replaced(k=lambda c: c.k[0]), ValueError, r"must be \[pages, page_size, H_kv, D\]"),
         (replaced(k=lambda c: c.k[1:]), ValueError, "shapes do not fit"),
         (replaced(k=lambda c: c.k[:, :0], v=lambda c: c.v[:, :0]), ValueError, "a page must have a key"),
-        (replaced(v=lambda c: c.v[..., :32]), Unsupported, "v_cache must have the head dimension of q"),
+        (replaced(v=lambda c: c.v[..., :0]), Unsupported, "the head dimension must be 1 to 576, not 0"),
         (replaced(k=lambda c: c.k.mT.contiguous().mT), Unsupported, "last dimension of k_cache must be contiguous"),
         (replaced(q=lambda c: c.q[:, :, :3]), Unsupported, "3 heads of Q cannot share 2"),
         (replaced(k=lambda c: c.k.float()), Unsupported, "one dtype"),

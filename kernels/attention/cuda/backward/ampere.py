@@ -104,9 +104,19 @@ SHAPES: dict[int, tuple[AmpereShape, ...]] = {
         AmpereShape(64, 128, 8, 2, 1, 1, 1, 1),
         AmpereShape(64, 32, 4, 1, 2, 1, 1, 1),
     ),
+    256: (
+        AmpereShape(64, 64, 8, 2, 2, 1, 1, 1),
+        AmpereShape(64, 64, 8, 2, 1, 1, 1, 1),
+        AmpereShape(32, 32, 4, 1, 1, 1, 1, 1),
+    ),
 }
 """The shapes by padded head dimension. The first is the fastest where every SM has a block; the others have fewer keys,
 for small grids and for chips with less shared memory."""
+
+
+WIDE_FILL = 0.5
+"""The share of the SMs that the first shape for head dimensions over 128 is to have blocks for: with blocks for 128 of
+132 SMs it was faster than half as many keys, with 64 slower (one H100, 2026-11-27, `BACKWARD.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +228,7 @@ class AmpereBackward:
 
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
-    refused = portable_refusal(problem, machine)
+    refused = portable_refusal(problem, machine, max(SHAPES))
     return rows_refusal(problem, SHAPES[padded(problem.forward.head_dim)]) if refused is None else refused
 
 
@@ -239,14 +249,17 @@ def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
     """Every way of this kind; the preferred one is the first."""
     if ampere_refusal(problem, machine) is not None:
         return []
-    return ways_of(problem, machine, shapes_of(problem.forward.head_dim, machine.chip))
+    shapes = shapes_of(problem.forward.head_dim, machine.chip)
+    return ways_of(problem, machine, shapes, WIDE_FILL if problem.forward.head_dim > 128 else 1.0)
 
 
-def ways_of(problem: BackwardProblem, machine: Machine, shapes: Sequence[SummingShape]) -> list[AmpereBackward]:
-    """The ways of these shapes in their order. Where the first has no block for each SM, those with the fewest keys
-    come first."""
+def ways_of(
+    problem: BackwardProblem, machine: Machine, shapes: Sequence[SummingShape], fill: float = 1.0
+) -> list[AmpereBackward]:
+    """The ways of these shapes in their order. Where the first has no blocks for `fill` of the SMs, those with the
+    fewest keys come first."""
     ways = [AmpereBackward(machine, shape) for shape in shapes]
-    if ways[0].blocks(problem) < machine.sm_count:
+    if ways[0].blocks(problem) < fill * machine.sm_count:
         ways.sort(key=lambda way: way.shape.keys)
     return ways
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kernels.attention.cuda.plan.parameters import Divisor
-from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, Chip
+from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, WIDE_HEAD_DIMS, Chip
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.general import MASK_SHORT, MASK_TYPES
 
@@ -46,7 +46,7 @@ class Strides(ctypes.Structure):
 
 POINTERS = (
     *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "dlse", "shift", "delta", "sums", "progress"),
-    *("counter", "q_starts", "k_starts", "mask"),
+    *("counter", "q_starts", "k_starts", "mask", "slopes", "sinks", "dsinks"),
 )
 PACK_POINTERS = struct.Struct(f"={len(POINTERS)}Q").pack_into
 PLACES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask")
@@ -63,6 +63,9 @@ class BackwardParameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("all_heads", "all_kv_heads", "items", "seq_q", "seq_k", "head_dim")),
         *((name, ctypes.c_int32) for name in ("query_tiles", "above", "below", "align_ends")),
         *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+        ("slopes_batch", ctypes.c_int64),
+        ("cap", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("value_dim", "level")),
     ]
 
 
@@ -121,12 +124,17 @@ class PrepareKernel:
     @property
     def rows(self) -> int:
         """The rows of Q for a block."""
-        return self.threads * 8 // self.head_dim
+        return self.threads // self.lanes
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that process a row: at most a warp, which takes wider rows in two steps."""
+        return min(32, self.head_dim // 8)
 
     @property
     def source(self) -> str:
         flags = ", ".join(map(flag, (self.vector, self.turned, self.keeps_sums)))
-        config = f"{C_TYPE[self.dtype]}, {self.head_dim // 8}, {flags}"
+        config = f"{C_TYPE[self.dtype]}, {self.lanes}, {flags}"
         return entry_point("prepare", self.name, self.threads, f"backward_prepare<Prepare<{config}>>")
 
 
@@ -142,11 +150,13 @@ class PairKernel:
     rows: int
     columns: int
     out_columns: int
+    shaped: bool = False
 
     @property
     def name(self) -> str:
         """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
         what, kind = "keys" if self.keys else "queries", "vector" if self.vector else "scalar"
+        kind += "_shaped" if self.shaped else ""
         mask, tile = MASK_SHORT[self.mask], f"{self.rows}x{self.columns}o{self.out_columns}"
         return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{tile}"
 
@@ -161,8 +171,28 @@ class PairKernel:
     @property
     def source(self) -> str:
         numbers = f"{self.head_dim}, {self.rows}, {self.columns}, {self.out_columns}, {flag(self.vector)}"
-        config = f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {flag(self.keys)}"
+        config = f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {flag(self.keys)}, {flag(self.shaped)}"
         return entry_point("pair", self.name, self.threads, f"backward_pair<BackwardPair<{config}>>")
+
+
+@dataclass(frozen=True, slots=True)
+class SinksBackwardKernel:
+    """The kernel for the gradient of sinks: a block for each head of Q."""
+
+    dtype: str
+    vector: bool
+
+    threads = 1024
+    shared_bytes = 128
+
+    @property
+    def name(self) -> str:
+        return f"backward_sinks_{SHORT[self.dtype]}_{'vector' if self.vector else 'scalar'}"
+
+    @property
+    def source(self) -> str:
+        config = f"{C_TYPE[self.dtype]}, {flag(self.vector)}"
+        return entry_point("prepare", self.name, self.threads, f"backward_sinks<Sinks<{config}>>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +252,22 @@ class ConvertKernel:
 
 
 def pair_kernel(
-    chip: Chip, dtype: str, head_dim: int, *, keys: bool, vector: bool = True, mask: str | None = None
+    chip: Chip,
+    dtype: str,
+    head_dim: int,
+    *,
+    keys: bool,
+    vector: bool = True,
+    mask: str | None = None,
+    shaped: bool = False,
 ) -> PairKernel:
-    """The kernel of a chip for a padded head dimension, with tiles that fit its registers."""
+    """The kernel of a chip for a padded head dimension, with tiles that fit its registers and its shared memory."""
     turing = chip.name == "turing"
-    tight = turing or mask is not None or not vector
-    rows = 32 if turing and head_dim == 256 else 64
-    columns = (32 if tight else 64) if head_dim == 64 else 16 if keys else 32
+    tight = turing or mask is not None or not vector or shaped
+    rows = 32 if (turing and head_dim == 256) or (chip.name == "ada" and head_dim > 256) else 64
+    columns = (32 if tight else 64) if head_dim == 64 else 16 if keys or head_dim > 256 else 32
     out = min(head_dim, 64 if (tight and keys) or (turing and head_dim == 256) else 128)
-    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out)
+    return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out, shaped)
 
 
 def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
@@ -239,6 +276,16 @@ def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
         yield PrepareKernel(dtype, size, vector, False)
         for keys, mask in itertools.product((True, False), (None, "bool", dtype, "float32")):
             yield pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
+
+
+def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackwardKernel]:
+    """The kernels for shaped scores that fit a chip."""
+    for dtype, vector in itertools.product(chip.dtypes, (True, False)):
+        yield SinksBackwardKernel(dtype, vector)
+        for size, keys, mask in itertools.product(WIDE_HEAD_DIMS[:-1], (True, False), (None, "bool", dtype, "float32")):
+            kernel = pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask, shaped=True)
+            if kernel.shared_bytes <= chip.shared_bytes_per_block:
+                yield kernel
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:

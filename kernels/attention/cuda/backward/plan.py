@@ -21,13 +21,15 @@ from kernels.attention.cuda.backward.kernels import (
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind
-from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.plan.variants import padded, wide_padded
 from kernels.attention.cuda.run.driver import TensorMap, driver
 from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.hopper import L2_SHARE, maps
 from kernels.attention.cuda.ways.hopper_kernels import CHUNK_COLUMNS
 
 MOST_ROWS = 2**31 - 1
+WIDEST_PAIR = 512
+"""The widest head dimension that two passes have tiles for."""
 FEW_ROUNDS = 4
 """Tiles of keys for each SM up to which a problem is small: one order goes over all heads, launches overlap."""
 CAUSAL_ROWS, CAUSAL_PART, FULL_ROWS, FULL_PART = 2048, 4, 4096, 2
@@ -78,9 +80,9 @@ class BackwardProblem:
         return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
 
 
+WIDEST = max(HOPPER_QUERIES)
 PLAIN_LAYOUT = (
-    f"needs a head dimension that is a multiple of 8 and at most {max(HOPPER_QUERIES)}, "
-    "and rows that start on 16-byte boundaries"
+    "needs a head dimension that is a multiple of 8 and at most {}, and rows that start on 16-byte boundaries"
 )
 
 
@@ -93,8 +95,8 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
         return "masks, windows with a left limit and packed sequences are not supported"
     if problem.scale <= 0.0:
         return "the scale must be positive"
-    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
-        return PLAIN_LAYOUT
+    if f.head_dim > WIDEST or not problem.is_vector:
+        return PLAIN_LAYOUT.format(WIDEST)
     q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
     if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
         return "a tensor map cannot describe these strides"
@@ -119,21 +121,22 @@ def cyclic_blocks(problem: BackwardProblem, machine: Machine) -> int:
     return machine.sm_count // tiles * tiles
 
 
-def portable_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
+def portable_refusal(problem: BackwardProblem, machine: Machine, widest: int = WIDEST) -> str | None:
     """Why kernels of mma.sync with asynchronous copies do not compute the problem; None if these reasons do not
     apply."""
     if machine.chip.name == "turing":
         return "needs asynchronous copies (cp.async), which this chip does not have"
-    return plain_refusal(problem)
+    return plain_refusal(problem, widest)
 
 
-def plain_refusal(problem: BackwardProblem) -> str | None:
-    """Why the kernels do not compute the problem on any chip; None if these reasons do not apply."""
+def plain_refusal(problem: BackwardProblem, widest: int = WIDEST) -> str | None:
+    """Why kernels for head dimensions up to `widest` do not compute the problem on any chip; None if these reasons do
+    not apply."""
     f = problem.forward
     if f.mask is not None or f.lengths is not None:
         return "masks and packed sequences are not supported"
-    if f.head_dim > max(HOPPER_QUERIES) or not problem.is_vector:
-        return PLAIN_LAYOUT
+    if f.head_dim > widest or not problem.is_vector:
+        return PLAIN_LAYOUT.format(widest)
     return None
 
 
@@ -162,7 +165,11 @@ def parameters_of(problem: BackwardProblem) -> BackwardParameters:
         below=-UNLIMITED if f.window_offset is None else f.window_offset,
         scale=problem.scale,
         scale_log2=problem.scale * LOG2_E,
+        cap=f.softcap,
+        value_dim=f.width,
     )
+    if f.slopes:
+        made.slopes, made.slopes_batch, made.level = f.slopes.address, f.slopes.batch, f.slopes.level
     if f.lengths:
         made.q_starts, made.k_starts, made.align_ends = f.lengths.q_starts, f.lengths.k_starts, f.lengths.align_ends
     if f.mask:
@@ -203,17 +210,23 @@ class PairBackward:
 
     def kernel(self, problem: BackwardProblem, *, keys: bool) -> PairKernel:
         f = problem.forward
-        mask = f.mask.dtype if f.mask else None
-        size = padded(f.head_dim)
-        return pair_kernel(self.machine.chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask)
+        mask, chip = f.mask.dtype if f.mask else None, self.machine.chip
+        size = wide_padded(max(f.head_dim, f.width))
+        kernel = pair_kernel(chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask, shaped=f.is_shaped)
+        if size > WIDEST_PAIR or kernel.shared_bytes > chip.shared_bytes_per_block:
+            wanted = f"gradients with head dimensions {f.head_dim} of K and {f.width} of V"
+            raise Unsupported(f"{wanted} need more shared memory than a block on {chip.name} chips has")
+        return kernel
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows; dK and dV; dQ. Raises `Unsupported`."""
         f = problem.forward
         check_kind(f, self.machine)
-        prepare = PrepareKernel(f.dtype, padded(f.head_dim), problem.is_vector, False)
+        prepare = PrepareKernel(f.dtype, wide_padded(f.width), problem.is_vector, False)
         parameters = with_numbers(problem, problem.rows, buffers)
-        steps = [preparing(prepare, problem, problem.rows, parameters)]
+        of_values = copied(parameters)
+        of_values.head_dim = f.width
+        steps = [preparing(prepare, problem, problem.rows, of_values)]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
             kernel, own = self.kernel(problem, keys=keys), copied(parameters)
             tiles = -(-length // kernel.rows)

@@ -28,6 +28,8 @@ dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`).""
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
     """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
     that want the same bits in every run."""
+    if problem.forward.is_shaped:
+        return [PairBackward(machine)]
     is_hoppers = hopper_refusal(problem, machine) is None
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered = ordered_ways(problem, machine) if is_hoppers else []

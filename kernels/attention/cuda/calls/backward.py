@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients
+from kernels.attention.cuda.backward.kernels import BackwardParameters, SinksBackwardKernel
+from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, strides
 from kernels.attention.cuda.backward.ways import BackwardWay, backward_ways
 from kernels.attention.cuda.calls.quick import Options, lse_shape
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
+from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import Layout, Problem, check_kind, scale_of
-from kernels.attention.cuda.plan.posing import layout, packed_layout, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.posing import (
+    DTYPE_NAMES,
+    Shaping,
+    layout,
+    packed_layout,
+    problem_of,
+    varlen_problem_of,
+)
 from kernels.attention.cuda.run.driver import driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
-from kernels.attention.cuda.run.launching import Bound, Buffers
+from kernels.attention.cuda.run.launching import Bound, Buffers, Step
 
 NAMES = ("q", "k", "v")
 
@@ -26,6 +35,7 @@ def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options:
     """The forward problem that a call's tensors and options pose."""
     q, k, v = (tensors[name] for name in NAMES)
     rest = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
+    rest |= {"shaping": Shaping(options.softcap, tensors.get("slopes"))}
     if options.longest is None:
         return problem_of(q, k, v, out, mask=tensors.get("mask"), **rest)  # type: ignore[arg-type]
     starts = tensors["q_starts"], tensors["k_starts"]
@@ -157,3 +167,60 @@ def backward(
             deterministic=wanted,
         )()
     return gradients
+
+
+def sinks_gradient(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    sinks: torch.Tensor,
+    starts: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradient of sinks, from a call's results and their gradients; `starts` where sequences are packed."""
+    made, slope = torch.empty_like(sinks), None if dlse is None else dlse.contiguous()
+    with torch.cuda.device(sinks.device), torch.no_grad():
+        of = Sinks.of(readable(dout), slope, out, lse, sinks, starts, made)
+        driver().enter(engine_of(sinks.device).device.index)
+        Bound("sinks", lambda _: [of.step], Buffers.now(engine_of(sinks.device)), of.kept)()
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """The launch for the gradient of sinks, and the tensors that it needs."""
+
+    step: Step
+    kept: tuple[torch.Tensor | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        dout: torch.Tensor,
+        dlse: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sinks: torch.Tensor,
+        starts: torch.Tensor | None,
+        made: torch.Tensor,
+    ) -> Sinks:
+        packed, place = starts is not None, layout if starts is None else packed_layout
+        at = {"out": place(out, "out"), "dout": place(dout, "dout")}
+        heads, rows = (out.shape[1], out.shape[0]) if packed else (out.shape[1], out.shape[2])
+        parameters = BackwardParameters(
+            **{name: one.address for name, one in at.items()},
+            **{f"at_{name}": strides(one) for name, one in at.items()},
+            lse=lse.data_ptr(),
+            dlse=0 if dlse is None else dlse.data_ptr(),
+            q_starts=0 if starts is None else starts.data_ptr(),
+            sinks=sinks.data_ptr(),
+            dsinks=made.data_ptr(),
+            heads=Divisor.of(heads),
+            all_heads=heads * (1 if packed else out.shape[0]),
+            items=0 if starts is None else starts.shape[0] - 1,
+            seq_q=rows,
+            value_dim=out.shape[-1],
+        )
+        vector = out.shape[-1] % 8 == 0 and all(one.is_vector for one in at.values())
+        kernel = SinksBackwardKernel(DTYPE_NAMES[out.dtype], vector)
+        return cls(Step(kernel, (heads, 1, 1), (parameters,)), (dout, dlse, out, lse, sinks, starts, made))

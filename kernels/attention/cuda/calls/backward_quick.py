@@ -33,7 +33,7 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[..., Three | None]
 """Takes a pass's tensors in the order of `READ` that it has; None if they need another plan after all."""
 
-READ = ("q", "k", "v", "mask", "q_starts", "k_starts", "out", "lse", "dout", "dlse")
+READ = ("q", "k", "v", "mask", "q_starts", "k_starts", "slopes", "out", "lse", "dout", "dlse")
 ALIGNED = ("q", "k", "v", "out", "dout")
 PIECE = 256
 """Bytes: pieces of the workspace begin at multiples of it, as allocations do."""

@@ -13,14 +13,14 @@ from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
 from kernels.attention.cuda.plan.planning import Problem, check_kind, plan, scale_of
-from kernels.attention.cuda.plan.posing import Window, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.posing import Shaping, Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
 from kernels.attention.cuda.run.driver import driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Way
 from kernels.attention.cuda.ways.dispatch import choose, ways
 from kernels.attention.cuda.ways.general import General, plan_general
-from kernels.attention.cuda.ways.portable import Portable
+from kernels.attention.cuda.ways.portable import Portable, WithSinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,24 @@ class Terms:
     scale: float | None = None
     causal_alignment: str = "top-left"
     window: Window | None = None
+    softcap: float = 0.0
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     splits: int | None = None
     way: str | None = None
     engine: Engine | None = None
     buffers: Buffers | None = None
+
+    @property
+    def shaping(self) -> Shaping:
+        return Shaping(self.softcap, self.alibi_slopes, self.sinks)
+
+    @property
+    def shaping_tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are given, by their names."""
+        given = {"alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
+        return {name: x for name, x in given.items() if x is not None}
 
     def buffers_for(self, device: torch.device) -> Buffers:
         return self.buffers or Buffers.now(self.engine or engine_of(device))
@@ -56,6 +69,9 @@ if TYPE_CHECKING:
         scale: float | None
         causal_alignment: str
         window: Window | None
+        softcap: float
+        alibi_slopes: torch.Tensor | None
+        sinks: torch.Tensor | None
         lse: torch.Tensor | None
         splits: int | None
         way: str | None
@@ -80,10 +96,10 @@ def bind(
     """
     terms = Terms(**given)
     tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
+    tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    problem = problem_of(
-        q, k, v, out, causal=terms.causal, alignment=terms.causal_alignment, window=terms.window, mask=attn_mask
-    )
+    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = problem_of(q, k, v, out, mask=attn_mask, shaping=terms.shaping, **rest)  # type: ignore[arg-type]
     return bind_problem(problem, tensors, out, terms, q.shape[:3])
 
 
@@ -108,23 +124,30 @@ def bind_problem(
     scale = scale_of(terms.scale, problem.head_dim)
     if not problem.has_keys:
         check_kind(problem, buffers.engine.machine)
-        return Unseen(out, lse, buffers)
+        return Unseen(out, lse, buffers, terms.sinks)
     problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0))
     driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
+    if problem.sinks:
+        taken = WithSinks(taken)
     return Bound.of(taken, problem, abs(scale) or 1.0, buffers, (*given.values(), out, lse))
 
 
 class Unseen(Bound):
-    """A call in which no row sees a key, or there are no rows: zeros, and log-sum-exps of minus infinity."""
+    """A call in which no row sees a key, or there are no rows: zeros, and log-sum-exps of minus infinity, or of the
+    sinks."""
 
-    def __init__(self, out: torch.Tensor, lse: torch.Tensor | None, buffers: Buffers) -> None:
+    def __init__(
+        self, out: torch.Tensor, lse: torch.Tensor | None, buffers: Buffers, sinks: torch.Tensor | None = None
+    ) -> None:
         super().__init__("nothing", lambda _: [], buffers, (out, lse))
-        self.out, self.sums = out, lse
+        self.out, self.sums, self.sinks = out, lse, sinks
 
     def __call__(self) -> None:
         self.out.zero_()
-        if self.sums is not None:
+        if self.sums is not None and self.sinks is not None:
+            self.sums.copy_(self.sinks[:, None])
+        elif self.sums is not None:
             self.sums.fill_(-math.inf)
 
 
@@ -163,8 +186,10 @@ def bind_varlen(  # noqa: PLR0913 - the tensors of a call
     terms = Terms(**given)
     starts = (cu_seqlens_q, cu_seqlens_k)
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
     rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    rest |= {"shaping": terms.shaping}
     problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
     return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
 
@@ -191,8 +216,10 @@ def bind_paged(  # noqa: PLR0913 - the tensors of a call
     terms = Terms(**given)
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seqused_k": seqused_k}
     tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
+    tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
     rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    rest |= {"shaping": terms.shaping}
     problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
     sums = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
     return bind_problem(problem, tensors, out, terms, torch.Size(sums))
@@ -215,6 +242,9 @@ def bind_call(
         "scale": options.scale,
         "causal_alignment": options.alignment,
         "window": options.window,
+        "softcap": options.softcap,
+        "alibi_slopes": tensors.get("slopes"),
+        "sinks": tensors.get("sinks"),
         "lse": lse,
         "way": way,
         "splits": splits,

@@ -36,12 +36,13 @@ class Way:
     needs; `pair` says whether the caller wants them too. `known` launches without checking the tensors again, which the
     caller has compared; it belongs to one thread, as plans do."""
 
-    __slots__ = ("compute", "known", "launcher", "nothing", "options", "pair")
+    __slots__ = ("compute", "known", "launcher", "nothing", "options", "pair", "sinks")
 
     def __init__(self, launcher: Launcher, compute: Compute, options: Options) -> None:
         self.launcher, self.compute, self.pair = launcher, compute, options.return_lse
         self.options = options._replace(return_lse=True)
-        self.nothing = (None,) * (len(options.names) - 3)
+        self.sinks = options.names.index("sinks") if "sinks" in options.names else 0
+        self.nothing: tuple[None, ...] = (None,) * (len(options.names) - 3)
         self.known: Call | None = None
 
     def launch(self, tensors: tuple[torch.Tensor, ...]) -> Any:
@@ -71,11 +72,19 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         needed."""
         way, saved = ctx.way, ctx.saved_tensors
         dout = torch.zeros_like(saved[-2]) if dout is None else dout
+        options, nothing = way.options, way.nothing
+        if way.sinks:  # the log-sum-exps hold all that the other gradients need of them
+            *tensors, out, lse = saved
+            starts = tensors[options.names.index("q_starts")] if "q_starts" in options.names else None
+            dsinks = torch.ops.spotbench.attention_sinks_backward(dout, dlse, out, lse, tensors[way.sinks], starts)
+            saved = (*tensors[: way.sinks], *tensors[way.sinks + 1 :], out, lse)
+            options = options._replace(names=tuple(name for name in options.names if name != "sinks"))
+            nothing = (*nothing[: way.sinks - 3], dsinks, *nothing[way.sinks - 2 :])
         if torch.is_grad_enabled() or listening() or type(dout) is not torch.Tensor:
-            found = by_operator(saved, dout, dlse, way.options)
+            found = by_operator(saved, dout, dlse, options)
         else:
-            found = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), way.options)
-        return None, *found, *way.nothing
+            found = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), options)
+        return None, *found, *nothing
 
 
 def by_operator(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.cuda.calls.quick import QKV, Options
-from kernels.attention.cuda.calls.registered import Pair, library, window
+from kernels.attention.cuda.calls.registered import SHAPED, SHAPED_ARGUMENTS, Pair, library, shaped, window
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
 
@@ -21,11 +21,20 @@ library.define(
     f"attention_varlen_backward({SAVED}, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, {OPTIONS}) "
     "-> (Tensor, Tensor, Tensor)"
 )
+library.define(
+    f"attention_shaped_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {SHAPED_ARGUMENTS}) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+library.define(
+    "attention_sinks_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor sinks, Tensor? q_starts) "
+    "-> Tensor"
+)
 NAMES = {
     "attention": (*QKV, "mask"),
     "attention_varlen": (*QKV, "q_starts", "k_starts"),
+    "attention_shaped": SHAPED,
 }
-"""The operators with the names of their tensors; the mask is the last of all arguments."""
+"""The operators with the names of their tensors, which are the first arguments, or the mask the last of all."""
 
 
 class Backward(Protocol):
@@ -45,6 +54,8 @@ class Backward(Protocol):
 
 def named(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
     """An operator's tensors by their names."""
+    if name == "attention_shaped":
+        return {of: x for of, x in zip(SHAPED, given, strict=False) if x is not None}
     found = [x for x in given if isinstance(x, Tensor)]
     return dict(zip(NAMES[name], found, strict=False))
 
@@ -76,7 +87,13 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         operator = getattr(torch.ops.spotbench, f"{ctx.name}_backward").default
         found = operator(dout, dlse, out, lse, *given)
         wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[1:4], strict=True)]
-        return None, *wanted, *[None] * (len(given) - len(wanted))
+        others: list[Tensor | None] = [None] * (len(given) - len(wanted))
+        sinks = named(ctx.name, tuple(given)).get("sinks")
+        if sinks is not None and ctx.needs_input_grad[1 + SHAPED.index("sinks")]:
+            starts = given[SHAPED.index("q_starts")]
+            made = torch.ops.spotbench.attention_sinks_backward(dout, dlse, out, lse, sinks, starts)
+            others[SHAPED.index("sinks") - len(wanted)] = made
+        return None, *wanted, *others
 
 
 def differentiable(name: str) -> Callable[..., Pair]:
@@ -86,8 +103,9 @@ def differentiable(name: str) -> Callable[..., Pair]:
         tensors = named(name, given)
         inputs.refuse_tangents(tensors)
         wanting = inputs.wanting(tensors)
-        if not set(wanting) <= set(QKV):
-            inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in QKV})
+        differentiable = {*QKV, "sinks"}
+        if not set(wanting) <= differentiable:
+            inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in differentiable})
         if wanting:
             pair: Pair = Differentiable.apply(name, *given)
         else:
@@ -131,6 +149,11 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
         options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), (longest_q, longest_k))
         return run(tensors, out, lse, dout, dlse, options)
 
+    def attention_shaped_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
+        tensors, options = shaped(given)
+        tensors.pop("sinks", None)  # the log-sum-exps hold all that the other gradients need of them
+        return run(tensors, out, lse, dout, dlse, options._replace(names=tuple(tensors)))
+
     def run(
         tensors: dict[str, Tensor],
         out: Tensor,
@@ -143,7 +166,11 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
         slope = None if dlse is None else inputs.plain(dlse)
         return compute(plain, inputs.plain(out), inputs.plain(lse), inputs.plain(dout), options, dlse=slope)
 
-    return {"attention_backward": attention_backward, "attention_varlen_backward": attention_varlen_backward}
+    return {
+        "attention_backward": attention_backward,
+        "attention_varlen_backward": attention_varlen_backward,
+        "attention_shaped_backward": attention_shaped_backward,
+    }
 
 
 def shapes(
@@ -161,7 +188,15 @@ def shapes(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def register(compute: Backward) -> None:
+def shape_of_sinks(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sinks: Tensor, starts: Tensor | None
+) -> Tensor:
+    """What the gradient of sinks is like."""
+    del dout, dlse, out, lse, starts
+    return torch.empty_like(sinks)
+
+
+def register(compute: Backward, sinks: Callable[..., Tensor]) -> None:
     """Registers the gradients of the operators with autograd, and their kernels with the dispatcher."""
     for name in NAMES:
         library.impl(name, differentiable(name), "Autograd")
@@ -169,3 +204,6 @@ def register(compute: Backward) -> None:
         library.impl(name, kernel, "CUDA")
         library.impl(name, once(name), "Autograd")
         torch.library.register_fake(f"spotbench::{name}", shapes, lib=library)
+    library.impl("attention_sinks_backward", sinks, "CUDA")
+    library.impl("attention_sinks_backward", once("attention_sinks_backward"), "Autograd")
+    torch.library.register_fake("spotbench::attention_sinks_backward", shape_of_sinks, lib=library)

@@ -29,7 +29,10 @@ Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
 """How addresses are written into an argument: the packing function, the argument, the offset, and the selection."""
 
 VECTOR_MASK = 15
-ADDRESSED = ("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths")
+ADDRESSED = (
+    *("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths"),
+    *("slopes", "sinks"),
+)
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))
 ALIGNED = ("q", "k", "v", "out", "mask")
@@ -135,9 +138,18 @@ class Form:
     lse_shape: tuple[int, ...] | None
     device: torch.device
     index: int
+    make: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like
+    """Makes an output, from q."""
 
     @classmethod
-    def of(cls, names: Sequence[str], tensors: Sequence[torch.Tensor], lse: torch.Tensor | None, index: int) -> Form:
+    def of(
+        cls,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        index: int,
+    ) -> Form:
         places = tuple(ADDRESSED.index(name) for name in names)
         bounds = [span(x) for x in tensors]
         return cls(
@@ -147,12 +159,19 @@ class Form:
             None if lse is None else tuple(lse.shape),
             tensors[0].device,
             index,
+            torch.empty_like if out.shape == tensors[0].shape else maker(out),
         )
 
     @property
     def out_place(self) -> int | None:
         """The index of the output among the tensors; None if the call makes the output."""
         return self.places.index(OUT) if OUT in self.places else None
+
+
+def maker(out: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that makes tensors with the sizes and strides of an output, of the type and on the device of q."""
+    sizes, strides = tuple(out.shape), out.stride()
+    return lambda q: q.new_empty_strided(sizes, strides)
 
 
 def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -179,7 +198,7 @@ def plain_call(movable: Movable, form: Form, host: Host) -> Call | None:
     bound, runs = movable.bound, movable.runs
     if len(bound.steps) != 1 or movable.maps or len(runs) != 1 or any(form.remainders):
         return None
-    if form.places != (0, 1, 2):
+    if form.places != (0, 1, 2) or form.make is not torch.empty_like:
         return None
     if (runs[0].first, runs[0].last) != (0, LSE + 1):
         return None
@@ -260,7 +279,7 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
     steps: list[tuple[LaunchConfig, int, int, int]] = bound.steps
     launch, fail, index = bound.launch_kernel, bound.fail, form.index
     remainders, out_remainder, mask_place = boundaries(form)
-    empty_like, spans = torch.empty_like, form.spans
+    empty_like, make, spans = torch.empty_like, form.make, form.spans
 
     def call(*tensors: torch.Tensor) -> Answer | None:
         addresses = [x.data_ptr() for x in tensors]
@@ -272,7 +291,7 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
         if stream is not None and (current != stream or host.capturing()):
             return None
         if out_place is None:
-            out = empty_like(tensors[0])
+            out = make(tensors[0])
             addresses.append(out.data_ptr())
         else:
             out = tensors[out_place]

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from kernels.attention.cuda.calls.likeness import Check, find_checker, find_guard, guard_of, key_of
 from kernels.attention.cuda.calls.moving import Answer, Call, Form, Movable, general_call, plain_call, remainders_of
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.posing import Window
+from kernels.attention.cuda.plan.posing import Window, output_like
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
 
@@ -37,7 +37,7 @@ PAGED = (*QKV, "block_table", "k_lengths")
 
 class Options(NamedTuple):
     """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
-    k_lengths; out.
+    k_lengths; slopes; sinks; out.
 
     `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
     """
@@ -49,6 +49,7 @@ class Options(NamedTuple):
     window: Window | None = None
     names: tuple[str, ...] = QKV
     longest: tuple[int, int] | None = None
+    softcap: float = 0.0
 
     @property
     def paged(self) -> bool:
@@ -185,7 +186,7 @@ class Quick:
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
         wanting = inputs.wanting(given)
-        if not set(wanting) <= set(QKV) or "out" in given or options.paged:
+        if not set(wanting) <= {*QKV, "sinks"} or "out" in given or options.paged:
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
         strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"
@@ -249,7 +250,7 @@ class Quick:
         given = dict(zip(options.names, tensors, strict=True))
         q, out = given["q"], given.pop("out", None)
         if out is None:
-            out = torch.empty_like(q)
+            out = output_like(q, given["v"])
         lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device) if options.return_lse else None
         bound = self.bind(given, out, lse, options, buffers)
         bound()
@@ -257,7 +258,7 @@ class Quick:
         if bound.plan and type(options.scale) in (float, int, type(None)) and not of_one_launch:
             movable = Movable.of(bound, {**given, "out": out, **({} if lse is None else {"lse": lse})})
             if movable is not None:
-                form = Form.of(options.names, tensors, lse, engine.device.index)
+                form = Form.of(options.names, tensors, out, lse, engine.device.index)
                 only = stream if buffers.has_state else None
                 call = None if buffers.has_state else plain_call(movable, form, engine.host)
                 plan = (self.checker(*tensors), call or general_call(movable, form, engine.host, only))
@@ -268,7 +269,8 @@ class Quick:
 
 def recent_key(options: Options) -> tuple[object, ...]:
     """The key of recent plans, which is shortest if there are only q, k and v."""
-    return options[:4] if options.names == QKV and options.window is None else options
+    plain = options.names == QKV and options.window is None and not options.softcap
+    return options[:4] if plain else options
 
 
 def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:

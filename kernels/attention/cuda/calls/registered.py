@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention.cuda.calls.quick import PAGED, QKV, Answer, Options
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.posing import check_rank, check_shapes
+from kernels.attention.cuda.plan.posing import check_rank, check_shapes, output_like
 from kernels.attention.cuda.plan.posing_paged import check_paged_shapes
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -24,14 +24,22 @@ library.define(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
     "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
 )
+SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks")
+"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores; all but the first three
+may be missing."""
+SHAPED_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, Tensor? mask, Tensor? slopes, Tensor? sinks, "
+    "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap"
+)
+library.define(f"attention_shaped({SHAPED_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor q_starts, Tensor k_starts, int longest_q, int longest_k, "
     "bool causal, float scale, str alignment, int left, int right) -> (Tensor, Tensor)"
 )
 library.define(
     "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
-    "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right) "
-    "-> (Tensor, Tensor)"
+    "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, "
+    "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None) -> (Tensor, Tensor)"
 )
 
 
@@ -66,7 +74,11 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     rest = (options.causal, scale, options.alignment, *sides(options.window))
     if options.paged:
         pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
-        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *rest)
+        shaping = options.softcap, tensors.get("slopes"), tensors.get("sinks")
+        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *rest, *shaping)
+    if options.softcap or "slopes" in tensors or "sinks" in tensors:
+        given = (*map(tensors.get, SHAPED), *(options.longest or (-1, -1)), *rest, options.softcap)
+        return "attention_shaped", given
     if options.longest is None:
         return "attention", (q, k, v, *rest, tensors.get("mask"))
     return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *rest)
@@ -92,19 +104,46 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         return run(tuple(tensors), Options(causal, scale, alignment, True, window(left, right), names, longest))
 
     def attention_paged(*given: Any) -> Pair:
-        *pages, starts, longest_q, longest_k, causal, scale, alignment, left, right = given
-        tensors, names = (tuple(pages), PAGED) if starts is None else ((*pages, starts), (*PAGED, "q_starts"))
-        longest = longest_q, longest_k
-        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names, longest))
+        pages, (starts, *longest), (causal, scale, alignment, left, right), shaping = (
+            given[:5],
+            given[5:8],
+            given[8:13],
+            given[13:],
+        )
+        softcap, slopes, sinks = shaping or (0.0, None, None)
+        named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
+        tensors = {name: x for name, x in named.items() if x is not None}
+        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), tuple(longest), softcap)
+        return run(tuple(tensors.values()), options)
 
-    return {"attention": attention, "attention_varlen": attention_varlen, "attention_paged": attention_paged}
+    def attention_shaped(*given: Any) -> Pair:
+        tensors, options = shaped(given)
+        return run(tuple(tensors.values()), options)
+
+    return {
+        "attention": attention,
+        "attention_varlen": attention_varlen,
+        "attention_paged": attention_paged,
+        "attention_shaped": attention_shaped,
+    }
+
+
+def shaped(given: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Options]:
+    """The tensors by name, and the options, of the arguments of `attention_shaped`."""
+    tensors = {name: x for name, x in zip(SHAPED, given[: len(SHAPED)], strict=True) if x is not None}
+    longest_q, longest_k, causal, scale, alignment, left, right, softcap = given[len(SHAPED) :]
+    longest = (longest_q, longest_k) if "q_starts" in tensors else None
+    options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), longest, softcap)
+    return tensors, options
 
 
 def without_gradient(*given: Any) -> Pair:
     """The function that is registered with autograd for `attention_paged`: it refuses a result that would need a
     gradient."""
     names = ("q", "k_cache", "v_cache")
-    inputs.refuse_derivatives(dict(zip(names, given, strict=False)))
+    wanting = dict(zip(names, given, strict=False))
+    wanting |= {name: x for name, x in zip(("slopes", "sinks"), given[14:], strict=False) if x is not None}
+    inputs.refuse_derivatives(wanting)
     with torch._C._AutoDispatchBelowAutograd():
         pair: Pair = torch.ops.spotbench.attention_paged.default(*given)
     return pair
@@ -131,15 +170,24 @@ def paged_sums(q: torch.Tensor) -> tuple[int, ...]:
     return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else packed_sums(q)
 
 
-SUMS = {"attention": padded_sums, "attention_varlen": packed_sums, "attention_paged": paged_sums}
+def shaped_sums(q: torch.Tensor) -> tuple[int, ...]:
+    return padded_sums(q) if q.dim() == 4 else packed_sums(q)
+
+
+SUMS = {
+    "attention": padded_sums,
+    "attention_varlen": packed_sums,
+    "attention_paged": paged_sums,
+    "attention_shaped": shaped_sums,
+}
 """The shapes of the operators' log-sum-exps, by that of Q."""
 
 
 def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
     """Empty tensors like those that an operator returns, for the compiler's tracing and for meta tensors."""
 
-    def fake(q: torch.Tensor, *rest: Any) -> Pair:
-        del rest
-        return torch.empty_like(q), torch.empty(sums(q), dtype=torch.float32, device=q.device)
+    def fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Pair:
+        del k, rest
+        return output_like(q, v), torch.empty(sums(q), dtype=torch.float32, device=q.device)
 
     return fake

@@ -49,4 +49,8 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("block_table", "k_lengths")),
         ("table_row", ctypes.c_int64),
         ("page", Divisor),
+        *((name, ctypes.c_void_p) for name in ("slopes", "sinks")),
+        ("slopes_batch", ctypes.c_int64),
+        ("cap", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("value_dim", "level")),
     ]

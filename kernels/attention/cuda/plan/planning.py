@@ -7,7 +7,15 @@ import math
 from dataclasses import dataclass
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.variants import MAX_HEAD_DIM, SCALAR_TILES, Chip, Combine, Kernel, padded
+from kernels.attention.cuda.plan.variants import (
+    MAX_HEAD_DIM,
+    SCALAR_TILES,
+    WIDE_HEAD_DIMS,
+    Chip,
+    Combine,
+    Kernel,
+    padded,
+)
 
 LOG2_E = 1.4426950408889634
 ELEMENT_BYTES = 2
@@ -94,12 +102,24 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
+class Slopes:
+    """ALiBi: by how much each key of distance lowers a score, float32 by head of Q; the stride of batches in floats, 0
+    where they share the slopes. Key i + level is the one nearest to query i."""
+
+    address: int
+    batch: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One attention call without its data.
 
     Row r of Q sees the keys up to r + causal_offset if `causal`, and from r + window_offset on if that is a number.
     With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest; with `pages` `seq_k` is. `sign` is
-    that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0.
+    that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0. `value_dim` is the
+    width of V and the output, 0 where it is that of Q and K. `softcap` limits scores to +-softcap, 0 does not. `sinks`
+    is the address of a score for each head of Q that has no value, 0 where there is none.
     """
 
     dtype: str
@@ -120,10 +140,28 @@ class Problem:
     lengths: Lengths | None = None
     sign: int = 1
     pages: Pages | None = None
+    value_dim: int = 0
+    softcap: float = 0.0
+    slopes: Slopes | None = None
+    sinks: int = 0
+
+    @property
+    def width(self) -> int:
+        """The width of V and the output."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether scores are capped or fall with the distance, or V's or K's width is one that only the kernels that
+        shape scores have."""
+        return bool(self.softcap or self.slopes) or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no window, mask, lengths, pages or odd scale: what the kernels without features compute."""
+        """Whether it has no window, mask, lengths, pages, shaped scores or odd scale: what the kernels without features
+        compute."""
+        if self.is_shaped:
+            return False
         features = (self.window_offset, self.mask, self.lengths, self.pages)
         return self.sign == 1 and all(feature is None for feature in features)
 
@@ -144,7 +182,11 @@ class Problem:
 
     @property
     def is_vector(self) -> bool:
-        return self.head_dim % 8 == 0 and all(x.is_vector for x in (self.q, self.k, self.v, self.out))
+        return (
+            self.head_dim % 8 == 0
+            and self.width % 8 == 0
+            and all(x.is_vector for x in (self.q, self.k, self.v, self.out))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +215,21 @@ class Launch:
         return Combine(self.kernel.dtype) if self.splits > 1 else None
 
 
-def refusal(chip: Chip, dtype: str, head_dim: int) -> str | None:
+def refusal(chip: Chip, dtype: str, head_dim: int, widest: int = MAX_HEAD_DIM) -> str | None:
     """Why a chip has no kernel for an element type and head dimension; None if it has one."""
     if dtype not in ("float16", "bfloat16"):
         return f"the CUDA kernel computes float16 and bfloat16, not {dtype}"
     if dtype not in chip.dtypes:
         return f"{chip.name} chips have no {dtype} tensor cores"
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        return f"the CUDA kernel supports head dimensions 1 to {MAX_HEAD_DIM}, not {head_dim}"
+    if not 1 <= head_dim <= widest:
+        return f"the CUDA kernel supports head dimensions 1 to {widest}, not {head_dim}"
     return None
 
 
 def check_kind(problem: Problem, machine: Machine) -> None:
     """Raises `Unsupported` for an element type or a head dimension that no kernel computes."""
-    reason = refusal(machine.chip, problem.dtype, problem.head_dim)
+    widths = {problem.head_dim, problem.width}
+    reason = next(filter(None, (refusal(machine.chip, problem.dtype, one, WIDE_HEAD_DIMS[-1]) for one in widths)), None)
     if reason:
         raise Unsupported(reason)
 
@@ -253,6 +296,10 @@ def fewest_parts(blocks: int, slots: int, most: int) -> int:
 def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
     """How to compute a problem on a machine. `splits` overrides the choice. Raises `Unsupported`."""
     check(problem, machine)
+    if problem.is_shaped:
+        raise Unsupported(
+            f"the plain kernels shape no scores, and K and V have equal head dimensions 1 to {MAX_HEAD_DIM}"
+        )
     chip, size = machine.chip, padded(problem.head_dim)
     all_heads = problem.batch * problem.heads
     kernel = choose(problem, machine, size)

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.planning import Layout, Lengths, Mask, Problem
+from kernels.attention.cuda.plan.planning import Layout, Lengths, Mask, Problem, Slopes
+from kernels.attention.cuda.plan.variants import WIDE_HEAD_DIMS
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
 Window = tuple[int | None, int | None]
 WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or None for no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What a call does to its scores beside hiding some: a limit of +-`softcap`, 0 for none; `slopes`, by which they
+    fall with the distance; and `sinks`, which take part of the weights."""
+
+    softcap: float = 0.0
+    slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+    def fields(self, q: torch.Tensor, v: torch.Tensor, sizes: tuple[int, int], level: int) -> dict[str, Any]:
+        """The fields of a problem of so many batches and heads of Q, in which key i + level is the nearest to query i.
+        Raises `Unsupported`, ValueError or TypeError."""
+        for name, x, shapes in (("alibi_slopes", self.slopes, (sizes, sizes[1:])), ("sinks", self.sinks, (sizes[1:],))):
+            if x is None:
+                continue
+            if x.shape not in shapes or (x.shape[-1] > 1 and x.stride(-1) != 1):
+                raise ValueError(f"{name} must be {' or '.join(map(str, shapes))}, contiguous, not {tuple(x.shape)}")
+            if x.dtype != torch.float32 or x.device != q.device:
+                raise Unsupported(f"{name} must be float32 on {q.device}, not {x.dtype} on {x.device}")
+        slopes = None
+        if self.slopes is not None:
+            slopes = Slopes(self.slopes.data_ptr(), self.slopes.stride(0) if self.slopes.dim() == 2 else 0, level)
+        return {
+            "value_dim": v.shape[-1],
+            "softcap": softcap_of(self.softcap),
+            "slopes": slopes,
+            "sinks": 0 if self.sinks is None else self.sinks.data_ptr(),
+        }
+
+
+UNSHAPED = Shaping()
+
+
+def softcap_of(given: object) -> float:
+    """The limit of scores. Raises TypeError or ValueError."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"softcap must be a number, not a {type(given).__name__}")
+    if not 0.0 <= given < math.inf:
+        raise ValueError(f"softcap must be positive and finite, or 0 for no limit, not {given}")
+    return float(given)
 
 
 def layout(tensor: torch.Tensor, name: str) -> Layout:
@@ -32,6 +79,7 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
     alignment: str,
     window: Window | None = None,
     mask: torch.Tensor | None = None,
+    shaping: Shaping = UNSHAPED,
 ) -> Problem:
     """The problem that these tensors pose. Raises `Unsupported`, or ValueError where they contradict each other."""
     check_rank(q, k, v, 4)
@@ -57,6 +105,7 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
         out=layout(out, "out"),
         window_offset=left,
         mask=None if mask is None else mask_of(mask, (batch, heads, seq_q, seq_k), q),
+        **shaping.fields(q, v, (batch, heads), seq_k - seq_q if alignment == "bottom-right" else 0),
     )
 
 
@@ -76,18 +125,37 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shared: tupl
     heads, kv_heads = q.shape[1], k.shape[1]
     if not fits or (heads and not kv_heads):
         raise ValueError(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if q.shape[-1] < 1:
-        raise Unsupported(f"the head dimension must be 1 to 256, not {q.shape[-1]}")
-    if v.shape[-1] != q.shape[-1]:
-        raise Unsupported(f"v must have the head dimension of q and k, {q.shape[-1]}, and not {v.shape[-1]}")
+    check_widths(q, v)
     if kv_heads and heads % kv_heads:
         raise Unsupported(f"{heads} heads of Q cannot share {kv_heads} heads of K and V equally")
 
 
+def check_widths(q: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises `Unsupported` for head dimensions without elements."""
+    least = min(q.shape[-1], v.shape[-1])
+    if least < 1:
+        raise Unsupported(f"the head dimension must be 1 to {WIDE_HEAD_DIMS[-1]}, not {least}")
+
+
+def output_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the output: that of q, as wide as v."""
+    return (*q.shape[:-1], v.shape[-1])
+
+
+def output_like(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Memory for the output: like q, with its order of dimensions, and as wide as v."""
+    if v.shape[-1] == q.shape[-1]:
+        return torch.empty_like(q)
+    order = sorted(range(q.dim() - 1), key=lambda axis: -q.stride(axis))
+    made = q.new_empty([*(q.shape[axis] for axis in order), v.shape[-1]])
+    return made.permute([*(order.index(axis) for axis in range(q.dim() - 1)), q.dim() - 1])
+
+
 def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, alignment: str) -> None:
     """What holds for padded and packed tensors alike."""
-    if out.shape != q.shape or out.dtype != q.dtype:
-        raise ValueError(f"out must be {tuple(q.shape)} {q.dtype}, not {tuple(out.shape)} {out.dtype}")
+    wanted = output_shape(q, v)
+    if out.shape != wanted or out.dtype != q.dtype:
+        raise ValueError(f"out must be {wanted} {q.dtype}, not {tuple(out.shape)} {out.dtype}")
     if not (q.dtype == k.dtype == v.dtype):
         raise Unsupported(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     if any(tensor.device != q.device for tensor in (q, k, v, out)):
@@ -175,6 +243,7 @@ def varlen_problem_of(  # noqa: PLR0913 - the tensors of a call
     causal: bool,
     alignment: str,
     window: Window | None,
+    shaping: Shaping = UNSHAPED,
 ) -> Problem:
     """The problem that packed tensors pose. Raises `Unsupported`, or ValueError where they contradict each other."""
     check_rank(q, k, v, 3)
@@ -202,6 +271,7 @@ def varlen_problem_of(  # noqa: PLR0913 - the tensors of a call
         v=packed_layout(v, "v"),
         out=packed_layout(out, "out"),
         window_offset=left,
+        **shaping.fields(q, v, (cu_seqlens_q.shape[0] - 1, q.shape[1]), 0),
         lengths=Lengths(
             cu_seqlens_q.data_ptr(), cu_seqlens_k.data_ptr(), q.shape[0], alignment == "bottom-right", k.shape[0]
         ),

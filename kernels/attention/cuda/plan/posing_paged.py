@@ -10,8 +10,11 @@ from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.planning import Layout, Lengths, Pages, Problem
 from kernels.attention.cuda.plan.posing import (
     DTYPE_NAMES,
+    UNSHAPED,
+    Shaping,
     Window,
     check_kinds,
+    check_widths,
     hint,
     layout,
     limits,
@@ -40,10 +43,7 @@ def check_paged_shapes(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Te
         raise ValueError("shapes do not fit: q {}, k_cache {}, v_cache {}".format(*sizes))
     if k_cache.shape[1] < 1:
         raise ValueError(f"a page must have a key: k_cache is {tuple(k_cache.shape)}, [pages, page_size, H_kv, D]")
-    if q.shape[-1] < 1:
-        raise Unsupported(f"the head dimension must be 1 to 256, not {q.shape[-1]}")
-    if v_cache.shape[-1] != q.shape[-1]:
-        raise Unsupported(f"v_cache must have the head dimension of q, {q.shape[-1]}, and not {v_cache.shape[-1]}")
+    check_widths(q, v_cache)
     if kv_heads and heads % kv_heads:
         raise Unsupported(f"{heads} heads of Q cannot share {kv_heads} heads of K and V equally")
 
@@ -108,6 +108,7 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
     causal: bool,
     alignment: str,
     window: Window | None,
+    shaping: Shaping = UNSHAPED,
 ) -> Problem:
     """The problem that these tensors pose. Raises `Unsupported`, or ValueError where they contradict each other.
 
@@ -145,4 +146,5 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
             align_ends,
             k_cache.shape[0],
         ),
+        **shaping.fields(q, v_cache, (batch, q.shape[-2]), 0),
     )

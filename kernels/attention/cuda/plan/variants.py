@@ -35,6 +35,8 @@ C_TYPE = {"float16": "Half", "bfloat16": "BFloat16"}
 SHORT = {"float16": "fp16", "bfloat16": "bf16"}
 PADDED_HEAD_DIMS = (64, 128, 256)
 MAX_HEAD_DIM = PADDED_HEAD_DIMS[-1]
+WIDE_HEAD_DIMS = (*PADDED_HEAD_DIMS, 512, 576)
+"""Those of the kernels that shape scores, by the wider of K and V. Only Hopper has shared memory for the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,24 @@ class Combine:
     @property
     def source(self) -> str:
         return entry_point(self.name, self.threads, f"attention_combine<{C_TYPE[self.dtype]}>(p)")
+
+
+@dataclass(frozen=True, slots=True)
+class SinksKernel:
+    """The kernel that adds sinks to the results of any other."""
+
+    dtype: str
+    threads: int = 128
+    shared_bytes: int = 0
+    rows_per_block: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"sinks_{SHORT[self.dtype]}"
+
+    @property
+    def source(self) -> str:
+        return entry_point(self.name, self.threads, f"attention_sinks<{C_TYPE[self.dtype]}>(p)")
 
 
 class Entry(Protocol):
@@ -237,6 +257,11 @@ def chip_of(capability: int) -> Chip | None:
 def padded(head_dim: int) -> int:
     """The head dimension of the kernel that computes `head_dim` (1..256)."""
     return next(size for size in PADDED_HEAD_DIMS if head_dim <= size)
+
+
+def wide_padded(head_dim: int) -> int:
+    """The same of the kernels that shape scores (1..576)."""
+    return next(size for size in WIDE_HEAD_DIMS if head_dim <= size)
 
 
 def table(chip: Chip) -> Iterator[Kernel | Combine]:

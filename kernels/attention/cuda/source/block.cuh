@@ -63,6 +63,11 @@ struct Block {
   // computed again.
   __device__ __forceinline__ Share share_again() const { return share_of_thread<C>(thread_again(), p.head_dim); }
 
+  // This thread's share of a tile of V, which may be narrower than K.
+  __device__ __forceinline__ Share of_values(const Share& share) const {
+    return C::SHAPED ? share_of_thread<C>(thread_again(), p.value_dim) : share;
+  }
+
   // The address of this thread's first chunk in the first stage of K.
   __device__ __forceinline__ u32 chunk(const Share& share) const {
     return q_tile + C::Q_BYTES + swizzled<C>(share.row0, share.chunk);
@@ -76,7 +81,7 @@ struct Block {
   }
   __device__ __forceinline__ u32 v_lane() const {
     const u32 lane = (u32)thread_again() & 31;
-    return q_tile + C::Q_BYTES + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4);
+    return q_tile + C::Q_BYTES + C::TILE_BYTES + swizzled<C>(lane & 15, lane >> 4) + (C::SHAPED ? (u32)blockIdx.z * C::NO * 16 : 0);
   }
 
   __device__ __forceinline__ int keys() const {
@@ -108,6 +113,7 @@ struct Block {
     warp.scores(opaque(q_lane), k_lane() + stage);
     if constexpr (C::GENERAL) {
       const int thread = thread_again(), warp_row = (thread >> 5) * C::MI * 16;
+      if constexpr (C::SHAPED) shape<C>(p, scope, warp, n, warp_row, thread & 31);
       if constexpr (C::HAS_MASK) add_mask<C>(p, scope, warp, n, warp_row, thread & 31);
       if (MASKED && !is_open<C>(scope, n)) hide<C>(p, scope, warp, n, warp_row, thread & 31);
     } else if (MASKED) {
@@ -116,10 +122,10 @@ struct Block {
     }
   }
 
-  // Scores to which a mask was added are already scaled.
+  // Scores that were shaped, or to which a mask was added, are already scaled.
   template <bool MASKED>
   __device__ __forceinline__ void softmax() {
-    warp.template softmax<MASKED>(C::HAS_MASK ? 1.0f : p.scale_log2);
+    warp.template softmax<MASKED>(C::SCALED ? 1.0f : p.scale_log2);
   }
 
   __device__ __forceinline__ void next_tile() {
@@ -137,9 +143,9 @@ struct Block {
   template <bool BOUNDED>
   __device__ __forceinline__ void copy_v(u32 first, int n, const Share& share) const {
     if constexpr (C::PAGED)
-      copy_paged_tile<C, BOUNDED>(p, scope, first, v, p.v_batch, p.v_row, n, share);
+      copy_paged_tile<C, BOUNDED>(p, scope, first, v, p.v_batch, p.v_row, n, of_values(share));
     else
-      copy_tile<C, C::BN, BOUNDED>(first, v, p.v_row, BOUNDED ? keys() - n * C::BN : C::BN, share);
+      copy_tile<C, C::BN, BOUNDED>(first, v, p.v_row, BOUNDED ? keys() - n * C::BN : C::BN, of_values(share));
   }
   template <class ROWS>
   __device__ __forceinline__ void load_k(ROWS& to, int n, int rows, const Share& share) const {
@@ -151,9 +157,9 @@ struct Block {
   template <class ROWS>
   __device__ __forceinline__ void load_v(ROWS& to, int n, int rows, const Share& share) const {
     if constexpr (C::PAGED)
-      load_paged_tile<C>(p, scope, to, v, p.v_batch, p.v_row, n, share);
+      load_paged_tile<C>(p, scope, to, v, p.v_batch, p.v_row, n, of_values(share));
     else
-      to.load(v, p.v_row, rows, share);
+      to.load(v, p.v_row, rows, of_values(share));
   }
 
   // Two stages: the next tile's K and V are in flight during all of the present tile. There is one barrier per tile. It makes
@@ -247,9 +253,15 @@ struct Block {
     const u32 chunk = this->chunk(share);
     int n = last - 1;
     if constexpr (!C::PAGED) k += (i64)n * ((u32)C::BN * p.k_row), v += (i64)n * ((u32)C::BN * p.v_row);
-    if (C::ASYNC && !share.valid) {
+    if (C::ASYNC && !C::SHAPED && !share.valid) {
       zero_tile<C, C::BM>(chunk - C::Q_BYTES);
       for (int i = 0; i < 2 * C::STAGES; i++) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
+    }
+    if constexpr (C::ASYNC && C::SHAPED) {
+      const bool no_values = !of_values(share).valid;
+      if (!share.valid) zero_tile<C, C::BM>(chunk - C::Q_BYTES);
+      for (int i = 0; i < 2 * C::STAGES; i++)
+        if (i & 1 ? no_values : !share.valid) zero_tile<C, C::BN>(chunk + i * C::TILE_BYTES);
     }
     if constexpr (C::GENERAL)
       copy_packed_q(chunk - C::Q_BYTES, share);

@@ -57,6 +57,14 @@ struct AttentionParams {
   const int* k_lengths;    // keys of a sequence
   i64 table_row;           // stride in entries
   Divisor page;            // keys of a page
+
+  // Read only by the kernels that shape scores, and by the one that adds sinks.
+  const float* slopes;     // how much a score falls with each key of distance, by head of Q; or null
+  const float* sinks;      // by head of Q: a score that takes its share of the weights and has no value; or null
+  i64 slopes_batch;        // stride in floats
+  float cap;               // scores, scaled, approach +-cap; 0: they are not capped
+  int value_dim;           // of V and the output
+  int level;               // key i + level is the one nearest to query i, before the ends are aligned
 };
 
 // "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.

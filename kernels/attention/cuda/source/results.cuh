@@ -31,6 +31,10 @@ struct Results {
       return out + row * p.out_row;
   }
 
+  // The width of the output, and this block's first column.
+  __device__ __forceinline__ int width() const { return C::SHAPED ? p.value_dim : p.head_dim; }
+  __device__ __forceinline__ int column0() const { return C::SHAPED ? (int)blockIdx.z * C::NO * 8 : 0; }
+
   // Normalises O and computes each row's log-sum-exp in base 2: -inf for a row that saw no key, whose output is zero.
   __device__ __forceinline__ void normalise(Warp<C>& warp, float (&lse)[C::MI][2]) const {
 #pragma unroll
@@ -57,18 +61,18 @@ struct Results {
         int row = row0 + i * 16 + r * 8;
         if (!has(row)) continue;
         const i64 place = base + (C::GENERAL ? index(row) : row);
-        float* out = p.partial_out + place * p.head_dim;
+        float* out = p.partial_out + place * width();
 #pragma unroll
         for (int j = 0; j < C::NO; j++) {
-          int column = j * 8 + (lane & 3) * 2;
+          int column = column0() + j * 8 + (lane & 3) * 2;
           if (C::VECTOR) {
-            if (column < p.head_dim) *(Pair*)(out + column) = Pair{warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]};
+            if (column < width()) *(Pair*)(out + column) = Pair{warp.o[i][j][2 * r], warp.o[i][j][2 * r + 1]};
           } else {
-            if (column < p.head_dim) out[column] = warp.o[i][j][2 * r];
-            if (column + 1 < p.head_dim) out[column + 1] = warp.o[i][j][2 * r + 1];
+            if (column < width()) out[column] = warp.o[i][j][2 * r];
+            if (column + 1 < width()) out[column + 1] = warp.o[i][j][2 * r + 1];
           }
         }
-        if ((lane & 3) == 0) p.partial_lse[place] = lse[i][r];
+        if ((lane & 3) == 0 && column0() == 0) p.partial_lse[place] = lse[i][r];
       }
   }
 
@@ -79,7 +83,7 @@ struct Results {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         int local = (lane >> 2) + i * 16 + r * 8, row = row0 + i * 16 + r * 8;
-        if (p.lse && (lane & 3) == 0 && has(row))
+        if (p.lse && (lane & 3) == 0 && column0() == 0 && has(row))
           p.lse[index(row)] = lse[i][r] * LN_2;
 #pragma unroll
         for (int j = 0; j < C::NO; j++) {
@@ -87,10 +91,10 @@ struct Results {
           if (C::VECTOR) {
             store_shared(q_tile + swizzled<C>(local, j) + (lane & 3) * 4, pair);
           } else if (has(row)) {
-            int column = j * 8 + (lane & 3) * 2;
+            int column = column0() + j * 8 + (lane & 3) * 2;
             u16* element = (u16*)address(out, row) + column;
-            if (column < p.head_dim) element[0] = (u16)pair;
-            if (column + 1 < p.head_dim) element[1] = (u16)(pair >> 16);
+            if (column < width()) element[0] = (u16)pair;
+            if (column + 1 < width()) element[1] = (u16)(pair >> 16);
           }
         }
       }
@@ -99,10 +103,10 @@ struct Results {
       sync_warp();
       int warp_row0 = row0 - (lane >> 2);
 #pragma unroll
-      for (int index = lane; index < C::MI * 16 * C::CHUNKS; index += 32) {
-        int local = index / C::CHUNKS, chunk = index % C::CHUNKS, row = warp_row0 + local;
-        if (has(row) && chunk * 8 < p.head_dim)
-          *(Chunk*)(address(out, row) + chunk * 16) = load_shared(q_tile + swizzled<C>(local, chunk));
+      for (int index = lane; index < C::MI * 16 * C::NO; index += 32) {
+        int local = index / C::NO, chunk = index % C::NO, row = warp_row0 + local;
+        if (has(row) && column0() + chunk * 8 < width())
+          *(Chunk*)(address(out, row) + column0() * 2 + chunk * 16) = load_shared(q_tile + swizzled<C>(local, chunk));
       }
     }
   }
@@ -162,4 +166,23 @@ DEVICE void attention_combine(const AttentionParams& p) {
       if (column + e < p.head_dim) out[column + e] = (u16)pack<T>(value[e] * inverse, 0.0f);
   }
   if (p.lse && lane == 0) p.lse[row] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
+}
+
+// Adds each head's sink to the results of any kernel: a score that takes its share of a row's weights and has no value. A warp
+// computes a row, and a block has four. Reads and writes the output and the log-sum-exp.
+template <class T>
+DEVICE void attention_sinks(const AttentionParams& p) {
+  const int lane = (int)threadIdx.x & 31;
+  const i64 row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
+  if (row >= (i64)p.all_heads * p.seq_q) return;
+  const int head = (int)(row / p.seq_q), query = (int)(row - (i64)head * p.seq_q), batch = divide(head, p.heads);
+  const float sink = p.sinks[head - batch * (int)p.heads.divisor] * 1.4426950408889634f;
+  const float before = p.lse[row] * 1.4426950408889634f, top = fmaxf(before, sink);
+  const float share = top == MINUS_INFINITY ? 0.0f : exp2_approx(before - top);
+  const float total = top == MINUS_INFINITY ? 1.0f : share + exp2_approx(sink - top);
+  u16* out = (u16*)(output_head(p, head) + query * p.out_row);
+  for (int column = lane; column < p.value_dim; column += 32)
+    out[column] = (u16)pack<T>(unpack<T>(out[column]) * (share / total), 0.0f);
+  sync_warp();  // all lanes have read the log-sum-exp
+  if (lane == 0) p.lse[row] = (top + log2_approx(total)) * LN_2;
 }

@@ -106,6 +106,8 @@ DEVICE void hide(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n,
     }
 }
 
+constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.0e38f;
+
 template <class M>
 DEVICE float mask_value(const char* at);
 SPECIALISED float mask_value<BoolMask>(const char* at) { return *at ? 0.0f : MINUS_INFINITY; }
@@ -113,7 +115,38 @@ SPECIALISED float mask_value<HalfMask>(const char* at) { return unpack<Half>(*(c
 SPECIALISED float mask_value<BFloat16Mask>(const char* at) { return unpack<BFloat16>(*(const u16*)at); }
 SPECIALISED float mask_value<FloatMask>(const char* at) { return *(const float*)at; }
 
-constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.0e38f;
+// tanh(x), with an error of a few units in the last place of a float: by its series near 0, where a difference of exponentials
+// would have none of its digits.
+DEVICE float hyperbolic_tangent(float x) {
+  const float square = x * x, size = fabsf(x);
+  const float near = fused(square, fused(square, fused(square, fused(square, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), 1.0f) * x;
+  const float fall = exp2_approx(-2.0f * LOG2_E * size), far = (1.0f - fall) / (1.0f + fall);
+  return size < 0.25f ? near : x < 0.0f ? -far : far;
+}
+
+// Makes the scores of tile n scaled, capped, and lower by the distance of the key, all times log2(e).
+template <class C>
+DEVICE void shape(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n, int warp_row, int lane) {
+  const int level = p.level + (p.align_ends ? s.seq_k - s.seq_q : 0), column = n * C::BN + 2 * (lane & 3);
+  const float cap = p.cap * LOG2_E, inverse = p.cap > 0.0f ? 1.0f / cap : 0.0f;
+#pragma unroll
+  for (int i = 0; i < C::MI; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int local = warp_row + i * 16 + r * 8 + (lane >> 2);
+      const Place at = place_of_row(p, s, local < s.rows ? local : s.rows - 1);
+      const float slope = p.slopes ? p.slopes[s.batch * p.slopes_batch + at.head] * LOG2_E : 0.0f;
+#pragma unroll
+      for (int j = 0; j < C::NS; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = warp.s[i][j][2 * r + e];
+          x *= p.scale_log2;
+          if (p.cap > 0.0f) x = cap * hyperbolic_tangent(x * inverse);
+          if (p.slopes) x -= slope * fabsf((float)(at.query + level - column - j * 8 - e));
+        }
+    }
+}
 
 // Makes the scores of tile n scaled, plus the mask, all times log2(e). The largest negative numbers of a mask stay finite: if
 // all keys of a row have the same one, they all get the same weight.
@@ -134,7 +167,7 @@ DEVICE void add_mask(const AttentionParams& p, const Scope& s, Warp<C>& warp, in
           const int key = column + j * 8 + e;
           const float given = key < s.seq_k ? mask_value<typename C::Mask>(row + (i64)key * p.mask_key) : MINUS_INFINITY;
           const float scaled = given * LOG2_E, bias = scaled < LOWEST && given > MINUS_INFINITY ? LOWEST : scaled;
-          warp.s[i][j][2 * r + e] = warp.s[i][j][2 * r + e] * p.scale_log2 + bias;
+          warp.s[i][j][2 * r + e] = warp.s[i][j][2 * r + e] * (C::SHAPED ? 1.0f : p.scale_log2) + bias;
         }
     }
 }

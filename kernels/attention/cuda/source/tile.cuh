@@ -22,15 +22,19 @@ struct Same<A, A> {
 };
 
 template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN_REGISTERS_, bool CAUSAL_, bool VECTOR_,
-          class MASK_ = Plain>
+          class MASK_ = Plain, int OUT_ = D_, bool SHAPED_ = false>
 struct Config {
   typedef MASK_ Mask;
+  // Whether scores may be capped or fall with the distance, and V has a width of its own. A block then computes OUT columns of
+  // the output; the grid's z says which.
+  static constexpr bool SHAPED = SHAPED_;
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
   // Whether it has registers to compute one row tile after the other, which is needed if sequences are longer than the host was
   // told.
   static constexpr bool REPEATS = GENERAL && (D_ <= 128 || BN_ <= 32);
   static constexpr bool PAGED = Same<Mask, PagedKeys>::value;
   static constexpr bool HAS_MASK = GENERAL && !PAGED && !Same<Mask, NoMask>::value;
+  static constexpr bool SCALED = HAS_MASK || SHAPED;  // whether scores are scaled before the softmax
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;
@@ -42,7 +46,7 @@ struct Config {
   static constexpr int CHUNKS = D / 8;                 // 16-byte chunks in a row
   static constexpr int ROWS_PER_PASS = THREADS / CHUNKS;
   static constexpr int MI = BM / WARPS / 16;           // 16-row fragments of a warp
-  static constexpr int KQ = D / 16, NS = BN / 8, NO = D / 8, KV = BN / 16;
+  static constexpr int KQ = D / 16, NS = BN / 8, NO = OUT_ / 8, KV = BN / 16;
   static constexpr int Q_BYTES = BM * ROW_BYTES, TILE_BYTES = BN * ROW_BYTES;
   static constexpr int PASSES = BN / ROWS_PER_PASS;
 
@@ -56,6 +60,16 @@ struct Config {
 template <class C>
 DEVICE u32 swizzled(int row, int chunk) {
   return (u32)(row * C::ROW_BYTES + ((chunk ^ (row & 7)) << 4));
+}
+
+// The address of a chunk further on in the same row, by a number of chunks known at compile time, from the address of a chunk of
+// the first two. Rows whose length is a power of two need one XOR.
+template <class C>
+DEVICE u32 along(u32 address, int chunks) {
+  if constexpr ((C::D & (C::D - 1)) == 0)
+    return address ^ (chunks << 4);
+  else
+    return (address ^ ((chunks & 7) << 4)) + (chunks >> 3) * 128;
 }
 
 // What one thread moves of every tile: chunk `chunk` of rows row0, row0 + ROWS_PER_PASS, ...
@@ -75,11 +89,11 @@ DEVICE Share share_of_thread(int thread, int head_dim) {
 }
 
 // The address of this thread's chunk in pass i, from the address of its first chunk in the tile. A pass moves by a multiple of
-// eight rows, which does not change the swizzle, except where rows are so long that a pass has only four.
+// eight rows, which does not change the swizzle, except where rows are so long that a pass has only four, or two.
 template <class C>
 DEVICE u32 chunk_of_pass(u32 first, int i) {
-  static_assert(C::ROWS_PER_PASS % 4 == 0, "a pass must copy a multiple of 4 rows");
-  return (C::ROWS_PER_PASS % 8 != 0 && (i & 1) ? first ^ 64 : first) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
+  static_assert(C::ROWS_PER_PASS % 8 == 0 || 8 % C::ROWS_PER_PASS == 0, "the rows of a pass must divide 8, or be a multiple of it");
+  return (first ^ ((u32)(i * C::ROWS_PER_PASS & 7) << 4)) + i * C::ROWS_PER_PASS * C::ROW_BYTES;
 }
 
 template <class C>

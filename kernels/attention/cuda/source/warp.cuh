@@ -38,7 +38,7 @@ struct Warp {
 #pragma unroll
       for (int i = 0; i < C::MI; i++)
 #pragma unroll
-        for (int kk = 0; kk < C::KQ; kk++) load_matrices(q[i][kk], (q_lane ^ (kk << 5)) + i * 16 * C::ROW_BYTES);
+        for (int kk = 0; kk < C::KQ; kk++) load_matrices(q[i][kk], along<C>(q_lane, 2 * kk) + i * 16 * C::ROW_BYTES);
     }
   }
 
@@ -50,7 +50,8 @@ struct Warp {
       for (int j = 0; j < C::NS; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[i][j][e] = 0.0f;
-#pragma unroll
+    constexpr int AT_ONCE = C::KQ > 16 ? 4 : C::KQ;  // of the widest rows, whose addresses would take too many registers
+#pragma unroll AT_ONCE
     for (int kk = 0; kk < C::KQ; kk++) {
       u32 a[C::MI][4];
 #pragma unroll
@@ -59,13 +60,13 @@ struct Warp {
 #pragma unroll
           for (int e = 0; e < 4; e++) a[i][e] = q[i][kk][e];
         } else {
-          load_matrices(a[i], (q_lane ^ (kk << 5)) + i * 16 * C::ROW_BYTES);
+          load_matrices(a[i], along<C>(q_lane, 2 * kk) + i * 16 * C::ROW_BYTES);
         }
       }
 #pragma unroll
       for (int j = 0; j < C::NS; j += 2) {
         u32 b[4];
-        load_matrices(b, (k_lane ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
+        load_matrices(b, along<C>(k_lane, 2 * kk) + j * 8 * C::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < C::MI; i++) {
           mma<T>(s[i][j], a[i], b[0], b[1]);
@@ -191,7 +192,7 @@ struct Warp {
 #pragma unroll
       for (int j = 0; j < C::NO; j += 2) {
         u32 b[4];
-        load_matrices_transposed(b, (v_lane ^ (j << 4)) + kk * 16 * C::ROW_BYTES);
+        load_matrices_transposed(b, along<C>(v_lane, j) + kk * 16 * C::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < C::MI; i++) {
           mma<T>(o[i][j], a[i], b[0], b[1]);

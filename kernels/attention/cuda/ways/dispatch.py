@@ -36,6 +36,8 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
     With `dependent`, return only the ways that begin while the previous launch on the stream is ending; there may be
     none.
     """
+    if problem.is_shaped:
+        return [] if dependent else [General(plan_general(problem, machine))]
     few_keys: list[Way] = []
     if problem.is_plain:
         few_keys += small.ways(problem, machine, dependent=dependent)
@@ -58,6 +60,8 @@ def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
     `Unsupported` if no way computes the problem."""
     found = ways(problem, machine)
+    if problem.is_shaped:
+        return found[0], "only these kernels shape scores, or have K and V of these widths"
     chip = machine.chip.name, machine.sm_count
     return (
         by_shape(problem, machine, found, costs_for(*chip))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kernels.attention.cuda.errors import Unsupported
@@ -23,10 +24,12 @@ from kernels.attention.cuda.plan.variants import (
     PADDED_HEAD_DIMS,
     SCALAR_TILES,
     SHORT,
+    WIDE_HEAD_DIMS,
     Chip,
     Tile,
     entry_point,
     padded,
+    wide_padded,
 )
 from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
@@ -56,11 +59,14 @@ class GeneralKernel:
     vector: bool
     mask: str | None
     tile: Tile
+    shaped: int = 0
+    """The columns of the output that a block computes, where scores are shaped; else 0."""
 
     @property
     def name(self) -> str:
         """The name of the entry point, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
         kind = "vector" if self.vector else "scalar"
+        kind += f"_shaped{self.shaped}" if self.shaped else ""
         return f"general_{SHORT[self.dtype]}_d{self.head_dim}_{MASK_SHORT[self.mask]}_{kind}_{self.tile.name}"
 
     @property
@@ -78,12 +84,14 @@ class GeneralKernel:
         numbers = ", ".join(map(str, (self.head_dim, t.rows, t.keys, t.warps, t.stages)))
         flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
         config = f"{C_TYPE[self.dtype]}, {numbers}, {flags}, {MASK_TYPES[self.mask]}"
+        config += f", {self.shaped}, true" if self.shaped else ""
         return entry_point(self.name, self.threads, f"attention_general<Config<{config}>>(p)")
 
 
 @dataclass(frozen=True, slots=True)
 class GeneralLaunch:
-    """A planned launch. The grid is (blocks, splits); a tile has the rows of `pack` heads of Q."""
+    """A planned launch. The grid is (blocks, splits, columns); a tile has the rows of `pack` heads of Q, and there are
+    `columns` blocks for the columns of the output."""
 
     kernel: GeneralKernel
     pack: int
@@ -91,6 +99,7 @@ class GeneralLaunch:
     section: int
     blocks: int
     splits: int
+    columns: int = 1
 
 
 def base_tile(chip: Chip, size: int, *, vector: bool, masked: bool) -> Tile:
@@ -120,6 +129,35 @@ def tile_for(problem: Problem, machine: Machine) -> Tile:
     return NARROW_256 if unknown and size == 256 and tile.keys > NARROW_256.keys else tile
 
 
+WIDE_TILES = {512: Tile(64, 16, 4, 1, False), 576: Tile(144, 16, 9, 1, False)}
+"""In the second a row is 72 chunks, which nine warps copy four rows of at a time."""
+NINE_WARPS_OUT = 192
+"""The columns for which nine warps have registers."""
+
+
+def shaped_kernel(chip: Chip, dtype: str, dims: tuple[int, int], *, vector: bool, mask: str | None) -> GeneralKernel:
+    """Return the kernel that shapes scores, for `dims` of K and V. Raises `Unsupported` if the chip cannot hold it."""
+    size, out = wide_padded(max(dims)), padded(min(dims[1], PADDED_HEAD_DIMS[-1]))
+    out = min(out, NINE_WARPS_OUT) if size == WIDE_HEAD_DIMS[-1] else out
+    tile = WIDE_TILES.get(size) or base_tile(chip, size, vector=vector, masked=True)
+    if size == 256 and tile.keys > NARROW_256.keys:
+        tile = NARROW_256
+    kernel = GeneralKernel(dtype, size, vector, mask, tile, out)
+    if kernel.shared_bytes > chip.shared_bytes_per_block:
+        wanted = f"head dimensions {dims[0]} of K and {dims[1]} of V take {kernel.shared_bytes} bytes of shared memory"
+        raise Unsupported(f"{wanted}; a block on {chip.name} chips has {chip.shared_bytes_per_block}")
+    return kernel
+
+
+def every_shaped_kernel(chip: Chip) -> Iterator[GeneralKernel]:
+    """Yield the kernels that shape scores, without masks and with each kind, for the usual widths that fit the chip."""
+    pairs = ((64, 64), (128, 128), (256, 256), (192, 128), (512, 512), (576, 512))
+    for dtype, dims, vector in itertools.product(chip.dtypes, pairs, (True, False)):
+        for mask in (None, "bool", dtype, "float32", PAGED):
+            with suppress(Unsupported):
+                yield shaped_kernel(chip, dtype, dims, vector=vector, mask=mask)
+
+
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
     """Yield all kernels that a plan can choose on a chip."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
@@ -137,8 +175,12 @@ def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
             yield GeneralKernel(dtype, size, vector, PAGED, WIDE_64)
 
 
-def kernel_for(problem: Problem, tile: Tile) -> GeneralKernel:
+def kernel_for(problem: Problem, tile: Tile | None, chip: Chip) -> GeneralKernel:
+    """Return the kernel with a tile; without one, that which shapes scores."""
     mask = problem.mask.dtype if problem.mask else PAGED if problem.pages else None
+    if tile is None:
+        dims = problem.head_dim, problem.width
+        return shaped_kernel(chip, problem.dtype, dims, vector=problem.is_vector, mask=mask)
     return GeneralKernel(problem.dtype, padded(problem.head_dim), problem.is_vector, mask, tile)
 
 
@@ -153,8 +195,12 @@ def plan_general(
     """Return the launch for a problem with all its features. `splits`, `tile` and `pack` override the choice. Raises
     `Unsupported` if the kernel cannot compute it."""
     check(problem, machine)
-    tile = tile or tile_for(problem, machine)
-    kernel = kernel_for(problem, tile)
+    if problem.is_shaped:
+        kernel = kernel_for(problem, None, machine.chip)
+        tile = kernel.tile
+    else:
+        tile = tile or tile_for(problem, machine)
+        kernel = kernel_for(problem, tile, machine.chip)
     pack = pack or packing(problem, tile.rows)
     packs = problem.batch * problem.heads // pack
     row_tiles = -(-problem.seq_q * pack // tile.rows)
@@ -166,7 +212,8 @@ def plan_general(
     if splits is None:
         slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
         splits = splits_for(packs * row_tiles, machine.sm_count, slots, tiles)
-    return GeneralLaunch(kernel, pack, row_tiles, section, blocks, max(1, min(splits, tiles)))
+    columns = -(-problem.width // kernel.shaped) if kernel.shaped else 1
+    return GeneralLaunch(kernel, pack, row_tiles, section, blocks, max(1, min(splits, tiles)), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +229,8 @@ class General:
         launch = self.launch
         pack = f"-pack{launch.pack}" if launch.pack > 1 else ""
         parts = f"-{launch.splits}" if launch.splits > 1 else ""
-        return f"general-{launch.kernel.tile.name}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
+        shaped = f"-shaped{launch.kernel.shaped}" if launch.kernel.shaped else ""
+        return f"general-{launch.kernel.tile.name}{shaped}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
         """Return the launch of the kernel, and of the kernel that joins the parts if there are several."""
@@ -196,5 +244,5 @@ class General:
         parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
         parameters.splits = launch.splits
         make_room_for_parts(problem, parameters, buffers)
-        steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
+        steps = [Step(launch.kernel, (launch.blocks, launch.splits, launch.columns), (parameters,))]
         return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]

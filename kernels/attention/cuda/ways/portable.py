@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor, Parameters
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
-from kernels.attention.cuda.plan.variants import Combine
-from kernels.attention.cuda.run.launching import Buffers, Step
+from kernels.attention.cuda.plan.variants import Combine, SinksKernel
+from kernels.attention.cuda.run.launching import Buffers, Step, Way
 
 ALL_BITS, SIGN_BITS = 0xFFFFFFFF, 0x80008000
 """Bit masks for two 16-bit floats in one word."""
@@ -41,7 +41,7 @@ class Portable:
 def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffers) -> None:
     """Allocate memory for the float32 output and log-sum-exp of each part, and set its addresses in `parameters`. Does
     nothing if the keys are not cut."""
-    values = parameters.splits * problem.out_rows * problem.head_dim
+    values = parameters.splits * problem.out_rows * problem.width
     if parameters.splits > 1:
         parameters.partial_out = buffers.scratch((values + parameters.splits * problem.out_rows) * 4)
         parameters.partial_lse = parameters.partial_out + values * 4
@@ -50,8 +50,28 @@ def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffe
 def joining(problem: Problem, parameters: Parameters) -> Step:
     """Return the launch that joins the parts. It takes the rows of all heads as one sequence of rows."""
     combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
-    own.all_heads = problem.out_rows // own.seq_q
+    own.all_heads, own.head_dim = problem.out_rows // own.seq_q, problem.width
     return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
+
+
+@dataclass(frozen=True, slots=True)
+class WithSinks:
+    """A way, and the launch that adds the sinks to its results. The output is rounded twice."""
+
+    way: Way
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.name}+sinks"
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """Return the way's launches and this one."""
+        if not buffers.lse:
+            buffers = replace(buffers, lse=buffers.scratch(problem.out_rows * 4))
+        steps, kernel = self.way.steps(problem, scale, buffers), SinksKernel(problem.dtype)
+        own = parameters_but_launch(problem, scale)
+        own.lse, own.all_heads = buffers.lse, problem.out_rows // own.seq_q
+        return [*steps, Step(kernel, (-(-problem.out_rows // kernel.rows_per_block), 1, 1), (own,))]
 
 
 def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:
@@ -92,11 +112,17 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
         scale_log2=scale * LOG2_E,
         q_keep=0 if problem.sign == 0 else ALL_BITS,
         q_flip=SIGN_BITS if problem.sign < 0 else 0,
+        sinks=problem.sinks,
+        cap=problem.softcap,
+        value_dim=problem.width,
     )
     if mask:
         parameters.mask = mask.address
         parameters.mask_batch, parameters.mask_head, parameters.mask_row = mask.batch, mask.head, mask.row
         parameters.mask_key = mask.key
+    if problem.slopes:
+        parameters.slopes, parameters.slopes_batch = problem.slopes.address, problem.slopes.batch
+        parameters.level = problem.slopes.level
     if lengths:
         parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
         parameters.align_ends = lengths.align_ends

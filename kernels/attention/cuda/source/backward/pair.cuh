@@ -12,8 +12,8 @@
 
 // A block keeps ROWS rows, 16 for each warp, and processes COLUMNS at a time. It computes OUT columns of the results; the
 // grid's y says which. If KEYS, the kept rows are keys.
-template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_>
-struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK> {
+template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_, bool SHAPED_ = false>
+struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK, D_, SHAPED_> {
   static constexpr int OUT = OUT_, NOUT = OUT_ / 8;
   static constexpr bool KEYS = KEYS_;
 };
@@ -21,7 +21,7 @@ struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, V
 // The lengths and offsets of one sequence, and the limits of what its rows see.
 struct Extent {
   int batch, head, kv_head;     // of Q; of K and V
-  int q_start, k_start, seq_q, seq_k, below, above;
+  int q_start, k_start, seq_q, seq_k, below, above, level;
 };
 
 template <class C>
@@ -61,10 +61,23 @@ struct PairBlock {
     return 0.0f;
   }
 
+  // Makes a score what the forward pass made of it, times log2(e), and returns how fast it grows with the product of Q and K.
+  __device__ __forceinline__ float shape(float& score, float slope, int query, int key) const {
+    float growth = 1.0f;
+    score *= p.scale_log2;
+    if (p.cap > 0.0f) {
+      const float share = hyperbolic_tangent(score * (1.0f / (p.cap * LOG2_E)));
+      score = p.cap * LOG2_E * share, growth = fused(-share, share, 1.0f);
+    }
+    if (p.slopes) score -= slope * fabsf((float)(query + e.level - key));
+    return growth;
+  }
+
   // Turns scores into weights, and the products with dout into slopes of the scores.
   template <bool OPEN>
   __device__ __forceinline__ void weigh(int head, int row0, int column0) {
     const float *shifts = p.shift + stat_row(head), *deltas = p.delta + stat_row(head);
+    const float fall = C::SHAPED && p.slopes ? p.slopes[e.batch * p.slopes_batch + head] * LOG2_E : 0.0f;
 #pragma unroll
     for (int j = 0; j < C::NS; j++)
 #pragma unroll
@@ -81,9 +94,13 @@ struct PairBlock {
           const float added = C::HAS_MASK && seen ? bias(head, query, key) : 0.0f;
           const float of = C::KEYS ? column_shift : shift[r];
           // An infinity of the mask hides a key: rows that see nothing else have a shift of +inf, other rows a finite one.
-          float weight = seen ? exp2_approx(C::HAS_MASK ? fused(s, p.scale_log2, added) - of : fused(s, p.scale_log2, -of)) : 0.0f;
+          float growth = 1.0f;
+          if constexpr (C::SHAPED) growth = shape(s, fall, query, key);
+          const float scale = C::SHAPED ? 1.0f : p.scale_log2;
+          float weight = seen ? exp2_approx(C::HAS_MASK ? fused(s, scale, added) - of : fused(s, scale, -of)) : 0.0f;
           s = weight;
           d = weight == 0.0f ? 0.0f : weight * (d - (C::KEYS ? column_delta : delta[r]));
+          if constexpr (C::SHAPED) d *= growth;
         }
       }
   }
@@ -91,8 +108,8 @@ struct PairBlock {
   // Copies the rows of a tile; rows from `rows` on become zero. A pass may be as short as two rows, so each pass computes its
   // place.
   template <int ROWS>
-  __device__ __forceinline__ void copy(u32 tile, const char* source, i64 row_bytes, int rows) const {
-    const Share share = share_of_thread<C>(thread_again(), p.head_dim);  // computed again, because registers are full in the main loop
+  __device__ __forceinline__ void copy(u32 tile, const char* source, i64 row_bytes, int rows, int width) const {
+    const Share share = share_of_thread<C>(thread_again(), width);  // computed again, because registers are full in the main loop
 #pragma unroll
     for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) {
       const int row = share.row0 + i * C::ROWS_PER_PASS;
@@ -113,6 +130,8 @@ struct PairBlock {
     for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++)
       store_shared(tile + swizzled<C>(share.row0 + i * C::ROWS_PER_PASS, share.chunk), Chunk{0, 0, 0, 0});
   }
+  // The width of V, of the output and of their gradients.
+  __device__ __forceinline__ int value_dim() const { return C::SHAPED ? p.value_dim : p.head_dim; }
   __device__ __forceinline__ void landed() const {
 #if HAS_ASYNC_COPY
     if constexpr (C::ASYNC) {
@@ -140,7 +159,7 @@ struct PairBlock {
   }
 
   __device__ __forceinline__ void write(char* head_rows, i64 row_bytes, int row0, int rows, int column0, float (&c)[C::NOUT][4],
-                                        float factor) const {
+                                        float factor, int width) const {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = row0 + warp_row + r * 8 + (lane >> 2);
@@ -151,10 +170,10 @@ struct PairBlock {
         const u32 pair = pack<T>(c[j][2 * r] * factor, c[j][2 * r + 1] * factor);
         u16* to = (u16*)(head_rows + row * row_bytes) + column;
         if (C::VECTOR) {
-          if (column < p.head_dim) *(u32*)to = pair;
+          if (column < width) *(u32*)to = pair;
         } else {
-          if (column < p.head_dim) to[0] = (u16)pair;
-          if (column + 1 < p.head_dim) to[1] = (u16)(pair >> 16);
+          if (column < width) to[0] = (u16)pair;
+          if (column + 1 < width) to[1] = (u16)(pair >> 16);
         }
       }
     }
@@ -170,8 +189,8 @@ struct PairBlock {
     for (; n < last; n++) {
       const int column0 = n * C::BN;
       sync_block();
-      copy<C::BN>(passing, y1 + column0 * row1, row1, columns - column0);
-      copy<C::BN>(passing + C::TILE_BYTES, y2 + column0 * row2, row2, columns - column0);
+      copy<C::BN>(passing, y1 + column0 * row1, row1, columns - column0, p.head_dim);
+      copy<C::BN>(passing + C::TILE_BYTES, y2 + column0 * row2, row2, columns - column0, value_dim());
       landed();
       multiply_turned<C>(score, kept, passing, warp_row, lane);
       multiply_turned<C>(slope, kept + C::Q_BYTES, passing + C::TILE_BYTES, warp_row, lane);
@@ -188,15 +207,20 @@ struct PairBlock {
     const Share share = share_of_thread<C>(thread, p.head_dim);
     const int rows = C::KEYS ? e.seq_k : e.seq_q;
     sync_block();
-    if (C::ASYNC && share.valid == 0) {  // chunks beyond the head dimension, which copies do not write
+    if (C::ASYNC && !C::SHAPED && share.valid == 0) {  // chunks beyond the head dimension, which copies do not write
       clear<2 * C::BM>(kept, share);
       clear<2 * C::BN>(passing, share);
+    }
+    if constexpr (C::ASYNC && C::SHAPED) {
+      if (share.valid == 0) clear<C::BM>(kept, share), clear<C::BN>(passing, share);
+      if (share_of_thread<C>(thread, p.value_dim).valid == 0)
+        clear<C::BM>(kept + C::Q_BYTES, share), clear<C::BN>(passing + C::TILE_BYTES, share);
     }
     const char* x1 = C::KEYS ? k_rows(p.k, p.at_k) : q_rows(p.q, p.at_q, e.head);
     const char* x2 = C::KEYS ? k_rows(p.v, p.at_v) : q_rows(p.dout, p.at_dout, e.head);
     const i64 row1 = C::KEYS ? p.at_k.row : p.at_q.row, row2 = C::KEYS ? p.at_v.row : p.at_dout.row;
-    copy<C::BM>(kept, x1 + row0 * row1, row1, rows - row0);
-    copy<C::BM>(kept + C::Q_BYTES, x2 + row0 * row2, row2, rows - row0);
+    copy<C::BM>(kept, x1 + row0 * row1, row1, rows - row0, p.head_dim);
+    copy<C::BM>(kept + C::Q_BYTES, x2 + row0 * row2, row2, rows - row0, value_dim());
 #pragma unroll
     for (int j = 0; j < C::NOUT; j++)
 #pragma unroll
@@ -206,8 +230,8 @@ struct PairBlock {
       }
     if constexpr (C::KEYS) {
       for (int head = e.head; head < e.head + (int)p.group.divisor; head++) pass(head, row0, column);
-      write((char*)k_rows(p.dk, p.at_dk), p.at_dk.row, row0, rows, column, first, p.scale);
-      write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, 1.0f);
+      write((char*)k_rows(p.dk, p.at_dk), p.at_dk.row, row0, rows, column, first, p.scale, p.head_dim);
+      write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, 1.0f, value_dim());
     } else {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -216,7 +240,7 @@ struct PairBlock {
         delta[r] = row < rows ? p.delta[stat_row(e.head) + row] : 0.0f;
       }
       pass(e.head, row0, column);
-      write((char*)q_rows(p.dq, p.at_dq, e.head), p.at_dq.row, row0, rows, column, first, p.scale);
+      write((char*)q_rows(p.dq, p.at_dq, e.head), p.at_dq.row, row0, rows, column, first, p.scale, p.head_dim);
     }
   }
 };
@@ -238,7 +262,7 @@ DEVICE void backward_pair(const BackwardParams& p) {
   e.seq_q = p.q_starts ? p.q_starts[e.batch + 1] - e.q_start : p.seq_q;
   e.seq_k = p.k_starts ? p.k_starts[e.batch + 1] - e.k_start : p.seq_k;
   const int moved = p.align_ends ? e.seq_k - e.seq_q : 0;
-  e.below = p.below + moved, e.above = p.above + moved;
+  e.below = p.below + moved, e.above = p.above + moved, e.level = p.level + moved;
   block.kept = shared_address(memory), block.passing = block.kept + 2 * C::Q_BYTES;
   block.thread = (int)threadIdx.x, block.lane = block.thread & 31, block.warp_row = (block.thread >> 5) * 16;
   for (int row0 = tile * C::BM; row0 < (C::KEYS ? e.seq_k : e.seq_q); row0 += (int)p.tiles.divisor * C::BM)

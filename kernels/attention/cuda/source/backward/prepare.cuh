@@ -32,6 +32,9 @@ DEVICE void backward_prepare(const BackwardParams& p) {
     const char* out = p.out + batch * p.at_out.batch + head * p.at_out.head + row * p.at_out.row + lane * 16;
     const char* dout = p.dout + batch * p.at_dout.batch + head * p.at_dout.head + row * p.at_dout.row + lane * 16;
     sum = dot<typename C::T>(load_chunk<C>(out, valid), load_chunk<C>(dout, valid));
+    if constexpr (C::LANES == 32)  // rows of up to 512 elements
+      if (valid = min(max(p.head_dim - 256 - lane * 8, 0), 8))
+        sum += dot<typename C::T>(load_chunk<C>(out + 512, valid), load_chunk<C>(dout + 512, valid));
   }
 #pragma unroll
   for (int step = C::LANES / 2; step; step /= 2) sum += shuffle_xor(sum, step);
@@ -51,4 +54,44 @@ DEVICE void backward_prepare(const BackwardParams& p) {
     p.shift[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * 1.4426950408889634f;
     p.delta[to] = is_row ? sum - (p.dlse ? p.dlse[at] : 0.0f) : 0.0f;
   }
+}
+
+// The gradient of the sinks: a sink's weight has no value, so its slope is what it takes from the row's others. One block for each
+// head of Q; its warps take every 32nd row and add in this order, so every run gives the same bits.
+template <class T_, bool VECTOR_>
+struct Sinks {
+  typedef T_ T;
+  static constexpr bool VECTOR = VECTOR_;
+  static constexpr int WARPS = 32;
+};
+
+template <class C>
+DEVICE void backward_sinks(const BackwardParams& p) {
+  SHARED_MEMORY(memory);
+  const int head = (int)blockIdx.x, lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, heads = (int)p.heads.divisor;
+  const int first = p.q_starts ? p.q_starts[0] : 0, end = p.q_starts ? p.q_starts[p.items] : p.seq_q;
+  const float sink = p.sinks[head];
+  float sum = 0.0f;
+  for (int batch = 0; batch < p.all_heads / heads; batch++)
+    for (int row = first + warp; row < end; row += C::WARPS) {
+      const char* out = p.out + batch * p.at_out.batch + head * p.at_out.head + row * p.at_out.row;
+      const char* dout = p.dout + batch * p.at_dout.batch + head * p.at_dout.head + row * p.at_dout.row;
+      float product = 0.0f;
+      for (int column = lane * 8; column < p.value_dim; column += 256) {
+        const int valid = min(p.value_dim - column, 8);
+        product += dot<typename C::T>(load_chunk<C>(out + column * 2, valid), load_chunk<C>(dout + column * 2, valid));
+      }
+#pragma unroll
+      for (int step = 16; step; step /= 2) product += shuffle_xor(product, step);
+      const i64 at = ((i64)batch * heads + head) * p.seq_q + row;
+      const float weight = sink == MINUS_INFINITY ? 0.0f : exp2_approx((sink - p.lse[at]) * 1.4426950408889634f);
+      sum -= weight * (product - (p.dlse ? p.dlse[at] : 0.0f));
+    }
+  float* sums = (float*)memory;
+  if (lane == 0) sums[warp] = sum;
+  sync_block();
+  sum = sums[lane];
+#pragma unroll
+  for (int step = 16; step; step /= 2) sum += shuffle_xor(sum, step);
+  if (warp == 0 && lane == 0) p.dsinks[head] = sum;
 }

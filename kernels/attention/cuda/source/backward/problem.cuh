@@ -20,6 +20,9 @@ struct BackwardParams {
   const int* q_starts;  // sequence b has rows q_starts[b] .. q_starts[b + 1] - 1 of a packed tensor; or null
   const int* k_starts;
   const char* mask;
+  const float* slopes;  // how much a score falls with each key of distance, by head of Q; or null
+  const float* sinks;   // by head of Q, or null; with their gradients
+  float* dsinks;
   Strides at_q, at_k, at_v, at_out, at_dout, at_dq, at_dk, at_dv, at_mask;
   i64 mask_key;
   Divisor heads, kv_heads;  // of Q; of K and V
@@ -35,6 +38,10 @@ struct BackwardParams {
   int above, below;         // query i sees keys i + below .. i + above
   int align_ends;           // both count from the last key of a sequence for its last query
   float scale, scale_log2;  // scale_log2 = scale * log2(e)
+  i64 slopes_batch;         // stride in floats
+  float cap;                // scores, scaled, approach +-cap; 0: they are not capped
+  int value_dim;            // of V, out and their gradients
+  int level;                // key i + level is the one nearest to query i, before the ends are aligned
 };
 
 static constexpr int SUMS_OF_TILE = 64 * 128, SHARES_OF_TILE = 2;

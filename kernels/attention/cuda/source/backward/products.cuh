@@ -11,14 +11,15 @@ DEVICE void multiply_turned(float (&c)[C::NS][4], u32 x_tile, u32 y_tile, int wa
   for (int j = 0; j < C::NS; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) c[j][i] = 0.0f;
-#pragma unroll
+  constexpr int AT_ONCE = C::KQ > 16 ? 4 : C::KQ;  // of the widest rows, whose addresses would take too many registers
+#pragma unroll AT_ONCE
   for (int kk = 0; kk < C::KQ; kk++) {
     u32 a[4];
-    load_matrices(a, x ^ (kk << 5));
+    load_matrices(a, along<C>(x, 2 * kk));
 #pragma unroll
     for (int j = 0; j < C::NS; j += 2) {
       u32 b[4];
-      load_matrices(b, (y ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
+      load_matrices(b, along<C>(y, 2 * kk) + j * 8 * C::ROW_BYTES);
       mma<typename C::T>(c[j], a, b[0], b[1]);
       mma<typename C::T>(c[j + 1], a, b[2], b[3]);
     }
