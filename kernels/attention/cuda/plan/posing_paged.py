@@ -138,13 +138,7 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
         window_offset=left,
         lengths=lengths,
         pages=Pages(
-            table.data_ptr(),
-            given["seqused_k"].data_ptr(),
-            table.stride(0),
-            size,
-            most,
-            align_ends,
-            k_cache.shape[0],
+            table.data_ptr(), given["seqused_k"].data_ptr(), table.stride(0), size, most, align_ends, k_cache.shape[0]
         ),
         **shaping.fields(q, v_cache, (batch, q.shape[-2]), 0),
     )
