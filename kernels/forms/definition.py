@@ -3,7 +3,8 @@ implementations by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,43 @@ class Definition:
     requirements: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """The names of the inputs in order, where they have names."""
+    inplace: tuple[str, ...] = ()
+    """The names of inputs that a call may update. An implementation that returns nothing answers with these."""
+
+    def updated(self, arguments: Arguments) -> Any:
+        """The answer of a call that returned nothing: the inputs that it updates."""
+        return updated_inputs(arguments, self.names, self.inplace)
+
+    def update_places(self, arguments: Arguments) -> tuple[int, ...]:
+        """The indices, among all tensors of the inputs, of those that a call may update."""
+        if not self.inplace:
+            return ()
+        ids = {id(one) for one in Arguments.of(self.updated(arguments)).tensors()}
+        return tuple(place for place, one in enumerate(arguments.tensors()) if id(one) in ids)
+
+
+def updated_inputs(arguments: Arguments, names: Sequence[str], inplace: Sequence[str]) -> Any:
+    """The inputs named in `inplace`: one value, or a tuple. `names` are those of the positional arguments in order."""
+    named = dict(zip(names, arguments.args, strict=False)) | dict(arguments.kwargs)
+    values = tuple(named[name] for name in inplace)
+    return values[0] if len(values) == 1 else values
+
+
+def place(exc: BaseException, file: Path) -> str:
+    """`mine.py:12 in kernel_mine`: the innermost line, and its function, in the folder of the workload's `file` that an
+    exception came through; the name of the file alone if there is none."""
+    folder = file.resolve().parent
+    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+        path = Path(frame.filename)
+        if is_own(path, folder):
+            return f"{path.name}:{frame.lineno}" + (f" in {frame.name}" if frame.name.isidentifier() else "")
+    return file.name
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """Whether a source file belongs to the workload in `folder`, and to no package that is installed below it."""
+    own = path.resolve().is_relative_to(folder)
+    return own and not {"site-packages", "dist-packages"} & {*path.parts}
 
 
 def mapped(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -8,7 +8,6 @@ import inspect
 import itertools
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,17 @@ from typing import Any
 
 import torch
 
-from kernels.forms.definition import DTYPES, Arguments, BadWorkload, CaseValues, Definition, with_dtype
+from kernels.forms.definition import (
+    DTYPES,
+    Arguments,
+    BadWorkload,
+    CaseValues,
+    Definition,
+    Function,
+    place,
+    updated_inputs,
+    with_dtype,
+)
 
 KINDS = ("baseline_", "kernel_")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
@@ -54,8 +63,8 @@ def load(path: Path) -> Definition:
     def skipped(case: CaseValues, device: torch.device) -> str:
         return str(skip(**fitting(skip, {**with_dtype(case), "device": device})) or "")
 
-    def right(arguments: Arguments) -> Any:
-        return reference(*arguments.args, **arguments.kwargs)
+    names = tuple(inspect.signature(reference).parameters)
+    inplace = inplace_of(defined.get("inplace", ()), names, wrong)
 
     return Definition(
         name=file.stem,
@@ -63,7 +72,7 @@ def load(path: Path) -> Definition:
         axes=axes,
         cases=cases,
         inputs=inputs,
-        reference=right,
+        reference=pure(reference, names, inplace),
         implementations=implementations,
         baselines=baselines,
         outputs=function("outputs"),
@@ -71,7 +80,8 @@ def load(path: Path) -> Definition:
         bytes=(lambda case: float(traffic(**fitting(traffic, with_dtype(case))))) if traffic else None,
         skip=skipped if skip else None,
         tolerance=tolerance_of(defined.get("tolerance"), wrong),
-        names=tuple(inspect.signature(reference).parameters),
+        names=names,
+        inplace=inplace,
         requirements=requirements_of(defined.get("requirements", ()), wrong),
     )
 
@@ -128,19 +138,12 @@ def imported(file: Path, also: Path | None = None) -> ModuleType:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as exc:
         words = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
-        raise BadWorkload(f"{where(exc, file)}: {words}") from exc
+        raise BadWorkload(f"{place(exc, file)}: {words}") from exc
     except BaseException as exc:
         if isinstance(exc, KeyboardInterrupt):
             raise
-        raise BadWorkload(f"{where(exc, file)}: it raises {type(exc).__name__} when it is imported: {exc}") from exc
+        raise BadWorkload(f"{place(exc, file)}: it raises {type(exc).__name__} when it is imported: {exc}") from exc
     return module
-
-
-def where(exc: BaseException, file: Path) -> str:
-    """`file.py:12`, the innermost line within the workload's folder that an exception came through."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    own = [one for one in frames if Path(one.filename).parent == file.parent]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else file.name
 
 
 def cases_of(defined: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues, ...], tuple[str, ...]]:
@@ -227,6 +230,27 @@ def tolerance_of(tolerance: Any, wrong: Wrong) -> Mapping[str, float] | None:
     if isinstance(tolerance, Mapping) and tolerance and set(tolerance) <= {"rtol", "atol"}:
         return {"rtol": float(tolerance.get("rtol", 0)), "atol": float(tolerance.get("atol", 0))}
     raise wrong('tolerance must be a number >= 0, or {"rtol": …, "atol": …}', "tolerance")
+
+
+def pure(reference: Function, names: tuple[str, ...], inplace: tuple[str, ...]) -> Callable[[Arguments], Any]:
+    """The reference as a function of inputs, which it leaves as they are."""
+
+    def right(arguments: Arguments) -> Any:
+        given = arguments.mapped(torch.clone) if inplace else arguments
+        answer = reference(*given.args, **given.kwargs)
+        return updated_inputs(given, names, inplace) if answer is None and inplace else answer
+
+    return right
+
+
+def inplace_of(inplace: Any, names: tuple[str, ...], wrong: Wrong) -> tuple[str, ...]:
+    """The names of the inputs that a call may update."""
+    if not isinstance(inplace, (list, tuple)) or not all(isinstance(one, str) for one in inplace):
+        raise wrong('inplace must be a list of names of inputs, as ["x"]', "inplace")
+    for name in inplace:
+        if name not in names:
+            raise wrong(f"inplace: reference has no argument {name}; it has {', '.join(names)}", "inplace")
+    return tuple(inplace)
 
 
 def requirements_of(requirements: Any, wrong: Wrong) -> tuple[str, ...]:

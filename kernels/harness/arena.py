@@ -178,7 +178,9 @@ class Arena:
         found: dict[str, Outcome] = {}
         for name in (*first, *(one for one in implementations if one not in first)):
             found[name] = self.outcome(name, case, seed, check_seed)
-            say(session.facts, case, found[name])
+        found = suspecting_reference(found)
+        for outcome in found.values():
+            say(session.facts, case, outcome)
         return Judged(case, None, None, tuple(found[name] for name in implementations))
 
     def outcome(self, name: str, case: OwnCase, seed: int, check_seed: int) -> Outcome:
@@ -360,6 +362,8 @@ class Arena:
             try:
                 reply = hand.ask("timer", regime=regime)
             except (Lost, Answered) as exc:
+                if isinstance(exc, Answered) and exc.kind == "unavailable":
+                    hand.fault = None  # it cannot be timed in this regime, and may be in others
                 raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
             turn = self.turns.setdefault(contender.implementation, Turn())
             return RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
@@ -432,6 +436,19 @@ class Arena:
             if ratio < REMEMBERED or faster < REMEMBERED_OFTEN * pairs:
                 return ""
         return f"untrusted: {ratio:.2f} times as fast on inputs that it has seen before as on new ones"
+
+
+def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """The outcomes. If each of several implementations gives a wrong answer, their reasons suspect the reference."""
+    judged = {original(name): one for name, one in found.items() if one.check is not None}
+    if len(judged) < 2 or any(one.check is not None and one.check.passed for one in found.values()):
+        return dict(found)
+    words = f"; all {len(judged)} implementations differ from reference: look at that first"
+
+    def suspected(one: Outcome) -> Outcome:
+        return one if one.check is None else replace(one, reason=one.reason + words)
+
+    return {name: suspected(one) for name, one in found.items()}
 
 
 def check_of(reply: Mapping[str, Any]) -> Check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -79,6 +79,10 @@ class Bench:
             ready()
         self.function: Callable[..., Any] = made
         self.writable: frozenset[int] = frozenset()
+        self.updates: tuple[int, ...] = ()
+        """The indices of the input tensors that a call may update."""
+        self.values: list[list[torch.Tensor]] = []
+        """For each set of inputs, the values that those tensors have before a call."""
         self.kept = Kept()
         self.sets: list[tuple[Arguments, Any]] = []
         self.plans: list[Watched] = []
@@ -92,7 +96,7 @@ class Bench:
 
     def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
         """Makes one set of inputs for a case; its tensors with the indices `writable` are room for an answer."""
-        self.writable = frozenset(writable)
+        self.writable, self.updates, self.values = frozenset(writable), (), []
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
         self.transient = 0
         only = getattr(self.function, "refusal", None)
@@ -100,6 +104,8 @@ class Bench:
         if reason:
             raise Unavailable(reason)
         first = self.drawn(seed)
+        self.updates = self.definition.update_places(first)
+        self.writable |= frozenset(self.updates)
         self.add(first)
         size = sum(one.numel() * one.element_size() for one in first.tensors())
         return {"set_bytes": max(1, size), "free_bytes": input_sets.free_bytes(self.device)}
@@ -122,7 +128,26 @@ class Bench:
         bound = getattr(function, "bound", None)
         call = bound(self.case, outs, arguments) if bound else lambda: function(*args, **kwargs)
         self.sets.append((arguments, outs))
+        tensors = arguments.tensors()
+        self.values.append(self.values[0] if self.values else [tensors[place].clone() for place in self.updates])
         self.plans.append(Watched(call, self.kept))
+
+    def restore(self, places: Iterable[int] | None = None) -> None:
+        """Gives the inputs that calls have updated their values again, in all sets or in those at `places`."""
+        if not self.updates:
+            return
+        for place in range(len(self.sets)) if places is None else {*places}:
+            tensors = self.sets[place][0].tensors()
+            for at, values in zip(self.updates, self.values[place], strict=True):
+                tensors[at].copy_(values)
+        synchronize(self.device)
+
+    def completed(self, answer: Any, place: int) -> Any:
+        """The answer of a call on a set of inputs. One that returned nothing has written it into outputs or inputs."""
+        arguments, outs = self.sets[place]
+        if answer is None and outs:
+            return outs[0] if len(outs) == 1 else outs
+        return self.definition.updated(arguments) if answer is None and self.updates else answer
 
     def spread(self, count: int) -> Reply:
         """Makes as many copies of the inputs as memory allows, up to `count` sets."""
@@ -149,15 +174,14 @@ class Bench:
                 spoil(out)
             self.kept.wanted = True
             self.plans[place]()
-            answer = self.kept.answer
+            answer = self.completed(self.kept.answer, place)
             self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
-            if answer is None and outs:
-                answer = outs[0] if len(outs) == 1 else outs
             faults = [fault for leaf in leaves(answer) if (fault := strange(leaf, self.device))]
             if faults:
                 return {"fault": faults[0], "files": [], "tree": None}
             answers[place].append(mapped(answer, torch.clone))
             del answer
+            self.restore((place,))
         synchronize(self.device)
         try:
             stacked = [stack(listed) for listed in answers if listed]
@@ -183,6 +207,11 @@ class Bench:
     def refill(self, sets: Sequence[tuple[Arguments, Any]], seed: int) -> None:
         """Writes the values of a seed into the inputs of `sets`, and values that are no answer into their outputs."""
         fresh = self.drawn(seed).tensors()
+        values = [fresh[place] for place in self.updates]
+        self.values = [
+            values if any(one is other for other in sets) else before
+            for one, before in zip(self.sets, self.values, strict=True)
+        ]
         for arguments, outs in sets:
             old = arguments.tensors()
             if len(old) != len(fresh) or any(a.shape != b.shape for a, b in zip(old, fresh, strict=True)):
@@ -206,6 +235,7 @@ class Bench:
         """Makes one call that is not timed."""
         self.plans[at % len(self.plans)]()
         synchronize(self.device)
+        self.restore((at % len(self.plans),))
         return {}
 
     def check(self, seed: int | None, folder: str, at: int, lend: bool = False) -> Reply:
@@ -228,10 +258,10 @@ class Bench:
         includes what was wrong with how the answer came about."""
         answer, by = self.kept.answer, self.kept.by
         assert by is not None, "a call was made"
-        arguments, outs = self.sets[self.plans.index(by)]
+        place = self.plans.index(by)
+        arguments = self.sets[place][0]
         self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
-        if answer is None and outs:
-            answer = outs[0] if len(outs) == 1 else outs
+        answer = self.completed(answer, place)
         faults = [fault for one in leaves(answer) if (fault := strange(one, self.device))]
         if faults:
             return {"fault": faults[0], "files": [], "tree": None}
@@ -246,14 +276,21 @@ class Bench:
         if not same(self.protected(arguments), self.protected(fresh)):
             if not same(self.protected(self.drawn(self.seed)), self.protected(fresh)):
                 raise BadWorkload(f"{self.definition.file.name}: {CHANCE}")
-            return {"fault": "untrusted: it changed its inputs", "files": [], "tree": None}
+            return {"fault": self.changed_inputs(), "files": [], "tree": None}
         del fresh
+        self.restore()
         if not lend or size_of(at_once) < LEND_BYTES:
             return {"fault": "", **written(at_once, folder)}
         reply, self.shown = lent(at_once)
         del at_once
         release(self.device)
         return {"fault": "", **reply, "lent": True}
+
+    def changed_inputs(self) -> str:
+        """What to say of an implementation that wrote to inputs."""
+        names = self.definition.names
+        remedy = f'; inplace = ["{names[0]}"] in the workload names inputs that a call updates' if names else ""
+        return f"untrusted: it changed its inputs{remedy}"
 
     def taken(self) -> Reply:
         """Frees the memory of an answer once the judge has copied it."""
@@ -277,6 +314,7 @@ class Bench:
         made = self.timers[regime] = timers.timer_for(self.device, regime, exposed=True)(contender)
         self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
         self.kept.wanted = False
+        self.restore()
         if self.large(LEND_BYTES):
             self.tidy()  # a capture leaves memory behind for the stream that it warmed up on
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
@@ -285,10 +323,17 @@ class Bench:
         """Takes one sample, with its calls on the sets in turn, from set `first` on."""
         made = self.timers[regime]
         count = len(self.plans)
-        plans = [self.plans[(first + n) % count] for n in range(made.calls_made)]
-        self.kept.wanted = keep
-        timed = made(plans)
-        if keep and regime == "graph":
+        places = [(first + n) % count for n in range(made.calls_made)]
+        again = keep and bool(self.updates) and made.calls_made > 1
+        self.kept.wanted = keep and not again
+        timed = made([self.plans[place] for place in places])
+        if self.updates and (again or not keep):
+            synchronize(self.device)
+            self.restore(places)
+        if again:  # what many calls on one set have made of it is no answer: one more call is judged
+            self.kept.wanted = True
+            self.plans[places[-1]]()
+        elif keep and regime == "graph":
             self.kept.answer, self.kept.by = self.graph_kept or (None, None)
         return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us)}
 
@@ -301,6 +346,7 @@ class Bench:
         before = torch.cuda.memory_allocated(self.device)
         self.plans[0]()
         torch.cuda.synchronize(self.device)
+        self.restore((0,))
         self.transient = int(torch.cuda.max_memory_allocated(self.device)) - int(before)
         if self.large(HUGE_BYTES):
             self.tidy()
@@ -309,6 +355,7 @@ class Bench:
     def leave(self) -> Reply:
         """Drops everything of the case."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
+        self.values = []
         self.graph_kept, self.shown, self.transient = None, [], 0
         forget = getattr(self.function, "leave", None)
         if forget is not None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import operator
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped
+from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped, place
 from kernels.harness import criterion, roof
 from kernels.harness.answers import Reply, leaves, read, release, same, size_of, unflattened
 from kernels.harness.workload import Check, Unavailable, one_line
@@ -139,8 +137,8 @@ class Judge:
         reply, number = reply_of(Check(False, float("nan"), float("nan"), "no call was made")), 0
         for seed, answers in zip(seeds, stacked, strict=False):
             before: Any = None
-            for place in range(len(leaves(answers)[0]) if leaves(answers) else 0):
-                answer = mapped(answers, operator.itemgetter(place))
+            for number_of_call in range(len(leaves(answers)[0]) if leaves(answers) else 0):
+                answer = mapped(answers, operator.itemgetter(number_of_call))
                 number += 1
                 if before is not None and same(answer, before):
                     continue
@@ -271,10 +269,3 @@ def reply_of(verdict: Check) -> Reply:
 
 def none_of(value: float) -> float | None:
     return None if value != value or value in (float("inf"), float("-inf")) else value
-
-
-def place(exc: BaseException, file: Path) -> str:
-    """`file.py:12`: the innermost line of the workload's own that an exception came through."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    own = [one for one in frames if Path(one.filename).parent == file.parent]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else file.name

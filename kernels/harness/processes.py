@@ -4,11 +4,14 @@ them."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +19,9 @@ from typing import Any
 
 import torch
 
+from kernels.forms.definition import is_own
 from kernels.harness.ending import descendants, fate
+from kernels.harness.facts import log
 from kernels.harness.input_sets import available
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -30,6 +35,11 @@ SPAWN = multiprocessing.get_context("forkserver")
 import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
+FRAMES_SIGNAL = signal.SIGUSR1
+"""Upon this signal a worker writes where it is."""
+FRAMES_S = 1.0
+SLOW_S = (10.0, 60.0)
+"""A request that takes so long is named in the log, and again each time that the last of these has passed."""
 
 
 def prepare(workload: Path) -> None:
@@ -71,7 +81,11 @@ class Worker:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=entry, args=(theirs, dict(settings)), daemon=True)
+        self.frames = tempfile.NamedTemporaryFile(prefix="bench-frames-")  # noqa: SIM115 - it ends with the worker
+        path = Path(str(settings.get("path", ".")))
+        self.folder = (path if path.is_dir() else path.parent).resolve()
+        given = {**settings, "frames": self.frames.name}
+        self.process = SPAWN.Process(target=entry, args=(theirs, given), daemon=True)
         with short_paths():
             self.process.start()
         theirs.close()
@@ -81,9 +95,10 @@ class Worker:
         request = {"op": op, **arguments} if op == "load" else {"op": op, "with": arguments}
         try:
             self.pipe.send_bytes(json.dumps(request).encode())
-            if not self.pipe.poll(limit_s):
+            if not self.answers(op, limit_s):
+                place = self.current_place()
                 self.end()
-                raise Lost(f"hung: no answer within {limit_s:g} s", hung=True)
+                raise Lost(f"hung: no answer within {limit_s:g} s" + (f" in {place}" if place else ""), hung=True)
             reply = json.loads(self.pipe.recv_bytes(LONGEST_REPLY))
         except (EOFError, OSError, ValueError) as exc:
             raise Lost(self.fate()) from exc
@@ -98,6 +113,37 @@ class Worker:
                 remedy=str(reply.get("remedy", "")),
             )
         return reply
+
+    def answers(self, op: str, limit_s: float) -> bool:
+        """Whether there is an answer within a time. Until then the log names what runs for long."""
+        waited_s = 0.0
+        for step_s in itertools.chain(SLOW_S, itertools.repeat(SLOW_S[-1])):
+            if self.pipe.poll(min(step_s, limit_s - waited_s)):
+                return True
+            waited_s += step_s
+            if waited_s >= limit_s:
+                return False
+            log(f"{self.current_place() or op} has been running for {waited_s:g} s")
+        raise AssertionError("the steps have no end")
+
+    def current_place(self) -> str:
+        """The function of the workload that the process is in, and the line, as `kernel_mine (mine.py:12)`; empty if
+        that cannot be known."""
+        pid, before = self.process.pid, os.fstat(self.frames.fileno()).st_size
+        if pid is None or not catches(pid, FRAMES_SIGNAL):
+            return ""
+        with contextlib.suppress(OSError):
+            os.kill(pid, FRAMES_SIGNAL)
+        deadline, size = time.monotonic() + FRAMES_S, before
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if size == (size := os.fstat(self.frames.fileno()).st_size) > before:
+                break
+        content = os.pread(self.frames.fileno(), 1 << 20, before).decode(errors="replace")
+        for name, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', content):
+            if is_own(Path(name), self.folder):
+                return f"{function} ({Path(name).name}:{line})"
+        return ""
 
     def fate(self) -> str:
         """How the process ended, in words."""
@@ -117,6 +163,16 @@ class Worker:
             self.process.kill()
         self.process.join(5)
         self.pipe.close()
+        self.frames.close()
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, which would end it otherwise."""
+    try:
+        mask = re.search(r"(?m)^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    except OSError:
+        return False
+    return bool(mask and int(mask[1], 16) >> (number - 1) & 1)
 
 
 @contextlib.contextmanager

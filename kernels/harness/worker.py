@@ -7,6 +7,7 @@ answers are JSON; tensors are passed as files. The process that writes results i
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -17,19 +18,23 @@ from typing import Any
 
 import torch
 
-from kernels.forms.definition import BadWorkload
+from kernels.forms.definition import BadWorkload, place
 from kernels.forms.load import load
 from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
+from kernels.harness.confinement import confine
 from kernels.harness.ending import end_with_parent
 from kernels.harness.handles import Handles
-from kernels.harness.judge import Judge, place
+from kernels.harness.judge import Judge
+from kernels.harness.processes import FRAMES_SIGNAL
 from kernels.harness.workload import BuildFailed, Unavailable
 
 
 def serve(pipe: Connection, settings: dict[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
     alone(pipe)
+    confine()
+    show_frames(settings["frames"])
     handles = Handles()
     device = torch.device(settings["device"])
     if settings["threads"]:
@@ -61,6 +66,11 @@ def serve(pipe: Connection, settings: dict[str, Any]) -> None:
                 if device.type == "cuda" and reply["error"] != "unavailable":
                     reply["sticky"] = broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
+
+
+def show_frames(path: str) -> None:
+    """Lets `FRAMES_SIGNAL` write to a file where this process is, even if it is in native code that never returns."""
+    faulthandler.register(FRAMES_SIGNAL, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=True)
 
 
 def failure(exc: BaseException, file: Path) -> Reply:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.needs import KEYS, Needs, needs
 from orchestrator.core.forms.reading import NotPython, parse_python
+from orchestrator.core.market.catalog import closest
 from orchestrator.core.text import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
@@ -82,7 +83,9 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
     names = _implementations(tree, file)
     for needed in ("inputs", "reference"):
         if needed not in bound:
-            raise ConfigError(f"{file}:1: there is no function {needed}(…)", hint=HINT)
+            near = closest(needed, bound)
+            suggestion = f"; line {bound[near][0]} has {near}" if near else ""
+            raise ConfigError(f"{file}:1: there is no function {needed}(…){suggestion}", hint=HINT)
     grid = _cases(bound, file)
     axes = tuple(grid[0]) if grid else None
     for line, words in of_names(bound, tree, axes, _value):

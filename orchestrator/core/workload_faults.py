@@ -59,8 +59,97 @@ def of_names(bound: Found, tree: ast.Module, axes: Sequence[str] | None, value: 
             yield from ((line, words) for words in _no_implementation(name, expression, value))
         elif name == "tolerance":
             yield from ((line, words) for words in _no_tolerance(expression, value))
+    yield from _given_twice(tree)
+    if "inplace" in bound:
+        yield from _no_inplace(tree, *bound["inplace"], value)
+    yield from _other_arity(tree)
     if axes is not None:
         yield from _unprovided_arguments(tree, axes)
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions at the top level whose arguments are those in the text: without decorators."""
+    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef) and not one.decorator_list}
+
+
+def _given_twice(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    lines: dict[str, int] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("reference", "outputs", *OFFERED):
+            if node.name in lines:
+                yield node.lineno, f"two functions are called {node.name}: the other one is at line {lines[node.name]}"
+            lines[node.name] = node.lineno
+
+
+def _no_inplace(tree: ast.Module, line: int, expression: ast.expr | None, value: Value) -> Iterator[tuple[int, str]]:
+    try:
+        names = value(expression)
+    except Unknown:
+        return
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        yield line, 'inplace must be a list of names of inputs, as ["x"]'
+    elif (function := _functions(tree).get("reference")) and not function.args.kwarg:
+        known = [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+        for name in names:
+            if name not in known:
+                yield line, f"inplace: reference has no argument {name}; it has {', '.join(known)}"
+
+
+def _other_arity(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, what is wrong) for each function that takes another number of arguments than `inputs` and `outputs`
+    return, or, where the text does not show that number, than `reference` takes."""
+    functions = _functions(tree)
+    given = _returned(functions.get("inputs"))
+    outs = _returned(functions["outputs"]) if "outputs" in functions else 0
+    reference = functions.get("reference")
+    source = f"inputs returns {given}"
+    if given is None and reference is not None and (limits := _arity(reference)) is not None:
+        given = limits[0] if limits[0] == limits[1] else None
+        source = f"reference takes {given}"
+    for name, function in functions.items():
+        taken = _arity(function)
+        if given is None or taken is None or not (name == "reference" or name.startswith(KINDS)):
+            continue
+        extra = 0 if name == "reference" else outs
+        if extra is not None and not taken[0] <= given + extra <= taken[1]:
+            count = str(taken[0]) if taken[0] == taken[1] else f"{taken[0]} to {taken[1]}"
+            more = f" and outputs {extra}" if extra else ""
+            yield function.lineno, f"{name} takes {count} {'argument' if count == '1' else 'arguments'}; {source}{more}"
+
+
+def _arity(function: ast.FunctionDef) -> tuple[int, int] | None:
+    """The least and the most positional arguments of a function; None where it takes any, or some by name alone."""
+    arguments = function.args
+    if arguments.vararg or arguments.kwarg or None in arguments.kw_defaults:
+        return None
+    most = len(arguments.posonlyargs) + len(arguments.args)
+    return most - len(arguments.defaults), most
+
+
+MAKERS: Final = frozenset(
+    {"rand", "randn", "randint", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like"}
+)
+"""Functions of torch that return one tensor."""
+
+
+def _returned(function: ast.FunctionDef | None) -> int | None:
+    """How many values a function returns; None where the text does not show it."""
+    if function is None:
+        return None
+    counts: set[int | None] = set()
+    for node in ast.walk(function):
+        if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.Yield, ast.YieldFrom)) and node is not function:
+            return None
+        match node:
+            case ast.Return(value=ast.Tuple(elts=parts) | ast.List(elts=parts)):
+                counts.add(None if any(isinstance(one, ast.Starred) for one in parts) else len(parts))
+            case ast.Return(value=ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name))) if (
+                name in MAKERS
+            ):
+                counts.add(1)
+            case ast.Return():
+                counts.add(None)
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _no_function(name: str, expression: ast.expr | None, value: Value) -> Iterator[str]:

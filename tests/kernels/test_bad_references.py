@@ -36,7 +36,7 @@ def outputs(x, fault):
     return torch.empty_like(x)
 """
 REASONS = {
-    "raises": "mine.py:12: the reference raises ValueError: no such luck",
+    "raises": "mine.py:12 in reference: the reference raises ValueError: no such luck",
     "changes": "the reference is not deterministic",
     "chance": "mine.py: its inputs differ from call to call: inputs() must draw them from its generator",
     "nan": "the reference answers with NaN in 64 of 64 elements",

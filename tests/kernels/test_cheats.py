@@ -38,6 +38,26 @@ CHEATS = {
     "wrong_once_in_a_hundred": "wrong in one of|max abs error",
 }
 
+HONEST_CORPORA = ("torch", "honest_workspace", "honest_fallback")
+CORPORA = {
+    **dict.fromkeys(
+        ("zeros", "copy_of_input", "mean", "half_precision", "signs_only"), "max abs error|root mean square"
+    ),
+    **dict.fromkeys(("replay_from_file", "answer_to_the_last_inputs"), "max abs error"),
+    "right_while_it_warms_up": "max abs error",
+    **dict.fromkeys(("from_the_garbage", "from_the_frames", "tells_the_frames"), "max abs error|untrusted"),
+    **dict.fromkeys(("nan", "infinity"), "NaN or infinite"),
+    **dict.fromkeys(("ends_the_harness", "ends_everybody", "traces_others"), "raised PermissionError"),
+    "reads_the_memory_of_others": "raised PermissionError",
+    "patched_event": "Event.elapsed_time was replaced",
+    "patched_event_class": "Event",
+    "patched_synchronize": "torch.cuda.synchronize was replaced",
+    "no_answer_until_asked": "its output is a Promise, not a plain tensor",
+    "thread_that_writes": "max abs error|closed its pipe|not an answer|hung|raised|ended",
+    "rewrites_a_module": "criterion.judged was replaced",
+}
+"""Kinds that pygpubench's exploits, KernelGuard's rules and KernelBench's adversarial tests have."""
+
 
 def own(path: Path, **changes: Any) -> dict[str, Any]:
     """A small spec for a workload in a file."""
@@ -78,6 +98,27 @@ def test_a_row_says_how_many_calls_were_judged_and_what_that_would_show(finished
 def test_a_cheat_has_no_timing_and_the_reason_says_how(finished: Mapping[str, Any], name: str) -> None:
     assert name not in finished["median_us"]
     assert any(words in finished["skipped"][name] for words in CHEATS[name].split("|")), finished["skipped"][name]
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    folder = tmp_path_factory.mktemp("corpora")
+    asked = own(OWN / "corpora.py", implementations=["*"], repeats=4)
+    with HarnessProcess("measure", asked, folder, environ={"PYTHONPATH": str(ROOT)}) as harness:
+        code, facts = harness.finish()
+    assert code == 10, harness.log()
+    (case,) = named(facts, "case_finished")
+    return {"timed": set(case["median_us"]), **case}
+
+
+def test_of_the_public_kinds_only_honest_kernels_are_timed(corpora: Mapping[str, Any]) -> None:
+    assert corpora["timed"] == {*HONEST_CORPORA}, corpora["skipped"]
+    assert set(corpora["skipped"]) == set(CORPORA)
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_public_kind_is_refused_for_what_it_does(corpora: Mapping[str, Any], name: str) -> None:
+    assert any(words in corpora["skipped"][name] for words in CORPORA[name].split("|")), corpora["skipped"][name]
 
 
 def test_speed_beyond_the_roof_is_implausible(tmp_path: Path) -> None:

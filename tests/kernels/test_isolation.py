@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
 
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.kernels.test_cheats import OWN, own
@@ -13,9 +18,9 @@ REASONS = {
     "wrong": "max abs error",
     "aborts": "crashed (SIGABRT) while it was checked",
     "segfaults": "crashed (SIGSEGV) while it was checked",
-    "exits": "faults.py:43: raised SystemExit",
-    "hangs": "hung: no answer within {limit_s} s while it was checked",
-    "raises": "faults.py:51: raised ValueError: no kernel for such sizes",
+    "exits": "faults.py:43 in kernel_exits: raised SystemExit",
+    "hangs": "hung: no answer within {limit_s} s in kernel_hangs (faults.py:47) while it was checked",
+    "raises": "faults.py:51 in kernel_raises: raised ValueError: no kernel for such sizes",
     "out_of_memory": "out of memory while it was checked",
     "not_for_this": "needs a multiple of 4096",
     "dies_while_timed": "crashed (SIGABRT) while it was timed",
@@ -99,3 +104,48 @@ def test_a_cuda_kernel_without_a_gpu_is_a_skipped_row_and_fails_no_gate(tmp_path
     assert code == 0, harness.log()
     assert [gate["passed"] for gate in named(facts, "gate") if gate["name"] == "kernel_loads"] == [True]
     assert named(facts, "problem") == []
+
+
+def test_a_regime_that_refuses_a_kernel_leaves_it_to_the_others() -> None:
+    from kernels.harness.arena import Arena
+    from kernels.harness.hands import Hand, Place
+    from kernels.harness.processes import Answered
+    from kernels.harness.turns import Contender
+    from kernels.harness.workload import Unavailable
+
+    class NoGraphs:
+        def ask(self, op: str, _limit_s: float, /, **arguments: object) -> dict[str, object]:
+            if arguments.get("regime") == "graph":
+                raise Answered("unavailable", "its calls cannot be captured in a graph")
+            return {"calls_made": 1, "overhead_us": 0.1} if op == "timer" else {}
+
+    hand = Hand("replays", lambda: pytest.fail("it is running"), 10)
+    hand.worker = cast(Any, NoGraphs())
+    arena = Arena(torch.device("cuda"), 1, "warm", 4, 10, lambda: pytest.fail("it is running"), hand, ())
+    contender = Contender("replays", (Place(hand, 0),), nullcontext)
+    with pytest.raises(Unavailable, match="cannot be captured"):
+        arena.timer("graph")(contender)
+    assert arena.timer("burst")(contender).calls_made == 1
+
+
+ALL_WRONG = """
+axes = {"n": [16]}
+def inputs(n, device, generator):
+    import torch
+    return torch.randn(n, generator=generator)
+def reference(x):
+    return x + 2
+def baseline_torch(x):
+    return x + 1
+def kernel_mine(x):
+    return 1 + x
+"""
+
+
+def test_where_all_differ_the_reference_is_the_suspect(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ALL_WRONG)
+    with HarnessProcess("measure", own(tmp_path / "mine.py", repeats=2), tmp_path) as harness:
+        _, facts = harness.finish()
+    (case,) = named(facts, "case_finished")
+    suspect = "all 2 implementations differ from reference: look at that first"
+    assert {name for name, why in case["skipped"].items() if suspect in why} == {"torch", "mine", "torch:aa"}

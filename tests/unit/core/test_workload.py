@@ -105,6 +105,17 @@ REFUSED = {
         GOOD.replace("def kernel_mine(x): ...", "kernel_mine = {'cuda': 'k.cu', 'entri': 'x', 'grid': 1, 'block': 1, 'args': []}"),
         "mine.py:4: kernel_mine, a CUDA implementation, lacks entry and has entri, unknown; keys: cuda, entry,",
     ),
+    "a typing error": (GOOD.replace("reference", "refrence"), "mine.py:1: there is no function reference(…); line 3 has refrence"),
+    "two references": (GOOD + "def reference(x): ...\n", "mine.py:7: two functions are called reference: the other one is at line 3"),
+    "arity": (GOOD.replace("kernel_mine(x)", "kernel_mine(x, y)"), "mine.py:4: kernel_mine takes 2 arguments; reference takes 1"),
+    "arity of the reference": (
+        GOOD.replace("generator): ...", "generator): return 1, 2"), "mine.py:3: reference takes 1 argument; inputs returns 2"),
+    "arity with outputs": (
+        GOOD + "def outputs(x): return torch.empty_like(x)\n",
+        "mine.py:4: kernel_mine takes 1 argument; reference takes 1 and outputs 1",
+    ),
+    "inplace": (GOOD + "inplace = ['y']\n", "mine.py:7: inplace: reference has no argument y; it has x"),
+    "no list": (GOOD + "inplace = 'x'\n", "mine.py:7: inplace must be a list of names of inputs"),
     "requirements": (GOOD.replace('["triton>=3"]', '"triton"'), "mine.py:6: requirements must be a list of strings"),
 }  # fmt: skip
 
@@ -115,6 +126,22 @@ def test_what_is_wrong_is_told_before_anything_is_paid_for(name: str) -> None:
     with pytest.raises(ConfigError) as told:
         sketch(text, "mine.py")
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("kernel_mine(x)", "kernel_mine(x, eps=1e-6)"),
+        GOOD.replace("kernel_mine(x)", "kernel_mine(*xs)"),
+        GOOD.replace("kernel_mine(x)", "kernel_mine(**named)"),
+        GOOD.replace("generator): ...", "generator): return made(device)"),
+        GOOD.replace("generator): ...", "generator): return (*made(device), 1)"),
+        GOOD.replace("def kernel_mine", "@wrapped\ndef kernel_mine").replace("mine(x)", "mine(x, y)"),
+        GOOD + "inplace = ['x']\n",
+    ],
+)
+def test_arguments_that_fit_or_that_the_text_does_not_show_are_accepted(text: str) -> None:
+    assert sketch(text, "mine.py").implementations == ("torch", "mine")
 
 
 def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Path) -> None:
