@@ -87,10 +87,11 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     complete = over and total > 0 and len(cases) >= total
     assembled = assemble({name: partial(lines, path) for name, path in cases.items()})
     write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
-    repeat = _repeat(bucket, run)
+    settings = _plan_settings(bucket, run)
+    repeat = _repeat(settings)
     if repeat:
         write_atomically(folder / "repeat.yaml", repeat)
-    manifest = _manifest(run, entries, folder, complete=complete, repeat=bool(repeat))
+    manifest = _manifest(run, entries, folder, complete=complete, settings=settings)
     write_atomically(folder / "manifest.json", manifest)
     return Fetched(
         run_id=run.run_id,
@@ -163,15 +164,20 @@ REPEATED = ("gpu", "measure", "correctness")
 """What is taken from a plan that lies in a bucket: what was measured, and nothing that runs or spends by itself."""
 
 
-def _repeat(bucket: Bucket, run: Run) -> bytes:
-    """A configuration that measures the same grid; empty where the plan cannot be read. JSON is YAML."""
+def _plan_settings(bucket: Bucket, run: Run) -> Mapping[str, Any]:
+    """The settings in the run's plan; empty if the plan cannot be read."""
     blob = bucket.read(plan_object(run.run_id))
     try:
         settings = document(blob.data)["settings"] if blob is not None else {}
-        # A workload of the user's own is a path on a machine, which no bucket may choose, and no grid of ours.
-        kept = {} if settings.get("workload") else {key: settings[key] for key in REPEATED if settings.get(key)}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return b""
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _repeat(settings: Mapping[str, Any]) -> bytes:
+    """A configuration that measures the same grid; empty where the plan cannot be read. JSON is YAML."""
+    # A workload of the user's own is a path on a machine, which no bucket may choose, and no grid of ours.
+    kept = {} if settings.get("workload") else {key: settings[key] for key in REPEATED if settings.get(key)}
     return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""
 
 
@@ -196,8 +202,9 @@ def _manifest(
     folder: Path,
     *,
     complete: bool,
-    repeat: bool,
+    settings: Mapping[str, Any],
 ) -> bytes:
+    workload = settings.get("workload")
     # The embedded cloud's machines are this computer: what was asked for was never there.
     embedded = run.simulated
     document = {
@@ -206,7 +213,8 @@ def _manifest(
         "state": run.phase.value,
         "complete": complete,
         "cases_total": run.cases_total,
-        "repeat": repeat,
+        "repeat": bool(_repeat(settings)),
+        "workload": words(str(workload.get("name") or ""), 100) if isinstance(workload, dict) else "",
         "gpu": run.plan.gpu if run.plan else "",
         "mode": run.plan.mode if run.plan else "",
         "image": run.image if not embedded else "",

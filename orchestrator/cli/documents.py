@@ -475,6 +475,7 @@ SHAPES: Final[dict[str, Any]] = {
         cases_total=int,
         measurements=int,
         headlines=list[str],
+        wrong=list[str],
     ),
     **FLEETS,
     "history": shape(

@@ -35,7 +35,7 @@ def fetch(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Download what a run measured, and show the answer.
+    """Download what a run measured, and show it.
 
     Checks every file, assembles the CSVs, and compares. Files that are here and correct are not downloaded again. For a
     run that failed before its first case, the exit code is that of the failure; with --check it always is.

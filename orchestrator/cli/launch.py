@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -15,6 +15,7 @@ from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
 from orchestrator.cli.completion import known_runs
 from orchestrator.cli.driving import Driving, driven
 from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.plan import practice_words
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.terminal import answer, unheard
 from orchestrator.cli.watch import Watch, watching
@@ -90,6 +91,8 @@ def launch(
     payload = payload_of(configuration)
     with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
+        if wiring.mode.simulated and not chosen.hosts:
+            watch.say(practice_words(configuration.gpu))
         watch.step("planning")
         plan, refused = _planned(wiring, configuration, name, cold=machine.cold)
         watch.planned(plan)
@@ -104,7 +107,7 @@ def launch(
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
-    finish(ended, wiring.clock.now(), json=json)
+    finish(wiring, ended, json=json)
 
 
 def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
@@ -162,7 +165,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
 
         ended = driven(Driving(world, run_id, begun, watch, wiring.user, detach))
         tell_of_the_end(wiring, plan.config.alerts, ended)
-    finish(ended, wiring.clock.now(), json=json)
+    finish(wiring, ended, json=json)
 
 
 def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
@@ -178,9 +181,28 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
     wiring.notifier(alerts.command, alerts.webhook, here=False).notify(told)
 
 
-def finish(run: Run, now: datetime, *, json: bool) -> None:
-    """Prints the last lines of a launch, and sets its exit code."""
-    answer(document(run, now), *ending_lines(run, now), json=json)
+def printed_answer(wiring: Wiring, run: Run) -> bool:
+    """Print the answer of a run; return whether it was. What it needs is loaded now, and not when a command starts."""
+    return bool(importlib.import_module("orchestrator.cli.results_view").print_answer(wiring, run))
+
+
+def follow(wiring: Wiring, run_id: str) -> None:
+    """Show a run live until it is over, then its answer. The exit code is the run's; Ctrl-C only ends the view."""
+    engine = Engine(wiring.world(), run_id)
+    with watching(quiet=False, now=wiring.clock.now) as view:
+        try:
+            run = engine.follow(watch=view.show, trouble=view.trouble, until=lambda run: run.kept is not None)
+        except KeyboardInterrupt:
+            view.say("no longer watched; the run continues")
+            return
+    finish(wiring, run, json=False)
+
+
+def finish(wiring: Wiring, run: Run, *, json: bool) -> None:
+    """Prints the answer of the run and the last lines of a launch, and sets its exit code."""
+    now = wiring.clock.now()
+    answered = not json and printed_answer(wiring, run)
+    answer(document(run, now), *ending_lines(run, now, answered=answered), json=json)
     for line in ending_lines(run, now) if unheard() else ():
         typer.echo(line, err=True)
     raise_for(run)

@@ -19,6 +19,7 @@ from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.text import clock, count
+from orchestrator.wiring import practice_device
 
 # Shows a plan in a terminal.
 
@@ -31,7 +32,29 @@ def planned(plan: LaunchPlan) -> str:
     return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
 
 
+def practice_words(gpu: str) -> str:
+    """That a run is only practice, and what it measures."""
+    device = practice_device(gpu)
+    return f"practice: nothing is rented, prices are simulated; measuring this machine, {device}"
+
+
+def _practice_view(plan: LaunchPlan) -> RenderableType:
+    """A plan of the embedded cloud in about five lines: it has no zones, and no prices as if they were real."""
+    names = [name for name in plan.harness["implementations"] if not is_control(name)]
+    who = "all its implementations" if "*" in names else count(len(names), "implementation")
+    lines = [
+        Text(practice_words(plan.config.gpu), "bold"),
+        Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim")),
+        Text.assemble(("measures  ", "dim"), f"{planned(plan)} x {who}"),
+        Text.assemble(("at most   ", "dim"), clock(plan.ttl_s), f", {count(plan.attempts, 'attempt')}"),
+    ]
+    notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
+    return Group(*lines, *notes)
+
+
 def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
+    if plan.mode.simulated and plan.config.gpu == "cpu":
+        return _practice_view(plan)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
@@ -54,6 +77,9 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         first, notes = notes[:1], notes[1:]
     else:
         first = []
+    if plan.mode.simulated:
+        first = [Text(practice_words(plan.config.gpu), "bold"), *first]
+        facts.add_row("offers", "of shipped prices; no project was asked")
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))
     return Group(*first, title, facts, Text(), offers, *rest, *notes)
 

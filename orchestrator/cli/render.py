@@ -112,6 +112,8 @@ def _machines(run: Run) -> Text:
         return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:
         return text.append("requesting a machine …" if not run.vms else "trying the next zone …", "dim")
+    if run.simulated:
+        return text.append("practice on this machine: nothing is rented", "dim")
     kind = "a machine of yours" if vm.provisioning == OWN else f"{vm.machine_type} {vm.provisioning.lower()}"
     price = f"  {usd(vm.usd_per_hour)}/h" if vm.usd_per_hour or vm.provisioning != OWN else ""
     return text.append(f"{vm.zone}  {kind}{price}", "dim")
@@ -147,7 +149,7 @@ def _phase_note(run: Run, phase: str) -> RenderableType:
             return Text(f"{run.environment.device} · torch {run.environment.torch}")
         case "build" if run.build is not None:
             return Text(f"{run.build.compiler}{' (cached)' if run.build.cached else ''}")
-        case "correctness" if run.correctness is not None:
+        case "correctness" if run.correctness is not None and run.correctness.checked:
             failed = run.correctness.failed
             return Text(f"{run.correctness.checked} checked, {failed} wrong", "red" if failed else "")
         case "measure":
@@ -181,9 +183,9 @@ class Progress:
 def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
     end = run.updated_at if run.closed is not None else now
     line = Text.assemble("elapsed ", (clock((end - run.created_at).total_seconds()), "bold"))
-    if not unpriced(run):
+    if not unpriced(run) and not run.simulated:
         line.append("   spent ").append(usd(run.cost(now)), "bold")
-        line.append(f"   ceiling {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}")
+        line.append(f"   ceiling {usd(run.ceiling_usd)}")
     left = left_s(run, now)
     if left is not None:
         line.append(f"   about {clock(left)} left", "dim")
@@ -244,14 +246,15 @@ def time_lines(run: Run, now: datetime) -> Iterable[str]:
 # --- one run, over --------------------------------------------------------------------------------------------------
 
 
-def ending_lines(run: Run, now: datetime) -> Iterable[str]:
-    """The last lines of `bench launch`."""
+def ending_lines(run: Run, now: datetime, *, answered: bool = False) -> Iterable[str]:
+    """The last lines of `bench launch`; if the results are here and `answered` above, no command to fetch them."""
     if run.kept is not None:
         idle_until = run.current.idle_until
         left = f"; it deletes itself in {clock((idle_until - now).total_seconds())}" if idle_until else ""
         yield f"✓ {run.kept.outcome}: {run.cases_done} of {count(run.cases_total, 'case')}; {usd(run.cost(now))} so far"
         yield f"  its machine is kept for the next launch{left}"
-        yield f"  bench fetch {run.run_id}"
+        if not answered:
+            yield f"  bench fetch {run.run_id}"
         yield f"  bench stop {run.run_id}     lets the machine go"
         return
     if run.closed is None:
@@ -267,7 +270,7 @@ def ending_lines(run: Run, now: datetime) -> Iterable[str]:
     if run.guest_of is not None:
         money = f", on a kept machine that {run.guest_of.owner} pays for"
     yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}{'' if unpriced(run) else money}"
-    if run.measured:
+    if run.measured and not answered:
         yield f"  bench fetch {run.run_id}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,18 @@ from orchestrator.report import flashinfer
 from orchestrator.report.answer import HERE, failures, wrong_first
 from orchestrator.report.document import document
 from orchestrator.report.files import KINDS, boards, figure
-from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks
+from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, paper, pull_request
 from orchestrator.report.report import Report
 from orchestrator.wiring import trace_set, write_atomically
+
+
+class TableKind(StrEnum):
+    """The tables of `--table`."""
+
+    CASES = "cases"
+    BASELINES = "baselines"
+    PR = "pr"
+    PAPER = "paper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +45,16 @@ class Insertion:
     ] = None
     mark: Annotated[str, typer.Option("--mark", help="Name of the marks, if the file has several pairs.")] = ""
     table: Annotated[
-        str, typer.Option("--table", help="What to write between the marks: cases, or one row for each baseline.")
-    ] = "cases"
+        TableKind | None,
+        typer.Option(
+            "--table",
+            help="cases; a row for each baseline; ten lines for a pull request (pr); LaTeX with booktabs (paper). "
+            "Without --into it is written to standard output.",
+        ),
+    ] = None
+    markdown: Annotated[
+        str, typer.Option("--markdown", metavar="FILE", help="Write the Markdown to FILE; - is standard output.")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +97,19 @@ def report(
     """
     found, folder = report_of(options(ctx).wiring, run)
     settings = chosen(found, drawing.regime or ())
+    kind = insertion.table or TableKind.CASES
+    shown = settings if kind is TableKind.CASES or drawing.regime else ()
+    fragment = _fragment(found, kind, shown)
+    if insertion.markdown == "-" or (insertion.table is not None and insertion.into is None and not insertion.markdown):
+        typer.echo(fragment, nl=False)
+        return
     written = list(write_files(found, out or folder, settings, everything=drawing.all_baselines))
     if insertion.into is not None:
-        shown = settings if insertion.table == "cases" or drawing.regime else ()
-        _replace_between_marks(insertion.into, insertion.mark, _fragment(found, insertion.table, shown))
+        _replace_between_marks(insertion.into, insertion.mark, fragment)
         written.append(insertion.into)
+    if insertion.markdown:
+        write_atomically(Path(insertion.markdown), fragment.encode())
+        written.append(Path(insertion.markdown))
     formats = [kind.strip() for kind in drawing.formats.split(",") if kind.strip()]
     if flashinfer.FORMAT in formats:
         written.append(_trace(found, out or folder, drawing.trace_set))
@@ -95,14 +121,16 @@ def report(
     untimed = [one.text for one in failures(found.study, [HERE])]
     notes = [f"note: {words}" for words in found.warnings()]
     said = (found.title, *wrong_first(found.study), *found.headlines(), *found.sentences(), *untimed, *notes)
-    for words in (*said, *(f"wrote {path}" for path in written)):
+    for words in (*said, *(f"wrote {path.resolve()}" for path in written)):
         typer.echo(words)
 
 
-def _fragment(found: Report, table: str, settings: Sequence[Setting]) -> str:
-    if table not in ("cases", "baselines"):
-        raise ConfigError(f"--table {table}: expected cases or baselines")
-    return markdown(found, settings) if table == "cases" else by_baseline(found, settings)
+def _fragment(found: Report, table: TableKind, settings: Sequence[Setting]) -> str:
+    if table is TableKind.PR:
+        return pull_request(found)
+    if table is TableKind.PAPER:
+        return paper(found)
+    return markdown(found, settings) if table is TableKind.CASES else by_baseline(found, settings)
 
 
 def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:

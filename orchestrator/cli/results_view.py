@@ -11,11 +11,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.screen import Columns
+from orchestrator.api.finding import LOCAL
+from orchestrator.api.results import read_report, write_files
+from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.unread import note
+from orchestrator.core.errors import BenchError
+from orchestrator.core.run.fold import Run
 from orchestrator.core.text import count
 from orchestrator.report.answer import FAULTS, HERE, Row, failures, largest, microseconds, rows_of
 from orchestrator.report.report import Report, ranks_in_words
 from orchestrator.report.text import UNKNOWN, backend, estimate, labels, ratio, shortened
+from orchestrator.wiring import Wiring, fetch_run
 
 if TYPE_CHECKING:
     from orchestrator.wiring import Fetched
@@ -32,12 +38,13 @@ MOST_WRONG: Final = 3
 def answer_view(fetched: Fetched, report: Report) -> RenderableType:
     """What a launch ends with and a fetch begins with: at most 20 lines for four cases and three kernels."""
     study = report.study
-    head = Text.assemble((fetched.run_id, "bold"), "  ", report.workload, " on ", (report.device, "bold"))
+    head = Text.assemble((fetched.run_id, "bold"), "  ")
     if not study.cases:
         state = fetched.state.replace("_", " ")
         where = Text.assemble(("in ", "dim"), str(fetched.folder))
-        return Group(head.append(f": no case was measured; the run is {state}"), where)
-    parts: list[RenderableType] = [head.append(f": {report.cases}")]
+        return Group(head.append(f"no case was measured; the run is {state}"), where)
+    head.append(f"{report.workload} on ").append(report.device, "bold").append(f": {report.cases}")
+    parts: list[RenderableType] = [head]
     wrong = failures(study, FAULTS)
     parts += [Text(one.text, STYLES["wrong" if one.is_wrong else "inconclusive"]) for one in wrong[:MOST_WRONG]]
     if len(wrong) > MOST_WRONG:
@@ -55,7 +62,23 @@ def answer_view(fetched: Fetched, report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def results_view(fetched: Fetched, report: Report, *, verbose: bool) -> RenderableType:
+def print_answer(wiring: Wiring, run: Run) -> bool:
+    """Download the results of a run that is over to the usual folder and print the answer. Return whether it was
+    printed; a bucket or a folder that refuses is a note, because the run itself went well."""
+    if not run.measured or (run.closed is None and run.kept is None):
+        return False
+    try:
+        fetched = fetch_run(wiring.bucket, run, LOCAL)
+        report = read_report(fetched.folder)
+        write_files(report, fetched.folder)
+    except BenchError as exc:
+        note(f"the results could not be shown here: {exc}")
+        return False
+    screen().print(answer_view(fetched, report))
+    return True
+
+
+def results_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> RenderableType:
     """The answer; with `verbose` also every reason, and the statistics, cost and energy of the run."""
     parts: list[RenderableType] = [answer_view(fetched, report)]
     if report.study.cases and verbose:
@@ -77,8 +100,9 @@ def _legend(shown: Sequence[Row]) -> str:
     """One line: the regime of the table and what the ratio is, and whether two modes were seen."""
     settings = dict.fromkeys(row.case.setting.name for row in shown if row.case.setting.name)
     modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
+    why = dict.fromkeys(f"not compared: {row.why}" for row in shown if row.verdict == UNKNOWN and row.why)
     over = "ratio over 1: the kernel is faster" if any(row.contrast is not None for row in shown) else ""
-    return "; ".join(part for part in (", ".join(settings), over, *modes[:1]) if part)
+    return "; ".join(part for part in (", ".join(settings), over, *why, *modes[:1]) if part)
 
 
 def _not_shown(report: Report, hidden: int, failed: int) -> str:
@@ -139,7 +163,7 @@ def _table(rows: Sequence[Row], names: dict[str, str], width: Width, *, several:
         gain = UNKNOWN
         if row.contrast is not None:
             gain = estimate(row.contrast.ratio) if width.interval else ratio(row.contrast.ratio.mid)
-        said = row.verdict if row.verdict != UNKNOWN else f"not compared: {row.why}"
+        said = row.verdict if row.verdict != UNKNOWN else "not compared"
         cells = [
             Text(shortened(names[row.case.case_id], width.longest)),
             *([Text(shortened(row.kernel, width.longest))] if several else []),

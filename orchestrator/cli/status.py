@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from orchestrator.cli.terminal import emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
+    ConfigError,
     CredentialsMissing,
     DocumentUnreadable,
     NotFound,
@@ -46,6 +48,9 @@ def status(
         typer.Argument(metavar="[RUN]", help="A run id, a unique part of one, or `last`.", autocompletion=known_runs),
     ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many runs to list, newest first.")] = 20,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow RUN until it is over, then show the answer.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List runs, other holds, and the machines that exist now.
@@ -55,7 +60,12 @@ def status(
     machines are those that the cloud itself lists, not those that the runs know of.
     """
     wiring = options(ctx).wiring()
-    if run:
+    if watch and (json or not run):
+        raise ConfigError("--watch follows one run on a terminal", hint="`bench status last --watch`, without --json")
+    if watch:
+        # It is loaded only now, because a status without it must be quick.
+        importlib.import_module("orchestrator.cli.launch").follow(wiring, find_run(wiring, run))
+    elif run:
         _one(wiring, run, json=json)
     else:
         _all(wiring, limit=limit, json=json)

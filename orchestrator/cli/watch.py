@@ -8,7 +8,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Final
 
@@ -132,6 +132,8 @@ class PlainWatch(Watch):
         self.console = console
         self._now = now
         self._said: set[str] = set()
+        self._latest = datetime.min.replace(tzinfo=UTC)
+        """The latest time that a line was written at: times of lines only grow."""
 
     def say(self, text: str) -> None:
         self.console.print(Text(hung(self.console, log_text(text))), soft_wrap=True)
@@ -143,35 +145,33 @@ class PlainWatch(Watch):
         for notice in plan.notices:
             self.say(f"note: {notice}")
         price = f", {usd(plan.ceiling_usd)} at most" if plan.ceiling_usd else ""
-        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most{price}")
+        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most{'' if plan.mode.simulated else price}")
 
     def show(self, run: Run) -> None:
-        now = self._now()
+        for moment, text in sorted(self._lines(run, self._now()), key=lambda line: line[0]):
+            if text not in self._said:
+                self._said.add(text)
+                self._latest = max(moment, self._latest)  # times of lines only grow
+                self.say(f"{clock(max(0.0, (self._latest - run.created_at).total_seconds())):>6}  {text}")
 
-        def since_the_start(moment: datetime) -> str:
-            return clock(max(0.0, (min(moment, now) - run.created_at).total_seconds()))
-
-        at = since_the_start(now)
+    def _lines(self, run: Run, now: datetime) -> Iterator[tuple[datetime, str]]:
+        """What is known of the run, each with its time: that at which it began, or now."""
         for fact in run.exhausted:
-            self._once(f"{fact.zone}: {fact.code}", at)
+            yield now, f"{fact.zone}: {fact.code}"
         if run.vm is not None and run.vm.started_at is not None:
             price = f" ({usd(run.vm.usd_per_hour)}/h)" if run.vm.usd_per_hour else ""
-            self._once(f"{run.vm.name} runs in {run.vm.zone}{price}", since_the_start(run.vm.started_at))
+            where = "on this machine, as practice" if run.simulated else f"in {run.vm.zone}{price}"
+            yield min(run.vm.started_at, now), f"{run.vm.name} runs {where}"
         for span in run.spans:
-            self._once(f"phase {span.phase} (attempt {span.attempt})", since_the_start(span.started_at))
+            yield min(span.started_at, now), f"phase {span.phase} (attempt {span.attempt})"
         for heal in run.heals:
-            self._once(f"healed {heal.what}: {heal.detail}", at)
+            yield now, f"healed {heal.what}: {heal.detail}"
         for done in run.measured:
             shown = [(name, median) for name, median in done.median_us.items() if not is_control(name)]
             medians = "  ".join(f"{name} {duration(median)}" for name, median in shown) or "nothing timed"
-            self._once(f"case {done.index}/{done.of} {done.case_id}: {medians}", at)
+            yield now, f"case {done.index}/{done.of} {done.case_id}: {medians}"
         for diagnosis in beside_the_end(run):
-            self._once(diagnosis, at)
-
-    def _once(self, text: str, at: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self.say(f"{at:>6}  {text}")
+            yield now, diagnosis
 
 
 class LiveWatch(Watch):

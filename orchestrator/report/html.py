@@ -11,7 +11,7 @@ from orchestrator.analysis.study import Study
 from orchestrator.core.bundled import convention
 from orchestrator.core.text import count
 from orchestrator.report import distributions, figures, rates, tables
-from orchestrator.report.answer import FAULTS, HERE, failures, rows_of
+from orchestrator.report.answer import FAILURES, FAULTS, HERE, failures, rows_of
 from orchestrator.report.page import (
     Box,
     Code,
@@ -70,7 +70,9 @@ def page(
 def _head(report: Report) -> Iterable[Part]:
     """What ran where, what is wrong, and a verdict for each kernel."""
     study = report.study
-    yield Text(" · ".join((*report.device_facts(), *([study.regime] if study.regime else []), report.cases)), "soft")
+    yield Text(
+        " · ".join((*report.device_facts()[1:], *([study.regime] if study.regime else []), report.cases)), "soft"
+    )
     yield from (Text(one.text, "wrong" if one.is_wrong else "warn") for one in failures(study, FAULTS))
     yield from (Text(one.text, "soft") for one in failures(study, [HERE]))
     yield from (Text(words, "warn") for words in report.incomplete())
@@ -84,7 +86,11 @@ def _kernel_verdict(part: Study, kernel: str) -> Part:
     """How a kernel compares with the fastest baseline of each case: its commonest verdict as a badge, and words."""
     best = [one for case in part.cases if (one := case.against_fastest(kernel)) is not None]
     if not best:
-        return Verdicts(kernel, "not compared", "soft", "no case was timed together with a baseline")
+        failed = [one for one in failures(part) if one.implementation == kernel]
+        badge, style = "not compared", "soft"
+        if failed:
+            badge, style = FAILURES[failed[0].kind], "slower" if failed[0].is_wrong else "soft"
+        return Verdicts(kernel, badge, style, "no case was timed together with a baseline")
     counts = Counter(one.verdict.value for one in best)
     (word, most), *others = counts.most_common()
     ratios = sorted(one.ratio.mid for one in best)
@@ -93,7 +99,8 @@ def _kernel_verdict(part: Study, kernel: str) -> Part:
         words += f" ({best[0].doubt})" if best[0].doubt else ""
     else:
         words = ", ".join(f"{name} in {number}" for name, number in [(word, most), *others])
-        words += f" of {count(len(best), 'case')}; {ratio(ratios[0])} to {ratio(ratios[-1])} the fastest baseline"
+        ends = " to ".join(dict.fromkeys(map(ratio, (ratios[0], ratios[-1]))))
+        words += f" of {count(len(best), 'case')}; {ends} the fastest baseline"
     return Verdicts(kernel, word if not others else f"mostly {word}" if most * 2 > len(best) else "mixed",
                     word if most * 2 > len(best) else "inconclusive", words)  # fmt: skip
 
@@ -156,6 +163,8 @@ def _speedups(study: Study, *, everything: bool) -> list[Part]:
         beside = " Regimes are side by side on one scale." if len(study.settings) > 1 else ""
         left = figures.left_out(one, everything=everything)
         without = f" {' and '.join(left)} is far slower and is not drawn; the tables have it." if left else ""
+        if len(study.kernels) > 1:
+            parts.append(Text(one.subject, "kernel"))
         parts += drawn(
             figures.speedup(one, everything=everything),
             f"{one.subject}: median ratio with its 95 % interval; right of 1 is faster. Within the grey band it "

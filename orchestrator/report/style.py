@@ -99,12 +99,13 @@ p{{margin:.4rem 0;max-width:52rem}}.lead{{font-size:1.1rem}}.soft,figcaption,sma
 overflow-wrap:anywhere}}td .wrong{{border:0;padding:0;margin:0}}.unavailable{{color:var(--soft)}}
 .note{{border-left:.25rem solid var(--line);padding:.1rem .8rem;margin:.35rem 0;max-width:none;font-size:.95rem}}
 .verdict{{max-width:none;font-size:1.1rem;margin:.45rem 0}}
+.kernel{{font-weight:600;font-size:1.1rem;margin:1rem 0 .2rem}}
 .badge{{display:inline-block;border:1.5px solid currentColor;border-radius:1rem;padding:0 .6rem;font-weight:600;
 white-space:nowrap}}.badge.soft,.badge.unavailable{{font-weight:400}}.inconclusive,.same{{color:var(--ink)}}
 pre{{background:var(--band);padding:.4rem .7rem;margin:.6rem 0;font-size:.85rem}}
 details{{margin:1rem 0}}summary{{cursor:pointer;font-weight:600}}
 figure{{margin:.6rem 0}}figcaption{{font-size:.9rem;max-width:52rem}}
-svg{{display:block;min-width:40rem;max-width:62rem;width:100%;height:auto}}
+svg{{display:block;min-width:40rem;width:100%;height:auto}}
 .wide+.wide{{margin-top:1.1rem}}.slim,.paper{{display:none}}
 @media screen and (max-width:40rem){{.broad{{display:none}}.slim{{display:block}}.slim svg{{min-width:0}}}}
 .wide{{overflow-x:auto;background:linear-gradient(90deg,var(--paper) 2rem,transparent) 0 0/3rem 100% no-repeat local,

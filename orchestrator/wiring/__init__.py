@@ -20,6 +20,7 @@ from orchestrator.adapters.settings import Settings, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import run_id
+from orchestrator.embedded import device
 from orchestrator.embedded.client import CloudAddress, CloudUnavailable, NoRoom, ask, ensure_running, living, standing
 from orchestrator.embedded.client import stop as stop_cloud
 from orchestrator.store.index import RunIndex
@@ -70,6 +71,7 @@ __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
     "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "forecast", "install_timer_files",
     "installed", "launch_context", "living", "load_settings", "ncu_pages", "new_run_id", "open_folder", "payload_of",
+    "practice_device",
     "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
@@ -100,6 +102,12 @@ def serve_site(folder: Path, port: int) -> site_server.SiteServer:
     from orchestrator.embedded.guard import is_own_connection
 
     return SiteServer(folder, port, is_own=is_own_connection)
+
+
+def practice_device(gpu: str) -> str:
+    """What a run of the embedded cloud measures: `its GPU, NVIDIA H200`, or `its CPU: AMD EPYC`."""
+    name = "" if gpu == "cpu" else device.gpu()
+    return f"its GPU, {name}" if name else f"its CPU: {device.cpu()}"
 
 
 def utc_now() -> datetime:

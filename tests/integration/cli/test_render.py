@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +30,8 @@ from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import OUTCOMES
 from orchestrator.core.run.status import document, status_line
 from orchestrator.core.text import clock
-from orchestrator.report.text import digits, estimate
+from orchestrator.report.answer import microseconds
+from orchestrator.report.text import estimate, ratio
 from tests.unit.core.asked import accepted, asked
 from tests.unit.core.builders import (
     RUN,
@@ -163,7 +165,7 @@ def test_a_run_on_ones_own_machine_speaks_of_dollars_only_if_its_owner_counts_th
 
 
 def fetched(*, complete: bool = True, cases: int = 1) -> Fetched:
-    return Fetched(RUN, "preempted", Path("results/local") / RUN, complete, cases, 2, 3, 0, "NVIDIA L4")
+    return Fetched(RUN, "preempted", Path("/results/local") / RUN, complete, cases, 2, 3, 0, "NVIDIA L4")
 
 
 def test_fetched_results(snapshot: SnapshotAssertion) -> None:
@@ -179,12 +181,13 @@ def test_a_fetch_of_nothing_shows_no_empty_table() -> None:
     assert "median" not in out
 
 
-def test_regimes_of_one_case_are_lines_of_their_own_and_a_case_is_skipped_once() -> None:
+def test_a_case_is_in_one_regime_the_others_are_named_and_a_skip_is_told_once() -> None:
     out = shown(results_view(fetched(), reported(csv_text([*both(), skip("sdpa:cudnn", "needs sm_80")]))), 140)
-    table = [line.split()[:4] for line in out.splitlines() if line.startswith("S ")]
-    regimes = ("burst,", "sustained,")
-    assert table == [["S", length, regime, "cold"] for regime in regimes for length in ("128", "1024")]
-    assert out.count("not timed: sdpa:cudnn") == 1
+    table = [line.split()[:2] for line in out.splitlines() if line.startswith("S ")]
+    assert table == [["S", "128"], ["S", "1024"]]
+    assert "burst, cold; ratio over 1: the kernel is faster" in out
+    assert "not shown: sustained, cold" in out
+    assert out.count("sdpa:cudnn cannot run here in 1 of 2 cases: needs sm_80") == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -193,19 +196,28 @@ def test_no_digit_of_what_was_fetched_is_cut_off(width: int) -> None:
     report = reported(csv_text(records(speeds=speeds)))
     out = shown(results_view(fetched(), report), width)
     for case in report.study.cases:
-        shown_ = [one for one in case.timings if width == 200 or one.implementation == "bench"]
-        assert all(digits(one.median_us.mid, 4) in out for one in shown_)
-        assert case.best is not None
-        for part in estimate(case.best.paired.ratio).split():
-            assert part in out
+        (best,) = case.best
+        for name in ("bench", best.baseline):
+            timing = case.timing(name)
+            assert timing is not None
+            assert microseconds(timing.median_us.mid) in out
+        assert ratio(best.ratio.mid) in out
 
 
 def test_what_fetch_shows_of_a_case_is_what_the_report_says_of_it() -> None:
     report = reported(csv_text(records(noise=0.1)))
     out = shown(results_view(fetched(), report), 140)
     for case in report.study.cases:
-        assert case.best is not None
-        assert f"{estimate(case.best.paired.ratio)} {case.best.said}" in out
+        (best,) = case.best
+        assert re.search(rf"{re.escape(estimate(best.ratio))} +{best.verdict.value}", out)
+
+
+def test_statistics_cost_and_energy_are_behind_verbose() -> None:
+    report = reported(csv_text(records()))
+    brief, whole = (shown(results_view(fetched(), report, verbose=verbose)) for verbose in (False, True))
+    for words in ("A/A control", "The run cost $", "Energy"):
+        assert words not in brief
+        assert words in whole
 
 
 def test_dollars_of_the_embedded_cloud_are_called_simulated_wherever_they_are_shown() -> None:
@@ -374,3 +386,14 @@ def test_amounts_and_times_are_short() -> None:
     assert [usd(Decimal(x)) for x in ("0.0043", "9.99", "12.345")] == ["$0.0043", "$9.9900", "$12.34"]
     assert [clock(x) for x in (5, 65, 3700)] == ["0:05", "1:05", "1:01:40"]
     assert [ago(at(0), at(x)) for x in (3, 70, 7200, 200_000)] == ["3 s", "1 min", "2 h", "2 d"]
+
+
+def test_the_times_of_lines_only_grow_however_the_facts_come() -> None:
+    out = io.StringIO()
+    clocks = iter([at(90), at(20), at(95)])
+    watch = PlainWatch(Console(file=out, width=200), now=lambda: next(clocks))
+    half = Log().add(0, planned()).add(2, requested()).add(5, created(4)).vm(20, measured("a"))
+    for run in (replayed(measuring()), replayed(half), replayed(measuring())):
+        watch.show(run)
+    moments = [line.split()[0] for line in out.getvalue().splitlines()]
+    assert moments == sorted(moments)

@@ -63,8 +63,8 @@ def test_one_file_that_is_none_of_ours_hides_no_other(bench: Bench, tmp_path: Pa
 def test_what_was_not_timed_is_said_with_its_reason(bench: Bench, tmp_path: Path) -> None:
     skipped = folder(tmp_path / "skipped", csv_text([skip("bench", "no compiler"), skip("sdpa:cudnn", "needs CUDA")]))
     out = bench("report", str(skipped)).out
-    assert "not timed: bench in 1 case: no compiler" in out
-    assert "not timed: sdpa:cudnn in 1 case: needs CUDA" in out
+    assert "bench cannot run here in 1 of 1 case: no compiler" in out
+    assert "sdpa:cudnn cannot run here in 1 of 1 case: needs CUDA" in out
     empty = folder(tmp_path / "empty", csv_text([]))
     assert "the second run measured nothing" in bench("compare", str(skipped), str(empty), code=13).err
 
@@ -113,7 +113,7 @@ def test_a_row_a_baseline_goes_between_marks_that_carry_a_name(bench: Bench, tmp
     assert "| against | sustained, cold | faster / slower / same / inconclusive |\n" in page.read_text()
     assert "<!-- bench:begin c -->" in bench("report", run, "--into", str(page), "--mark", "c", code=11).err
     assert "no name for a mark" in bench("report", run, "--into", str(page), "--mark", "-->", code=2).err
-    assert "cases or baselines" in bench("report", run, "--into", str(page), "--table", "all", code=2).err
+    assert "'all' is not one of" in bench("report", run, "--into", str(page), "--table", "all", code=2).err
     alone = csv_text(records(speeds={"bench": 1.0}))
     page.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
     bench("report", str(folder(tmp_path / "alone", alone)), "--into", str(page), "--table", "baselines")

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from orchestrator.adapters.fetch import Fetched
 from orchestrator.analysis.modes import two_modes
 from orchestrator.analysis.verdicts import Verdict
+from orchestrator.cli.results_view import answer_view
 from orchestrator.report.answer import failures, largest, rows_of, wrong_first
 from orchestrator.report.document import document, summary_csv, verdicts_csv
 from orchestrator.report.html import page
@@ -166,3 +169,20 @@ def test_one_mode_is_never_called_two(seed: int) -> None:
         rng.lognormal(0, 0.3, 50),
     ):
         assert two_modes(np.abs(draw) + 1e-9) == ()
+
+
+def test_four_cases_and_three_kernels_are_answered_in_20_lines_of_80_columns() -> None:
+    speeds = SPEEDS | {"mid": 1.1}
+    rows = []
+    for row in records(speeds=speeds, lengths=(128, 256, 512, 1024), device="AMD EPYC"):
+        place, role = ROLES.get(row["implementation"].removesuffix(":aa"), ("9", "kernel"))
+        rows.append(row | {"definition": place, "role": role, "backend": f"{role}_{row['implementation']}"})
+    report = reported(csv_text(rows))
+    fetched = Fetched("20261121-040506-l4-7f3a", "succeeded", Path("results"), True, 4, 4, 1, 0, "AMD EPYC")
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(answer_view(fetched, report))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 19  # the line of the launch itself is the 20th
+    assert max(map(len, lines)) <= 80
+    assert sum("faster" in line for line in lines) >= 4
+    assert all(any(f" {name} " in line for line in lines) for name in ("zeta", "alpha", "mid"))

@@ -77,7 +77,7 @@ def both(**changes: Any) -> list[dict[str, str]]:
 def skip(implementation: str, reason: str, **changes: str) -> dict[str, str]:
     """The one row of an implementation that was not timed."""
     row = next(records(lengths=(128,), speeds={implementation: 1.0}))
-    empty = dict.fromkeys(("block", "repeat", "latency_us", "position", "calls"), "")
+    empty = dict.fromkeys(("block", "repeat", "latency_us", "position", "calls", "max_abs_error"), "")
     return row | empty | {"skipped": reason} | changes
 
 
