@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.market.offers import START_S, WORK_S, Advice, Work, weigh
-from orchestrator.core.plan.expectation import expect
+from orchestrator.core.plan.plan import expect
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
 from orchestrator.core.run.keeping import cold_starts
