@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test test-all search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
+.PHONY: demo demo-fleet test test-all test-integration test-kernels search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -50,10 +50,12 @@ test: $(STAMP)
 
 # Half of a test of real machines is waiting: more workers than cores share them.
 ## make test-all  everything but the search; with COVERAGE=1 the coverage of unit and integration is measured and judged
-test-all: WORKERS = 4
-test-all: $(STAMP)
+test-all test-integration: WORKERS = 4
+test-all: test-integration test-kernels
+test-integration: $(STAMP)
 	$(PYTEST) $(if $(COVERAGE),--cov --cov-report=) tests/unit tests/integration
 	$(if $(COVERAGE),$(BIN)/python scripts/coverage_gate.py)
+test-kernels: $(STAMP)
 	$(PYTEST) tests/kernels
 
 ## make search  chaos scenarios and planted defects

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask, running, stop
 from tests.integration.cli.measured_runs import runs  # noqa: F401
-from tests.support.local_cloud import start_cloud
+from tests.support.local_cloud import local_cloud, start_cloud
 from tests.support.paced import held_at, paced_payload
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
@@ -37,15 +37,13 @@ class Ran:
 
 @contextmanager
 def at_home(home: Path, **environment: str) -> Iterator[None]:
-    """Within it this process is in a home of its own, for several tests; then the embedded cloud there is stopped."""
+    """Within it this process is in a home of its own, where an embedded cloud is up, for several tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"BENCH_HOME": str(home), "BENCH_USER": "ada", **environment}.items():
             patch.setenv(name, value)
         patch.chdir(home)
-        try:
+        with local_cloud(home / "cloud"):
             yield
-        finally:
-            stop(home / "cloud")
 
 
 @dataclass

@@ -37,6 +37,7 @@ from tests.unit.report.written import csv_text, folder, records
 RUN = "20261001-000000-l4-0000"
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_cases_of_a_run_are_listed_as_history_takes_them(bench: Bench, tmp_path: Path) -> None:
     wiring = wire()
     fill(wiring, 1)
@@ -70,6 +71,7 @@ def test_every_key_that_is_listed_is_one_that_set_takes(bench: Bench) -> None:
     assert [key for key in keys if f"`{key}`" not in written and not key.startswith("workload.")] == []
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_shell_is_offered_runs_cases_gpus_configurations_and_keys(bench: Bench) -> None:
     fill(wire(), 3)
     bench("status")
@@ -85,6 +87,7 @@ def test_a_shell_is_offered_runs_cases_gpus_configurations_and_keys(bench: Bench
     assert known_cases("b1") == ["b1-h2"]
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_shell_is_offered_the_fleets_that_were_listed_last_newest_first(bench: Bench) -> None:
     assert known_fleets("") == ["last"]
     fleets = [f"fleet-20261122-04050{second}-7f3a" for second in range(3)]

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -111,22 +110,6 @@ def test_six_hundred_measurements_make_a_small_file(text: str) -> None:
     size = len(page(report).encode())
     assert report.study.measurements == 600
     assert size < 250_000
-
-
-def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand() -> None:
-    """In two regimes, and against itself in one process, so that neither a slow machine nor a tracer of coverage
-    decides; `make bench` has the seconds."""
-
-    def cost(blocks: int) -> float:
-        text = csv_text(both(lengths=range(64, 89), blocks=blocks))
-        begun = time.process_time()
-        report = reported(text)
-        size = len(page(report))
-        assert report.study.measurements == 200 * blocks
-        assert size < 2_000_000
-        return time.process_time() - begun
-
-    assert cost(500) < 2 * 10 * cost(50)
 
 
 def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None:
