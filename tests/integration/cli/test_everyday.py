@@ -162,6 +162,7 @@ def test_a_look_at_the_timer_writes_nothing(bench: Bench, monkeypatch: pytest.Mo
     assert bench("reap", "--install-timer", "--dry-run", "--json").document["written"] is False
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_end_of_a_run_is_told_to_the_command_that_is_told_of_alerts(bench: Bench, tmp_path: Path) -> None:
     script = tmp_path / "tell"
     script.write_text(f'#!/bin/sh\nprintf "%s|" "$BENCH_NOTICE_KIND" >> {tmp_path}/told\ncat >> {tmp_path}/told\n')
@@ -176,6 +177,7 @@ def test_the_end_of_a_run_is_told_to_the_command_that_is_told_of_alerts(bench: B
     assert json.loads(document)["data"]["outcome"] == "succeeded"
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_run_whose_machine_is_gone_is_closed_by_the_very_look_that_finds_it_gone(bench: Bench) -> None:
     """Its client died; one look at all runs records that the machine is gone, settles, closes and shows it so."""
     wiring, now = wire(), datetime.now(UTC)

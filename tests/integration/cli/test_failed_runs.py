@@ -10,6 +10,8 @@ from tests.integration.cli.a_busy_bucket import fill
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_reap import over
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 RUN = "20261120-010203-l4-00aa"
 DETAIL = "norm.py:3: the reference raises"
 WHY = ev.Diagnosed(cause="spec_refused", detail=DETAIL)

@@ -18,6 +18,8 @@ from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.unit.site.written import names, store
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 
 def test_a_folder_gets_the_pages_and_the_bucket_too_where_that_is_asked(bench: Bench, tmp_path: Path) -> None:
     bucket = wire().bucket
