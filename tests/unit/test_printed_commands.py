@@ -31,6 +31,7 @@ GCLOUD: Final = {
     "compute images list": "project standard-images",
     "compute instances list": "filter",
     "compute networks create": "project subnet-mode",
+    "compute networks list": "",
     "compute networks subnets create": "network range region project",
     "compute networks subnets update": "region project enable-private-ip-google-access",
     "compute routers create": "network region project",
