@@ -159,3 +159,27 @@ def test_inputs_of_a_problem_are_made_on_the_device(tmp_path: Path) -> None:
     workload = load(tmp_path)
     made = workload.inputs({}, torch.device("meta"), torch.Generator().manual_seed(5))
     assert made.tensors()[0].device.type == "meta", "no terabytes were drawn on the host"
+
+
+SMALL_ANSWERS = {
+    "softmax": ("torch.softmax(x, dim=1)", ""),
+    "norm": ("x / torch.norm(x, p='fro')", ""),
+    "mean": ("x.mean(dim=1) * 1e-5", ""),
+    "constant": ("x * 0 + 3", "mean other_inputs"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_ANSWERS)
+def test_no_answer_that_proves_nothing_is_accepted_but_where_it_is_right(tmp_path: Path, name: str) -> None:
+    from scripts.trivial_answers import row_of
+
+    formula, right = SMALL_ANSWERS[name]
+    problem = tmp_path / f"{name}.py"
+    problem.write_text(
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+        f"        return {formula}\nrows, cols = 4, 0\ncols = 65536\n"
+        "def get_inputs():\n    return [torch.rand(rows, cols)]\ndef get_init_inputs():\n    return []\n"
+    )
+    row = row_of(problem, 4, torch.device("cpu"))
+    assert (row["accepted"], row["right"], row["skipped"]) == ("", right, "")
+    assert "zeros" in row["refused"]
