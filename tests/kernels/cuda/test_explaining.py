@@ -93,7 +93,7 @@ def test_the_command_explains_without_a_gpu(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "1,1,8,300", "--chip", "h200"], "head dimensions"),
+        (["--shape", "1,1,8,700", "--chip", "h200"], "head dimensions"),
         (["--shape", "1,1,8,64", "--dtype", "bf16", "--chip", "t4"], "bfloat16"),
         (["--shape", "1,3,8,64", "--kv-heads", "2", "--chip", "h200"], "share"),
     ],
