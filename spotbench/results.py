@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class Timing:
     nothing was timed, they are NaN and `skipped` says why; `joules_per_call` is NaN where energy is not given."""
 
     case_id: str
-    axes: Mapping[str, str]
+    axes: Mapping[str, int | float | bool | str]
     regime: str
     cache: str
     implementation: str
@@ -62,7 +63,7 @@ class Results:
     run_id: str
     device: str
     status: str
-    cost_usd: float | None
+    cost_usd: Decimal | None
     headlines: tuple[str, ...]
     warnings: tuple[str, ...]
     timings: tuple[Timing, ...]
@@ -141,7 +142,7 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
             timings.append(
                 Timing(
                     case.case_id,
-                    dict(case.axes),
+                    typed_axes(case.axes),
                     *where,
                     timing.implementation,
                     timing.backend,
@@ -161,7 +162,7 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
         run_id=report.study.run_id,
         device=report.study.device,
         status=status,
-        cost_usd=None if cost is None or math.isnan(cost) else cost,
+        cost_usd=None if cost is None or math.isnan(cost) else Decimal(str(cost)),
         headlines=tuple(report.headlines()),
         warnings=tuple(report.warnings()),
         timings=tuple(timings),
@@ -169,6 +170,26 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
         folder=folder,
         wrong=wrong_first(report.study),
     )
+
+
+def typed_axes(axes: Mapping[str, str]) -> dict[str, int | float | bool | str]:
+    """The axes of a case by the names and with the values that a workload gives them: `{"n": 1024, "causal": True}`."""
+    return {name.removeprefix("axis:"): typed(value) for name, value in axes.items()}
+
+
+def typed(text: str) -> int | float | bool | str:
+    """The value that a cell stands for. A number that would be written in another way stays text, as `007` does."""
+    if text in ("true", "false"):
+        return text == "true"
+    kinds: tuple[Callable[[str], int | float], ...] = (int, float)
+    for kind in kinds:
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if str(value) == text:
+            return value
+    return text
 
 
 def _verdict(one: Contrast) -> Verdict:

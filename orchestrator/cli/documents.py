@@ -442,6 +442,7 @@ SHAPES: Final[dict[str, Any]] = {
     "budget": shape(
         config=str,
         windows=Rows,
+        practice_windows=Rows | None,
         caps_of_the_bucket=Row | None,
         alerts_at_percent=list[int],
         alerted=list[str],
@@ -460,7 +461,14 @@ SHAPES: Final[dict[str, Any]] = {
     "config keys": shape(keys=Rows),
     "config list": shape(configs=list[dict[str, str]]),
     "config show": shape(name=str, text=str, values=Row),
-    "costs": shape(runs=Rows, costs=Rows, older=int, windows=dict[str, Window], prices_simulated=bool),
+    "costs": shape(
+        runs=Rows,
+        costs=Rows,
+        older=int,
+        windows=dict[str, Window],
+        practice_windows=dict[str, Window] | None,
+        prices_simulated=bool,
+    ),
     "costs add": shape(id=str, category=str, usd=Usd, note=str),
     "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
     "diagnose": shape(run_id=str, state=str, cause=str | None, detail=str, remedy=str, lines=list[str]),

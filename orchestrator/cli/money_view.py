@@ -13,26 +13,28 @@ from rich.text import Text
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.ledger.alerts import THRESHOLDS
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Exposure, Ledger, Window, binding, exposure, key_of
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, binding, exposure, key_of
 from orchestrator.core.run.status import iso
 from orchestrator.core.text import words
 
 
-def all_of(ledger: Ledger, window: Window, now: datetime, *, practice: bool) -> Exposure:
-    """What is spent and held. The embedded cloud's dollars are separate from real ones."""
-    real = exposure(ledger, window, now)
-    if not practice:
-        return real
-    other = exposure(ledger, window, now, pretend=True)
-    return Exposure(real.spent + other.spent, real.held + other.held)
+def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
+    """The kinds of dollars to show, each with its mark and whether it is simulated. They are never added: a practice
+    run counts against the caps only with other practice runs, a real one only with what is really paid."""
+    return (("", False), (" (practice)", True)) if practice else (("", False),)
+
+
+def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str, dict[str, str]]:
+    """What is spent and held in each window, in dollars of one kind."""
+    windows: dict[str, dict[str, str]] = {}
+    for window in WINDOWS[1:]:
+        seen = exposure(ledger, window, now, pretend=pretend)
+        windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
+    return windows
 
 
 def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> dict[str, Any]:
     shown, older = newest(ledger, last)
-    windows = {}
-    for window in ("day", "month", "total"):
-        seen = all_of(ledger, window, now, practice=practice)
-        windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
     return {
         "schema": 1,
         "runs": [
@@ -57,7 +59,8 @@ def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, las
             for name, cost in sorted(shown.costs.items(), key=lambda item: item[1].at)
         ],
         "older": older,
-        "windows": windows,
+        "windows": spent_and_held(ledger, now, pretend=False),
+        "practice_windows": spent_and_held(ledger, now, pretend=True) if practice else None,
     }
 
 
@@ -85,9 +88,12 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
         sign = "-" if cost.takes_back else ""
         table.add_row(Text(words(cost.category)), f"{sign}{usd(cost.usd)}", "", Text(words(cost.note)))
     sums = Text()
-    for window in ("day", "month", "total"):
-        seen = all_of(ledger, window, now, practice=practice)
-        sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold").append(f" + {usd(seen.held)} held   ", "dim")
+    for _, pretend in kinds_of_dollars(practice=practice):
+        sums.append("\npractice: " if pretend else "")
+        for window in WINDOWS[1:]:
+            seen = exposure(ledger, window, now, pretend=pretend)
+            sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold")
+            sums.append(f" + {usd(seen.held)} held   ", "dim")
     if not ledger.runs and not ledger.costs:
         return Group(Text("nothing was spent yet", "dim"), sums)
     more = [Text(f"… and {older} older entries; --last N shows more", "dim")] if older else []
@@ -95,25 +101,29 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
 
 
 def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> dict[str, Any]:
-    rows = []
     caps = binding(ledger, caps)
-    for window in WINDOWS:
-        cap = caps.of(window)
-        seen = all_of(ledger, window, now, practice=practice)
-        rows.append(
-            {
-                "window": window,
-                "key": key_of(window, now),
-                "cap_usd": None if cap is None else str(cap),
-                "spent_usd": str(seen.spent),
-                "held_usd": str(seen.held),
-                "left_usd": None if cap is None else str(max(cap - seen.total, Decimal(0))),
-            }
-        )
+
+    def rows(*, pretend: bool) -> list[dict[str, Any]]:
+        made = []
+        for window in WINDOWS:
+            cap, seen = caps.of(window), exposure(ledger, window, now, pretend=pretend)
+            made.append(
+                {
+                    "window": window,
+                    "key": key_of(window, now),
+                    "cap_usd": None if cap is None else str(cap),
+                    "spent_usd": str(seen.spent),
+                    "held_usd": str(seen.held),
+                    "left_usd": None if cap is None else str(max(cap - seen.total, Decimal(0))),
+                }
+            )
+        return made
+
     return {
         "schema": 1,
         "config": name,
-        "windows": rows,
+        "windows": rows(pretend=False),
+        "practice_windows": rows(pretend=True) if practice else None,
         "caps_of_the_bucket": caps_document(ledger),
         "alerts_at_percent": list(THRESHOLDS),
         "alerted": sorted(ledger.alerts),
@@ -125,9 +135,12 @@ def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practic
     table = Columns("window", *amounts, right=amounts, droppable=("", "spent"))
     table.add_column("")
     caps = binding(ledger, caps)
-    for window in WINDOWS:
-        cap, seen = caps.of(window), all_of(ledger, window, now, practice=practice)
-        label = "each run" if window == "run" else key_of(window, now)
+    kinds = kinds_of_dollars(practice=practice)
+    for mark, pretend, window in ((*kind, window) for kind in kinds for window in WINDOWS):
+        if pretend and window == "run":
+            continue  # the cap on each run is the same for both
+        cap, seen = caps.of(window), exposure(ledger, window, now, pretend=pretend)
+        label = "each run" if window == "run" else f"{key_of(window, now)}{mark}"
         if cap is None:
             table.add_row(label, usd(seen.spent), usd(seen.held), "none", "", "")
             continue

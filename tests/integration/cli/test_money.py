@@ -52,11 +52,13 @@ def test_what_is_left_is_what_a_launch_from_here_is_judged_by(bench: Bench) -> N
     now = wire().clock.now()
     terms = HoldTerms("cpu", pretend=True)
     wire().accounts().change(lambda ledger: hold(ledger, RUN, Decimal("4.9999"), 60, now, terms))
-    day = next(row for row in bench("budget", "--json").document["windows"] if row["window"] == "day")
+    budget = bench("budget", "--json").document
+    day = next(row for row in budget["practice_windows"] if row["window"] == "day")
+    assert {row["held_usd"] for row in budget["windows"]} == {"0"}
     assert (day["held_usd"], day["left_usd"]) == ("4.9999", "0.0001")
     assert "needs at least $" in bench("plan", "--gpu", "l4", code=3).err
     assert "simulated prices" in bench("budget").out
-    costs = bench("costs", "--json").document["windows"]["day"]
+    costs = bench("costs", "--json").document["practice_windows"]["day"]
     assert (costs["spent_usd"], costs["held_usd"]) == (day["spent_usd"], day["held_usd"])
 
 
@@ -80,6 +82,14 @@ def test_caps_of_the_bucket_bind_everybody_and_say_who_set_them(bench: Bench) ->
 def test_practice_money_and_real_money_do_not_meet(bench: Bench) -> None:
     bench("costs", "add", "1000", "--yes")
     bench("plan", "--gpu", "l4")
+    now = wire().clock.now()
+    wire().accounts().change(lambda ledger: hold(ledger, RUN, Decimal("0.05"), 60, now, HoldTerms("cpu", pretend=True)))
+    rows = {line.split("\t")[0]: line for line in bench("budget").out.splitlines()}
+    assert ("$1000.00" in rows["total"], "$0.0500" in rows["total"]) == (True, False)
+    assert ("$1000.00" in rows["total (practice)"], "$0.0500" in rows["total (practice)"]) == (False, True)
+    windows = bench("costs", "--json").document
+    assert windows["windows"]["day"]["spent_usd"] == "1000"
+    assert windows["practice_windows"]["day"]["held_usd"] == "0.05"
 
 
 def test_an_image_that_is_being_made_is_told_of_by_whoever_lists_images(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from orchestrator.report.html import page
 from orchestrator.report.markdown import by_baseline, markdown, paper, pull_request
 from orchestrator.report.report import Report
 from orchestrator.report.site.digest import digest_of
-from spotbench.results import of_report
+from spotbench.results import of_report, typed_axes
 from tests.unit.report.written import csv_text, records, reported, skip, studied
 
 ROLES = {"zeta": ("1", "kernel"), "torch": ("2", "baseline"), "alpha": ("3", "kernel"), "jit": ("4", "baseline")}
@@ -186,3 +186,8 @@ def test_four_cases_and_three_kernels_are_answered_in_20_lines_of_80_columns() -
     assert max(map(len, lines)) <= 80
     assert sum("faster" in line for line in lines) >= 4
     assert all(any(f" {name} " in line for line in lines) for name in ("zeta", "alpha", "mid"))
+
+
+def test_axes_of_the_library_have_the_names_and_types_of_the_workload() -> None:
+    axes = {"axis:n": "1024", "axis:causal": "true", "axis:eps": "0.5", "axis:tag": "007", "dtype": "float32"}
+    assert typed_axes(axes) == {"n": 1024, "causal": True, "eps": 0.5, "tag": "007", "dtype": "float32"}
