@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SerialChunk,
     )
     from orchestrator.core.market.offers import Advice, Offer
+    from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Market(Protocol):
     """What a cloud offers: read before any money is spent."""
 
-    def image(self, project: str, family: str) -> str:
+    def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
@@ -51,22 +52,22 @@ class Cloud(Market, Protocol):
         that one request makes at most one VM; a VM of that name and our run label is adopted.
         Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`."""
 
-    def delete(self, zone: str, name: str, request_id: str) -> None:
+    def delete(self, zone: Zone, name: MachineName, request_id: str) -> None:
         """Idempotent: deleting what is already gone is success. Returns when the VM is gone."""
 
-    def instance(self, zone: str, name: str) -> Instance | None:
+    def instance(self, zone: Zone, name: MachineName) -> Instance | None:
         """The VM, or None once it is gone."""
 
     def instances(self) -> tuple[Instance, ...]:
         """Every VM in the project that carries our tool label, in all zones."""
 
-    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+    def operations(self, zone: Zone, instance_id: ResourceId) -> tuple[Operation, ...]:
         """What the zone's operation log says of the VM with this numeric id, oldest first."""
 
-    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+    def operations_by_name(self, zone: Zone, name: MachineName) -> tuple[Operation, ...]:
         """The same by target name, for a VM whose id was never learned."""
 
-    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+    def serial_output(self, zone: Zone, name: MachineName, start: int) -> SerialChunk | None:
         """Serial port 1 from byte `start` (negative: the last bytes), or None once the VM is gone."""
 
 
@@ -74,10 +75,10 @@ class Cloud(Market, Protocol):
 class ImageRequest:
     """An image to be made from the disk of a machine that lives."""
 
-    name: str
-    family: str
-    zone: str
-    disk: str
+    name: ImageName
+    family: ImageName
+    zone: Zone
+    disk: MachineName
     labels: Mapping[str, str]
     description: str
     request_id: str
@@ -95,16 +96,16 @@ class Images(Protocol):
     def images(self) -> tuple[CloudImage, ...]:
         """Every one, whatever its state."""
 
-    def image(self, name: str) -> CloudImage | None:
+    def image(self, name: ImageName) -> CloudImage | None:
         """One of them, or None when it is gone."""
 
-    def newest(self, family: str) -> CloudImage | None:
+    def newest(self, family: ImageName) -> CloudImage | None:
         """The newest that is not deprecated, or None."""
 
-    def deprecate(self, name: str) -> None:
+    def deprecate(self, name: ImageName) -> None:
         """No launch should begin with it any more. Idempotent, also where it is gone."""
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: ImageName) -> None:
         """Idempotent. Returns when it is gone."""
 
 
@@ -156,7 +157,7 @@ class Hosts(Protocol):
     def validate(self, target: Target, python: str) -> Mapping[str, Any]:
         """What a host's interpreter and packages can do; takes minutes. Raises as `probe`."""
 
-    def record(self, zone: str) -> HostRecord | None:
+    def record(self, zone: Zone) -> HostRecord | None:
         """What the bucket has about a host; None if it has nothing. Raises `RecordUnreadable`."""
 
     def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:

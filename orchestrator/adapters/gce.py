@@ -30,6 +30,7 @@ from orchestrator.core.market.machines import (
     Refusal,
     SerialChunk,
 )
+from orchestrator.core.names import MachineName, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
@@ -90,7 +91,7 @@ class GoogleCloud(Market):
             return self._refused(exc, request, doing)
         return self._finish_insert(request, started, doing)
 
-    def delete(self, zone: str, name: str, request_id: str) -> None:
+    def delete(self, zone: Zone, name: MachineName, request_id: str) -> None:
         doing = f"delete the VM {name} in {zone}"
         faults = self._delete_once(zone, name, request_id, doing)
         if faults and self.instance(zone, name) is not None:
@@ -102,7 +103,7 @@ class GoogleCloud(Market):
                     hint="`bench stop RUN` tries again; the VM's own deadline deletes it in any case",
                 )
 
-    def instance(self, zone: str, name: str) -> Instance | None:
+    def instance(self, zone: Zone, name: MachineName) -> Instance | None:
         def look() -> Instance:
             found = convert.instance(
                 self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once)
@@ -113,7 +114,7 @@ class GoogleCloud(Market):
 
         return self._calls.unless_gone(look, f"look at the VM {name} in {zone}")
 
-    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+    def serial_output(self, zone: Zone, name: MachineName, start: int) -> SerialChunk | None:
         request = compute_v1.GetSerialPortOutputInstanceRequest(
             project=self._project, zone=zone, instance=name, port=1, start=start
         )
@@ -131,10 +132,10 @@ class GoogleCloud(Market):
 
     # --- the operation log ---
 
-    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+    def operations(self, zone: Zone, instance_id: ResourceId) -> tuple[Operation, ...]:
         return self._log(zone, f"targetId={instance_id}")
 
-    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+    def operations_by_name(self, zone: Zone, name: MachineName) -> tuple[Operation, ...]:
         return self._log(zone, by_name(name))
 
     # --- below the port ---
@@ -209,7 +210,7 @@ class GoogleCloud(Market):
             hint=f"another VM named {request.name} exists that does not belong to this run",
         )
 
-    def _delete_once(self, zone: str, name: str, request_id: str, doing: str) -> tuple[table.Fault, ...]:
+    def _delete_once(self, zone: Zone, name: MachineName, request_id: str, doing: str) -> tuple[table.Fault, ...]:
         message = compute_v1.DeleteInstanceRequest(
             project=self._project, zone=zone, instance=name, request_id=request_id
         )
@@ -224,7 +225,7 @@ class GoogleCloud(Market):
             return (table.Fault("notFound", "its operation does not exist any more"),)
         return convert.faults(done) or self._surviving(zone, name, done)
 
-    def _surviving(self, zone: str, name: str, done: compute_v1.Operation) -> tuple[table.Fault, ...]:
+    def _surviving(self, zone: Zone, name: MachineName, done: compute_v1.Operation) -> tuple[table.Fault, ...]:
         """A fault where the machine of a delete that is called done runs on. Another that has its name by now is not
         meant."""
         found = self.instance(zone, name)
@@ -241,7 +242,7 @@ class GoogleCloud(Market):
         return Instance(
             name=request.name,
             zone=request.zone,
-            id=str(done.target_id),
+            id=ResourceId(str(done.target_id)),
             status="TERMINATED",
             machine_type=request.machine_type,
             labels=dict(request.labels),
@@ -252,7 +253,7 @@ class GoogleCloud(Market):
         )
 
 
-def by_name(name: str) -> str:
+def by_name(name: MachineName) -> str:
     """A filter for operations on a VM. By pattern: an exact URL would have to guess which host Google writes in it."""
     return f'targetLink eq ".*/instances/{name}"'
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.core.market.machines import Refusal
+from orchestrator.core.names import Zone
 from orchestrator.core.text import words
 
 ZONE: Final = "zone"
@@ -227,7 +228,7 @@ def quota(fault: Fault) -> tuple[str, str]:
     return (ALL if everywhere else REGION), hint
 
 
-def zones_available(fault: Fault) -> tuple[str, ...]:
-    """The zones that a stock-out recommends, in its order."""
+def zones_available(fault: Fault) -> tuple[Zone, ...]:
+    """The zones that a stock-out recommends, in its order; text that is no zone is left out."""
     listed = fault.metadata.get("zonesAvailable", "")
-    return tuple(zone for part in listed.split(",") if (zone := part.strip()))
+    return tuple(Zone(part.strip()) for part in listed.split(",") if Zone.fits(part.strip()))

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.core.market.machines import Instance
+from orchestrator.core.names import MachineName, ResourceId, Zone
 
 YEARS: Final = range(1970, 2200)
 """A machine's times are in one of these; where they are not, sums of them may be in no calendar."""
@@ -36,9 +37,9 @@ def instance(found: Mapping[str, Any]) -> Instance:
     if deadline is None and started is not None and limit_s:
         deadline = _after(started, limit_s)
     return Instance(
-        name=str(found["name"]),
-        zone=last(found.get("zone", "")),
-        id=str(found.get("id", "")),
+        name=MachineName(str(found["name"])),
+        zone=Zone(last(found.get("zone", ""))),
+        id=ResourceId(str(found.get("id", ""))),
         status=str(found.get("status", "")),
         machine_type=last(found.get("machineType", "")),
         labels={str(key): str(value) for key, value in found.get("labels", {}).items()},

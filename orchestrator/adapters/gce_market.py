@@ -24,6 +24,7 @@ from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Signer, Web
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.names import ImageName, ImageUrl, ProjectId
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
@@ -76,7 +77,7 @@ class Market:
                     return tuple(found.values())
                 query["pageToken"] = unread(token, seen)
 
-    def image(self, project: str, family: str) -> str:
+    def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
         missing = "Google withdraws families from time to time: `bench doctor` names the nearest one that exists"
         with told(f"find the image family {family} of {project}", missing=missing), understood():
@@ -84,7 +85,7 @@ class Market:
             _, found, path = link.rpartition("/projects/")
             if not found:
                 raise ValueError(f"its link is {link[:80]!r}")
-        return f"projects/{path}"
+            return ImageUrl(f"projects/{path}")
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""

@@ -28,6 +28,7 @@ from orchestrator.core.images import (
     usd_per_month,
 )
 from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.names import ImageName
 from orchestrator.core.run.keeping import cold_starts
 from orchestrator.core.run.status import StatusLine, decode, iso
 from orchestrator.runs.image_builds import look_after_builds
@@ -190,7 +191,7 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
     wiring = options(ctx).wiring()
     shelf = shelf_of(wiring.world())
     record = _found(wiring, image)
-    state, why = _state(wiring, record, shelf.cloud().image(record.name))
+    state, why = _state(wiring, record, shelf.cloud().image(ImageName(record.name)))
     said = [f"{record.name}: {state}{f': {why}' if why else ''}"]
     if state == "unproven":
         said.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")

@@ -14,7 +14,9 @@ from orchestrator.cli.terminal import answer
 from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target
+from orchestrator.core.names import ProjectId
 from orchestrator.core.run.fold import Run
+from orchestrator.core.text import words
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import Wiring, attach, installed
 
@@ -35,25 +37,26 @@ def ssh(
 
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    words = command_for(wiring, Engine(wiring.world(), run_id).look(), tuple(command or ()))
+    arguments = command_for(wiring, Engine(wiring.world(), run_id).look(), tuple(command or ()))
     if json or show:
-        answer({"schema": 1, "run_id": run_id, "command": list(words)}, shlex.join(words), json=json)
+        answer({"schema": 1, "run_id": run_id, "command": list(arguments)}, shlex.join(arguments), json=json)
         return
-    if not installed(words[0]):
-        typer.echo(shlex.join(words))
-        where = "https://cloud.google.com/sdk/docs/install" if words[0] == "gcloud" else "your system's packages"
+    if not installed(arguments[0]):
+        typer.echo(shlex.join(arguments))
+        where = "https://cloud.google.com/sdk/docs/install" if arguments[0] == "gcloud" else "your system's packages"
         raise LocalError(
-            f"{words[0]} is not installed here, so the command above was not run",
+            f"{arguments[0]} is not installed here, so the command above was not run",
             hint=(
                 f"install it ({where}), or run the command where it is installed; `bench logs -f {run_id}` needs "
                 "neither"
             ),
         )
-    raise typer.Exit(attach(words))
+    raise typer.Exit(attach(arguments))
 
 
 def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that reaches the run's machine. Raises `ConfigError` if there is no machine to reach."""
+    """The command that reaches the run's machine: one that a client requested or claimed, or a host that a command of
+    this user has named. Raises `ConfigError` if there is no machine to reach, `Unavailable` for any other host."""
     vm = run.vm
     place = (run.guest_of.vm, run.guest_of.zone) if run.guest_of is not None else None
     if vm is not None and vm.open and vm.started_at is not None:
@@ -71,6 +74,12 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
                 hint="connect to the host with ssh, as you usually do",
             )
         target = parse_target(record.target)
+        if target.zone != zone:
+            raise NotFound(
+                f"the bucket's record of {zone} names another host: {words(record.target, 80)}",
+                hint="connect to the host with ssh, as you usually do",
+            )
+        wiring.named.reachable(target)
         if target.machine:
             raise ConfigError(
                 f"run {run.run_id} is on {target.machine} itself (`--host local`), so there is nothing to log in to",
@@ -82,4 +91,4 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
             "a machine of the embedded cloud is only processes on this computer, so there is nothing to log in to",
             hint=f"`bench logs -f {run.run_id}` follows the run; `bench cloud status` lists the machines",
         )
-    return through_iap(name, zone, wiring.settings.project, command)
+    return through_iap(name, zone, ProjectId(wiring.settings.project), command)

@@ -9,11 +9,14 @@ from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
-from orchestrator.core.errors import DocumentUnreadable
+from orchestrator.core.errors import DocumentUnreadable, Unavailable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import document
 from orchestrator.core.text import count
 from orchestrator.runs.engine import Engine
+
+PATIENCE_S = 45.0
+"""How long a service that does not answer is waited for: the stop is recorded by then, and others can do the rest."""
 
 
 def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
@@ -41,9 +44,16 @@ def stop(
     if not already:
         engine.request_stop(wiring.user, f"stopped by {wiring.user}")
         try:
-            state = engine.follow(trouble=lambda exc, pause: note(f"{exc} (retry in {pause:.0f} s)"))
+            state = engine.follow(
+                trouble=lambda exc, pause: note(f"{exc} (retry in {pause:.0f} s)"), patience_s=PATIENCE_S
+            )
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
             raise unsettled(engine.look(), exc) from exc
+        except Unavailable as exc:
+            raise Unavailable(
+                f"the stop of {run_id} is recorded, but it is not done: {exc}",
+                hint="`bench stop` again, or any `bench status`, does the rest; a machine ends at its deadline anyway",
+            ) from exc
     now, was = wiring.clock.now(), "was already over" if already else "is stopped"
     cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
     said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from orchestrator.core.hosts import Target
+from orchestrator.core.names import MachineName, ProjectId, Zone
 
 
 def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:
@@ -17,7 +18,7 @@ def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:
     return ("ssh", *terminal, *port, "--", name, *remote(command))
 
 
-def through_iap(vm: str, zone: str, project: str, command: Sequence[str] = ()) -> tuple[str, ...]:
+def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequence[str] = ()) -> tuple[str, ...]:
     """The command that goes through Identity-Aware Proxy: the machine needs neither an external address nor an open
     port."""
     remote_command = ("--command", shlex.join(command)) if command else ()

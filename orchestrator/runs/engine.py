@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -16,7 +16,7 @@ from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
-from orchestrator.core.naming import cases_prefix, hold_key, instance_name
+from orchestrator.core.naming import attempt_of, cases_prefix, hold_key, instance_name
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
@@ -89,6 +89,28 @@ def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: s
     return str(uuid5(NAMESPACE_URL, f"spotbench:{run_id}/{zone}/{attempt}/{verb}{of}"))
 
 
+def with_confirmed_claim(world: World, run: Run) -> Run:
+    """The run as the guest of the machine that claims it, if the claim can be true: the run has requested nothing and
+    holds nothing in this generation, and a client has requested that machine for its owner. The deadline is the
+    owner's. Any other claim changes nothing: every machine can write one. Raises `Unavailable`."""
+    claim = run.claim
+    if claim is None or claim.generation != run.generation or run.closed is not None:
+        return run
+    if run.taken is not None and run.taken.generation == run.generation:
+        return run
+    has_own = any(vm.generation == run.generation for vm in run.vms) or bool(run.hold_usd)
+    if has_own or claim.owner == run.run_id or attempt_of(claim.owner, claim.vm) is None:
+        return run
+    owner = replay(world.log(claim.owner).read())
+    vms = owner.vms if owner is not None else ()
+    vm = next((vm for vm in vms if (vm.name, vm.zone) == (claim.vm, claim.zone)), None)
+    if vm is None:
+        return run
+    deadline_at = vm.deadline_at or vm.requested_at + timedelta(seconds=vm.max_run_s)
+    confirmed = claim.model_copy(update={"deadline_at": deadline_at})
+    return replace(run, taken=confirmed, taken_at=run.claim_at, taken_by=run.claim_by)
+
+
 def is_done(run: Run) -> bool:
     """Whether the run is over and nothing remains to be done for it."""
     return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
@@ -121,6 +143,7 @@ class Engine:
         run = replay(log)
         if run is None:
             raise NotFound(f"run not found: {self.run_id}", hint="`bench status` lists the runs in this bucket")
+        run = with_confirmed_claim(self.world, run)
         self._folded = log, run
         return run
 
@@ -159,16 +182,17 @@ class Engine:
         watch: Callable[[Run], None] | None = None,
         trouble: Callable[[Unavailable, float], None] | None = None,
         until: Callable[[Run], bool] = lambda _: False,
+        patience_s: float = 600.0,
     ) -> Run:
-        """Makes turns until the run is over, or `until` returns true. If a service is unreachable, waits up to ten
-        minutes for it; if a machine may not be deleted, waits until it is gone."""
+        """Makes turns until the run is over, or `until` returns true. If a service is unreachable, waits at most
+        `patience_s` for it; if a machine may not be deleted, waits until it is gone."""
         waited = 0.0
         while True:
             try:
                 run, pause = self.step()
             except Unavailable as exc:
                 pause = min(30.0, max(1.0, waited))
-                if waited > 600 and not isinstance(exc, StillThere):
+                if waited + pause > patience_s and not isinstance(exc, StillThere):
                     raise
                 waited += pause
                 if trouble is not None:
@@ -289,7 +313,7 @@ class Engine:
             ev.InstanceRequested(
                 attempt=attempt,
                 vm=request.name,
-                zone=offer.zone,
+                zone=request.zone,
                 machine_type=offer.machine_type,
                 provisioning=offer.provisioning,
                 usd_per_hour=offer.usd_per_hour,

@@ -22,6 +22,7 @@ from orchestrator.core.hosts import (
     parse_target,
     why_validate,
 )
+from orchestrator.core.names import Zone
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.yamltext import scalar
@@ -53,7 +54,7 @@ def admit(
     if probe["busy"]:
         raise busy(target, probe["busy"])
     now_is, now = fingerprint(probe), hosts.clock.now()
-    record = hosts.record(target.zone)
+    record = hosts.record(Zone(target.zone))
     due = why_validate(record, now_is, now)
     if not due and record is not None and needs.cuda and "+cpu" in record.torch:
         due = "its GPU was not validated before"

@@ -15,6 +15,7 @@ from typing import Final
 from orchestrator.core.errors import BenchError
 from orchestrator.core.images import ImageRecord, cost_of, is_image_of
 from orchestrator.core.ledger.unlisted import most_of, outstanding
+from orchestrator.core.names import ImageName
 from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
@@ -80,7 +81,7 @@ def _one(world: World, shelf: Shelf, build: Build, record: ImageRecord | None, s
     if record is not None:
         made(world, record)
         return Build(name, record.run, True, "it is made")
-    there = shelf.cloud().image(name) is not None
+    there = shelf.cloud().image(ImageName(name)) is not None
     if not run_id:
         if world.clock.now() - since < BEGINS_WITHIN:
             return Build(name, "", False, "its client may be about to begin")

@@ -24,6 +24,7 @@ from orchestrator.core.images import (
     storage_usd,
 )
 from orchestrator.core.ledger.unlisted import most_of
+from orchestrator.core.names import NO_IMAGE, ImageName, ImageUrl
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
@@ -47,7 +48,7 @@ class ImageWish:
     """The image to build: for which GPU, from which base image, for how long, and with what on it."""
 
     gpu: str
-    base: str
+    base: ImageUrl
     torch: str
     days: int
     disk_gb: int
@@ -55,7 +56,7 @@ class ImageWish:
     """Those of a workload."""
 
 
-def wish_of(config: Config, base: str, days: int) -> ImageWish:
+def wish_of(config: Config, base: ImageUrl, days: int) -> ImageWish:
     """The image from which launches with this configuration would boot."""
     needs = () if config.workload is None else config.workload.needs
     return ImageWish(config.gpu, base, config.environment.torch, days, config.machine.disk_gb, needs)
@@ -64,7 +65,9 @@ def wish_of(config: Config, base: str, days: int) -> ImageWish:
 def build_plan(plan: LaunchPlan, wish: ImageWish) -> LaunchPlan:
     """The plan of a run on a small machine that prepares its own disk instead of measuring."""
     prepare = {"ncu": True, "wait_s": max(300, plan.ttl_s - 900)}
-    return replace(plan, image=wish.base, base_image="", prepare=prepare, cases=(), measurements_per_implementation=0)
+    return replace(
+        plan, image=wish.base, base_image=NO_IMAGE, prepare=prepare, cases=(), measurements_per_implementation=0
+    )
 
 
 def build(
@@ -90,7 +93,7 @@ def build(
             raise RunFailed(
                 f"no image was made: {run.phase.value}, {detail}", hint=f"`bench diagnose {run_id}` says why"
             )
-        engine.log.append(ev.SealRequested(image=name))
+        engine.log.append(ev.SealRequested(image=ImageUrl(name)))
         record = _sealed(world, run, run.prepared, wish, name, order.where, say)
     except (Exception, KeyboardInterrupt):
         _undo(world, run_id, name, order.where.user, say)
@@ -141,8 +144,8 @@ def _hold_storage(world: World, wish: ImageWish, pretend: bool, name: str) -> No
 def _request(name: str, wish: ImageWish, run_id: str, vm: Vm, marks: Mapping[str, str], left_s: float) -> ImageRequest:
     """The request to the cloud. Sent twice, it makes one image."""
     return ImageRequest(
-        name=name,
-        family=family_of(wish.gpu),
+        name=ImageName(name),
+        family=ImageName(family_of(wish.gpu)),
         zone=vm.zone,
         disk=vm.name,
         labels=marks,
@@ -199,7 +202,7 @@ def _unmade(world: World, name: str) -> bool:
     """Whether nothing is left of an image that was asked for and is not recorded. `bench reap` tries again where this
     cannot; until then what it costs at most stays set aside."""
     try:
-        shelf_of(world).cloud().delete(name)
+        shelf_of(world).cloud().delete(ImageName(name))
     except BenchError:
         return False
     return True
@@ -231,8 +234,8 @@ def remove(world: World, name: str, lines: Sequence[StatusLine]) -> ImageRecord:
     if name not in {one.name for one in records}:
         raise NotFound(f"image not found in this bucket: {name}", hint="`bench image list` lists them")
     cloud = shelf.cloud()
-    cloud.deprecate(name)
-    cloud.delete(name)
+    cloud.deprecate(ImageName(name))
+    cloud.delete(ImageName(name))
     return _gone(world, shelf, name)
 
 
@@ -289,7 +292,7 @@ def reap_images(world: World, findings: Sequence[ImageFinding]) -> tuple[tuple[s
         if not finding.why:
             continue
         try:
-            shelf.cloud().delete(finding.image.name)
+            shelf.cloud().delete(ImageName(finding.image.name))
             gone.append(finding.image.name)
             _gone(world, shelf, finding.image.name)
         except NotFound:

@@ -20,10 +20,12 @@ from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from
 from orchestrator.core.ledger.budget import ZERO, Entry, Ledger
 from orchestrator.core.ledger.unlisted import most_of, name_of_most, outstanding
+from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import RUN_LABEL, generation_of, hold_key, run_of
-from orchestrator.core.run.fold import replay
-from orchestrator.runs.engine import Engine, World, is_done
+from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, generation_of, hold_key, is_label_of, run_of
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import Phase, Run, Vm, replay
+from orchestrator.runs.engine import Engine, World, is_done, request_id
 from orchestrator.runs.holds import settle
 from orchestrator.runs.image_builds import look_after_build
 from orchestrator.store.fleets import Control, FleetStore
@@ -90,6 +92,8 @@ def _reconcile_run(world: World, key: str, how: How) -> Found | None:
         run = engine.catch_up()
     except (ProviderError, HostUnfit) as exc:
         if run.vm is None or not is_host(run.vm.zone):
+            if (ended := _overdue(world, key, engine, run)) is not None:
+                return ended
             raise
         return Found(key, False, str(exc))  # a host that is switched off, or talks nonsense: the others need not wait
     entry = world.ledger.read().runs[key]
@@ -97,7 +101,40 @@ def _reconcile_run(world: World, key: str, how: How) -> Found | None:
         return Found(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")
     if key != hold_key(run_id, run.generation) or is_done(run):
         return _left_behind(world, key, run_id, entry)
-    return Found(key, False, run.phase.value)
+    return _overdue(world, key, engine, run) or Found(key, False, run.phase.value)
+
+
+def _overdue(world: World, key: str, engine: Engine, run: Run) -> Found | None:
+    """End a run whose last deadline is over by the server's time, whatever its log says: what the cloud still lists
+    under its label is deleted first, and the hold is settled at the most that its machines can have cost. None before
+    that deadline, and for a run on a host, which may be out of reach. Raises what the ports raise."""
+    entry = world.ledger.read().runs[key]
+    on_host = any(is_host(vm.zone) for vm in run.vms)
+    if _waiting(world, entry) or on_host or key != hold_key(run.run_id, run.generation):
+        return None
+    for instance in world.cloud().instances():
+        if instance.labels.get(RUN_LABEL) == run.run_id and is_label_of(
+            instance.labels.get(BUCKET_LABEL, ""), world.bucket.name
+        ):
+            world.cloud().delete(instance.zone, instance.name, request_id(run.run_id, instance.zone, 0, "overdue"))
+    vms = [vm for vm in run.vms if vm.generation == run.generation and not vm.refused]
+    is_known = entry.attempt <= max((vm.attempt for vm in vms), default=0)
+    cost = sum(map(_most_of_vm, vms), ZERO) if is_known else entry.hold_usd
+    found = _settled(world, key, entry, cost, "its last deadline is over: settled at the most that it can have cost")
+    if found.settled:
+        released = max(entry.hold_usd - cost, ZERO)
+        engine.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
+        if run.closed is None:
+            engine.log.append(
+                ev.RunClosed(outcome=Phase.EXPIRED.value, detail="its last deadline is over", generation=run.generation)
+            )
+        engine.write_index(engine.look())
+    return found
+
+
+def _most_of_vm(vm: Vm) -> Decimal:
+    """The dollars that a machine has cost, or can have cost at most if its end is not known."""
+    return vm.cost(vm.gone_at) if vm.gone_at is not None else ceiling(vm.usd_per_hour, vm.max_run_s, 1)
 
 
 def _without_events(world: World, key: str, run_id: str) -> Found:

@@ -12,6 +12,7 @@ from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import MachineName, Zone
 from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
@@ -191,8 +192,8 @@ def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, req
     elif where.endpoints is not None:
         metadata["bench-endpoints"] = json.dumps(dict(where.endpoints))
     return InstanceRequest(
-        name=name,
-        zone=offer.zone,
+        name=MachineName(name),
+        zone=Zone(offer.zone),
         machine_type=offer.machine_type,
         accelerator=offer.accelerator,
         accelerator_count=offer.accelerator_count,

@@ -14,6 +14,7 @@ from orchestrator.core.errors import BenchError, PermissionDenied
 from orchestrator.core.hosts import is_host
 from orchestrator.core.images import ImageRecord, differs, short
 from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Operation, Refusal
+from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.naming import artifacts_prefix, is_prepared
 from orchestrator.core.run import decide as do
 from orchestrator.core.run.fold import Run, Vm
@@ -39,7 +40,7 @@ def lacks_image(refusal: Refusal, request: InstanceRequest) -> bool:
 def on_base_image(request: InstanceRequest) -> InstanceRequest:
     """The same request with the base image. It has a request id of its own, which is the same for each retry."""
     own = str(uuid5(NAMESPACE_URL, f"spotbench:{request.request_id}/on/{request.base_image}"))
-    return replace(request, image=request.base_image, base_image="", request_id=own)
+    return replace(request, image=request.base_image, base_image=NO_IMAGE, request_id=own)
 
 
 def note_validation(shelf: Shelf | None, bucket: Bucket, run: Run, now: datetime) -> None:

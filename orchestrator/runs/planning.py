@@ -23,6 +23,7 @@ from orchestrator.core.ledger.budget import without
 from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import NO_IMAGE, ImageUrl
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
 from orchestrator.core.run.status import decode
@@ -206,24 +207,24 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
     made = plan(config, name, around)
     if isinstance(made, PlanRefused):
         return made
-    return replace(made, base_image=base if ready else "", notices=(*made.notices, *said))
+    return replace(made, base_image=base if ready else NO_IMAGE, notices=(*made.notices, *said))
 
 
-def prepared_image(world: World, config: Config, base: str) -> tuple[str, tuple[str, ...]]:
+def prepared_image(world: World, config: Config, base: ImageUrl) -> tuple[ImageUrl, tuple[str, ...]]:
     """The prepared image that a launch boots from, and what is to be said of it: none where there is none that is
     valid, or where none is wanted. Nothing is asked of the cloud where the bucket knows of no image."""
     if world.shelf is None or not config.machine.prepared:
-        return "", ()
+        return NO_IMAGE, ()
     records, odd = world.shelf.records.every()
     said = tuple(odd.values())
     now = world.clock.now()
     if not any(one.gpu == config.gpu and one.gone_at is None for one in records):
-        return "", said
+        return NO_IMAGE, said
     seen = {one.name: one for one in world.shelf.cloud().images()}
     wanted = environments_for(config.environment.torch, () if config.workload is None else config.workload.needs)
     usable, others = choose([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
     if usable is None:
-        return "", (*said, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
+        return NO_IMAGE, (*said, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
     days = (now - usable.record.created_at).days
     valid = (f"this launch validates it: {usable.validates}") if usable.validates else "valid"
-    return usable.url, (*said, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")
+    return ImageUrl(usable.url), (*said, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")

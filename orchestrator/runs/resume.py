@@ -25,7 +25,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.text import Newer, count, document
 from orchestrator.ports import Bucket
-from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.engine import Engine, World, with_confirmed_claim
 from orchestrator.runs.holds import check
 from orchestrator.runs.launch import (
     LaunchContext,
@@ -112,7 +112,8 @@ def resume(
     Raises `NotFound`, `BudgetExceeded`, and `ConfigError` for a run that has nothing left to do or is of another place.
     """
     log = world.log(run_id)
-    run = replay(log.read())
+    found = replay(log.read())
+    run = None if found is None else with_confirmed_claim(world, found)
     if run is None:
         raise NotFound(f"run not found: {run_id}", hint="`bench status` lists the runs in this bucket")
     if run.plan is not None and run.plan.mode != where.mode:

@@ -15,6 +15,7 @@ from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import ImageName, ProjectId
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Scheduler
 from orchestrator.wiring import Wiring
@@ -89,7 +90,7 @@ def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> V
         project=wiring.project,
         region=region_of(config.allowed_zones()[0]),
         machine_type="e2-standard-4" if embedded else "e2-micro",
-        image=wiring.cloud().image("debian-cloud", "debian-12"),
+        image=wiring.cloud().image(ProjectId("debian-cloud"), ImageName("debian-12")),
         network=config.machine.network,
         service_account=config.machine.service_account or "",
         labels={TOOL_LABEL: TOOL},

@@ -26,6 +26,7 @@ from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.money import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.names import ImageName, ImageUrl, ProjectId
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.batch_jobs import BatchRecord, Known, Records
 
@@ -106,7 +107,7 @@ class GoogleBatch:
         clock: Clock,
         *,
         script: str,
-        image: Callable[[str, str], str],
+        image: Callable[[ProjectId, ImageName], ImageUrl],
         gate: Callable[[], None],
         known: Known,
     ) -> None:
@@ -237,7 +238,7 @@ class GoogleBatch:
 
     def _prepared(self, job: JobSpec) -> BatchRecord:
         """Stores what the machines will read, and the record. Raises `ConfigError`."""
-        source = (str(job.settings["image_project"]), str(job.settings["image_family"]))
+        source = ProjectId(str(job.settings["image_project"])), ImageName(str(job.settings["image_family"]))
         template = template_body(job, self.clock.now(), self.image(*source))
         told = variables_of(job, self.service.storage)
         bodies = tuple(job_body(job, region, self.project, self.script, told) for region in job.regions)

@@ -37,6 +37,7 @@ from orchestrator.core.market.machines import (
     SerialChunk,
 )
 from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
 from orchestrator.core.spool import Spooled, sort
 from orchestrator.ports import Bucket, Clock, RemoteShell
@@ -224,7 +225,7 @@ class HostCloud:
             return None
         return SerialChunk(str(answer["text"]), int(seconds(answer, "next")), lost=False)
 
-    def image(self, project: str, family: str) -> str:
+    def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         raise NotFound(f"a host has no image {project}/{family}")
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:  # noqa: ARG002
@@ -384,7 +385,16 @@ class HostCloud:
         told = seconds(answer, "deadline_s")
         deadline = min(started + timedelta(seconds=told), run.deadline_at + LATE) if told else run.deadline_at
         return Instance(
-            name, zone, run.id, "RUNNING", "host", run.labels, started, started, deadline, preemptible=False
+            MachineName(name),
+            Zone(zone),
+            ResourceId(run.id),
+            "RUNNING",
+            "host",
+            run.labels,
+            started,
+            started,
+            deadline,
+            preemptible=False,
         )
 
     def _at(self, answer: Mapping[str, Any], key: str) -> datetime | None:
@@ -396,7 +406,16 @@ class HostCloud:
     def _unseen(self, zone: str, name: str, run: HostRun) -> Instance:
         at = run.created_at
         return Instance(
-            name, zone, run.id, "UNREACHABLE", "host", run.labels, at, at, run.deadline_at, preemptible=False
+            MachineName(name),
+            Zone(zone),
+            ResourceId(run.id),
+            "UNREACHABLE",
+            "host",
+            run.labels,
+            at,
+            at,
+            run.deadline_at,
+            preemptible=False,
         )
 
     def _ended(self, run: HostRun) -> tuple[Operation, ...]:

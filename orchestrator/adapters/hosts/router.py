@@ -17,6 +17,7 @@ from orchestrator.core.market.machines import (
     SerialChunk,
 )
 from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 from orchestrator.ports import Cloud, Market
 
 
@@ -39,25 +40,25 @@ class ZoneRouter:
     def insert(self, request: InstanceRequest) -> Accepted | Refusal:
         return self._of(request.zone).insert(request)
 
-    def delete(self, zone: str, name: str, request_id: str) -> None:
+    def delete(self, zone: Zone, name: MachineName, request_id: str) -> None:
         self._of(zone).delete(zone, name, request_id)
 
-    def instance(self, zone: str, name: str) -> Instance | None:
+    def instance(self, zone: Zone, name: MachineName) -> Instance | None:
         return self._of(zone).instance(zone, name)
 
     def instances(self) -> tuple[Instance, ...]:
         return (*self.rented().instances(), *self.hosts.instances())
 
-    def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
+    def operations(self, zone: Zone, instance_id: ResourceId) -> tuple[Operation, ...]:
         return self._of(zone).operations(zone, instance_id)
 
-    def operations_by_name(self, zone: str, name: str) -> tuple[Operation, ...]:
+    def operations_by_name(self, zone: Zone, name: MachineName) -> tuple[Operation, ...]:
         return self._of(zone).operations_by_name(zone, name)
 
-    def serial_output(self, zone: str, name: str, start: int) -> SerialChunk | None:
+    def serial_output(self, zone: Zone, name: MachineName, start: int) -> SerialChunk | None:
         return self._of(zone).serial_output(zone, name, start)
 
-    def image(self, project: str, family: str) -> str:
+    def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         return self.market().image(project, family)
 
     def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:

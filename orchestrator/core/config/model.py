@@ -16,6 +16,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import Gpu, lookup, suggest, unknown
 from orchestrator.core.market.offers import region_of
+from orchestrator.core.names import ImageName, ProjectId
 from orchestrator.core.results import CONTROL
 
 PHASE_LIMITS_S: Final = {
@@ -55,8 +56,8 @@ class Machine(_Section):
     """Empty: the GPU's default."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
     disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
-    image_project: str = ""
-    image_family: str = ""
+    image_project: ProjectId | Literal[""] = ""
+    image_family: ImageName | Literal[""] = ""
     prepared: bool = True
     """Boot from the newest valid image of `bench image build`, where there is one."""
     container: Annotated[str, AfterValidator(pinned)] = ""  # with its digest; empty: no container is used
@@ -257,10 +258,11 @@ class Config(_Section):
         return self.machine.type or self.gpu_spec.default_machine
 
     @property
-    def image_source(self) -> tuple[str, str]:
+    def image_source(self) -> tuple[ProjectId, ImageName]:
         """(project, family) of the boot image."""
         gpu = self.gpu_spec
-        return self.machine.image_project or gpu.image_project, self.machine.image_family or gpu.image_family
+        project, family = self.machine.image_project, self.machine.image_family
+        return ProjectId(project or gpu.image_project), ImageName(family or gpu.image_family)
 
     def allowed_zones(self) -> tuple[str, ...]:
         """The zones that may be tried: the ones named; or the GPU's zones in the regions named; or all of the GPU's."""

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from orchestrator.core.names import NO_IMAGE, ImageUrl, MachineName, ResourceId, Zone
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
     """Everything that a request for a VM needs. `max_run_s` has no default, so that no VM is requested without a
     deadline."""
 
-    name: str
-    zone: str
+    name: MachineName
+    zone: Zone
     machine_type: str
     accelerator: str | None
     """The accelerator type to attach, such as `nvidia-tesla-t4`; None if the machine type includes it (g2, a2, a3)."""
@@ -21,7 +23,7 @@ class InstanceRequest:
     provisioning: str
     """`SPOT` or `STANDARD`."""
     max_run_s: int
-    image: str
+    image: ImageUrl
     """The full or partial URL of a dated image."""
     disk_gb: int
     disk_type: str
@@ -31,15 +33,15 @@ class InstanceRequest:
     labels: Mapping[str, str]
     metadata: Mapping[str, str]
     request_id: str
-    base_image: str = ""
+    base_image: ImageUrl = NO_IMAGE
     """The image to boot from if `image` is gone; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    name: str
-    zone: str
-    id: str
+    name: MachineName
+    zone: Zone
+    id: ResourceId
     status: str
     """Google's status: PROVISIONING, STAGING, RUNNING, STOPPING, TERMINATED … An unknown status is not an error."""
     machine_type: str
@@ -65,7 +67,7 @@ class Refusal:
     message: str
     scope: str
     hint: str = ""
-    zones_available: tuple[str, ...] = ()
+    zones_available: tuple[Zone, ...] = ()
     stock_out: bool = False
     """Whether the reason was that no machine was left. This is remembered for later clients."""
 

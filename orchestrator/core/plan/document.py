@@ -14,6 +14,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import ImageUrl
 from orchestrator.core.plan.plan import LaunchPlan
 
 
@@ -61,7 +62,7 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
             ceiling_usd=_usd(document["ceiling_usd"]),
             attempts=int(document["attempts"]),
             margin=_usd(document.get("price_margin", "0")),
-            image=str(document["image"]),
+            image=ImageUrl(str(document["image"])),
             cases=tuple(document["cases"]),
             measurements_per_implementation=int(document["measurements_per_implementation"]),
             harness=dict(document["harness"]),

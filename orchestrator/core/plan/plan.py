@@ -16,6 +16,7 @@ from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import START_S, USUAL, WORK_S, Advice, Offer, Work, rank, weigh
 from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, round_up, ttl_within
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import NO_IMAGE, ImageUrl
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.offered import PlanRefused, allowed_offers
 from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
@@ -166,7 +167,7 @@ class LaunchPlan:
     ttl_s: int
     ceiling_usd: Decimal
     attempts: int
-    image: str
+    image: ImageUrl
     cases: tuple[str, ...]
     measurements_per_implementation: int
     harness: dict[str, Any]
@@ -176,7 +177,7 @@ class LaunchPlan:
     """The dollars that each capped window has left once the ceiling is held."""
     fallbacks: tuple[LaunchPlan, ...] = ()
     """The plans for other GPUs. Their offers come after those of this GPU."""
-    base_image: str = ""
+    base_image: ImageUrl = NO_IMAGE
     """The dated image to boot from if `image` is a prepared one and is gone."""
     prepare: dict[str, Any] = field(default_factory=dict)
     """What a machine does to become an image instead of measuring; empty: it measures."""
@@ -207,7 +208,7 @@ class Circumstances:
 
     mode: Mode
     prices: PriceSheet
-    image: str
+    image: ImageUrl
     quotas: Mapping[str, Sequence[Quota]] | None
     """The quotas by region, each with the project's own; None if they are not known."""
     ledger: Ledger

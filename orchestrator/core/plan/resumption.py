@@ -21,6 +21,7 @@ from orchestrator.core.ledger.budget import ZERO, Caps, Ledger, Refused, authori
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import LaunchPlan, fit_budget
 
@@ -70,7 +71,7 @@ def plan_on_hosts(
         ttl_s=ttl_s,
         ceiling_usd=worst,
         attempts=attempts,
-        image="",
+        image=NO_IMAGE,
         cases=cases,
         measurements_per_implementation=len(cases) * measurements(config, Mode.HOST),
         harness=harness(config, grids, Mode.HOST),

@@ -387,8 +387,9 @@ def as_guest(
     report = run.report_of(taken.attempt)
     machine_alone = not is_client(run.taken_by)
     if report.finished is None and observation.instance is not None and not (machine_alone and now > deadline):
-        if machine_alone:
-            return (Wait(policy.poll_s),)
+        if machine_alone:  # nothing is deleted on its word alone, so a stop does not wait for it either
+            ended = (Settle(run.due(now)), Close(Phase.STOPPED, run.stop.reason)) if run.stop is not None else ()
+            return ended or (Wait(policy.poll_s),)
         if run.stop is not None:
             return (Delete(vm, run.stop.reason),)
         if observation.instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
+from orchestrator.core.names import NO_ID, NO_IMAGE, ImageUrl, MachineName, ResourceId, RunId, Zone
 from orchestrator.core.naming import EventName
 from orchestrator.core.text import of_schema, plain, unnumbered
 
@@ -45,8 +46,8 @@ class ImageReplaced(Fact):
     """The plan's image was gone when a machine was requested. The machine boots from another image."""
 
     kind = "image_replaced"
-    image: Name
-    instead: Name
+    image: ImageUrl
+    instead: ImageUrl
     generation: Count = 0
 
 
@@ -54,7 +55,7 @@ class SealRequested(Fact):
     """A client is about to copy the disk of the machine into an image. It writes this before it requests the image."""
 
     kind = "seal_requested"
-    image: Name
+    image: ImageUrl
 
 
 class ImagePrepared(Fact):
@@ -88,7 +89,7 @@ class RunPlanned(Fact):
     cases: Count
     measurements_per_implementation: Count
     implementations: tuple[str, ...] = ()
-    image: str = ""
+    image: ImageUrl = NO_IMAGE
     offers: Count = 0
     on_demand_after: Count | None = None
     """After how many preempted spot machines an on-demand machine is requested; None: never."""
@@ -127,8 +128,8 @@ class InstanceRequested(Fact):
 
     kind = "instance_requested"
     attempt: Count
-    vm: str
-    zone: str
+    vm: MachineName
+    zone: Zone
     machine_type: str
     provisioning: str
     usd_per_hour: Usd
@@ -140,12 +141,12 @@ class InstanceRequested(Fact):
 class ZoneExhausted(Fact):
     kind = "zone_exhausted"
     attempt: Count
-    zone: str
+    zone: Zone
     scope: str = "zone"
     """Where no machine can be had: `zone`, `region` or `all`."""
     code: str
     message: str = ""
-    zones_available: tuple[str, ...] = ()
+    zones_available: tuple[Zone, ...] = ()
     request_id: str = ""
     machine_type: str = ""
     provisioning: str = ""
@@ -159,7 +160,7 @@ class InstanceRejected(Fact):
     kind = "instance_rejected"
     advice = "hint"
     attempt: Count
-    zone: str
+    zone: Zone
     code: str
     message: str = ""
     hint: str = ""
@@ -170,9 +171,9 @@ class InstanceRejected(Fact):
 class InstanceCreated(Fact):
     kind = "instance_created"
     attempt: Count
-    vm: str
-    zone: str
-    instance_id: str
+    vm: MachineName
+    zone: Zone
+    instance_id: ResourceId
     started_at: Moment
     deadline_at: Moment
     request_id: str = ""
@@ -189,7 +190,7 @@ class StopRequested(Fact):
 class InstanceGone(Fact):
     kind = "instance_gone"
     attempt: Count
-    vm: str
+    vm: MachineName
     ended_at: Moment
     how: str
     """`deleted`, `preempted`, `host_error`, `deadline`, `lost`, `never_made` (the cloud says that it made no machine)
@@ -205,9 +206,9 @@ class MachineTaken(Fact):
     machine writes this, and the machine writes it again."""
 
     kind = "machine_taken"
-    vm: str
-    zone: str
-    owner: str
+    vm: MachineName
+    zone: Zone
+    owner: RunId
     """The run that pays for the machine."""
     deadline_at: Moment | None = None
     attempt: Count = 1
@@ -248,7 +249,7 @@ class ChildFinished(Fact):
 
     kind = "child_finished"
     fleet: Name
-    engine: Name
+    engine: Zone
     child: Count
     outcome: str
     usd_per_hour: Usd = Decimal(0)
@@ -261,9 +262,9 @@ class ChildFinished(Fact):
 
 class VmBooted(Fact):
     kind = "vm_booted"
-    vm: str
-    zone: str = ""
-    instance_id: str = ""
+    vm: MachineName
+    zone: Zone | None = None
+    instance_id: ResourceId = NO_ID
     attempt: Count
 
 
@@ -383,7 +384,7 @@ class Lent(Fact):
     """The kept machine has begun another run."""
 
     kind = "lent"
-    to: str
+    to: RunId
 
 
 class VmExiting(Fact):

@@ -7,12 +7,13 @@ came last. So any number of clients and machines can add events independently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
+from orchestrator.core.names import MachineName, ResourceId
 from orchestrator.core.naming import attempt_of, instance_name, is_client, machine_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phase, PhaseSpan, Run, Vm
@@ -116,17 +117,17 @@ def evolve(run: Run, event: ev.Event) -> Run:
 
 
 def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
-    """The run with a `MachineTaken` fact. That of the newest generation counts; within a generation a client's fact
-    counts before a machine's, and the first before later ones. A machine cannot begin a generation."""
-    if not is_client(event.writer) and fact.generation > run.generation:
-        return run
-    if run.taken is not None:
-        by_client_instead = is_client(event.writer) and not is_client(run.taken_by)
-        if run.taken.generation > fact.generation or (
-            run.taken.generation == fact.generation and not by_client_instead
-        ):
+    """The run with a `MachineTaken` fact. A client's counts: that of the newest generation, and within a generation the
+    first. A machine's is only a claim about itself, which the log of the machine's owner has to confirm; it cannot
+    begin a generation, and the first one counts."""
+    if is_client(event.writer):
+        if run.taken is not None and run.taken.generation >= fact.generation:
             return run
-    return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
+        return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
+    old = run.claim is not None and run.claim.generation >= fact.generation
+    if old or fact.generation > run.generation or fact.attempt != _attempt(event):
+        return run
+    return replace(run, claim=fact, claim_at=event.time, claim_by=event.writer)
 
 
 def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
@@ -137,15 +138,15 @@ def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
     vms = tuple(
         Vm(
             attempt=one.attempt,
-            name=instance_name(run.run_id, one.attempt),
-            zone="",
+            name=MachineName(instance_name(run.run_id, one.attempt)),
+            zone=fact.engine,
             machine_type=one.machine,
             provisioning="STANDARD",
             usd_per_hour=fact.usd_per_hour,
             max_run_s=fact.plan.ttl_s,
             request_id="",
             requested_at=one.started_at,
-            instance_id=one.machine or fact.engine,
+            instance_id=ResourceId((ResourceId.fits(one.machine) and one.machine) or fact.engine),
             started_at=one.started_at,
             gone_at=max(one.ended_at, one.started_at),
             how="deleted",
@@ -159,12 +160,23 @@ def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
     return replace(run, plan=run.plan or fact.plan, vms=vms, settled=run.settled or nothing, closed=end)
 
 
-CLIENTS: Final = (
-    ev.RunPlanned, ev.BudgetHeld, ev.PayloadStored, ev.RunResumed, ev.InstanceRequested, ev.ZoneExhausted,
-    ev.InstanceRejected, ev.InstanceCreated, ev.ImageReplaced, ev.InstanceGone, ev.StopRequested, ev.Settled,
-    ev.RunClosed, ev.SealRequested, ev.ChildFinished,
-)  # fmt: skip
-"""The facts that only clients may write: about money, requests to the cloud, and the end of a run."""
+CLIENT, MACHINE, CLAIM = "client", "machine", "claim"
+WRITERS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("run_planned", "budget_held", "payload_stored", "run_resumed", "instance_requested", "zone_exhausted",
+         "instance_rejected", "instance_created", "image_replaced", "instance_gone", "stop_requested", "settled",
+         "run_closed", "seal_requested", "child_finished"), CLIENT),
+    **dict.fromkeys(
+        ("vm_booted", "phase_started", "phase_finished", "healed", "gate_passed", "environment_recorded",
+         "kernel_built", "case_checked", "correctness_finished", "measurement_planned", "case_started",
+         "case_measured", "image_prepared", "preempted", "diagnosed", "finished", "kept", "lent", "vm_exiting"),
+        MACHINE),
+    "machine_taken": CLAIM,
+}  # fmt: skip
+"""Whose word counts, by kind of fact. `client`: only a client may write it, as it is about money, requests to the cloud
+or the end of a run. `machine`: the machine of the attempt may write it too; it changes what is shown, and when a client
+looks, but no hold, request, name or deletion. `claim`: a client's counts; a machine's only if its owner's log confirms
+it. Writers of any other name may write nothing."""
 
 
 def _due(run: Run, event: ev.Event) -> bool:
@@ -174,7 +186,7 @@ def _due(run: Run, event: ev.Event) -> bool:
     fact = event.fact
     if isinstance(fact, ev.InstanceRequested):
         return is_client(event.writer) and attempt_of(run.run_id, fact.vm) is not None
-    return is_client(event.writer) or (_attempt(event) > 0 and not isinstance(fact, CLIENTS))
+    return is_client(event.writer) or (_attempt(event) > 0 and WRITERS.get(fact.kind, MACHINE) != CLIENT)
 
 
 def _evolve_machine(run: Run, event: ev.Event) -> Run:

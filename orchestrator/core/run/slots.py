@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import MAX_TTL_S
+from orchestrator.core.names import MachineName, RunId, Zone
 from orchestrator.core.run.fold import Run, Vm
 
 OLDEST: Final = timedelta(seconds=MAX_TTL_S) + timedelta(hours=1)
@@ -32,7 +33,7 @@ class Claim(BaseModel):
     run."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
-    run_id: str
+    run_id: RunId
     by: str
     spec: dict[str, Any]
     payload: dict[str, str]
@@ -44,9 +45,9 @@ class Slot(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     schema_: Literal[1] = Field(default=1, alias="schema")
     state: Literal["idle", "claimed", "running", "closed"]
-    vm: str
-    zone: str
-    owner: str
+    vm: MachineName
+    zone: Zone
+    owner: RunId
     """The run for which the machine was made, and which pays for it."""
     idle_until: AwareDatetime
     claim: Claim | None = None
@@ -67,7 +68,7 @@ def claim(slot: Slot, run_id: str, by: str, spec: Mapping[str, Any], payload: Ma
     """The slot with the claim in it, or None if the slot is not idle."""
     if slot.state != "idle":
         return None
-    new_claim = Claim(run_id=run_id, by=by, spec=dict(spec), payload=dict(payload))
+    new_claim = Claim(run_id=RunId(run_id), by=by, spec=dict(spec), payload=dict(payload))
     return slot.model_copy(update={"state": "claimed", "claim": new_claim})
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from orchestrator.core.market.pricing import accrued
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import NO_ID, MachineName, ResourceId, Zone
 from orchestrator.core.run import events as ev
 
 VM_PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")
@@ -65,8 +66,8 @@ class Vm:
     them makes a machine."""
 
     attempt: int
-    name: str
-    zone: str
+    name: MachineName
+    zone: Zone
     machine_type: str
     provisioning: str
     usd_per_hour: Decimal
@@ -75,7 +76,7 @@ class Vm:
     requested_at: datetime
     generation: int = 0
     refused: bool = False
-    instance_id: str = ""
+    instance_id: ResourceId = NO_ID
     started_at: datetime | None = None
     deadline_at: datetime | None = None
     gone_at: datetime | None = None
@@ -167,6 +168,11 @@ class Run:
     taken_at: datetime | None = None
     taken_by: str = ""
     """The writer of `taken`: the client that claimed the machine, or only the machine if the client died first."""
+    claim: ev.MachineTaken | None = None
+    """What only a machine says about being taken. It counts as `taken` once the log of its owner confirms it
+    (`runs.engine.with_confirmed_claim`)."""
+    claim_at: datetime | None = None
+    claim_by: str = ""
     reports: tuple[MachineReport, ...] = ()
     """The reports of each attempt that has written any event, by ascending attempt."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()

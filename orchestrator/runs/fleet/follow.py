@@ -20,6 +20,7 @@ from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
 from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.pricing import billed, round_up
+from orchestrator.core.names import Zone
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,
@@ -303,7 +304,7 @@ class Follower:
         log.append(
             ev.ChildFinished(
                 fleet=self.record.fleet,
-                engine=self.record.engine,
+                engine=Zone(self.record.engine),
                 child=child.index,
                 outcome="incorrect" if one.exit_code == WRONG else "succeeded",
                 usd_per_hour=price,

@@ -23,6 +23,7 @@ from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling
 from orchestrator.core.market.quota import room
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.plan.offered import priced_offers
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.text import count
@@ -63,7 +64,7 @@ def plan_of(config: Config, name: str, mode: Mode) -> LaunchPlan:
         ttl_s=config.run.max_minutes * 60,
         ceiling_usd=Decimal(0),
         attempts=ATTEMPTS,
-        image="",
+        image=NO_IMAGE,
         cases=cases,
         measurements_per_implementation=len(cases) * measurements(config, mode),
         harness=harness(config, grids, mode),

@@ -10,11 +10,12 @@ import pytest
 
 from orchestrator.adapters.files import attach, installed
 from orchestrator.cli.ssh import command_for
-from orchestrator.core.errors import ConfigError, LocalError, NotFound
-from orchestrator.core.hosts import HostRecord, parse_target
+from orchestrator.core.errors import ConfigError, LocalError, NotFound, Unavailable
+from orchestrator.core.hosts import HostRecord, Target, parse_target
 from orchestrator.core.mode import Mode
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.unit.core.builders import RUN, VM, Log, created, gone, planned, requested, running
 
@@ -30,12 +31,25 @@ class Hosts:
 
 
 @dataclass
+class Named:
+    """The hosts that commands of this user have named."""
+
+    hosts: tuple[str, ...] = (str(BOX),)
+
+    def reachable(self, target: Target) -> Target:
+        if str(target) not in self.hosts:
+            raise Unavailable(f"no command has named {target}")
+        return target
+
+
+@dataclass
 class Place:
     """As much of a wiring as the question takes."""
 
     mode: Mode = Mode.GCE
     hosts: Hosts = field(default_factory=Hosts)
     project: str = "my-project"
+    named: Named = field(default_factory=Named)
 
     @property
     def settings(self) -> Place:
@@ -70,6 +84,29 @@ def test_a_host_that_the_bucket_has_forgotten_is_said_to_be() -> None:
 def test_a_guest_is_on_the_machine_that_another_run_kept() -> None:
     log = Log().add(0, planned()).add(1, ev.MachineTaken(vm="bench-other-1", zone="us-east1-b", owner=RUN))
     assert command(replay(log.events))[3:6] == ("bench-other-1", "--zone", "us-east1-b")
+
+
+MALLORY = parse_target("mallory@evil.example:2222")
+
+
+@pytest.mark.parametrize("vm", ["bench-x-1", VM, "root@other", "--ssh-flag=-oProxyCommand=touch x"])
+@pytest.mark.parametrize("zone", [MALLORY.zone, BOX.zone, "me@vm", "us-central1-a"])
+def test_no_machine_chooses_where_a_terminal_is_opened(vm: str, zone: str) -> None:
+    """A machine says that its run was taken to another machine, and the bucket has a record of that host."""
+    claim = ev.MachineTaken.model_construct(vm=vm, zone=zone, owner=RUN, attempt=1, generation=0, deadline_at=None)
+    place = Place(hosts=Hosts({one.zone: HostRecord(target=str(one)) for one in (MALLORY, BOX)}))
+    for log in (Log().add(0, planned()).vm(1, claim), running().add(60, gone(59)).vm(61, claim)):
+        sent = [ev.decode(ev.encode(event)) for event in log.events]
+        with pytest.raises(ConfigError, match="has no machine now"):
+            command(replay([event for event in sent if event is not None]), place)
+
+
+def test_a_host_that_only_the_bucket_names_is_not_reached() -> None:
+    run = replay(Log().add(0, planned()).add(2, requested(MALLORY.zone)).add(5, created(4, MALLORY.zone)).events)
+    with pytest.raises(Unavailable, match="mallory"):
+        command(run, Place(hosts=Hosts({MALLORY.zone: HostRecord(target=str(MALLORY))})))
+    with pytest.raises(NotFound, match="another host"):
+        command(on_host(), Place(hosts=Hosts({BOX.zone: HostRecord(target=str(MALLORY))})))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +146,6 @@ def test_a_programme_that_is_not_there_is_named() -> None:
 def write_live_run(bench: Bench, run_id: str) -> None:
     """A run on a host, as its events and the host's record have it."""
     from orchestrator.core.hosts import record_object
-    from orchestrator.wiring import wire
 
     wiring = wire()
     log = wiring.log(run_id)
@@ -123,6 +159,7 @@ def test_the_command_prints_runs_and_tells_of_what_is_missing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_live_run(bench, RUN)
+    wire().named.add_hosts([str(BOX)], "")
     line = "ssh -t -p 2222 -- ada@box"
     assert bench("ssh", RUN, "--print").out.strip() == line
     assert bench("ssh", RUN, "--json", "uptime").document["command"][-1] == "uptime"

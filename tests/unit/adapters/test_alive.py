@@ -69,7 +69,7 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
 def test_a_deadline_is_worked_out_where_the_api_does_not_say_it() -> None:
     found = instance(
         {
-            "name": "vm", "lastStartTimestamp": "2026-11-21T04:00:00.000-08:00",
+            "name": "vm", "zone": "z/a", "lastStartTimestamp": "2026-11-21T04:00:00.000-08:00",
             "scheduling": {"maxRunDuration": {"seconds": "600"}, "provisioningModel": "SPOT"}, "creationTimestamp": "soon",
         }
     )  # fmt: skip

@@ -55,9 +55,15 @@ def test_all_our_vms_in_all_zones_are_listed_page_by_page() -> None:
         assert request.path.endswith("/aggregated/instances")
         assert request.query["filter"] == "labels.bench-tool=spotbench"
         if "pageToken" in request.query:
-            return Reply(json={"items": {"zones/b": {"instances": [{"name": "two", "id": "2", "status": "RUNNING"}]}}})
+            return Reply(
+                json={
+                    "items": {
+                        "zones/b": {"instances": [{"name": "two", "zone": "z/b", "id": "2", "status": "RUNNING"}]}
+                    }
+                }
+            )
         empty = {"warning": {"code": "NO_RESULTS_ON_PAGE"}}
-        one = {"instances": [{"name": "one", "id": "1", "status": "STOPPING"}]}
+        one = {"instances": [{"name": "one", "zone": "z/a", "id": "1", "status": "STOPPING"}]}
         return Reply(json={"items": {"zones/a": one, "zones/c": empty}, "nextPageToken": "more"})
 
     with scripted_server(handle) as server:

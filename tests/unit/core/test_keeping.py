@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,15 @@ from hypothesis import strategies as st
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Observation, Policy, decide
-from orchestrator.core.run.fold import Phase, Run
+from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.run.keeping import Advice, ColdStart, advise, cold_starts
 from orchestrator.core.run.orphans import Keep, Orphan, judge
 from orchestrator.core.run.slots import Slot, Wanted, claim, owned, seconds_left, unfit
 from orchestrator.core.run.status import StatusLine, cold_start, status_line
+from orchestrator.runs.engine import with_confirmed_claim
+from orchestrator.store.events import EventLog
+from tests.support.memory_bucket import MemoryBucket
+from tests.support.simulated_clock import SimulatedClock
 from tests.unit.core.builders import (
     RATE,
     RUN,
@@ -32,6 +38,7 @@ from tests.unit.core.builders import (
     operation,
     planned,
     replayed,
+    requested,
     running,
 )
 
@@ -144,18 +151,66 @@ def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> N
     assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+def claimed(*events: ev.Event, claim: ev.MachineTaken | None = None) -> Run:
+    """A run that only a machine calls its guest, as an engine sees it beside the log of the machine's owner."""
+    bucket, clock = MemoryBucket(), SimulatedClock(at(5))
+    fact = claim or ev.MachineTaken(vm=OTHER_VM, zone=ZONE, owner=OTHER, deadline_at=at(90_000))
+    own = Log().add(0, planned()).vm(1, fact)
+    for event in events:
+        own.add(2, event.fact, event.writer)
+    owner = [requested(), created(4)]
+    for run_id, facts in ((RUN, own.events), (OTHER, [])):
+        for event in facts:
+            bucket.create(event.object_name, ev.encode(event.model_copy(update={"run_id": run_id})))
+    log = EventLog(bucket, OTHER, "client-1", clock)
+    for one in owner:
+        log.append(one.model_copy(update={"vm": OTHER_VM}))
+    world: Any = SimpleNamespace(log=lambda run_id: EventLog(bucket, run_id, "client-2", clock))
+    run = replay(world.log(RUN).read())
+    assert run is not None
+    return with_confirmed_claim(world, run)
+
+
+OTHER_VM = f"bench-{OTHER}-1"
+
+
+def test_a_machines_claim_counts_once_its_owner_confirms_it_and_until_the_owners_deadline() -> None:
+    taken = claimed().guest_of
+    assert taken is not None
+    assert (taken.vm, taken.owner, taken.deadline_at) == (OTHER_VM, OTHER, created(4).deadline_at)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER), ev.MachineTaken(vm=OTHER_VM, zone="us-east1-b", owner=OTHER),
+        ev.MachineTaken(vm=OTHER_VM, zone=ZONE, owner=RUN), ev.MachineTaken(vm=VM, zone=ZONE, owner=RUN),
+        ev.MachineTaken(vm=OTHER_VM, zone=ZONE, owner=OTHER, attempt=7),
+        ev.MachineTaken(vm=OTHER_VM, zone=ZONE, owner=OTHER, generation=1),
+    ],
+)  # fmt: skip
+def test_a_claim_that_no_owner_confirms_makes_no_guest(claim: ev.MachineTaken) -> None:
+    assert claimed(claim=claim).guest_of is None
+    assert claimed(claim=claim).next_attempt == 1
+
+
+@pytest.mark.parametrize("own", [ev.BudgetHeld(hold_usd=Decimal("0.03")), requested(), ev.RunClosed(outcome="failed")])
+def test_no_claim_makes_a_guest_of_a_run_that_holds_money_or_had_a_machine_or_is_over(own: ev.Fact) -> None:
+    event = ev.Event(run_id=RUN, time=at(2), writer="client-abc123", seq=9, fact=own)
+    assert claimed(event).guest_of is None
+
+
 @pytest.mark.parametrize("status", ["RUNNING", "TERMINATED"])
-def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str, stopped: bool) -> None:
+def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str) -> None:
     """It may be another's that it names; whoever owns that one ends it."""
-    log = Log().add(0, planned()).vm(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER, deadline_at=at(900)))
-    if stopped:
-        log.add(5, ev.StopRequested(by="ada", reason="enough"))
-    for moment in (10, 600, 899):
-        (command,) = decide(replayed(log), Observation(instance(status)), at(moment), POLICY, None)
-        assert isinstance(command, do.Wait)
-    _, close = decide(replayed(log), Observation(instance(status)), at(901), POLICY, None)
+    run, until = claimed(), created(4).deadline_at
+    (command,) = decide(run, Observation(instance(status)), until - timedelta(seconds=1), POLICY, None)
+    assert isinstance(command, do.Wait)
+    _, close = decide(run, Observation(instance(status)), until + timedelta(seconds=1), POLICY, None)
     assert isinstance(close, do.Close)
+    stopped = replace(run, stop=ev.StopRequested(by="ada", reason="enough"))
+    _, close = decide(stopped, Observation(instance(status)), at(10), POLICY, None)
+    assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("first", [1, 3])

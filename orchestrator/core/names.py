@@ -1,0 +1,101 @@
+"""Names that go into requests, argument lists, paths and URLs. Each kind is a type, and only text of its form is one.
+
+Any machine, host or object in the bucket may have written the text. It is checked where it is decoded, so what is
+passed on has a form that no service, shell or file system reads as more than a name: no slash, space, quote, `@` or
+leading hyphen.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final, Self
+
+from pydantic_core import core_schema
+
+from orchestrator.core.naming import RUN_ID
+from orchestrator.core.text import words
+
+LABEL: Final = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
+"""A name of RFC 1035, as Compute Engine has for machines, zones and images."""
+
+
+class CheckedName(str):
+    """A text of the form `FORM`. Making one of any other text raises `ValueError`."""
+
+    __slots__ = ()
+    FORM: ClassVar[str] = LABEL
+    KIND: ClassVar[str] = "name"
+
+    def __new__(cls, text: str) -> Self:
+        if type(text) is not cls and not cls.fits(text):
+            raise ValueError(f"{words(text, 80)!r} is not the form of a {cls.KIND}")
+        return super().__new__(cls, text)
+
+    @classmethod
+    def fits(cls, text: str) -> bool:
+        """Whether `text` has the form."""
+        return re.fullmatch(cls.FORM, text) is not None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+
+
+class MachineName(CheckedName):
+    """A VM, such as `bench-20261121-040506-l4-7f3a-1`."""
+
+    KIND = "machine"
+
+
+class Zone(CheckedName):
+    """A zone of a cloud, or of a host of the user's (`host-…`)."""
+
+    KIND = "zone"
+
+
+class ResourceId(CheckedName):
+    """The id that a cloud gave to a machine."""
+
+    FORM = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?)?"
+    KIND = "machine's id"
+
+
+class ProjectId(CheckedName):
+    """A project, whose id may begin with a domain."""
+
+    FORM = r"(?:[a-z0-9](?:[a-z0-9.-]{0,80}[a-z0-9])?:)?[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
+    KIND = "project"
+
+
+class ImageName(CheckedName):
+    """A boot image or the family of some."""
+
+    KIND = "image"
+
+
+class ImageUrl(CheckedName):
+    """A boot image as a full or partial URL; empty if there is none."""
+
+    FORM = (
+        r"(?:(?:https://[a-z.]+/compute/[a-z0-9]+/)?"
+        rf"(?:projects/{ProjectId.FORM}/)?(?:global/)?(?:images/)?(?:family/)?{LABEL})?"
+    )
+    KIND = "image"
+
+
+class RunId(CheckedName):
+    """A run, such as `20261121-040506-l4-7f3a`."""
+
+    FORM = RUN_ID.pattern
+    KIND = "run"
+
+
+class CaseId(CheckedName):
+    """A case: the name of its file below `cases/`."""
+
+    FORM = r"[A-Za-z0-9][A-Za-z0-9._+=,-]{0,199}"
+    KIND = "case"
+
+
+NO_ID: Final = ResourceId("")
+NO_IMAGE: Final = ImageUrl("")

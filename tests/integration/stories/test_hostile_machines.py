@@ -1,0 +1,102 @@
+"""Whatever a machine writes in its own name, no money stays held for it, and no client is kept from its work."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.core.errors import ProviderError
+from orchestrator.core.run.fold import Phase
+from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.reconcile import reconcile
+from tests.integration.stories.stage import RUN, Stage, same_to_the_cent, silent_vm, staged
+
+OTHER = "20261121-050000-l4-0002"
+VALUES: tuple[dict[str, Any], ...] = (
+    {"vm": "a/b"}, {"vm": "a b"}, {"vm": "-x"}, {"vm": "x" * 9000}, {"zone": "a/b"}, {"zone": "host-evil-17f660"},
+    {"zone": ""}, {"owner": "../x"}, {"owner": RUN}, {"owner": OTHER, "vm": f"bench-{OTHER}-1"}, {"attempt": 10**9},
+    {"generation": 9}, {"deadline_at": "2190-01-01T00:00:00Z"},
+)  # fmt: skip
+
+
+def says(stage: Stage, kind: str, **data: object) -> None:
+    """Stores an event as the run's machine may: under its own name, and with its own words inside."""
+    at, writer = stage.timeline.now(), "vm-1-deadbeef"
+    event = {"schema": 1, "run_id": RUN, "kind": kind, "time": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}", "writer": writer,
+             "seq": 7, "data": data}  # fmt: skip
+    name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-{writer}-000007-{kind}.json"
+    stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+def test_no_claim_of_a_machine_keeps_its_run_open_or_its_money_held(home: Path, values: dict[str, Any]) -> None:
+    with staged(home, silent_vm) as stage:
+        _, vm = stage.with_a_machine()
+        says(stage, "machine_taken", **({"vm": vm.name, "zone": vm.zone, "owner": RUN, "attempt": 1} | values))
+        stage.world().cloud().delete(vm.zone, vm.name, "00000000-0000-0000-0000-000000000001")
+        run = stage.look_after()
+        assert run.over
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
+
+
+@dataclass
+class Deaf:
+    """A cloud that does not answer when it is asked for one machine."""
+
+    cloud: Any
+    asked: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cloud, name)
+
+    def instance(self, zone: str, name: str) -> Any:
+        self.asked += 1
+        raise ProviderError(f"cannot look at {zone}/{name}")
+
+
+def test_past_its_last_deadline_a_run_is_settled_at_what_it_can_have_cost_once_its_machine_is_gone(home: Path) -> None:
+    with staged(home, silent_vm) as stage:
+        engine, vm = stage.with_a_machine()
+        world = stage.world()
+        deaf = Deaf(world.cloud())
+        blind: World = replace(world, cloud=lambda: deaf)
+        with pytest.raises(ProviderError):
+            reconcile(blind)
+        assert stage.ledger().runs[RUN].settled_usd is None
+        stage.timeline.advance(vm.max_run_s + 3600)
+        assert deaf.asked
+        reconcile(blind)
+        entry = stage.ledger().runs[RUN]
+        assert entry.settled_usd is not None
+        assert stage.billed() <= entry.settled_usd <= entry.hold_usd
+        assert stage.cloud.instances() == []
+        run = Engine(stage.world(), RUN).look()
+        assert (run.phase, run.closed is not None) == (Phase.EXPIRED, True)
+        assert engine.step()[0].over
+        assert entry.settled_usd > Decimal(0)
+
+
+def test_a_stop_of_a_run_that_cannot_be_looked_at_ends_within_a_minute_and_is_recorded(home: Path) -> None:
+    from orchestrator.core.errors import Unavailable
+
+    class Gone(Deaf):
+        def instance(self, zone: str, name: str) -> Any:
+            raise Unavailable(f"cannot look at {zone}/{name}")
+
+    with staged(home, silent_vm) as stage:
+        stage.with_a_machine()
+        world = stage.world()
+        gone = Gone(world.cloud())
+        engine = Engine(replace(world, cloud=lambda: gone), RUN)
+        engine.request_stop("ada", "enough")
+        begun = stage.timeline.now()
+        with pytest.raises(Unavailable):
+            engine.follow(patience_s=45)
+        assert stage.timeline.now() - begun <= timedelta(seconds=60)
+        assert engine.look().stop is not None
