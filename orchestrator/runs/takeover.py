@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core import naming
 from orchestrator.core.errors import BenchError
@@ -24,6 +24,10 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.store.documents import SlotUnreadable, claim_slot, release_slot
 from orchestrator.store.events import EventLog
+
+SLOT_BYTES: Final = 1 << 20
+MOST_SLOTS: Final = 500
+"""What is read below machines/: every machine may write there. Of more slots the newest are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ def _slots(world: World) -> Mapping[str, Blob]:
 
 def _fresh(world: World) -> list[str]:
     oldest = naming.instance_name(naming.run_id(world.clock.now() - OLDEST, "a", "0"), 1)
-    return [entry.name for entry in world.bucket.list(naming.MACHINES_PREFIX, after=naming.slot_object(oldest))]
+    listed = world.bucket.list(naming.MACHINES_PREFIX, after=naming.slot_object(oldest))
+    return [entry.name for entry in listed if entry.size <= SLOT_BYTES][-MOST_SLOTS:]
 
 
 def _wanted(plan: LaunchPlan, owner: Run | None) -> Wanted:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from orchestrator.core.errors import ProviderError, Unavailable
-from orchestrator.core.naming import events_prefix, parse_event_object
-from orchestrator.core.run.events import Event, Fact, decode, encode
-from orchestrator.ports import Bucket, Clock
+from orchestrator.core.naming import events_prefix, is_client, machine_of, parse_event_object
+from orchestrator.core.run.events import Event, Fact, InstanceRequested, MachineTaken, RunPlanned, decode, encode
+from orchestrator.ports import Bucket, Clock, Entry
 
 EVENT_BYTES: Final = 256 * 1024
 """The largest size of an event in bytes; larger objects are not fetched."""
+EVENTS_OF_A_MACHINE: Final = 500
+EVENTS_OF_A_CASE: Final = 40
+"""How many events of one machine are read at most: so many, and so many more for each case of the plan."""
+MOST_CASES: Final = 1_000
 
 
 class EventLog:
@@ -27,11 +33,12 @@ class EventLog:
         self._unsure: Event | None = None
         self._events: dict[str, Event] = {}
         self._strange: set[str] = set()
+        self._over: set[str] = set()
 
     @property
     def undecodable(self) -> frozenset[str]:
-        """The names of objects under the events prefix that are no events."""
-        return frozenset(self._strange)
+        """The names of objects under the events prefix that are no events, or more than a machine's run can have."""
+        return frozenset(self._strange | self._over)
 
     def append(self, fact: Fact) -> Event:
         """Stores one event, with its text made harmless, and returns the event.
@@ -65,10 +72,47 @@ class EventLog:
 
         The whole prefix is listed each time, because the names of a machine whose clock is behind sort before ours.
         """
-        listed = self._bucket.list(events_prefix(self.run_id))
-        self._strange |= {entry.name for entry in listed if entry.size > EVENT_BYTES}
-        unseen = [one.name for one in listed if one.name not in self._events and one.name not in self._strange]
-        for name, blob in self._bucket.read_many(unseen).items():
+        clients, machines = self._unread(self._bucket.list(events_prefix(self.run_id)))
+        self._read(clients)
+        self._read(self._within_bounds(machines))
+        return tuple(sorted(self._events.values(), key=lambda event: event.order))
+
+    def _unread(self, listed: Sequence[Entry]) -> tuple[list[str], dict[int, list[str]]]:
+        """The names of events that were not read yet: those of clients, and those of each attempt's machine, in order.
+        An object that is too large, or whose name is not that of a client's or machine's event, is not read."""
+        clients: list[str] = []
+        machines: dict[int, list[str]] = {}
+        for entry in listed:
+            if entry.name in self._events or entry.name in self._strange:
+                continue
+            parts = parse_event_object(entry.name)
+            attempt = machine_of(parts.writer) if parts is not None else 0
+            if parts is not None and is_client(parts.writer) and entry.size <= EVENT_BYTES:
+                clients.append(entry.name)
+            elif attempt and entry.size <= EVENT_BYTES:
+                machines.setdefault(attempt, []).append(entry.name)
+            else:
+                self._strange.add(entry.name)
+        return clients, machines
+
+    def _within_bounds(self, machines: Mapping[int, Sequence[str]]) -> list[str]:
+        """Of what machines have stored, the oldest of each that clients requested, as many as their plan can give rise
+        to. Whoever writes more is not read further: each read costs money and time."""
+        facts = [event.fact for event in self._events.values() if is_client(event.writer)]
+        cases = max((fact.cases for fact in facts if isinstance(fact, RunPlanned)), default=0)
+        most = EVENTS_OF_A_MACHINE + EVENTS_OF_A_CASE * min(cases, MOST_CASES)
+        requested = {1} | {fact.attempt for fact in facts if isinstance(fact, InstanceRequested | MachineTaken)}
+        read = Counter(machine_of(event.writer) for event in self._events.values())
+        names: list[str] = []
+        self._over = set()
+        for attempt, unread in machines.items():
+            room = max(most - read[attempt], 0) if attempt in requested else 0
+            names += unread[:room]
+            self._over |= set(unread[room:])
+        return names
+
+    def _read(self, names: Sequence[str]) -> None:
+        for name, blob in self._bucket.read_many(names).items():
             event = decode(blob.data)
             if event is None or event.run_id != self.run_id or not _under_its_own_name(name, event):
                 self._strange.add(name)
@@ -76,7 +120,6 @@ class EventLog:
             self._events[name] = event
             if event.writer == self.writer:
                 self._seq = max(self._seq, event.seq)
-        return tuple(sorted(self._events.values(), key=lambda event: event.order))
 
     def _next(self, fact: Fact) -> Event:
         if self._unsure is not None and self._unsure.fact == fact:

@@ -13,7 +13,7 @@ from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix
 from orchestrator.core.run.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode
 from orchestrator.ports import Blob, Bucket
-from orchestrator.store.events import EventLog
+from orchestrator.store.events import EVENTS_OF_A_MACHINE, EventLog
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 
@@ -227,3 +227,37 @@ def test_the_stored_bytes_are_the_encoded_event(bucket: Bucket, tmp_path: Path) 
     blob = bucket.read(event.object_name)
     assert blob is not None
     assert blob.data == encode(event)
+
+
+def junk(bucket: Bucket, writer: str, count: int, kind: str = "healed") -> None:
+    machine = log(bucket, writer)
+    event = machine.append(phase("a"))
+    for number in range(count):
+        at = event.object_name.replace("-000001-phase_started", f"-{number + 2:06d}-{kind}")
+        bucket.create(at, b'{"schema": 1}')
+
+
+def test_of_a_machine_no_more_is_read_than_its_plan_can_give_rise_to() -> None:
+    """Each read costs money and time, and a machine can write a thousand objects a second."""
+    bucket = MemoryBucket()
+    log(bucket).append(StopRequested(by="ada", reason="enough"))
+    junk(bucket, "vm-1-deadbeef", 3000)
+    bucket.calls = 0
+    ours = log(bucket, "client-000002")
+    assert [event.writer for event in ours.read()] == ["client-000001", "vm-1-deadbeef"]
+    assert bucket.calls <= EVENTS_OF_A_MACHINE + 3
+    assert len(ours.undecodable) >= 2999
+    bucket.calls = 0
+    ours.read()
+    assert bucket.calls <= EVENTS_OF_A_MACHINE + 1
+
+
+@pytest.mark.parametrize("writer", ["vm-7-deadbeef", "host-1", "eve"])
+def test_nothing_is_read_of_a_machine_that_nobody_requested_or_a_writer_of_another_name(writer: str) -> None:
+    bucket = MemoryBucket()
+    log(bucket).append(BudgetHeld(hold_usd="0.1"))
+    junk(bucket, writer, 50)
+    bucket.calls = 0
+    ours = log(bucket, "client-000002")
+    assert len(ours.read()) == 1
+    assert (bucket.calls, len(ours.undecodable)) == (2, 51)
