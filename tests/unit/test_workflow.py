@@ -118,7 +118,7 @@ WORKFLOWS = [WORKFLOW, *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_action_is_pinned_by_commit_and_a_checkout_leaves_no_credentials(path: Path) -> None:
+def test_every_action_is_pinned_and_a_checkout_leaves_no_credentials(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for job in yaml.safe_load(text)["jobs"].values():
         for step in job["steps"]:

@@ -253,7 +253,7 @@ def test_of_a_machine_no_more_is_read_than_its_plan_can_give_rise_to() -> None:
 
 
 @pytest.mark.parametrize("writer", ["vm-7-deadbeef", "host-1", "eve"])
-def test_nothing_is_read_of_a_machine_that_nobody_requested_or_a_writer_of_another_name(writer: str) -> None:
+def test_nothing_is_read_of_a_machine_that_nobody_requested_or_another_writer(writer: str) -> None:
     bucket = MemoryBucket()
     log(bucket).append(BudgetHeld(hold_usd="0.1"))
     junk(bucket, writer, 50)

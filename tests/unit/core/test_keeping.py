@@ -174,7 +174,7 @@ def claimed(*events: ev.Event, claim: ev.MachineTaken | None = None) -> Run:
 OTHER_VM = f"bench-{OTHER}-1"
 
 
-def test_a_machines_claim_counts_once_its_owner_confirms_it_and_until_the_owners_deadline() -> None:
+def test_a_machines_claim_counts_if_its_owner_confirms_it_until_its_deadline() -> None:
     taken = claimed().guest_of
     assert taken is not None
     assert (taken.vm, taken.owner, taken.deadline_at) == (OTHER_VM, OTHER, created(4).deadline_at)
@@ -195,7 +195,7 @@ def test_a_claim_that_no_owner_confirms_makes_no_guest(claim: ev.MachineTaken) -
 
 
 @pytest.mark.parametrize("own", [ev.BudgetHeld(hold_usd=Decimal("0.03")), requested(), ev.RunClosed(outcome="failed")])
-def test_no_claim_makes_a_guest_of_a_run_that_holds_money_or_had_a_machine_or_is_over(own: ev.Fact) -> None:
+def test_no_claim_makes_a_guest_of_a_run_with_money_or_machine_or_that_is_over(own: ev.Fact) -> None:
     event = ev.Event(run_id=RUN, time=at(2), writer="client-abc123", seq=9, fact=own)
     assert claimed(event).guest_of is None
 
