@@ -99,3 +99,5 @@ class CaseId(CheckedName):
 
 NO_ID: Final = ResourceId("")
 NO_IMAGE: Final = ImageUrl("")
+NO_ZONE: Final = str.__new__(Zone, "")
+"""Of a machine that a scheduler chose. No text becomes it, so no request can be sent to it."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
-from orchestrator.core.names import MachineName, ResourceId
+from orchestrator.core.names import NO_ZONE, MachineName, ResourceId
 from orchestrator.core.naming import attempt_of, instance_name, is_client, machine_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phase, PhaseSpan, Run, Vm
@@ -139,7 +139,7 @@ def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
         Vm(
             attempt=one.attempt,
             name=MachineName(instance_name(run.run_id, one.attempt)),
-            zone=fact.engine,
+            zone=NO_ZONE,
             machine_type=one.machine,
             provisioning="STANDARD",
             usd_per_hour=fact.usd_per_hour,
