@@ -76,7 +76,7 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
         target = parse_target(record.target)
         if target.zone != zone:
             raise NotFound(
-                f"the bucket's record of {zone} names another host: {words(record.target, 80)}",
+                f"in the bucket, {zone} is another host: {words(record.target, 80)}",
                 hint="connect to the host with ssh, as you usually do",
             )
         wiring.named.reachable(target)

@@ -77,7 +77,7 @@ def harmful_setting(name: str, document: Mapping[str, Any]) -> tuple[str, str] |
         kept = any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in prefixes for folder in KEPT)
         newest = condition.get("isLive", True) and "daysSinceNoncurrentTime" not in condition
         if action == "Delete" and kept and newest and "numNewerVersions" not in condition:
-            why = f"a lifecycle rule of gs://{name} deletes runs or the ledger (age: {condition.get('age', '?')})"
+            why = f"a lifecycle rule of gs://{name} deletes runs or the ledger (age {condition.get('age', 'unknown')})"
             return why, f"{update} --clear-lifecycle"
     return None
 

@@ -41,11 +41,12 @@ from tests.support.patience import PATIENCE_S
 from tests.support.simulated_clock import SimulatedClock
 
 NOW = datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC)
+RUN = "20261121-040000-l4-0001"
 VM = "bench-20261121-040000-l4-0001-1"
 SLOT = Slot.model_validate(
-    {"state": "idle", "vm": VM, "zone": "z", "owner": "r", "idle_until": NOW + timedelta(hours=1)}
+    {"state": "idle", "vm": VM, "zone": "z", "owner": RUN, "idle_until": NOW + timedelta(hours=1)}
 )
-CLAIM = {"run_id": "r", "by": "ada", "spec": {}, "payload": {}}
+CLAIM = {"run_id": RUN, "by": "ada", "spec": {}, "payload": {}}
 
 
 @dataclass(frozen=True)
@@ -237,24 +238,27 @@ def test_of_many_claims_of_one_machine_whose_answers_are_lost_one_gets_it(cloud:
 
         def client(number: int) -> bool:
             start.wait()
-            return claim_slot(buckets[number], Patient(), name, f"run-{number}", "ada", {}, {}) is not TAKEN
+            return (
+                claim_slot(buckets[number], Patient(), name, f"20261121-040000-l4-000{number}", "ada", {}, {})
+                is not TAKEN
+            )
 
         with ThreadPoolExecutor(4) as pool:
             won = list(pool.map(client, range(4)))
         slot = Slot.parse(buckets[0].read(name).data)  # type: ignore[union-attr]
         assert slot is not None
         assert slot.claim is not None
-        assert [slot.claim.run_id] == [f"run-{number}" for number in range(4) if won[number]]
+        assert [slot.claim.run_id] == [f"20261121-040000-l4-000{number}" for number in range(4) if won[number]]
 
 
 def test_a_claim_that_the_machine_has_taken_up_is_still_ours() -> None:
     bucket, name = MemoryBucket(), f"machines/{VM}.json"
     bucket.create(name, SLOT.dump())
-    ours = claim_slot(bucket, SimulatedClock(), name, "run-1", "ada", {}, {})
+    ours = claim_slot(bucket, SimulatedClock(), name, "20261121-040000-l4-0001", "ada", {}, {})
     assert isinstance(ours, Slot)
     bucket.replace(name, ours.model_copy(update={"state": "running"}).dump(), generation=None)
-    assert claim_slot(bucket, SimulatedClock(), name, "run-1", "ada", {}, {}) is not TAKEN
-    assert claim_slot(bucket, SimulatedClock(), name, "run-2", "ada", {}, {}) is TAKEN
+    assert claim_slot(bucket, SimulatedClock(), name, "20261121-040000-l4-0001", "ada", {}, {}) is not TAKEN
+    assert claim_slot(bucket, SimulatedClock(), name, "20261121-040000-l4-0002", "ada", {}, {}) is TAKEN
 
 
 def test_an_empty_ledger_is_what_stands_where_nothing_was_ever_held() -> None:

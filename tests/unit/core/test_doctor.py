@@ -185,10 +185,10 @@ HARMFUL = {
     "holds": ({"defaultEventBasedHold": True}, "hold on each object", "--no-default-event-based-hold"),
     "requester pays": ({"billing": {"requesterPays": True}}, "charges whoever asks", "--no-requester-pays"),
     "everything is deleted": (
-        {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 30}}]}}, "after 30 days", "--clear-lifecycle"),
+        {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 30}}]}}, "age 30)", "--clear-lifecycle"),
     "runs are deleted": (
         {"lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"age": 9, "matchesPrefix": ["runs/2026"]}}]}},
-        "after 9 days", "--clear-lifecycle"),
+        "age 9)", "--clear-lifecycle"),
 }  # fmt: skip
 
 
