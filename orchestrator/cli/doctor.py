@@ -168,12 +168,8 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
     wiring, begun = options(ctx).wiring(), time.monotonic()
     target = parse_target(name, wiring.machine)
     wiring.name_hosts((name,))
-    shell = wiring.shell(target)
-    try:
-        here = here_tasks(wiring.surroundings(), None)
-        results = _examine((*here, *host_tasks(target, shell, asked, configured)), quiet=json)
-    finally:
-        shell.close()
+    here = here_tasks(wiring.surroundings(), None)
+    results = _examine((*here, *host_tasks(target, lambda: wiring.shell(target), asked, configured)), quiet=json)
     if json:
         emit_json(document(results, "host", "", "") | {"host": str(target)})
     else:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
@@ -28,7 +28,8 @@ PROVISIONING: Final = "OWN"
 VALID_FOR: Final = timedelta(hours=48)
 OLDEST_PYTHON: Final = (3, 10)
 """The oldest Python that the harness supports (kernels/README.md)."""
-PYTHON: Final = r"^$|^(~?[A-Za-z0-9_.+/ -]*/)?(python|pypy)[0-9.]*$"
+PYTHON: Final = r"^$|^(~?[A-Za-z0-9_.+/ -]*/)?py[A-Za-z0-9_.+-]*$"
+"""A path whose last part begins with py: python3.13t, pypy3, python3-torch."""
 KEPT_ENDED: Final = timedelta(days=30)
 
 LOCAL: Final = "local"
@@ -114,6 +115,10 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
 
+def _interpreter(value: object) -> str:
+    return value if isinstance(value, str) and re.fullmatch(PYTHON, value) else ""
+
+
 class HostRun(_Document):
     """A run that may have left something on the host."""
 
@@ -134,8 +139,9 @@ class HostRecord(_Document):
 
     schema_: Annotated[int, Field(alias="schema")] = 1
     target: str
-    python: Annotated[str, Field(pattern=PYTHON)] = ""
-    """The client runs this on the host, so only the path of an interpreter is accepted from the bucket."""
+    python: Annotated[str, BeforeValidator(_interpreter)] = ""
+    """The client runs this on the host, so only the path of an interpreter is accepted from the bucket: anything else
+    counts as none, and the host is validated again."""
     fingerprint: dict[str, str] = Field(default_factory=dict)
     validated_at: Moment | None = None
     torch: str = ""

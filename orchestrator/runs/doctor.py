@@ -222,18 +222,19 @@ ASK_S = 240.0
 
 def host_tasks(
     host: Target,
-    shell: HostShell,
+    connect: Callable[[], HostShell],
     asked: LaunchOptions,
     configured: Callable[[LaunchOptions], tuple[Config, str]],
 ) -> tuple[Task, ...]:
     """The checks of `host` for the run in `asked`. If that has neither a GPU nor a configuration, they are for the
-    configuration that suits the host. `configured` loads a configuration."""
-    plan = _Plan(host, shell, asked, configured)
+    configuration that suits the host. `configured` loads a configuration. Each check has
+    a connection of its own, so that one which ends its connection fails alone."""
+    plan = _Plan(host, asked, configured)
     plain = tuple(
-        Task(check, partial(_guarded, partial(_look, host, shell, made))) for check, made in on_host.HOST_CHECKS
+        Task(check, partial(_guarded, connect, partial(_look, host, made))) for check, made in on_host.HOST_CHECKS
     )
     own = ((on_host.PYTHON, plan.ready), (on_host.FILES, plan.files), (on_host.TORCH, plan.packaged))
-    return (*plain, *(Task(check, partial(_guarded, work)) for check, work in own))
+    return (*plain, *(Task(check, partial(_guarded, connect, work)) for check, work in own))
 
 
 class _Plan:
@@ -242,44 +243,46 @@ class _Plan:
     def __init__(
         self,
         host: Target,
-        shell: HostShell,
         asked: LaunchOptions,
         configured: Callable[[LaunchOptions], tuple[Config, str]],
     ) -> None:
-        self.host, self.shell, self.asked, self.configured = host, shell, asked, configured
+        self.host, self.asked, self.configured = host, asked, configured
         self.config = configured(asked)[0] if asked.gpu or asked.path else None
         self.executable = ""
 
-    def ready(self) -> Verdict:
-        probe = self._told("probe")
+    def ready(self, shell: HostShell) -> Verdict:
+        probe = self._told(shell, "probe")
         self.executable = str(probe["executable"])
         if self.config is None:
             self.config = self.configured(replace(self.asked, gpu=gpu_for(probe)))[0]
         return on_host.ready(probe, needs_of(self.config), self.host.called)
 
-    def packaged(self) -> Verdict:
+    def packaged(self, shell: HostShell) -> Verdict:
         assert self.config is not None, "the check before this one has it"
-        found, torch = self._told("packages"), self.config.environment.torch
+        found, torch = self._told(shell, "packages"), self.config.environment.torch
         return on_host.packaged(found, needs_of(self.config), self.host.called, self.executable, torch)
 
-    def files(self) -> Verdict:
-        self.shell.get("/nonexistent/bench", limit=1)
+    def files(self, shell: HostShell) -> Verdict:
+        shell.get("/nonexistent/bench", limit=1)
         return fine("files can be sent and fetched")
 
-    def _told(self, operation: str) -> Mapping[str, Any]:
+    def _told(self, shell: HostShell, operation: str) -> Mapping[str, Any]:
         python = self.config.host.python if self.config else python_of(self.asked)
-        answer = self.shell.ask(operation, {}, python=python, timeout_s=ASK_S)
+        answer = shell.ask(operation, {}, python=python, timeout_s=ASK_S)
         if (error := trouble(answer, self.host)) is not None:
             raise error
         return looked(answer, operation)
 
 
-def _look(host: Target, shell: HostShell, check: HostCheck) -> Verdict:
+def _look(host: Target, check: HostCheck, shell: HostShell) -> Verdict:
     return check(lambda line: Ran(*shell.run(line)), host)
 
 
-def _guarded(work: Callable[[], Verdict]) -> Verdict:
+def _guarded(connect: Callable[[], HostShell], work: Callable[[HostShell], Verdict]) -> Verdict:
+    shell = connect()
     try:
-        return work()
+        return work(shell)
     except BenchError as exc:
         return bad(str(exc), exc.hint)
+    finally:
+        shell.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import failed
 from startup.agent.host import Host, Ran
+from startup.agent.remediation import package_lists
 
 NAME = "bench"
 INSIDE = "BENCH_CONTAINER"
@@ -54,7 +55,7 @@ class Container:
         if self.host.which("docker") is None and self.allow_install:
             self.host.env["DEBIAN_FRONTEND"] = "noninteractive"
             lock = ("-o", "DPkg::Lock::Timeout=120", "-qq")
-            self.host.run("apt-get", *lock, "update", patience=patience)
+            package_lists(self.host, patience)
             self.host.run("apt-get", *lock, "-y", "install", "docker.io", patience=patience)
             if self.gpu:
                 self.host.run("nvidia-ctk", "runtime", "configure", "--runtime=docker", patience=patience)

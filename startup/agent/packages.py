@@ -10,7 +10,7 @@ from pathlib import Path
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import failed
 from startup.agent.host import Host, Ran
-from startup.agent.remediation import Healed, disk_space, driver_version
+from startup.agent.remediation import Healed, disk_space, driver_version, package_lists
 
 # The oldest driver branch that serves a torch release's default wheel, by the CUDA release that wheel is built for
 # (CUDA 13.0: 580, 12.8: 570, 12.6: 560, 12.4: 550, 12.1: 530, after NVIDIA's CUDA release notes), newest first.
@@ -192,7 +192,7 @@ class Packages:
     def apt(self, *names: str, patience: Patience) -> Ran:
         self.host.env["DEBIAN_FRONTEND"] = "noninteractive"
         lock = ("-o", "DPkg::Lock::Timeout=120")
-        self.host.run("apt-get", *lock, "-qq", "update", patience=patience)
+        package_lists(self.host, patience)
         return self.host.run("apt-get", *lock, "-qq", "-y", "install", *names, patience=patience)
 
     def python(self, *arguments: str, patience: Patience) -> Ran:

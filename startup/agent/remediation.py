@@ -13,9 +13,12 @@ from pathlib import Path
 
 from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import failed
-from startup.agent.host import Host
+from startup.agent.host import Host, Ran
 
 CUDA_DIRECTORIES = (Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin"))
+
+MISMATCH = "Driver/library version mismatch"
+"""What nvidia-smi says when the kernel has the module of another driver than the libraries."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,24 @@ def cuda_path(host: Host, candidates: Sequence[Path] = CUDA_DIRECTORIES) -> Heal
 
 def driver_version(host: Host, patience: Patience) -> str | None:
     """The NVIDIA driver's version, e.g. `580.95.05`; None when the driver does not answer."""
-    ran = host.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", patience=patience, timeout_s=30)
+    ran = _ask_driver(host, patience)
     version = ran.output.split("\n")[0].strip() if ran.ok else ""
     return version if version[:1].isdigit() else None
+
+
+def _ask_driver(host: Host, patience: Patience) -> Ran:
+    query = ("--query-gpu=driver_version", "--format=csv,noheader")
+    return host.run("nvidia-smi", *query, patience=patience, timeout_s=30)
 
 
 def driver_wait(host: Host, wait_s: float, poll_s: float, patience: Patience) -> Healed | None:
     """Waits for the driver: on a first boot its module may still be compiling."""
     began = host.clock.monotonic()
     tries = 0
-    while driver_version(host, patience) is None:
+    while not (ran := _ask_driver(host, patience)).output[:1].isdigit() or not ran.ok:
         tries += 1
+        if MISMATCH in ran.output:
+            raise failed("no_cuda", f"{MISMATCH}: an update replaced the driver's libraries, and a reboot mends it")
         waited_s = host.clock.monotonic() - began
         if waited_s >= wait_s or not patience.pause(poll_s):
             host.stop.check()
@@ -70,6 +80,20 @@ def driver_wait(host: Host, wait_s: float, poll_s: float, patience: Patience) ->
     if tries == 0:
         return None
     return Healed("driver_wait", f"the driver answered after {host.clock.monotonic() - began:.1f} s")
+
+
+def package_lists(host: Host, patience: Patience, wait_s: float = 120.0) -> Ran:
+    """Has apt read its lists. Waits for their lock, which apt-daily holds on a first boot and no option of apt waits
+    for. A failure is logged: what is installed next then comes from old lists."""
+    began = host.clock.monotonic()
+    while True:
+        ran = host.run("apt-get", "-o", "DPkg::Lock::Timeout=120", "-qq", "update", patience=patience)
+        locked = not ran.ok and "lists/lock" in ran.output
+        if not locked or host.clock.monotonic() - began >= wait_s or not patience.pause(2):
+            break
+    if not ran.ok:
+        host.log.say(f"apt-get update failed: {ran.last_line}")
+    return ran
 
 
 def disk_space(host: Host, min_free_gb: float, may_change: bool, patience: Patience) -> Healed | None:

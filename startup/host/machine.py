@@ -84,13 +84,18 @@ def free_gb(folder: Path) -> float:
     return round(shutil.disk_usage(str(nearest(folder))).free / 1e9, 3)
 
 
+def interpreter() -> str:
+    """What the client named: a wrapper stays the wrapper, with all that it sets."""
+    return os.environ.get("BENCH_INTERPRETER") or sys.executable
+
+
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:
     """What the host is and has: cheap, so that every launch can ask, and changing nothing."""
     cache = cache_folder(arguments.get("cache", ""))
     return {
         "platform": sys.platform,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "executable": sys.executable,
+        "executable": interpreter(),
         "os": system(),
         "machine": os.uname().machine,
         "cpu": processor(),
@@ -136,7 +141,7 @@ def validate(arguments: dict[str, Any]) -> dict[str, Any]:
         os.ftruncate(whole, 0)
         os.write(whole, VALIDATION)
         shutil.rmtree(str(cache / "build"), ignore_errors=True)
-        found = imported(sys.executable)
+        found = imported(interpreter())
         others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
         return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
     finally:
@@ -145,7 +150,7 @@ def validate(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def packages(arguments: dict[str, Any]) -> dict[str, Any]:
     """What `validate` says of torch, numpy and the compiler, with nothing below the cache folder touched."""
-    found = imported(sys.executable)
+    found = imported(interpreter())
     work = Path(tempfile.mkdtemp(prefix="bench-look-"))
     others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
     return {**found, "pythons": others, "compiles": compiles(work)}

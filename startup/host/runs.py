@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from startup.host.machine import interpreter
 from startup.host.paths import Trouble, boot, cache_folder, keep_names, make, own, run_folder, sound, steady, write_json
 from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
 
@@ -113,7 +114,7 @@ def start(arguments: dict[str, Any]) -> dict[str, Any]:
         with tarfile.open(str(payload)) as archive:
             ours = [entry for entry in archive if entry.isfile() and entry.name.startswith("startup/")]
             archive.extractall(str(fresh / "steward"), members=ours)
-        run.update(executable=sys.executable, payload=str(payload), host_time=time.time())
+        run.update(executable=interpreter(), payload=str(payload), host_time=time.time())
         write_json(fresh / "run.json", run)
         alone = locked(fresh / "alive")
         assert alone is not None, "a folder that is new has no other owner"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,7 +24,8 @@ MODULES: Final = ("paths", "processes", "machine", "runs", "remote_ops")
 """Those of `startup/host/` that are sent, each after what it imports; the last is the programme."""
 SCRIPT: Final = (
     'p=$0; case "$p" in "~/"*) p="$HOME/${p#"~/"}";; esac; '
-    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; exec "$p" -B -c "$@"'
+    f'command -v "$p" >/dev/null 2>&1 || exit {NO_PYTHON}; BENCH_INTERPRETER=$(command -v "$p"); '
+    'export BENCH_INTERPRETER; exec "$p" -B -c "$@"'
 )
 """What the shell there does: finds the interpreter, or says that there is none. -B: nothing is written beside it."""
 MOST_BYTES: Final = 32 << 20
@@ -55,6 +57,13 @@ def command(operation: str, arguments: Mapping[str, Any], python: str) -> list[s
     """The argument list that has `operation` done by `python` (empty: `python3`)."""
     packed = base64.b64encode(zlib.compress(json.dumps(arguments).encode(), 9)).decode()
     return ["sh", "-c", SCRIPT, python or "python3", hand(), operation, packed]
+
+
+def in_sh(line: str) -> str:
+    """The command line that has `sh` run `line`, whatever shell the login has: one line, without a character that
+    csh or fish read in another way between single quotes."""
+    encoded = re.sub(r"[\n!'\"$`\\%]", lambda found: f"\\0{ord(found[0]):03o}", line)
+    return f'sh -c \'eval "$(printf %b "{encoded}")"\''
 
 
 def answer_in(out: str, target: Target) -> Mapping[str, Any] | None:

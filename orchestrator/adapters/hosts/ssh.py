@@ -6,25 +6,33 @@ import base64
 import hashlib
 import io
 import logging
+import os
+import pwd
+import re
 import shlex
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fabric import Connection, Remote
+from fabric import Config, Connection, Remote
 from invoke.exceptions import CommandTimedOut, ThreadException, UnexpectedExit
 from paramiko import (
+    Agent,
     AuthenticationException,
     BadHostKeyException,
     ChannelException,
+    Message,
     MissingHostKeyPolicy,
     PasswordRequiredException,
     PKey,
     ProxyCommandFailure,
     SFTPError,
     SSHClient,
+    SSHConfig,
+    SSHConfigDict,
     SSHException,
 )
 from paramiko.ssh_exception import NoValidConnectionsError
@@ -34,10 +42,11 @@ from orchestrator.adapters.hosts.host_operations import (
     Endless,
     answer_in,
     command,
+    in_sh,
     no_answer,
     said_too_much,
 )
-from orchestrator.core.errors import BenchError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
+from orchestrator.core.errors import BenchError, ConfigError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.hosts import Target
 
 # Checks the keys of hosts, and chooses the user's keys: only known_hosts is trusted.
@@ -89,8 +98,105 @@ def verify_host_keys(connection: Connection) -> None:
 def authentication(connection: Connection) -> dict[str, Any]:
     """Keys and agent only, as ~/.ssh/config has it: nobody is there to type a password."""
     only = str(connection.ssh_config.get("identitiesonly", "no")).lower() == "yes"
-    named = bool(connection.connect_kwargs.get("key_filename"))
-    return {"allow_agent": not only, "look_for_keys": not (only and named)}
+    named = connection.connect_kwargs.get("key_filename") or []
+    found: dict[str, Any] = {"allow_agent": not only, "look_for_keys": not (only and named)}
+    if only and (key := _agent_key([Path(name) for name in named])) is not None:
+        found["pkey"] = key
+    return found
+
+
+def _agent_key(files: list[Path]) -> PKey | None:
+    """The first key of the agent that one of these files names, as ssh takes it with IdentitiesOnly."""
+    public = [blob for file in files if (blob := _public_part(file))]
+    if not public:
+        return None
+    keys = {key.asbytes(): key for key in Agent().get_keys()}
+    return next((keys[blob] for blob in public if blob in keys), None)
+
+
+def _public_part(file: Path) -> bytes:
+    """The public key in `file`, in `file.pub`, or before the encrypted part of a private key; empty if none is read."""
+    for path in (file.with_name(f"{file.name}.pub"), file):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+            if not text.startswith("-----BEGIN OPENSSH"):
+                return base64.b64decode(text.split()[1], validate=True)
+            message = Message(base64.b64decode("".join(text.splitlines()[1:-1])).removeprefix(b"openssh-key-v1\0"))
+            for _ in range(3):
+                message.get_string()
+            message.get_int()
+            return bytes(message.get_string())
+        except (OSError, ValueError, IndexError):
+            continue
+    return b""
+
+
+SETTINGS: Final = (
+    "hostname", "user", "port", "identitiesonly", "proxyjump", "proxycommand", "hostkeyalias", "userknownhostsfile",
+    "globalknownhostsfile",
+)  # fmt: skip
+
+
+class OpenSshSettings(SSHConfig):  # type: ignore[misc]
+    """The settings of a host as `ssh -G` prints them, so that Include and Match count; those that paramiko reads where
+    there is no ssh. Raises `ConfigError` for a configuration that ssh refuses."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+
+    def lookup(self, hostname: str) -> SSHConfigDict:
+        who = []
+        if hostname == self.target.name:
+            who += ["-l", self.target.user] if self.target.user else []
+            who += ["-p", str(self.target.port)] if self.target.port else []
+        home, own = _passwd_home(), Path.home()
+        if own != home:  # ssh itself looks only in the home of passwd
+            config = own / ".ssh" / "config"
+            who += ["-F", str(config) if config.is_file() else "/dev/null"]
+        try:
+            ran = subprocess.run(
+                ["ssh", "-G", *who, "--", hostname],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=CONNECT_S,
+            )  # fmt: skip
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return SSHConfig.from_path(str(own / ".ssh" / "config")).lookup(hostname)
+        if ran.returncode != 0:
+            raise ConfigError(
+                f"ssh refuses its settings for {hostname}: {(ran.stderr.strip().splitlines() or [''])[0]}",
+                hint=f"`ssh -G {hostname}` must print them",
+            )
+        settings = SSHConfigDict()
+        for line in ran.stdout.splitlines():
+            key, _, value = line.partition(" ")
+            value = value.replace(f"{home}/.ssh/", "~/.ssh/")
+            if key == "identityfile":
+                path = Path(value.strip('"')).expanduser()
+                if path.is_file() or path.with_name(f"{path.name}.pub").is_file():
+                    settings.setdefault(key, []).append(str(path))
+            elif key in SETTINGS and value != "none":
+                settings[key] = value
+        if "proxycommand" in settings:
+            values = {
+                "%%": "%",
+                "%n": hostname,
+                "%h": settings["hostname"],
+                "%p": settings["port"],
+                "%r": settings["user"],
+            }
+            settings["proxycommand"] = re.sub("%[%nhpr]", lambda found: str(values[found[0]]), settings["proxycommand"])
+        return settings
+
+
+class HopConfig(Config):  # type: ignore[misc]
+    """Fabric's configuration, which each jump host gets a copy of: with the same reader of settings."""
+
+    def _clone_init_kwargs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super()._clone_init_kwargs(*args, **kwargs), "ssh_config": self.base_ssh_config}
+
+
+def _passwd_home() -> Path:
+    return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def sha256_of(key: PKey) -> str:
@@ -260,7 +366,7 @@ class SshShell:
     def ask(
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
-        ran = self._ran(shlex.join(command(operation, arguments, python)), timeout_s, f"asked for {operation}")
+        ran = self._ran(in_sh(shlex.join(command(operation, arguments, python))), timeout_s, f"asked for {operation}")
         answer = answer_in(ran.stdout, self.target)
         if answer is not None:
             return answer
@@ -270,8 +376,8 @@ class SshShell:
         raise no_answer(self.target, ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
-        """One command line of the login shell there: exit code, standard output, standard error."""
-        ran = self._ran(line, timeout_s, "looked at")
+        """One command line of `sh` there: exit code, standard output, standard error."""
+        ran = self._ran(in_sh(line), timeout_s, "looked at")
         return int(ran.exited), str(ran.stdout), str(ran.stderr)
 
     def put(self, data: bytes, path: str) -> None:
@@ -348,12 +454,13 @@ class SshShell:
             user=self.target.user or None,
             port=self.target.port,
             connect_timeout=CONNECT_S,
+            config=HopConfig(ssh_config=OpenSshSettings(self.target)),
         )
         connection.config.runners.remote = Bounded
         hop: Connection | str | None = connection
         while isinstance(hop, Connection):
             verify_host_keys(hop)
-            hop.connect_kwargs.update(authentication(hop))
+            hop._set(connect_kwargs={**hop.connect_kwargs, **authentication(hop)})
             hop = hop.gateway
         self._connection = connection
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
@@ -13,6 +14,7 @@ from orchestrator.core.bundled import CHOICES, DEFAULT, IMPLEMENTATIONS, is_impl
 from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
 from orchestrator.core.containers import pinned, release
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.hosts import PYTHON
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import Gpu, lookup, suggest, unknown
 from orchestrator.core.market.offers import region_of
@@ -163,6 +165,12 @@ class Environment(_Section):
     min_free_gb: Annotated[float, Field(ge=0)] = 4
 
 
+def _interpreter(path: str) -> str:
+    if not re.fullmatch(PYTHON, path):
+        raise ValueError("an interpreter's name begins with py: link it, as in `ln -s WRAPPER ~/python-torch`")
+    return path
+
+
 class Hosts(_Section):
     """The user's own machines, on which a run measures over SSH instead of on rented ones."""
 
@@ -170,7 +178,7 @@ class Hosts(_Section):
     """`user@box:port`, or aliases of ~/.ssh/config."""
     hourly_usd: Amount = Decimal(0)
     """How many dollars an hour of such a machine counts against the caps."""
-    python: str = ""
+    python: Annotated[str, AfterValidator(_interpreter)] = ""
     """The interpreter on the machine that has torch; empty: the `python3` of a login shell."""
 
 

@@ -37,9 +37,14 @@ HostCheck = Callable[[Run, Target], Verdict]
 
 def reachable(run: Run, host: Target) -> Verdict:
     """Checks that a shell answers and has the tools that the bootstrap uses."""
-    ran = run("for tool in bash curl tar setsid; do command -v $tool; done; true")
+    ran = run("echo a shell answers; for tool in bash curl tar setsid; do command -v $tool; done; true")
     if ran.code != 0:
         return bad(f"no shell answers: {ran.first or f'exit {ran.code}'}", on(host, "true").replace("ssh", "ssh -v", 1))
+    if "a shell answers" not in ran.out:
+        return bad(
+            f"this key runs one command only, whatever is asked: it printed {ran.first[:80]!r}",
+            on(host, "grep -n command= ~/.ssh/authorized_keys"),
+        )
     lacks = [name for name in ("bash", "curl", "tar", "setsid") if f"/{name}\n" not in f"{ran.out}\n"]
     if lacks:
         return bad(f"it has no {', '.join(lacks)}", on(host, "sudo apt-get install -y bash curl tar util-linux"))

@@ -68,7 +68,7 @@ def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
 
 def test_a_host_is_examined_by_plain_commands_and_a_silent_one_only_once() -> None:
     shell = SilentHost()
-    tasks = host_tasks(Target("ada", "box", 2222), shell, LaunchOptions("", None, ()), configured)
+    tasks = host_tasks(Target("ada", "box", 2222), lambda: shell, LaunchOptions("", None, ()), configured)
     results = examine(tasks)
     assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * (len(tasks) - 1)]
     assert "Connection refused" in results[0].verdict.why

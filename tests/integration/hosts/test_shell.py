@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.hosts.host_operations import in_sh
 from orchestrator.adapters.hosts.ssh import SshShell
-from orchestrator.core.errors import BenchError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
+from orchestrator.core.errors import BenchError, ConfigError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.hosts import parse_target
 from tests.integration.hosts.conftest import Client, Start
 from tests.support.patience import PATIENCE_S, await_truth
@@ -73,6 +74,53 @@ def test_an_agent_is_asked_for_its_keys(start: Start, client: Client, monkeypatc
                 assert ask("box") == {"runs": []}
             finally:
                 agent.terminate()
+
+
+def test_an_agent_key_that_identity_file_names_is_taken_with_identities_only(
+    start: Start, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(start, client) as server:
+        only = "\n  IdentitiesOnly yes"
+        client.configure(
+            f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.user_key}{only}"
+        )
+        address = server.folder / "agent"
+        with subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL) as agent:
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
+            add = ["ssh-add", "-q", str(server.user_key)]
+            try:
+                await_truth(lambda: subprocess.run(add, capture_output=True).returncode == 0, "the agent")
+                lock = ["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", str(server.user_key)]
+                subprocess.run(lock, check=True)
+                assert ask("box") == {"runs": []}
+                server.user_key.with_suffix(".pub").unlink()
+                assert ask("box") == {"runs": []}, "the public part is read from the private key"
+            finally:
+                agent.terminate()
+
+
+def test_settings_of_an_included_file_and_of_match_count(start: Start, client: Client, tmp_path: Path) -> None:
+    with serving(start, client) as server:
+        (tmp_path / "more").write_text(f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n")
+        client.configure(f'Include {tmp_path}/more\nMatch exec "true"\n  IdentityFile {server.user_key}\n')
+        assert ask("box") == {"runs": []}
+
+
+def test_settings_that_ssh_refuses_are_told_in_its_words(client: Client) -> None:
+    client.configure("Host box\n  NoSuchOption yes\n")
+    said, hint = refusal("box", ConfigError)
+    assert "nosuchoption" in said.lower()
+    assert "`ssh -G box`" in hint
+
+
+@pytest.mark.parametrize("line", ["echo 'a b' \"$HOME\"; printf '%s' '!x\\n'", "for i in 1 2\ndo echo `echo $i`\ndone"])
+def test_a_line_is_one_word_of_single_quotes_in_every_shell(line: str) -> None:
+    sent = in_sh(line)
+    inner = sent.removeprefix("sh -c '").removesuffix("'")
+    assert not set(inner) & set("'!\n")
+    assert "\\\\" not in inner
+    ran = subprocess.run(["sh", "-c", sent], capture_output=True, text=True, check=True)
+    assert ran.stdout == subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
 
 
 def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(start: Start, client: Client) -> None:

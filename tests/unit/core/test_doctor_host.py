@@ -24,7 +24,7 @@ def judged(check: HostCheck, replies: Mapping[str, Ran]) -> Verdict:
     return check(run, BOX)
 
 
-TOOLS = "/usr/bin/bash\n/usr/bin/curl\n/usr/bin/tar\n/usr/bin/setsid\n"
+TOOLS = "a shell answers\n/usr/bin/bash\n/usr/bin/curl\n/usr/bin/tar\n/usr/bin/setsid\n"
 NAMED = "NVIDIA L4, 23034 MiB\n"
 
 
@@ -33,8 +33,14 @@ NAMED = "NVIDIA L4, 23034 MiB\n"
     [
         (host.reachable, {"command -v": Ran(0, TOOLS)}, Level.OK, "answers"),
         (host.reachable, {"command -v": Ran(255, "", "Permission denied\n")}, Level.FAIL, "Permission denied"),
+        (host.reachable, {"command -v": Ran(0, "Fri Nov 27 2026\n")}, Level.FAIL, "one command only"),
         (host.reachable, {"command -v": Ran(255)}, Level.FAIL, "exit 255"),
-        (host.reachable, {"command -v": Ran(0, "/usr/bin/bash\n/usr/bin/tar")}, Level.FAIL, "no curl, setsid"),
+        (
+            host.reachable,
+            {"command -v": Ran(0, "a shell answers\n/usr/bin/bash\n/usr/bin/tar")},
+            Level.FAIL,
+            "no curl, setsid",
+        ),
         (host.gpu, {"name,": Ran(0, NAMED), "apps": Ran(0, "")}, Level.OK, "NVIDIA L4"),
         (host.gpu, {"name,": Ran(0, NAMED * 2), "apps": Ran(1)}, Level.OK, "and 1 more"),
         (host.gpu, {"name,": Ran(0, NAMED), "apps": Ran(0, "17\n[N/A]\n")}, Level.WARN, "in use by 17"),

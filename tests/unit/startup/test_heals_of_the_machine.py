@@ -9,7 +9,15 @@ import pytest
 
 from startup.agent.clock import Clock, Patience
 from startup.agent.diagnosis import Halt
-from startup.agent.remediation import Healed, clock_skew, cuda_path, disk_space, driver_version, driver_wait
+from startup.agent.remediation import (
+    Healed,
+    clock_skew,
+    cuda_path,
+    disk_space,
+    driver_version,
+    driver_wait,
+    package_lists,
+)
 from tests.unit.startup.healed import Bench, cause_of, disk_of
 from tests.unit.startup.machine import stub
 
@@ -110,6 +118,24 @@ def test_a_driver_that_never_answers_is_named(tmp_path: Path, body: str, says: s
     with pytest.raises(Halt, match=says) as halted:
         driver_wait(bench.host, 20, 3, bench.patience)
     assert cause_of(halted) == "no_cuda"
+
+
+def test_a_driver_of_another_version_is_named_without_waiting(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, clock=SimulatedClock())
+    bench.stub("nvidia-smi", "echo Failed to initialize NVML: Driver/library version mismatch; exit 18")
+    with pytest.raises(Halt, match="a reboot mends it"):
+        driver_wait(bench.host, 600, 3, bench.patience)
+    assert bench.clock.monotonic() == 0
+
+
+@pytest.mark.parametrize(("locked", "asked", "ok"), [(0, 1, True), (3, 4, True), (999, 61, False)])
+def test_the_lock_of_the_package_lists_is_waited_for(tmp_path: Path, locked: int, asked: int, ok: bool) -> None:
+    bench = Bench(tmp_path, clock=SimulatedClock())
+    says = "E: Could not get lock /var/lib/apt/lists/lock"
+    count = f'echo x >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt {locked} ]'
+    bench.stub("apt-get", f"{count} || {{ echo {says}; exit 100; }}")
+    assert package_lists(bench.host, Patience(bench.clock, 1e6)).ok is ok
+    assert len((tmp_path / "asked").read_text().split()) == asked
 
 
 def test_an_image_without_a_driver_is_named(tmp_path: Path) -> None:
