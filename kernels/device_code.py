@@ -6,9 +6,9 @@ from __future__ import annotations
 from kernels.attention.cuda.compile.build import resources_in
 from kernels.attention.cuda.compile.compiler import Nvrtc, Target, find_compiler, nvrtc_candidates
 from kernels.attention.cuda.errors import BuildFailed, CudaError
-from kernels.attention.cuda.run.driver import LaunchConfig, driver
+from kernels.attention.cuda.run.driver import LaunchConfig, cuda_driver
 
 __all__ = [
-    "BuildFailed", "CudaError", "LaunchConfig", "Nvrtc", "Target", "driver", "find_compiler", "nvrtc_candidates",
+    "BuildFailed", "CudaError", "LaunchConfig", "Nvrtc", "Target", "cuda_driver", "find_compiler", "nvrtc_candidates",
     "resources_in",
 ]  # fmt: skip

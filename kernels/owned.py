@@ -14,36 +14,36 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 REMEDY = "point $BENCH_KERNEL_CACHE at a folder that is yours"
 
 
-def trusted() -> tuple[int, int]:
+def trusted_ids() -> tuple[int, int]:
     """The ids of the users whose code may run here: root and the current user."""
     return (0, os.geteuid())
 
 
-def ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether a file and its folder belong to a trusted user and nobody else may write them. False where one of them
     does not exist."""
     return _closed(path.parent) and _closed(path)
 
 
-def ready(folder: Path) -> bool:
+def make_private_folder(folder: Path) -> bool:
     """Makes a folder that only its owner may enter, or removes the right of others to write a folder of ours. Returns
     whether nobody else may write there now. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_mode & OTHERS_MAY_WRITE and found.st_uid == os.geteuid():
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)
+    status = folder.stat()
+    if status.st_mode & OTHERS_MAY_WRITE and status.st_uid == os.geteuid():
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_MAY_WRITE)
     return _closed(folder)
 
 
-def close(path: Path) -> None:
+def remove_others_rights(path: Path) -> None:
     """Removes the right of others to write a file, whatever the umask is. Raises `OSError`."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_MAY_WRITE)
 
 
-def sealed(file: Path, seal: Path) -> bool:
+def is_sealed(file: Path, seal: Path) -> bool:
     """Whether a file exists, can only have been made by a trusted user, and has the same bytes as when it was
     sealed."""
-    if not (ours(file) and ours(seal)):
+    if not (is_ours(file) and is_ours(seal)):
         return False
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest() == seal.read_text(encoding="ascii").strip()
@@ -51,13 +51,13 @@ def sealed(file: Path, seal: Path) -> bool:
         return False
 
 
-def keep(fresh: Path, file: Path, seal: Path) -> None:
+def seal_file(fresh: Path, file: Path, seal: Path) -> None:
     """Moves a new file from a folder of its own to its place, with its seal beside it; others cannot write them. No
     incomplete file is left if this is interrupted or another process does the same. Raises `OSError`."""
     note = fresh.with_name(seal.name)
     note.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
     for made, final in ((fresh, file), (note, seal)):
-        close(made)
+        remove_others_rights(made)
         made.replace(final)
 
 
@@ -66,5 +66,5 @@ def _closed(path: Path) -> bool:
         found, named = path.stat(), path.lstat()
     except OSError:
         return False
-    theirs = {found.st_uid, named.st_uid}.difference(trusted())  # of a link, who made it may turn it elsewhere
+    theirs = {found.st_uid, named.st_uid}.difference(trusted_ids())  # of a link, who made it may turn it elsewhere
     return not theirs and not found.st_mode & OTHERS_MAY_WRITE

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
-    from orchestrator.core.hosts import HostRecord, Target
+    from orchestrator.core.hosts import HostRecord, HostTarget
     from orchestrator.core.images import CloudImage
     from orchestrator.core.market.machines import (
         Accepted,
+        CloudRefusal,
         Instance,
         InstanceRequest,
         Operation,
         Quota,
-        Refusal,
         SerialChunk,
     )
-    from orchestrator.core.market.offers import Advice, Offer
+    from orchestrator.core.market.offers import Offer, ZoneAdvice
     from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class Market(Protocol):
     def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         """The dated image that `family` means now, as a partial URL. Raises `NotFound` when the family is gone."""
 
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+    def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:
         """What the cloud expects of spot machines like these, for the zones that it has a word on. Never more than a
         few requests, and never an error: a project without advice gets none."""
 
@@ -47,7 +47,7 @@ class Market(Protocol):
 class Cloud(Market, Protocol):
     """Creates and destroys VMs of one project."""
 
-    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+    def insert(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         """Asks for a VM and waits until it exists or is refused. Retries lost answers with the same request id, so
         that one request makes at most one VM; a VM of that name and our run label is adopted.
         Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`."""
@@ -151,16 +151,16 @@ class Hosts(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def probe(self, target: Target, python: str) -> Mapping[str, Any]:
+    def probe(self, target: HostTarget, python: str) -> Mapping[str, Any]:
         """What a host is and has now. Raises `HostUnfit`, `Unavailable`, `PermissionDenied`."""
 
-    def validate(self, target: Target, python: str) -> Mapping[str, Any]:
+    def validate(self, target: HostTarget, python: str) -> Mapping[str, Any]:
         """What a host's interpreter and packages can do; takes minutes. Raises as `probe`."""
 
     def record(self, zone: Zone) -> HostRecord | None:
         """What the bucket has about a host; None if it has nothing. Raises `RecordUnreadable`."""
 
-    def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:
+    def remember(self, target: HostTarget, change: Callable[[HostRecord], HostRecord]) -> None:
         """Changes what the bucket has about a host."""
 
 
@@ -174,7 +174,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ObjectEntry:
     """One line of a listing."""
 
     name: str
@@ -212,10 +212,10 @@ class Bucket(Protocol):
     def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
         """Several objects at once, in parallel; what is not there is left out."""
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
         """Objects under `prefix` in name order, with metadata; `after` skips names up to and including it."""
 
-    def download(self, entry: Entry, to: Path) -> None:
+    def download(self, entry: ObjectEntry, to: Path) -> None:
         """Writes the object to `to` atomically, and only if its crc32c is right."""
 
     def upload(self, name: str, source: Path, *, content_type: str) -> bool:

@@ -25,20 +25,20 @@ BENCH = Path(sys.executable).with_name("bench")
 HEAVY = ("google.cloud.compute_v1", "google.cloud.storage", "fabric", "torch", "numpy", "rich")
 
 
-def timed(arguments: Sequence[str], environment: dict[str, str], repeats: int = 5) -> str:
+def time_commands(arguments: Sequence[str], environment: dict[str, str], repeats: int = 5) -> str:
     """How long whole processes of `bench` take, in words."""
     seconds, used = [], []
     for turn in range(repeats + 1):
-        begun, before = time.perf_counter(), processors()
+        begun, before = time.perf_counter(), child_processor_time()
         subprocess.run([str(BENCH), *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
         if turn:
             seconds.append(time.perf_counter() - begun)
-            used.append(processors() - before)
+            used.append(child_processor_time() - before)
     spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
     return f"{statistics.median(seconds):.3f} s {spread}, {statistics.median(used):.3f} s of processors"
 
 
-def processors() -> float:
+def child_processor_time() -> float:
     """The processor time of all child processes so far, in seconds."""
     seen = resource.getrusage(resource.RUSAGE_CHILDREN)
     return seen.ru_utime + seen.ru_stime
@@ -65,7 +65,7 @@ def fill_index(runs: int) -> None:
     from orchestrator.core.naming import run_id
     from orchestrator.core.run import events as ev
     from orchestrator.core.run.fold import replay
-    from orchestrator.core.run.status import encode, status_body, status_line
+    from orchestrator.core.run.status import encode_status, status_body, status_line
     from orchestrator.wiring import wire
 
     wiring = wire()
@@ -88,7 +88,7 @@ def fill_index(runs: int) -> None:
         ]
         state = replay(log)
         assert state is not None
-        wiring.index.write(run, encode(status_line(state, at)), status_body(state, at))
+        wiring.index.write(run, encode_status(status_line(state, at)), status_body(state, at))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(runs)))
@@ -102,13 +102,13 @@ def main() -> int:
         rows: list[tuple[str, str]] = []
         try:
             for name, arguments in (("bench --help", ["--help"]), ("bench launch --help", ["launch", "--help"])):
-                rows.append((name, timed(arguments, environment)))
+                rows.append((name, time_commands(arguments, environment)))
             rows.append(("  heavy imports of bench --help", ", ".join(imported_by(["--help"], environment)) or "none"))
             subprocess.run([str(BENCH), "cloud", "start"], env=environment, check=True, stdout=subprocess.DEVNULL)
             fill_index(1000)
-            rows.append(("bench status, 1,000 finished runs", timed(["status"], environment)))
+            rows.append(("bench status, 1,000 finished runs", time_commands(["status"], environment)))
             rows.append(("  heavy imports of it", ", ".join(imported_by(["status"], environment)) or "none"))
-            rows.append(("bench plan --gpu l4", timed(["plan", "--gpu", "l4"], environment)))
+            rows.append(("bench plan --gpu l4", time_commands(["plan", "--gpu", "l4"], environment)))
             begun = time.perf_counter()
             done = subprocess.run(
                 [str(BENCH), "launch", "--gpu", "l4", "--json"], env=environment, capture_output=True, text=True
@@ -120,7 +120,7 @@ def main() -> int:
             )
             rows.append(("bench launch --gpu l4, embedded", f"{took:.1f} s, {what}"))
             again = ["fetch", run["run_id"], "--into", str(Path(folder) / "results")]
-            rows.append(("bench fetch of it, again", timed(again, environment)))
+            rows.append(("bench fetch of it, again", time_commands(again, environment)))
         finally:
             subprocess.run([str(BENCH), "cloud", "stop"], env=environment, stdout=subprocess.DEVNULL)
     load = f"load {os.getloadavg()[0]:.1f}"

@@ -27,19 +27,19 @@ LENGTHS = (128, 256, 512, 1024)
 BLOCKS = 20
 
 
-def timed(command: list[str]) -> tuple[float, float, dict[str, object]]:
+def time_command(command: list[str]) -> tuple[float, float, dict[str, object]]:
     """Elapsed seconds, seconds of processor time, and what the command printed."""
-    begun, used = time.perf_counter(), processors()
+    begun, used = time.perf_counter(), child_processor_time()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return time.perf_counter() - begun, processors() - used, json.loads(done.stdout)
+    return time.perf_counter() - begun, child_processor_time() - used, json.loads(done.stdout)
 
 
-def processors() -> float:
+def child_processor_time() -> float:
     seen = resource.getrusage(resource.RUSAGE_CHILDREN)
     return seen.ru_utime + seen.ru_stime
 
 
-def told(times: list[tuple[float, float]]) -> str:
+def describe_times(times: list[tuple[float, float]]) -> str:
     wall, used = ([one[place] for one in times] for place in (0, 1))
     spread = f"({min(wall):.2f} to {max(wall):.2f})"
     return f"{statistics.median(wall):.2f} s {spread}, {statistics.median(used):.2f} s of processors"
@@ -61,20 +61,20 @@ def main() -> int:
             begun = time.perf_counter()
             many(bucket, range(runs), lengths=LENGTHS, blocks=BLOCKS)
             print(f"filled in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-            first, used, built = timed(command)
-            again = [timed(command)[:2] for _ in range(5)]
+            first, used, built = time_command(command)
+            again = [time_command(command)[:2] for _ in range(5)]
             fresh = []
             for number in range(runs, runs + 5):
                 store(bucket, number, lengths=LENGTHS, blocks=BLOCKS)
-                fresh.append(timed(command)[:2])
+                fresh.append(time_command(command)[:2])
         finally:
             subprocess.run([str(BENCH), "cloud", "stop"], stdout=subprocess.DEVNULL)
         size = sum(path.stat().st_size for path in out.rglob("*.html"))
         rows = (
             ("runs, cases, implementations, blocks", f"{built['runs']}, {len(LENGTHS)}, 4, {BLOCKS}"),
             ("first build", f"{first:.1f} s, {used:.1f} s of processors, {built['pages']} pages, {size / 1e6:.0f} MB"),
-            ("nothing new", told(again)),
-            ("one new run", told(fresh)),
+            ("nothing new", describe_times(again)),
+            ("one new run", describe_times(fresh)),
             ("index.html", f"{(out / 'index.html').stat().st_size / 1e6:.3f} MB"),
             ("site.json", f"{(out / 'site.json').stat().st_size / 1e6:.2f} MB"),
             ("load of the last minute", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"),

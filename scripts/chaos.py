@@ -38,27 +38,29 @@ class Part:
     until: float = math.inf
 
 
-def play(part: Part) -> Tally:
+def play_part(part: Part) -> Tally:
     logging.disable(logging.CRITICAL)  # machines that die in the middle of a log line are part of the search
     with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
-        return campaign(seeds(part.first, part.count), Path(home), say=said, seconds=max(part.until - time.time(), 0))
+        return campaign(
+            seeds(part.first, part.count), Path(home), say=print_line, seconds=max(part.until - time.time(), 0)
+        )
 
 
-def said(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def parts(first: int, count: int, processes: int, until: float = math.inf) -> list[Part]:
+def split_parts(first: int, count: int, processes: int, until: float = math.inf) -> list[Part]:
     """Small parts, so that at the end no process has much more left than the others."""
     each = max(1, min(EACH_ARENA, -(-count // max(processes, 1))))
     return [Part(first + begin, min(each, count - begin), until) for begin in range(0, count, each)]
 
 
-def search(
+def search_parts(
     works: Sequence[Part],
     processes: int,
-    play: Callable[[Part], Tally] = play,
-    say: Callable[[str], None] = said,
+    play: Callable[[Part], Tally] = play_part,
+    say: Callable[[str], None] = print_line,
 ) -> tuple[Tally, list[Part]]:
     """Plays all parts in `processes` processes. Returns the findings, and the parts that could not be played. If a
     process dies, the findings of other parts are kept."""
@@ -82,7 +84,7 @@ def search(
     return total, left
 
 
-def agents(first: int, count: int) -> int:
+def play_agents(first: int, count: int) -> int:
     """Plays the agent that ships, one seeded story after the other."""
     total, broken = Told(), 0
     for seed in range(first, first + count):
@@ -91,10 +93,10 @@ def agents(first: int, count: int) -> int:
                 told = live(story(seed), Path(home))
             except Exception as fault:
                 broken += 1
-                said(f"BROKEN seed {seed}: {type(fault).__name__}: {fault}\nmake chaos-agents N=1 SEED={seed}")
+                print_line(f"BROKEN seed {seed}: {type(fault).__name__}: {fault}\nmake chaos-agents N=1 SEED={seed}")
                 continue
         total.take(told)
-    said(f"{count} stories, {broken} broken: {total.line()}")
+    print_line(f"{count} stories, {broken} broken: {total.line()}")
     return 1 if broken else 0
 
 
@@ -108,18 +110,18 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=0, help="so many lives of the real agent instead, from --seed on")
     asked = parser.parse_args()
     if asked.agents:
-        return agents(asked.seed, asked.agents)
+        return play_agents(asked.seed, asked.agents)
     began, left = time.monotonic(), []
     if asked.scenario:
         with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
-            total = campaign([Scenario.parse(asked.scenario)], Path(home), say=said)
+            total = campaign([Scenario.parse(asked.scenario)], Path(home), say=print_line)
     else:
         until = time.time() + asked.minutes * 60
-        total, left = search(parts(asked.seed, asked.runs, asked.processes, until), max(asked.processes, 1))
+        total, left = search_parts(split_parts(asked.seed, asked.runs, asked.processes, until), max(asked.processes, 1))
     total.seconds = time.monotonic() - began
-    said(total.table())
+    print_line(total.table())
     for part in left:
-        said(f"not played: seeds {part.first} to {part.first + part.count - 1}")
+        print_line(f"not played: seeds {part.first} to {part.first + part.count - 1}")
     return 1 if total.broken else 2 if left else 0
 
 

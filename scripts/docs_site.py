@@ -10,7 +10,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
-def inside(page: Path, target: str) -> bool:
+def is_inside(page: Path, target: str) -> bool:
     """Whether a link of a page leads to a page or a file of the site."""
     there = (page.parent / target).resolve()
     return there.is_file() and there.is_relative_to(DOCS)
@@ -21,7 +21,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
     def kept(found: re.Match[str]) -> str:
         target = found[2]
-        if "://" in target or inside(source, target):
+        if "://" in target or is_inside(source, target):
             return found[0]
         there = (source.parent / target).resolve()
         name = there.relative_to(DOCS.parent) if there.is_relative_to(DOCS.parent) else target

@@ -19,7 +19,7 @@ from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.runs.fleet.results import compose, members, pack, tables
+from orchestrator.runs.fleet.results import compose_table, group_tables, pack_rows, stored_members
 from tests.unit.fleet.test_rows import FLEET, case, child
 
 
@@ -29,7 +29,7 @@ def main(children: int, rows: int) -> int:
         bucket = GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=Bearer(cloud.token))
 
         lines = case(child_run(FLEET, "l4", 0), "a", rows=rows).decode().splitlines(keepends=True)
-        data, columns, count = pack(
+        data, columns, count = pack_rows(
             child(0), {"a": lambda: lines}
         )  # all children have the same rows, as only the transfer is timed
         metadata = {"columns": ",".join(columns), "rows": str(count)}
@@ -40,8 +40,8 @@ def main(children: int, rows: int) -> int:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(store, range(children)))
         calls, began = bucket.calls, time.monotonic()
-        ((header, parts),) = tables(members(bucket, FLEET).values()).items()
-        entry = compose(bucket, FLEET, header, parts)
+        ((header, parts),) = group_tables(stored_members(bucket, FLEET).values()).items()
+        entry = compose_table(bucket, FLEET, header, parts)
         bucket.download(entry, folder / "measurements.csv.gz")
         seconds = time.monotonic() - began
         with gzip.open(folder / "measurements.csv.gz", "rb") as file:

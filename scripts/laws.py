@@ -15,21 +15,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def laws(path: str, source: str) -> set[tuple[str, str]]:
+def test_names(path: str, source: str) -> set[tuple[str, str]]:
     """The names of the tests in a file, with the folder that it is in."""
     folder = path.rpartition("/")[0]
     functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
     return {(node.name, folder) for node in functions if node.name.startswith("test_")}
 
 
-def now() -> set[tuple[str, str]]:
+def names_now() -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        found |= laws(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+        found |= test_names(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
     return found
 
 
-def at(revision: str) -> set[tuple[str, str]]:
+def names_at(revision: str) -> set[tuple[str, str]]:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
 
@@ -37,17 +37,17 @@ def at(revision: str) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for path in listed:
         if path.rpartition("/")[2].startswith("test_") and path.endswith(".py"):
-            found |= laws(path, git("show", f"{revision}:{path}"))
+            found |= test_names(path, git("show", f"{revision}:{path}"))
     return found
 
 
 def main(arguments: list[str]) -> int:
     """0; 1 where a law is gone. A law that moved to another file or folder is not gone."""
     if not arguments:
-        for folder, number in sorted(Counter(folder for _, folder in now()).items()):
+        for folder, number in sorted(Counter(folder for _, folder in names_now()).items()):
             print(f"{number:5}  {folder}")
         return 0
-    before, after = {name for name, _ in at(arguments[0])}, {name for name, _ in now()}
+    before, after = {name for name, _ in names_at(arguments[0])}, {name for name, _ in names_now()}
     for sign, names in (("-", before - after), ("+", after - before)):
         for name in sorted(names):
             print(sign, name.removeprefix("test_").replace("_", " "))

@@ -32,19 +32,19 @@ DONE = (0, 10)
 OUT_OF_TIME = 124
 
 
-def grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
+def combine_grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
     """The named grids as one grid, with every shape spelt out, as in a run spec."""
     known = yaml.safe_load(path.read_text(encoding="utf-8"))
     shapes: list[dict[str, Any]] = []
     found: dict[str, Any] = {}
     for name in names:
         found = known[name]
-        shapes += [shape for shape in map(spelt_out, listed(found)) if shape not in shapes]
+        shapes += [shape for shape in map(spelt_out, list_shapes(found)) if shape not in shapes]
     limits = {"max_abs_error": found["max_abs_error"]} if "max_abs_error" in found else {}
     return {"shapes": shapes, "dtypes": dtypes or found["dtypes"], **limits}
 
 
-def listed(grid: dict[str, Any]) -> list[dict[str, Any]]:
+def list_shapes(grid: dict[str, Any]) -> list[dict[str, Any]]:
     """The shapes of a grid, from its list or from every combination of a product's values."""
     product = grid.get("product")
     if product is None:
@@ -71,7 +71,7 @@ def case_ids(measure: dict[str, Any]) -> list[str]:
     return [name for _, name in sorted(made, reverse=True)]
 
 
-def skipped(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
+def skipped_cases(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
     """The ids of cases that are measured already, or belong to another shard."""
     done = [path.stem for path in (out / "cases").glob("*.csv")]
     number, _, of = shard.partition("/")
@@ -80,7 +80,7 @@ def skipped(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
     return sorted({*done, *(one for one in ids if one not in mine)} & set(ids))
 
 
-def unpacked(payload: Path, folder: Path) -> Path:
+def unpack_payload(payload: Path, folder: Path) -> Path:
     """Unpacks the payload and writes its hash into its manifest, as the agent does. Returns the folder."""
     root = folder / "payload"
     shutil.rmtree(root, ignore_errors=True)
@@ -93,7 +93,7 @@ def unpacked(payload: Path, folder: Path) -> Path:
     return root
 
 
-def assemble(out: Path, folders: list[Path]) -> None:
+def assemble_file(out: Path, folders: list[Path]) -> None:
     """Writes all cases of the folders into one file, row by row, so that memory holds only one row at a time."""
     paths = sorted(path for folder in folders for path in (folder / "cases").glob("*.csv"))
     columns: dict[str, None] = {}
@@ -110,7 +110,7 @@ def assemble(out: Path, folders: list[Path]) -> None:
             shutil.copy(first, out / name)
     specs = [json.loads((one / "spec.json").read_text()) for one in folders if (one / "spec.json").exists()]
     if specs and folders != [out]:
-        (out / "spec.json").write_text(json.dumps(merged(out.name, specs), indent=1), encoding="utf-8")
+        (out / "spec.json").write_text(json.dumps(merge_specs(out.name, specs), indent=1), encoding="utf-8")
     told = [folder / "cupti.csv" for folder in folders if (folder / "cupti.csv").exists() and folder != out]
     if told:
         lines = [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in told]
@@ -118,7 +118,7 @@ def assemble(out: Path, folders: list[Path]) -> None:
         (out / "cupti.csv").write_text(text, encoding="utf-8")
 
 
-def merged(name: str, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def merge_specs(name: str, specs: list[dict[str, Any]]) -> dict[str, Any]:
     """The specs merged into one, with every shape and every implementation once."""
     shapes: list[dict[str, Any]] = []
     for spec in specs:
@@ -135,7 +135,7 @@ def rows_of(path: Path, *, header: bool = False) -> Iterator[Any]:
         yield from [reader.fieldnames or []] if header else reader
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--grid", default="standard", help="comma-separated names")
     parser.add_argument("--grids", type=Path, default=ROOT / "configs" / "grids.yaml", help="the file they are in")
@@ -157,15 +157,15 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    asked = arguments()
+    asked = parse_arguments()
     began = time.monotonic()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if asked.assemble:
-        assemble(out, asked.assemble)
+        assemble_file(out, asked.assemble)
         return 0
-    root = unpacked(asked.payload, out) if asked.payload else ROOT
-    measure = grids(asked.grids, asked.grid.split(","), [name for name in asked.dtypes.split(",") if name])
+    root = unpack_payload(asked.payload, out) if asked.payload else ROOT
+    measure = combine_grids(asked.grids, asked.grid.split(","), [name for name in asked.dtypes.split(",") if name])
     spec = {
         "run_id": out.name,
         "vm": "here",
@@ -173,7 +173,7 @@ def main() -> int:
         "measure": measure,
         "correctness": {
             "max_abs_error": 0.01,
-            **grids(ROOT / "configs" / "grids.yaml", ["correctness-classic"], ["float16", "bfloat16"]),
+            **combine_grids(ROOT / "configs" / "grids.yaml", ["correctness-classic"], ["float16", "bfloat16"]),
         },
         "repeats": asked.repeats,
         "warmup": int(asked.warmup) if asked.warmup.isdigit() else asked.warmup,
@@ -181,7 +181,7 @@ def main() -> int:
         "cache": asked.cache,
         "seed": 20261121,
         "threads": 0,
-        "skip_cases": skipped(measure, out, asked.shard),
+        "skip_cases": skipped_cases(measure, out, asked.shard),
         # A dollar a second, so that dollars are seconds.
         **({"usd_per_hour": 3600, "case_budget_usd": asked.case_seconds} if asked.case_seconds else {}),
         **({"stop_at_relative_ci": asked.stop_at_relative_ci} if asked.stop_at_relative_ci else {}),
@@ -203,7 +203,7 @@ def main() -> int:
         worst = max(worst, code)
         if code not in DONE:
             break
-    assemble(out, [out])
+    assemble_file(out, [out])
     return worst
 
 

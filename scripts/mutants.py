@@ -44,7 +44,7 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-def mutants() -> list[Mutant]:
+def list_mutants() -> list[Mutant]:
     listed = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
     return [Mutant(**{**one, "tests": tuple(one["tests"])}) for one in listed]
 
@@ -60,7 +60,7 @@ def copy_of_the_tree(into: Path) -> Path:
     return into
 
 
-def tested(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Runs tests in a copy of the tree, whose modules come before those that are installed. Returns the
     exit code and the last words; 1 where they never ended."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
@@ -72,7 +72,7 @@ def tested(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     return ran.returncode, "\n".join((ran.stdout + ran.stderr).splitlines()[-12:])
 
 
-def tried(mutant: Mutant) -> tuple[Verdict, str]:
+def try_mutant(mutant: Mutant) -> tuple[Verdict, str]:
     with tempfile.TemporaryDirectory(prefix="bench-mutant-") as folder:
         tree = copy_of_the_tree(Path(folder))
         path = tree / mutant.file
@@ -80,7 +80,7 @@ def tried(mutant: Mutant) -> tuple[Verdict, str]:
             path.write_text(mutant.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
         except (ValueError, OSError) as error:
             return "ERROR", str(error)
-        code, words = tested(tree, mutant.tests)
+        code, words = run_tests(tree, mutant.tests)
     match code:
         case 0:
             return "SURVIVED", " ".join(mutant.tests)
@@ -95,10 +95,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="those whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
-    chosen = [one for one in mutants() if asked.only in one.name]
+    chosen = [one for one in list_mutants() if asked.only in one.name]
     counts: dict[str, int] = {"killed": 0, "SURVIVED": 0, "ERROR": 0}
     with ThreadPoolExecutor(max(asked.processes, 1)) as pool:
-        for mutant, (verdict, words) in zip(chosen, pool.map(tried, chosen), strict=True):
+        for mutant, (verdict, words) in zip(chosen, pool.map(try_mutant, chosen), strict=True):
             counts[verdict] += 1
             print(f"{verdict:<9} {mutant.name}" + (f"\n          {words}" if words else ""), flush=True)
     print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))

@@ -12,7 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 TREES = ("kernels", "startup")
 
 
-def answer(root: Path, *arguments: str) -> str | None:
+def git_answer(root: Path, *arguments: str) -> str | None:
     """The output of git; None where it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20)
@@ -30,10 +30,10 @@ class RevisionHook(BuildHookInterface):
         """Called by hatchling before the files are collected."""
         del version
         root = Path(self.root)
-        top, commit = answer(root, "rev-parse", "--show-toplevel"), answer(root, "rev-parse", "HEAD")
+        top, commit = git_answer(root, "rev-parse", "--show-toplevel"), git_answer(root, "rev-parse", "HEAD")
         if not top or not commit or Path(top).resolve() != root.resolve():
             return
-        changes = answer(root, "status", "--porcelain", "--", *TREES)
+        changes = git_answer(root, "status", "--porcelain", "--", *TREES)
         told = {"git_commit": commit, "git_dirty": None if changes is None else bool(changes)}
         path = Path(self.directory) / "revision.json"
         path.parent.mkdir(parents=True, exist_ok=True)

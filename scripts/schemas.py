@@ -10,7 +10,7 @@ from orchestrator.cli.documents import SHAPES, schema_of
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schema"
 
 
-def written() -> dict[str, str]:
+def write_schemas() -> dict[str, str]:
     """The content of each file by its name. Commands that print the same document refer to the first of them."""
     firsts: dict[int, str] = {}
     texts = {}
@@ -25,6 +25,6 @@ def written() -> dict[str, str]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for name, text in written().items():
+    for name, text in write_schemas().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    print(f"{len(written())} schemas in docs/schema")
+    print(f"{len(write_schemas())} schemas in docs/schema")

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import BadWorkload, Definition
-from kernels.forms.kernelbench import load
+from kernels.forms.kernelbench import load_suite
 from kernels.harness import criterion
-from kernels.harness.input_sets import available
+from kernels.harness.input_sets import free_memory
 from kernels.harness.judge import Judge
 from kernels.harness.workload import Unavailable
 
@@ -64,17 +64,17 @@ def row_of(problem: Path, by: int, device: torch.device) -> dict[str, str]:
         text = problem.read_text(encoding="utf-8")
         (Path(folder) / f"problem_{problem.stem}.py").write_text(divided(text, by) if by > 1 else text)
         try:
-            definition = load(Path(folder))
+            definition = load_suite(Path(folder))
             with torch.inference_mode():
                 meta = definition.inputs(definition.cases[0], torch.device("meta"), torch.Generator())
                 size = sum(one.numel() * one.element_size() for one in meta.tensors())
-                if size * MEMORY_SHARE > available(device):
+                if size * MEMORY_SHARE > free_memory(device):
                     raise MemoryError(f"inputs of {size >> 20} MiB")
                 judge = Judge(definition, device)
                 exact = judge.right({}, "all", 7)
                 for name, answer in trivial(definition, judge, 7):
-                    check = criterion.judged(answer, exact, None, None, judge.tolerance({}))[0]
-                    away = max((criterion.distance(answer, one)[0] for one in exact.leaves), default=math.nan)
+                    check = criterion.judge_output(answer, exact, None, None, judge.tolerance({}))[0]
+                    away = max((criterion.error_distance(answer, one)[0] for one in exact.leaves), default=math.nan)
                     size_of_right = max(float(one.double().abs().max()) for one in exact.leaves)
                     near = away <= 64 * torch.finfo(torch.float32).eps * size_of_right
                     found["right" if near else "accepted" if check.passed else "refused"].append(name)

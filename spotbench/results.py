@@ -100,25 +100,26 @@ class Results:
 
     def to_pandas(self) -> Any:
         """The timings as a pandas DataFrame. Raises `ImportError` without pandas."""
-        return frames("pandas").DataFrame(self.rows())
+        return frame_library("pandas").DataFrame(self.rows())
 
     def to_polars(self) -> Any:
         """The timings as a polars DataFrame. Raises `ImportError` without polars."""
-        return frames("polars").DataFrame(self.rows(), infer_schema_length=None)
+        return frame_library("polars").DataFrame(self.rows(), infer_schema_length=None)
 
     def _repr_html_(self) -> str:
         """In a notebook: the headlines, and where the report is."""
-        said = "".join(f"<li><strong>{escaped(one)}</strong></li>" for one in self.wrong)
-        said += "".join(f"<li>{escaped(one)}</li>" for one in (*self.headlines, *self.warnings))
-        return f"<p>{escaped(self.run_id)} on {escaped(self.device)}: {escaped(self.status)}</p><ul>{said}</ul>"
+        said = "".join(f"<li><strong>{escape_html(one)}</strong></li>" for one in self.wrong)
+        said += "".join(f"<li>{escape_html(one)}</li>" for one in (*self.headlines, *self.warnings))
+        about = f"{escape_html(self.run_id)} on {escape_html(self.device)}: {escape_html(self.status)}"
+        return f"<p>{about}</p><ul>{said}</ul>"
 
 
-def escaped(text: str) -> str:
+def escape_html(text: str) -> str:
     """Text that a page shows as it is."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def frames(name: str) -> Any:
+def frame_library(name: str) -> Any:
     """A library of data frames. Raises `ImportError` with what installs it."""
     try:
         return importlib.import_module(name)

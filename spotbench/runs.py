@@ -17,7 +17,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.run.fold import Phase
 from orchestrator.core.run.fold import Run as State
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import RunOrder, begin
+from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.wiring import Wiring, fetch_run, launch_context, new_run_id, payload_of, wire
 from spotbench.results import Results, with_files
@@ -145,7 +145,7 @@ def launch(
     made, _ = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
     run_id = new_run_id(wiring.clock.now(), made.label)
     order = RunOrder(run_id, made, payload, launch_context(wiring, made))
-    engine = begin(world, order, say=wiring.say, cold=True)
+    engine = begin_launch(world, order, say=wiring.say, cold=True)
     state = engine.follow(until=lambda run: run.goes_on_alone)
     wrong = error_of(state)
     if wrong is not None and state.cases_done == 0:

@@ -70,8 +70,8 @@ class Sdpa:
             except torch.OutOfMemoryError as exc:
                 raise Unavailable(f"{self.pinned}: out of memory") from exc
             except (RuntimeError, NotImplementedError) as exc:
-                words = reason(self.pinned, str(exc), [str(w.message) for w in told])
-                raise Unavailable(f"{self.pinned}: {words}") from exc
+                refusal_words = refusal_reason(self.pinned, str(exc), [str(w.message) for w in told])
+                raise Unavailable(f"{self.pinned}: {refusal_words}") from exc
         return plan
 
     def resolved(
@@ -81,7 +81,9 @@ class Sdpa:
         `default:flash`."""
         if self.pinned != "default":
             return self.pinned
-        name = dispatched(lambda: self.prepare(q, k, v, causal, scale)) or chosen(q, k, v, causal, scale)
+        name = dispatched_backend(lambda: self.prepare(q, k, v, causal, scale)) or chosen_backend(
+            q, k, v, causal, scale
+        )
         return f"default:{name}" if name else "default"
 
 
@@ -107,7 +109,7 @@ class Witness(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         return func(*args, **kwargs)
 
 
-def dispatched(call: Callable[[], object]) -> str:
+def dispatched_backend(call: Callable[[], object]) -> str:
     """The backend of the single attention within `call`, judged by the operators that ran; empty where they do not show
     it."""
     try:
@@ -122,15 +124,15 @@ def dispatched(call: Callable[[], object]) -> str:
     return "math" if any(operator.startswith(plain) for operator in witness.operators) else ""
 
 
-def chosen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
+def chosen_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
     """The backend that PyTorch says it would choose; empty where it does not say. This uses a function that is not
     public and that another PyTorch may lack."""
     try:
         choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     except (AttributeError, RuntimeError, TypeError):
         return ""
-    known = {int(getattr(backend, "value", -2)): name for name, backend in BACKENDS.items()}
-    return known.get(int(choice), "")
+    backend_names = {int(getattr(backend, "value", -2)): name for name, backend in BACKENDS.items()}
+    return backend_names.get(int(choice), "")
 
 
 def causes_by_backend(told: list[str]) -> dict[str, list[str]]:
@@ -147,14 +149,14 @@ def causes_by_backend(told: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def reason(backend: str, error: str, told: list[str]) -> str:
+def refusal_reason(backend: str, error: str, told: list[str]) -> str:
     """PyTorch's words for why this very backend cannot run, shortened to one line for a result row."""
     causes = causes_by_backend(told)
-    own = causes.get(backend) or causes.get("")
-    words = own[0] if own else error.split(". ")[0]
-    words = re.sub(r"\(Triggered internally at .*?\)", "", words, flags=re.DOTALL)
-    words = " ".join(words.split())
-    if len(words) > LONGEST_REASON:
-        whole_sentences = words[: words.rfind(". ", 0, LONGEST_REASON) + 1]
-        words = whole_sentences or words[:LONGEST_REASON]
-    return words.rstrip(". ") or "not available"
+    own_causes = causes.get(backend) or causes.get("")
+    reason_text = own_causes[0] if own_causes else error.split(". ")[0]
+    reason_text = re.sub(r"\(Triggered internally at .*?\)", "", reason_text, flags=re.DOTALL)
+    reason_text = " ".join(reason_text.split())
+    if len(reason_text) > LONGEST_REASON:
+        whole_sentences = reason_text[: reason_text.rfind(". ", 0, LONGEST_REASON) + 1]
+        reason_text = whole_sentences or reason_text[:LONGEST_REASON]
+    return reason_text.rstrip(". ") or "not available"

@@ -36,10 +36,10 @@ class Yardstick:
 
     def judge(self, output: torch.Tensor) -> Check:
         """The verdict on an output: `judge` with this yardstick."""
-        return judge(output, self)
+        return judge_output(output, self)
 
 
-def yardstick(
+def exact_answer(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -70,7 +70,7 @@ def yardstick(
     )
 
 
-def judge(out: torch.Tensor, by: Yardstick) -> Check:
+def judge_output(out: torch.Tensor, by: Yardstick) -> Check:
     """Compares an output with the exact answer. NaN, infinity, a wrong shape or a wrong dtype never pass."""
     if out.shape != by.exact.shape or out.dtype != by.dtype:
         return Check(
@@ -101,7 +101,7 @@ def judge(out: torch.Tensor, by: Yardstick) -> Check:
 
 
 @contextmanager
-def poisoned(probe: torch.Tensor, *, through_torch: bool) -> Iterator[None]:
+def poison_memory(probe: torch.Tensor, *, through_torch: bool) -> Iterator[None]:
     """While this lasts, memory for outputs like `probe` starts out as NaN, so an element that is never written shows.
 
     With `through_torch`, every `torch.empty` is filled, by PyTorch's deterministic mode; that mode takes backends away

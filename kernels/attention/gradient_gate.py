@@ -54,23 +54,23 @@ class GradientYardstick:
             if not verdict.passed:
                 return Check(False, verdict.max_abs_error, verdict.limit, f"out: {verdict.reason}")
         checks = [
-            judge(name, x, exact, self.dtype, limits)
+            judge_gradient(name, x, exact, self.dtype, limits)
             for name, x, exact, limits in zip(NAMES, given[-len(NAMES) :], self.exact, self.limits, strict=True)
         ]
         failed = next((check for check in checks if not check.passed), None)
         return failed or max(checks, key=lambda check: check.max_abs_error)
 
 
-def judge(name: str, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, limits: Limits) -> Check:
+def judge_gradient(name: str, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, limits: Limits) -> Check:
     """The verdict on one gradient. NaN, infinity, a wrong shape or a wrong dtype never pass."""
     limit = limits.largest
     if x.shape != exact.shape or x.dtype != dtype:
-        told = f"{name} is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"
-        return Check(False, float("nan"), limit, told)
+        mismatch = f"{name} is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"
+        return Check(False, float("nan"), limit, mismatch)
     strange = int((~torch.isfinite(x)).sum().item())
     if strange:
-        told = f"{name}: {strange} of {x.numel()} elements are NaN or infinite, or never written"
-        return Check(False, float("nan"), limit, told)
+        mismatch = f"{name}: {strange} of {x.numel()} elements are NaN or infinite, or never written"
+        return Check(False, float("nan"), limit, mismatch)
     difference = x.double() - exact
     error = difference.abs().max().item()
     norm = difference.norm().item()
@@ -99,24 +99,26 @@ def gradient_yardstick(
     """
     exact = reference.attention_backward(q, k, v, dout, causal=causal)
     truth = (exact.dq, exact.dk, exact.dv)
-    steps = stepwise(q, k, v, dout, causal)
+    steps = stepwise_gradients(q, k, v, dout, causal)
     eps = torch.finfo(q.dtype).eps
-    norms, peaks = ([float(each(x)) for x in truth] for each in (torch.linalg.vector_norm, largest))
+    norms, peaks = ([float(each(x)) for x in truth] for each in (torch.linalg.vector_norm, largest_absolute))
     limits = []
     for one, right, norm, peak in zip(steps, truth, norms, peaks, strict=True):
         off = one.double() - right
         allowed = max(RELATIVE[q.dtype] * norm, SLACK * off.norm().item(), FLOOR * max(norms))
-        limits.append(Limits(2 * largest(off) + 2 * eps * peak + FLOOR * max(peaks), allowed))
-    out = None if max_abs_error is None else correctness.yardstick(q, k, v, causal=causal, max_abs_error=max_abs_error)
+        limits.append(Limits(2 * largest_absolute(off) + 2 * eps * peak + FLOOR * max(peaks), allowed))
+    out = (
+        None if max_abs_error is None else correctness.exact_answer(q, k, v, causal=causal, max_abs_error=max_abs_error)
+    )
     return GradientYardstick(truth, q.dtype, tuple(limits), out)
 
 
-def largest(x: torch.Tensor) -> float:
+def largest_absolute(x: torch.Tensor) -> float:
     """The largest absolute value."""
     return float(x.abs().max().item())
 
 
-def stepwise(
+def stepwise_gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients by the formula, every step rounded to the inputs' type; a head at a time."""

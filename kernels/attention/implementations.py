@@ -21,7 +21,7 @@ class Bundled:
 
     def __init__(self, site: Site) -> None:
         try:
-            self.kernel = registry.find(site.device, threads=site.threads)
+            self.kernel = registry.find_kernel(site.device, threads=site.threads)
         except Unavailable as exc:
             raise BuildFailed(str(exc), remedy="measure the baselines only, or add a kernel for this device") from exc
 
@@ -37,8 +37,8 @@ class Bundled:
         if case.direction != "forward":
             if inputs.q.device.type != "cuda":
                 raise Unavailable("the bundled kernel of this device has no backward pass")
-            return passes.ours(case, inputs, getattr(self.kernel, "engine", None))
-        poisoned = partial(correctness.poisoned, inputs.q, through_torch=True)
+            return passes.our_call(case, inputs, getattr(self.kernel, "engine", None))
+        poisoned = partial(correctness.poison_memory, inputs.q, through_torch=True)
         # A plan may allocate its output now or at each call. In both cases its memory starts as NaN.
         with poisoned():
             plan = self.kernel.prepare(inputs.q, inputs.k, inputs.v, case.shape.causal)
@@ -75,22 +75,22 @@ class CudaVariant:
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan that writes into one output tensor, and one log-sum-exp if it is wanted. Raises `Unavailable`."""
-        from kernels.attention.cuda.operator import bind
+        from kernels.attention.cuda.operator import bind_attention
 
         if case.direction != "forward":
-            found = passes.ours(case, inputs, self.engine)
-            return replace(found, backend=self.of_chip(found.backend))
+            our_call = passes.our_call(case, inputs, self.engine)
+            return replace(our_call, backend=self.of_chip(our_call.backend))
         q = inputs.q
         out = torch.full_like(q, torch.nan)
         sums = torch.full(q.shape[:3], torch.nan, device=q.device) if self.lse else None
-        bound = bind(q, inputs.k, inputs.v, out, causal=case.shape.causal, lse=sums, engine=self.engine)
+        bound = bind_attention(q, inputs.k, inputs.v, out, causal=case.shape.causal, lse=sums, engine=self.engine)
 
         def call() -> torch.Tensor:
             bound()
             return out
 
         runs = self.of_chip(bound.kernels) + ("+lse" if self.lse else "")
-        return Call(runs, call, poisoned=partial(correctness.poisoned, q, through_torch=True))
+        return Call(runs, call, poisoned=partial(correctness.poison_memory, q, through_torch=True))
 
 
 class Baseline:
@@ -105,18 +105,18 @@ class Baseline:
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan on these inputs. Raises `Unavailable` with PyTorch's reason."""
         if case.direction != "forward":
-            return passes.baseline(self.sdpa, case, inputs)
+            return passes.baseline_call(self.sdpa, case, inputs)
         q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
         plan = self.sdpa.prepare(q, k, v, causal)
-        poisoned = partial(correctness.poisoned, q, through_torch=False)
+        poisoned = partial(correctness.poison_memory, q, through_torch=False)
         return Call(self.sdpa.resolved(q, k, v, causal), plan, self.sdpa.scope, poisoned)
 
 
-def bench(name: str, site: Site) -> Implementation:
+def bundled_kernel(name: str, site: Site) -> Implementation:
     """The bundled kernel, or one of its variants. Raises `Unavailable` where there is none for the device."""
     return Bundled(site) if name == "bench" else CudaVariant(name, site)
 
 
-def sdpa(name: str, _: Site) -> Implementation:
+def sdpa_implementation(name: str, _: Site) -> Implementation:
     """PyTorch's attention."""
     return Baseline(name.removeprefix("sdpa:"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernels.attention import correctness
-from kernels.attention.baseline import Sdpa, dispatched, reason
+from kernels.attention.baseline import Sdpa, dispatched_backend, refusal_reason
 from kernels.attention.case import Case
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import Inputs
@@ -21,51 +21,51 @@ Tensors = tuple[torch.Tensor, ...]
 Gradients = Callable[[], Tensors]
 
 
-def ours(case: Case, inputs: Inputs, engine: Any) -> Call:
+def our_call(case: Case, inputs: Inputs, engine: Any) -> Call:
     """Our kernels on CUDA tensors; each launch is bound to its own memory. Raises `Unavailable`."""
     from kernels.attention.cuda.calls.backward import bind_backward
-    from kernels.attention.cuda.calls.binding import bind
+    from kernels.attention.cuda.calls.binding import bind_attention
     from kernels.attention.cuda.calls.quick import Options
 
     q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
     out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan, device=q.device)
-    forward = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
+    forward = bind_attention(q, k, v, out, causal=causal, lse=lse, engine=engine)
     forward()
-    found = (torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, torch.nan))
+    gradients = (torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, torch.nan))
     tensors = {"q": q, "k": k, "v": v}
     deterministic = torch.are_deterministic_algorithms_enabled()
     bound = bind_backward(
-        tensors, out, lse, inputs.slope, found, Options(causal), engine=engine, deterministic=deterministic
+        tensors, out, lse, inputs.slope, gradients, Options(causal), engine=engine, deterministic=deterministic
     )
 
     def backward() -> Tensors:
         bound()
-        return found
+        return gradients
 
     def both() -> Tensors:
         forward()
         bound()
-        return (out, *found)
+        return (out, *gradients)
 
-    poisoned = partial(correctness.poisoned, q, through_torch=True)
+    poisoned = partial(correctness.poison_memory, q, through_torch=True)
     if case.direction == "backward":
         return Call(bound.kernels, backward, poisoned=poisoned)
     return Call(f"{forward.kernels}+{bound.kernels}", both, poisoned=poisoned)
 
 
-def baseline(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
+def baseline_call(sdpa: Sdpa, case: Case, inputs: Inputs) -> Call:
     """PyTorch's passes, pinned to a backend or to none. Raises `Unavailable` with PyTorch's reason."""
     with torch.inference_mode(False), torch.enable_grad(), sdpa.scope():
-        own = Inputs(*(x.clone() for x in (inputs.q, inputs.k, inputs.v, inputs.slope)))
+        inputs_copy = Inputs(*(x.clone() for x in (inputs.q, inputs.k, inputs.v, inputs.slope)))
         try:
-            ran = sdpa.pinned if case.direction == "both" else ran_by(sdpa.pinned, own, case)
-            plan = both(own, case) if case.direction == "both" else backward_of(ran, own, case)
+            ran = sdpa.pinned if case.direction == "both" else ran_by(sdpa.pinned, inputs_copy, case)
+            plan = both_passes(inputs_copy, case) if case.direction == "both" else backward_of(ran, inputs_copy, case)
             plan()
         except torch.OutOfMemoryError as exc:
             raise Unavailable(f"{sdpa.pinned}: out of memory") from exc
         except (RuntimeError, NotImplementedError, TypeError) as exc:
-            raise Unavailable(f"{sdpa.pinned}: {reason(sdpa.pinned, str(exc), [])}") from exc
-    poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
+            raise Unavailable(f"{sdpa.pinned}: {refusal_reason(sdpa.pinned, str(exc), [])}") from exc
+    poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
     name = sdpa.pinned if ran == sdpa.pinned else f"{sdpa.pinned}:{ran}"
     return Call(name, plan, sdpa.scope, poisoned)
 
@@ -76,10 +76,10 @@ def ran_by(pinned: str, given: Inputs, case: Case) -> str:
     if pinned != "default" or given.q.device.type != "cuda":
         return pinned
     q, k, v = (x.detach().requires_grad_() for x in (given.q, given.k, given.v))
-    return dispatched(lambda: attended(Inputs(q, k, v), case)) or pinned
+    return dispatched_backend(lambda: output_with_graph(Inputs(q, k, v), case)) or pinned
 
 
-def attended(given: Inputs, case: Case) -> torch.Tensor:
+def output_with_graph(given: Inputs, case: Case) -> torch.Tensor:
     """PyTorch's output, with its autograd graph."""
     shared = case.shape.heads != case.shape.kv_heads
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -87,13 +87,13 @@ def attended(given: Inputs, case: Case) -> torch.Tensor:
     return out
 
 
-def both(given: Inputs, case: Case) -> Gradients:
+def both_passes(given: Inputs, case: Case) -> Gradients:
     """A forward and a backward pass through autograd."""
     wanting = [x.requires_grad_() for x in (given.q, given.k, given.v)]
 
     def plan() -> Tensors:
         with torch.inference_mode(False), torch.enable_grad():
-            out = attended(given, case)
+            out = output_with_graph(given, case)
             return (out.detach(), *torch.autograd.grad(out, wanting, given.slope))
 
     return plan
@@ -102,11 +102,11 @@ def both(given: Inputs, case: Case) -> Gradients:
 def backward_of(name: str, given: Inputs, case: Case) -> Gradients:
     """The backward operator of a backend, called on what its forward operator saved; without a pinned backend, a call
     of autograd."""
-    operators = {"cudnn": cudnn, "flash": flash, "efficient": efficient}
+    operators = {"cudnn": cudnn_backward, "flash": flash_backward, "efficient": efficient_backward}
     if given.q.device.type == "cuda" and name in operators:
         return operators[name](given, case.shape.causal)
     wanting = [x.requires_grad_() for x in (given.q, given.k, given.v)]
-    out = attended(given, case)
+    out = output_with_graph(given, case)
 
     def plan() -> Tensors:
         with torch.inference_mode(False):
@@ -116,33 +116,33 @@ def backward_of(name: str, given: Inputs, case: Case) -> Gradients:
     return plan
 
 
-def cudnn(given: Inputs, causal: bool) -> Gradients:
+def cudnn_backward(given: Inputs, causal: bool) -> Gradients:
     aten: Any = torch.ops.aten
     tensors = (given.q, given.k, given.v)
-    found = aten._scaled_dot_product_cudnn_attention(*tensors, None, True, 0.0, causal, False)
-    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = found
-    rest = (out, lse, seed, offset, None, starts_q, starts_k, longest_q, longest_k, 0.0, causal)
+    forward_outputs = aten._scaled_dot_product_cudnn_attention(*tensors, None, True, 0.0, causal, False)
+    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = forward_outputs
+    backward_inputs = (out, lse, seed, offset, None, starts_q, starts_k, longest_q, longest_k, 0.0, causal)
     operator = aten._scaled_dot_product_cudnn_attention_backward
-    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+    return lambda: tuple(operator(given.slope, *tensors, *backward_inputs)[:3])
 
 
-def flash(given: Inputs, causal: bool) -> Gradients:
+def flash_backward(given: Inputs, causal: bool) -> Gradients:
     aten: Any = torch.ops.aten
     tensors = (given.q, given.k, given.v)
-    found = aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, False)
-    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = found
-    rest = (out, lse, starts_q, starts_k, longest_q, longest_k, 0.0, causal, seed, offset)
+    forward_outputs = aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, False)
+    out, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = forward_outputs
+    backward_inputs = (out, lse, starts_q, starts_k, longest_q, longest_k, 0.0, causal, seed, offset)
     operator = aten._scaled_dot_product_flash_attention_backward
-    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+    return lambda: tuple(operator(given.slope, *tensors, *backward_inputs)[:3])
 
 
-def efficient(given: Inputs, causal: bool) -> Gradients:
+def efficient_backward(given: Inputs, causal: bool) -> Gradients:
     aten: Any = torch.ops.aten
     tensors = (given.q, given.k, given.v)
     out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(*tensors, None, True, 0.0, causal)
-    rest = (None, out, lse, seed, offset, 0.0, (True, True, True, False), causal)
+    backward_inputs = (None, out, lse, seed, offset, 0.0, (True, True, True, False), causal)
     operator = aten._scaled_dot_product_efficient_attention_backward
-    return lambda: tuple(operator(given.slope, *tensors, *rest)[:3])
+    return lambda: tuple(operator(given.slope, *tensors, *backward_inputs)[:3])
 
 
 def flash_attention_4(case: Case, inputs: Inputs) -> Call:
@@ -171,7 +171,7 @@ def flash_attention_4(case: Case, inputs: Inputs) -> Call:
         plan()
         torch.cuda.synchronize()
     except Exception as exc:  # compilers in Python may raise anything
-        words = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise Unavailable(f"flash-attn-4: {words}"[:200]) from exc
-    poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
+        error_text = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+        raise Unavailable(f"flash-attn-4: {error_text}"[:200]) from exc
+    poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
     return Call("flash-attn-4", plan, poisoned=poisoned, output=lambda all_: tuple(x.transpose(1, 2) for x in all_))

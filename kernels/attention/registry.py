@@ -21,7 +21,7 @@ REGISTRY = Registry()
 REGISTRY.add(
     Entry(
         "bench",
-        "kernels.attention.implementations:bench",
+        "kernels.attention.implementations:bundled_kernel",
         variants=r"(@sm_[0-9]{2,3})?(:lse)?",
         listed=("bench", "bench:lse", "bench@sm_80"),
     )
@@ -29,16 +29,16 @@ REGISTRY.add(
 REGISTRY.add(
     Entry(
         "sdpa",
-        "kernels.attention.implementations:sdpa",
+        "kernels.attention.implementations:sdpa_implementation",
         variants=f":({'|'.join(BACKENDS)})",
         listed=tuple(f"sdpa:{name}" for name in BACKENDS),
     )
 )
-REGISTRY.add(Entry("fa4", "kernels.attention.rivals:fa4"))
-REGISTRY.add(Entry("flex", "kernels.attention.rivals:flex"))
+REGISTRY.add(Entry("fa4", "kernels.attention.rivals:fa4_implementation"))
+REGISTRY.add(Entry("flex", "kernels.attention.rivals:flex_implementation"))
 
 
-def find(device: torch.device, *, threads: int = 0) -> AttentionKernel:
+def find_kernel(device: torch.device, *, threads: int = 0) -> AttentionKernel:
     """The bundled kernel for `device`, not yet built. `threads` counts CPU threads; 0 means as many as PyTorch uses.
 
     Raises `Unavailable` when there is no kernel for this kind of device. Each module is imported only when needed, so

@@ -39,7 +39,7 @@ class FlashAttention4:
         q, k, v = (one.transpose(1, 2).contiguous() for one in (inputs.q, inputs.k, inputs.v))
         out = torch.full_like(q, torch.nan)
         call = partial(forward, q, k, v, causal=case.shape.causal, out=out)
-        return Call("flash-attn-4", tried(call, "flash-attn-4"), output=lambda _: out.transpose(1, 2))
+        return Call("flash-attn-4", try_call(call, "flash-attn-4"), output=lambda _: out.transpose(1, 2))
 
 
 class FlexAttention:
@@ -70,8 +70,8 @@ class FlexAttention:
             compiled = torch.compile(flex_attention, dynamic=False)
             self.compiled[case.id] = partial(compiled, block_mask=mask, enable_gqa=shared)
         call = partial(self.compiled[case.id], inputs.q, inputs.k, inputs.v)
-        poisoned = partial(correctness.poisoned, inputs.q, through_torch=False)
-        return Call("flex", tried(call, "FlexAttention"), poisoned=poisoned)
+        poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
+        return Call("flex", try_call(call, "FlexAttention"), poisoned=poisoned)
 
 
 def is_seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
@@ -79,22 +79,22 @@ def is_seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
     return query >= key
 
 
-def tried(call: Any, name: str) -> Any:
+def try_call(call: Any, name: str) -> Any:
     """Makes the call once and returns it. Raises `Unavailable` where it does not work."""
     try:
         call()
         torch.cuda.synchronize()
     except Exception as exc:  # compilers in Python may raise anything
-        words = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise Unavailable(f"{name}: {words}"[:200]) from exc
+        error_text = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+        raise Unavailable(f"{name}: {error_text}"[:200]) from exc
     return call
 
 
-def fa4(_name: str, _site: Site) -> Implementation:
+def fa4_implementation(_name: str, _site: Site) -> Implementation:
     """FlashAttention-4."""
     return FlashAttention4()
 
 
-def flex(_name: str, _site: Site) -> Implementation:
+def flex_implementation(_name: str, _site: Site) -> Implementation:
     """FlexAttention."""
     return FlexAttention()

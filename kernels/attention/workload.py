@@ -8,7 +8,7 @@ from typing import Any
 
 from kernels.attention.case import CASE_ID, DTYPE_NAMES, PASSES, Case, Shape
 from kernels.attention.registry import REGISTRY
-from kernels.harness.reading import BadSpec, integer, name, names, shown, table
+from kernels.harness.reading import BadSpec, read_integer, read_name, read_names, read_object, shorten_value
 from kernels.harness.workload import Implementation, Problem, Site, Unavailable
 
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
@@ -25,10 +25,10 @@ class Attention:
         """Every shape in every dtype, shape by shape; a shape's `pass` is forward by default. Raises `BadSpec`."""
         shapes = grid["shapes"]
         if not isinstance(shapes, list):
-            raise BadSpec(f"{where}.shapes must be a list, not {shown(shapes)}")
-        dtypes = names(grid["dtypes"], f"{where}.dtypes", DTYPE_NAMES)
+            raise BadSpec(f"{where}.shapes must be a list, not {shorten_value(shapes)}")
+        dtypes = read_names(grid["dtypes"], f"{where}.dtypes", DTYPE_NAMES)
         return tuple(
-            Case(shape(one, f"{where}.shapes[{i}]"), dtype, direction(one, f"{where}.shapes[{i}]"))
+            Case(parse_shape(one, f"{where}.shapes[{i}]"), dtype, parse_direction(one, f"{where}.shapes[{i}]"))
             for i, one in enumerate(shapes)
             for dtype in dtypes
         )
@@ -58,20 +58,20 @@ class Attention:
         return made
 
 
-def shape(data: object, where: str) -> Shape:
+def parse_shape(data: object, where: str) -> Shape:
     """One complete shape, without default values. Raises `BadSpec`."""
-    given = table(data, where, (*SIZES, "causal"), ("pass",))
-    sizes = {key: integer(given[key], f"{where}.{key}", 1) for key in SIZES}
+    given = read_object(data, where, (*SIZES, "causal"), ("pass",))
+    sizes = {key: read_integer(given[key], f"{where}.{key}", 1) for key in SIZES}
     if not isinstance(given["causal"], bool):
-        raise BadSpec(f"{where}.causal must be true or false, not {shown(given['causal'])}")
+        raise BadSpec(f"{where}.causal must be true or false, not {shorten_value(given['causal'])}")
     if sizes["heads"] % sizes["kv_heads"]:
         raise BadSpec(f"{where}: heads {sizes['heads']} is not a multiple of kv_heads {sizes['kv_heads']}")
     return Shape(**sizes, causal=given["causal"])
 
 
-def direction(data: Mapping[str, Any], where: str) -> str:
+def parse_direction(data: Mapping[str, Any], where: str) -> str:
     """Which of `PASSES` a shape is measured in. Raises `BadSpec`."""
-    return name(data.get("pass", PASSES[0]), f"{where}.pass", PASSES)
+    return read_name(data.get("pass", PASSES[0]), f"{where}.pass", PASSES)
 
 
 WORKLOAD = Attention()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import Arguments
-from kernels.forms.expressions import value
+from kernels.forms.expressions import evaluate
 from kernels.harness.workload import BuildFailed, Unavailable
 
 SCALARS: Mapping[str, Any] = {
@@ -40,7 +40,7 @@ class CudaEntry:
         if device.type != "cuda":
             raise Unavailable(f"a CUDA kernel needs a CUDA device, and this one is a {device.type}")
         from kernels.device_code import BuildFailed as Refused
-        from kernels.device_code import CudaError, Target, driver, find_compiler, resources_in
+        from kernels.device_code import CudaError, Target, cuda_driver, find_compiler, resources_in
 
         self.described, self.device, self.names = described, device, names
         source = (folder / str(described["cuda"])).read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ class CudaEntry:
         except Refused as exc:
             raise BuildFailed(f"{described['cuda']}: {exc}", remedy=getattr(exc, "remedy", "")) from exc
         torch.cuda.init()
-        self.driver, self.index = driver(), device.index or 0
+        self.driver, self.index = cuda_driver(), device.index or 0
         self.driver.enter(self.index)
         try:
             self.function = self.driver.load(compiled.image, str(described["entry"]), 0)
@@ -90,9 +90,9 @@ class CudaEntry:
         tensors = dict(zip(self.names, arguments.args, strict=False)) | dict(arguments.kwargs)
         tensors |= {"out": outs[0]} if len(outs) == 1 else {f"out{n}": one for n, one in enumerate(outs)}
         try:
-            grid, block = (dimensions(self.described[key], numbers) for key in ("grid", "block"))
-            shared = int(value(self.described.get("smem", 0), numbers))
-            held = [argument(str(text), numbers, tensors) for text in self.described["args"]]
+            grid, block = (launch_dimensions(self.described[key], numbers) for key in ("grid", "block"))
+            shared = int(evaluate(self.described.get("smem", 0), numbers))
+            held = [launch_argument(str(text), numbers, tensors) for text in self.described["args"]]
         except ValueError as exc:
             raise BuildFailed(f"{self.described['entry']}: {exc}") from exc
         if math.prod(block) > 1024 or min(*grid, *block) < 1:
@@ -119,23 +119,23 @@ class CudaEntry:
         return launch
 
 
-def dimensions(size: Any, numbers: Mapping[str, Any]) -> tuple[int, int, int]:
+def launch_dimensions(size: Any, numbers: Mapping[str, Any]) -> tuple[int, int, int]:
     """A grid or a block: one expression, or up to three. Raises `ValueError`."""
     parts = list(size) if isinstance(size, (list, tuple)) else [size]
     if not 1 <= len(parts) <= 3:
         raise ValueError(f"{size!r} must be one expression, or up to three")
-    made = [int(value(one, numbers)) for one in parts] + [1, 1]
+    made = [int(evaluate(one, numbers)) for one in parts] + [1, 1]
     return made[0], made[1], made[2]
 
 
-def argument(text: str, numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+def launch_argument(text: str, numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
     """A pointer to a tensor, or a number of the type that is named. Raises `ValueError`."""
     typed = SCALAR.fullmatch(text.strip())
     if typed:
-        number = value(typed.group(2), numbers)
+        number = evaluate(typed.group(2), numbers)
         return SCALARS[typed.group(1)](number if "float" in typed.group(1) else int(number))
-    found = tensors.get(text)
-    if not isinstance(found, torch.Tensor):
+    tensor = tensors.get(text)
+    if not isinstance(tensor, torch.Tensor):
         there = ", ".join((*tensors, *(f"{kind}(…)" for kind in SCALARS)))
         raise ValueError(f"args: {text!r} is neither a tensor nor a number with its type; there are {there}")
-    return ctypes.c_void_p(found.data_ptr())
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -50,8 +50,8 @@ class Arguments:
     def mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
         """The same arguments, with `of` applied to each tensor at any depth."""
         return Arguments(
-            tuple(mapped(one, of) for one in self.args),
-            {key: mapped(one, of) for key, one in self.kwargs.items()},
+            tuple(map_tensors(one, of) for one in self.args),
+            {key: map_tensors(one, of) for key, one in self.kwargs.items()},
             self.posed_by,
         )
 
@@ -142,15 +142,15 @@ def is_own(path: Path, folder: Path) -> bool:
     return own and not {"site-packages", "dist-packages"} & {*path.parts}
 
 
-def mapped(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`value` with `of` applied to each tensor in it. It is a tensor, or a list, tuple or mapping of tensors; anything
     else is returned unchanged."""
     if isinstance(value, torch.Tensor):
         return of(value)
     if isinstance(value, Mapping):
-        return {key: mapped(one, of) for key, one in value.items()}
+        return {key: map_tensors(one, of) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(mapped(one, of) for one in value)
+        return tuple(map_tensors(one, of) for one in value)
     return value
 
 

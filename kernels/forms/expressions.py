@@ -27,7 +27,7 @@ def cdiv(a: int, b: int) -> int:
 CALLS: Mapping[str, Callable[..., Any]] = {"cdiv": cdiv, "min": min, "max": max}
 
 
-def value(text: object, names: Mapping[str, Any]) -> Any:
+def evaluate(text: object, names: Mapping[str, Any]) -> Any:
     """The value of an expression of numbers, names, `+ - * / // % << >>`, brackets, `cdiv`, `min`, `max`. Raises
     `ValueError` for anything else."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
@@ -35,12 +35,12 @@ def value(text: object, names: Mapping[str, Any]) -> Any:
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not an expression")
     try:
-        return found(ast.parse(text, mode="eval").body, names)
+        return evaluate_node(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, TypeError, ZeroDivisionError) as exc:
         raise ValueError(f"{text!r}: {exc}") from exc
 
 
-def found(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def evaluate_node(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """The value of a part of an expression."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
@@ -50,10 +50,10 @@ def found(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Name(id=name):
             raise ValueError(f"nothing is called {name}; there are {', '.join(map(str, names))}")
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -found(operand, names)
+            return -evaluate_node(operand, names)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
-            return BINARY[type(op)](found(left, names), found(right, names))
+            return BINARY[type(op)](evaluate_node(left, names), evaluate_node(right, names))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in CALLS:
-            return CALLS[name](*(found(one, names) for one in args))
+            return CALLS[name](*(evaluate_node(one, names) for one in args))
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is not supported: only arithmetic over the axes is")

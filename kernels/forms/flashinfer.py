@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import DTYPES, Arguments, BadWorkload, CaseValues, Definition
-from kernels.forms.gpumode import cloned, described
-from kernels.forms.one_file import imported
-from kernels.harness.answers import same
+from kernels.forms.gpumode import clone_arguments, read_description
+from kernels.forms.one_file import import_file
+from kernels.harness.answers import answers_equal
 
 BASELINE = "reference"
 TOLERANCE = 1e-2
@@ -91,7 +91,7 @@ def tensors(described: Mapping[str, Mapping[str, Any]]) -> list[Tensor]:
 
 def load(path: Path) -> Definition:
     """The trace set that is described in the file `<folder>.json` beside a folder. Raises `BadWorkload`."""
-    description = described(path)
+    description = read_description(path)
     tasks = {name: Task(path / file) for name, file in description["definitions"].items()}
     cases = {key_of(case["values"]): case for case in description["cases"]}
     solutions = {name: json.loads((path / file).read_text()) for name, file in description["solutions"].items()}
@@ -106,12 +106,13 @@ def load(path: Path) -> Definition:
         return Arguments(tuple(Drawn(path, task, posed, device, generator).values()), {}, task.name)
 
     def right(arguments: Arguments) -> Any:
-        return tasks[arguments.posed_by].run(cloned(arguments).args)
+        return tasks[arguments.posed_by].run(clone_arguments(arguments).args)
 
     def writable(arguments: Arguments) -> list[int]:
-        before = cloned(arguments).tensors()
+        before = clone_arguments(arguments).tensors()
         tasks[arguments.posed_by].run(arguments.args)
-        return [at for at, (now, was) in enumerate(zip(arguments.tensors(), before, strict=True)) if not same(now, was)]
+        pairs = zip(arguments.tensors(), before, strict=True)
+        return [at for at, (now, was) in enumerate(pairs) if not answers_equal(now, was)]
 
     def check(arguments: Arguments, output: Any) -> str:
         task = tasks[arguments.posed_by]
@@ -271,7 +272,7 @@ def loaded(sources: Mapping[str, str], main: str) -> ModuleType:
             raise BadWorkload(f"{name} is not below its solution")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    return imported(folder / main, also=folder)
+    return import_file(folder / main, also=folder)
 
 
 def answer_of(task: Task, made: Any) -> Any:

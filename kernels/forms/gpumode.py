@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, CaseValues, Definition
-from kernels.forms.one_file import imported
-from kernels.harness.answers import same
+from kernels.forms.one_file import import_file
+from kernels.harness.answers import answers_equal
 from kernels.harness.workload import Unavailable
 
 BASELINE = "reference"
@@ -26,9 +26,9 @@ NEEDED = ("generate_input", "ref_kernel", "check_implementation")
 MOST_SEED = (1 << 31) - 1
 
 
-def load(path: Path) -> Definition:
+def load_problem(path: Path) -> Definition:
     """The problem in a folder, described in the file `<folder>.json` beside it. Raises `BadWorkload`."""
-    description, file = described(path), path / "reference.py"
+    description, file = read_description(path), path / "reference.py"
     module = referred_to(file)
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
@@ -43,17 +43,17 @@ def load(path: Path) -> Definition:
         return Arguments((made,), {}).mapped(lambda one: one.to(device))
 
     def right(arguments: Arguments) -> Any:
-        return module.ref_kernel(cloned(arguments).args[0])
+        return module.ref_kernel(clone_arguments(arguments).args[0])
 
     def writable(arguments: Arguments) -> list[int]:
-        before = cloned(arguments).tensors()
+        before = clone_arguments(arguments).tensors()
         module.ref_kernel(arguments.args[0])
         pairs = enumerate(zip(arguments.tensors(), before, strict=True))
-        return [at for at, (now, was) in pairs if not same(now, was) or unwritten(was)]
+        return [at for at, (now, was) in pairs if not answers_equal(now, was) or is_unwritten(was)]
 
     def check(arguments: Arguments, output: Any) -> str:
-        said = module.check_implementation(arguments.args[0], output)
-        passed, words = said if isinstance(said, tuple) else (not said, said)
+        verdict = module.check_implementation(arguments.args[0], output)
+        passed, words = verdict if isinstance(verdict, tuple) else (not verdict, verdict)
         return "" if passed else str(words or "check_implementation refused the output")
 
     return Definition(
@@ -75,7 +75,7 @@ def load(path: Path) -> Definition:
     )
 
 
-def described(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
     """The description of the problem in a folder. Raises `BadWorkload`."""
     file = path.with_name(f"{path.name}.json")
     try:
@@ -89,7 +89,7 @@ def referred_to(file: Path) -> ModuleType:
     """The reference, with all the functions that a problem needs. Raises `BadWorkload`."""
     if not file.is_file():
         raise BadWorkload(f"{file.parent.name}: there is no reference.py")
-    module = imported(file)
+    module = import_file(file)
     for name in NEEDED:
         if not callable(getattr(module, name, None)):
             raise BadWorkload(f"reference.py:1: there is no function {name}(…)")
@@ -107,12 +107,12 @@ def made_by(module: ModuleType, arguments: Mapping[str, Any]) -> Any:
         return module.generate_input(**{key: value for key, value in arguments.items() if key != "seed"})
 
 
-def cloned(arguments: Arguments) -> Arguments:
+def clone_arguments(arguments: Arguments) -> Arguments:
     """A copy of the arguments in new memory."""
     return arguments.mapped(lambda one: one.clone(memory_format=torch.preserve_format))
 
 
-def unwritten(one: torch.Tensor) -> bool:
+def is_unwritten(one: torch.Tensor) -> bool:
     """Whether a tensor holds only what uninitialised memory is filled with in deterministic mode."""
     if one.numel() == 0 or one.dtype is torch.bool:
         return False
@@ -128,7 +128,7 @@ class Submission:
         self.root, self.file = root, file
 
     def __call__(self) -> Callable[[Any], Any]:
-        made = getattr(imported(self.file, also=self.root), "custom_kernel", None)
+        made = getattr(import_file(self.file, also=self.root), "custom_kernel", None)
         if not callable(made):
             raise BadWorkload(f"{self.file.name}:1: custom_kernel is not a function")
         function: Callable[[Any], Any] = made

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import Arguments, BadWorkload, CaseValues, Definition
-from kernels.forms.one_file import imported
+from kernels.forms.one_file import import_file
 from kernels.harness.criterion import TIMES_BASELINE
 
 PARAMETERS_SEED = 42
@@ -52,10 +52,10 @@ class Found:
         return len(self.problems) > 1
 
 
-def load(path: Path) -> Definition:
+def load_suite(path: Path) -> Definition:
     """The problem or the suite in a folder. Raises `BadWorkload`."""
     folder = path if path.is_dir() else path.parent
-    files = found(folder)
+    files = find_models(folder)
     problems = {name: Problem(file) for name, file in files.problems.items()}
     only = next(iter(problems.values()))
     if not files.suite:
@@ -90,7 +90,7 @@ def load(path: Path) -> Definition:
     )
 
 
-def found(folder: Path) -> Found:
+def find_models(folder: Path) -> Found:
     """The files with `Model`, and those with `ModelNew`, by their text. Raises `BadWorkload`."""
     problems, beside = {}, []
     for file in sorted(folder.glob("*.py"), key=in_order):
@@ -112,7 +112,7 @@ def found(folder: Path) -> Found:
     candidates: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*/*.py"), key=in_order):
         if "ModelNew" in classes_of(file):
-            kernel, problem = solved(file, problems)
+            kernel, problem = solved_problem(file, problems)
             other = candidates.setdefault(kernel, {}).setdefault(problem, file)
             if other is not file:
                 raise BadWorkload(f"{kernel}/{file.name}: {other.name} is for the same problem, {problem}")
@@ -136,7 +136,7 @@ def classes_of(file: Path) -> set[str]:
     return {node.name for node in body if isinstance(node, ast.ClassDef)}
 
 
-def solved(file: Path, problems: Mapping[str, Path]) -> tuple[str, str]:
+def solved_problem(file: Path, problems: Mapping[str, Path]) -> tuple[str, str]:
     """The kernel's name and the problem that one of its files is for. Raises `BadWorkload`."""
     kernel = file.parent.name
     if file.stem in problems:
@@ -165,7 +165,7 @@ class Problem:
     def module(self) -> ModuleType:
         """The file, imported. Raises `BadWorkload`."""
         if self.known is None:
-            made = imported(self.file)
+            made = import_file(self.file)
             for name in NEEDED:
                 if not hasattr(made, name):
                     raise BadWorkload(f"{self.file.name}:1: there is no {name}")
@@ -228,7 +228,7 @@ class Later:
         self.file = file
 
     def __call__(self, *args: Any) -> Any:
-        made: Callable[..., Any] = imported(self.file).ModelNew
+        made: Callable[..., Any] = import_file(self.file).ModelNew
         return made(*args)
 
 

@@ -16,7 +16,7 @@ FORMS = {
 """Each form's module; it has a function `load(path)`."""
 
 
-def load(form: str, path: Path) -> Definition:
+def load_workload(form: str, path: Path) -> Definition:
     """The workload at `path`. Raises `BadWorkload`."""
     if form not in FORMS:
         raise BadWorkload(f"no form is called {form!r}; there are {', '.join(FORMS)}")

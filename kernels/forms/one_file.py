@@ -34,23 +34,23 @@ MOST_CASES = 10_000
 CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
 
 
-def load(path: Path) -> Definition:
+def load_one_file(path: Path) -> Definition:
     """The workload in a file, or in a folder that has a file of its own name. Raises `BadWorkload`."""
     file = path / f"{path.name}.py" if path.is_dir() else path
     lines = top_level(file)
-    module = imported(file)
+    module = import_file(file)
     defined = vars(module)
 
     def wrong(words: str, name: str = "") -> BadWorkload:
         return BadWorkload(f"{file.name}:{lines.get(name, 1)}: {words}")
 
     def function(name: str, *, needed: bool = False) -> Any:
-        found = defined.get(name)
-        if found is None and needed:
+        function = defined.get(name)
+        if function is None and needed:
             raise wrong(f"there is no function {name}(…)")
-        if found is not None and not callable(found):
-            raise wrong(f"{name} must be a function, not {type(found).__name__}", name)
-        return found
+        if function is not None and not callable(function):
+            raise wrong(f"{name} must be a function, not {type(function).__name__}", name)
+        return function
 
     cases, axes = cases_of(defined, wrong)
     make, reference = function("inputs", needed=True), function("reference", needed=True)
@@ -58,14 +58,14 @@ def load(path: Path) -> Definition:
     skip, flops, traffic = function("skip"), function("flops"), function("bytes") if "bytes" in defined else None
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
-        return Arguments.of(make(**fitting(make, {**with_dtype(case), "device": device, "generator": generator})))
+        offered = {**with_dtype(case), "device": device, "generator": generator}
+        return Arguments.of(make(**fitting_arguments(make, offered)))
 
     def skipped(case: CaseValues, device: torch.device) -> str:
-        return str(skip(**fitting(skip, {**with_dtype(case), "device": device})) or "")
+        return str(skip(**fitting_arguments(skip, {**with_dtype(case), "device": device})) or "")
 
     names = tuple(inspect.signature(reference).parameters)
     inplace = inplace_of(defined.get("inplace", ()), names, wrong)
-
     return Definition(
         name=file.stem,
         file=file,
@@ -76,8 +76,8 @@ def load(path: Path) -> Definition:
         implementations=implementations,
         baselines=baselines,
         outputs=function("outputs"),
-        flops=(lambda case: float(flops(**fitting(flops, with_dtype(case))))) if flops else None,
-        bytes=(lambda case: float(traffic(**fitting(traffic, with_dtype(case))))) if traffic else None,
+        flops=(lambda case: float(flops(**fitting_arguments(flops, with_dtype(case))))) if flops else None,
+        bytes=(lambda case: float(traffic(**fitting_arguments(traffic, with_dtype(case))))) if traffic else None,
         skip=skipped if skip else None,
         tolerance=tolerance_of(defined.get("tolerance"), wrong),
         names=names,
@@ -99,10 +99,12 @@ def top_level(file: Path) -> dict[str, int]:
     except (OSError, ValueError, RecursionError, MemoryError) as exc:
         raise BadWorkload(f"{file.name}: cannot be read: {exc or 'it is nested too deeply'}") from exc
     lines: dict[str, int] = {}
-    for name, line in bound(tree):
+    for name, line in bound_names(tree):
         kind = next((kind for kind in KINDS if name.startswith(kind)), None)
-        own = {other: at for other, at in lines.items() if kind and other.split("_", 1)[-1] == name.split("_", 1)[-1]}
-        for other, at in own.items():
+        names_of_kind = {
+            other: at for other, at in lines.items() if kind and other.split("_", 1)[-1] == name.split("_", 1)[-1]
+        }
+        for other, at in names_of_kind.items():
             if other.startswith(KINDS):
                 called = name.split("_", 1)[-1]
                 raise BadWorkload(
@@ -114,7 +116,7 @@ def top_level(file: Path) -> dict[str, int]:
     return lines
 
 
-def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Names bound by the statements of a module, with their lines."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
@@ -124,7 +126,7 @@ def bound(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((one.id, node.lineno) for one in targets if isinstance(one, ast.Name))
 
 
-def imported(file: Path, also: Path | None = None) -> ModuleType:
+def import_file(file: Path, also: Path | None = None) -> ModuleType:
     """The module, with its folder on the path, and `also` another. Raises `BadWorkload` for whatever it raises."""
     for folder in (*([] if also is None else [also]), file.parent):
         if str(folder) not in sys.path:
@@ -137,8 +139,8 @@ def imported(file: Path, also: Path | None = None) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as exc:
-        words = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
-        raise BadWorkload(f"{place(exc, file)}: {words}") from exc
+        reason = f'needs the package {exc.name}, which is not installed: requirements = ["{exc.name}"] installs it'
+        raise BadWorkload(f"{place(exc, file)}: {reason}") from exc
     except BaseException as exc:
         if isinstance(exc, KeyboardInterrupt):
             raise
@@ -260,7 +262,7 @@ def requirements_of(requirements: Any, wrong: Wrong) -> tuple[str, ...]:
     return tuple(requirements)
 
 
-def fitting(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+def fitting_arguments(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
     """The offered arguments that a function takes by name; all of them if it takes any name."""
     taken = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in taken.values()):

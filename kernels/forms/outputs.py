@@ -66,7 +66,7 @@ class Result:
         return " ".join(part for part in (self.implementation, self.name, axes) if part) or "without a name"
 
 
-def read(kind: str, text: str, folder: Path, implementation: str = "", default: str = "") -> list[Result]:
+def read_output(kind: str, text: str, folder: Path, implementation: str = "", default: str = "") -> list[Result]:
     """Return the results in an output; repetitions of one are one result. `implementation` is an axis, or a pattern
     with one group, that names implementations; empty: what the format itself calls one. A result without one is of
     the implementation `default`. Raises `Unreadable`."""
@@ -166,7 +166,7 @@ def called(implementation: str) -> str:
     return implementation.removesuffix(CONTROL) + "_aa" if implementation.endswith(CONTROL) else implementation
 
 
-def word(value: object) -> str:
+def row_word(value: object) -> str:
     """A value as it is written in a row: one line of limited length."""
     if isinstance(value, (dict, list)):
         value = json.dumps(value, sort_keys=True)
@@ -174,15 +174,15 @@ def word(value: object) -> str:
     return "".join(one if one.isprintable() else " " for one in text)[:LONGEST_WORD]
 
 
-def us(value: object, unit: str) -> float:
+def to_microseconds(value: object, unit: str) -> float:
     """A time in microseconds. Raises `NoTime` for a time of 0, and `Unreadable` for what is no time."""
     if unit not in IN_US:
-        raise Unreadable(f"{word(unit)!r} is not a unit of time; there are {', '.join(IN_US)}")
+        raise Unreadable(f"{row_word(unit)!r} is not a unit of time; there are {', '.join(IN_US)}")
     made = float(value) * IN_US[unit] if isinstance(value, (int, float, str)) and value is not True else math.nan
     if made == 0:
         raise NoTime("below the resolution of the program's clock: it reports a time of 0")
     if not (math.isfinite(made) and 0 < made <= LONGEST_US):
-        raise Unreadable(f"{word(value)!r} {unit} is not a time")
+        raise Unreadable(f"{row_word(value)!r} {unit} is not a time")
     return made
 
 
@@ -190,7 +190,7 @@ def timed(result: Result, times: Iterable[object], unit: str) -> Result:
     """The result with these times, or with the reason why it has none."""
     listed = list(times)
     try:
-        result.samples_us = [us(time, unit) for time in listed]
+        result.samples_us = [to_microseconds(time, unit) for time in listed]
     except NoTime as exc:
         zeros = sum(str(time).strip("0.") == "" for time in listed)
         result.samples_us, result.skipped = (
@@ -214,9 +214,11 @@ def google_benchmark(text: str, _folder: Path) -> Iterator[Result]:
         name, aggregate = one.get("run_name", one["name"]), one.get("aggregate_name", "")
         # Old versions do not number repetitions, but sum them up.
         repetition = one.get("repetition_index", index if name in repeated else "")
-        result = Result(word(name), repetition=word(repetition))
+        result = Result(row_word(name), repetition=row_word(repetition))
         if one.get("error_occurred") or one.get("skipped"):
-            result.skipped = word(one.get("error_message") or one.get("skip_message") or "the program reports an error")
+            result.skipped = row_word(
+                one.get("error_message") or one.get("skip_message") or "the program reports an error"
+            )
             yield result
         elif one.get("run_type", "iteration") == "iteration":
             yield timed(result, [one["real_time"]], one.get("time_unit", "ns"))
@@ -227,7 +229,9 @@ def google_benchmark(text: str, _folder: Path) -> Iterator[Result]:
                 yield timed(result, [one["real_time"]], one.get("time_unit", "ns"))
     for name, aggregates in summed.items():
         if "median" not in aggregates:
-            yield Result(word(name), skipped=f"the program gave only {word(', '.join(aggregates))}, and no median")
+            yield Result(
+                row_word(name), skipped=f"the program gave only {row_word(', '.join(aggregates))}, and no median"
+            )
 
 
 def pytest_benchmark(text: str, _folder: Path) -> Iterator[Result]:
@@ -235,8 +239,8 @@ def pytest_benchmark(text: str, _folder: Path) -> Iterator[Result]:
     its parameters are axes."""
     results, full_names = [], []
     for one in json.loads(text)["benchmarks"]:
-        params, full = one.get("params") or {}, word(one.get("fullname") or one["name"])
-        axes = {word(key): word(value) for key, value in params.items()}
+        params, full = one.get("params") or {}, row_word(one.get("fullname") or one["name"])
+        axes = {row_word(key): row_word(value) for key, value in params.items()}
         result = Result(full.split("[")[0] if params else full, axes)
         results.append(timed(result, one["stats"].get("data") or [one["stats"]["median"]], "s"))
         full_names.append(full)
@@ -247,12 +251,12 @@ def pytest_benchmark(text: str, _folder: Path) -> Iterator[Result]:
     yield from results
 
 
-def hyperfine(text: str, _folder: Path) -> Iterator[Result]:
+def read_hyperfine(text: str, _folder: Path) -> Iterator[Result]:
     """`results[].times` in seconds, by command; parameters are axes."""
     results = []
     for one in json.loads(text)["results"]:
-        axes = {word(key): word(value) for key, value in (one.get("parameters") or {}).items()}
-        results.append(timed(Result(word(one["command"]), axes), one.get("times") or [one["mean"]], "s"))
+        axes = {row_word(key): row_word(value) for key, value in (one.get("parameters") or {}).items()}
+        results.append(timed(Result(row_word(one["command"]), axes), one.get("times") or [one["mean"]], "s"))
         if failed := sum(code != 0 for code in one.get("exit_codes") or ()):
             results[-1].note = f"{failed} of {len(one['exit_codes'])} runs ended with an exit code other than 0"
     for result, command in zip(results, [*general_commands(results)], strict=True):
@@ -260,7 +264,7 @@ def hyperfine(text: str, _folder: Path) -> Iterator[Result]:
         yield result
 
 
-def nvbench(text: str, folder: Path) -> Iterator[Result]:
+def read_nvbench(text: str, folder: Path) -> Iterator[Result]:
     """States of benchmarks: the samples of `--jsonbin` where there are some, else the mean of cold runs on the GPU, or
     of runs on the CPU for a benchmark that has no others. Numbers are strings there. Of several devices, each is an
     axis value."""
@@ -268,12 +272,12 @@ def nvbench(text: str, folder: Path) -> Iterator[Result]:
     several = len(report.get("devices") or []) > 1
     for benchmark in report["benchmarks"]:
         for state in benchmark["states"]:
-            axes = {word(one["name"]): word(one["value"]) for one in state.get("axis_values") or []}
+            axes = {row_word(one["name"]): row_word(one["value"]) for one in state.get("axis_values") or []}
             if several:
-                axes["device"] = word(state["device"])
-            result = Result(word(benchmark["name"]), axes)
+                axes["device"] = row_word(state["device"])
+            result = Result(row_word(benchmark["name"]), axes)
             if state.get("is_skipped"):
-                result.skipped = word(state.get("skip_reason") or "the program skipped it")
+                result.skipped = row_word(state.get("skip_reason") or "the program skipped it")
             else:
                 summaries = {
                     one["tag"]: {value["name"]: value["value"] for value in one.get("data") or []}
@@ -308,7 +312,7 @@ NVBENCH_TIMES = (
 """The summaries that hold a state's time; the first that is there is used."""
 
 
-def table(text: str, _folder: Path) -> Iterator[Result]:
+def read_table(text: str, _folder: Path) -> Iterator[Result]:
     """A CSV with a header: one column of time (`ns`, `us`, `ms` or `s`); `benchmark`, `implementation`, `repeat` and
     `skipped` where they are there; every other column is an axis. Each line is a result, or one repeat of it."""
     reader = csv.DictReader(io.StringIO(text))
@@ -323,12 +327,12 @@ def table(text: str, _folder: Path) -> Iterator[Result]:
         if None in line or None in line.values():
             raise Unreadable(f"line {reader.line_num}: not as many cells as the header")
         result = Result(
-            word(line.get("benchmark") or ""),
-            {word(name): word(value) for name, value in line.items() if name not in plain},
-            implementation=called(word(line.get("implementation") or "")),
-            repetition=word(line.get("repeat") or ""),
+            row_word(line.get("benchmark") or ""),
+            {row_word(name): row_word(value) for name, value in line.items() if name not in plain},
+            implementation=called(row_word(line.get("implementation") or "")),
+            repetition=row_word(line.get("repeat") or ""),
         )
-        result.skipped = word(line.get("skipped") or "")
+        result.skipped = row_word(line.get("skipped") or "")
         try:
             yield result if result.skipped else timed(result, [line[units[0]]], units[0])
         except (Unreadable, ValueError) as exc:
@@ -338,7 +342,7 @@ def table(text: str, _folder: Path) -> Iterator[Result]:
 READERS: Mapping[str, Callable[[str, Path], Iterator[Result]]] = {
     "google-benchmark": google_benchmark,
     "pytest-benchmark": pytest_benchmark,
-    "hyperfine": hyperfine,
-    "nvbench": nvbench,
-    "csv": table,
+    "hyperfine": read_hyperfine,
+    "nvbench": read_nvbench,
+    "csv": read_table,
 }

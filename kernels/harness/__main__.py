@@ -18,13 +18,13 @@ from typing import Any
 
 from kernels import LINE_INFO
 from kernels.harness.calls import THESE, files_of
-from kernels.harness.ending import end_with_parent, leave
-from kernels.harness.facts import CRASHED, Facts, log
+from kernels.harness.ending import end_with_parent, leave_process
+from kernels.harness.facts import CRASHED, Facts, log_line
 from kernels.harness.gates import environment_gates
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
-from kernels.harness.spec import ANSWER_LIMIT_S, Spec, parse
-from kernels.harness.watched import is_watched, watched
+from kernels.harness.spec import ANSWER_LIMIT_S, Spec, parse_spec
+from kernels.harness.watched import is_watched, watch_step
 
 BAD_SPEC, GATE_FAILED = 22, 21
 NOTHING_JUDGED = "implementation,case_id,passed,max_abs_error,limit,reason\n"
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         end_with_parent()
         THESE.join(*files)
     elif options.watched or is_watched(options.step, options.spec):
-        code = watched([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
+        code = watch_step([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
         if code is not None:
             return code
     facts = Facts(acknowledged=not options.no_ack)
@@ -59,12 +59,12 @@ def main(arguments: list[str]) -> int:
         spec = read_spec(options.spec, options.step)
         if spec.profile is not None:  # in every step: what is profiled is what was built and measured
             os.environ[LINE_INFO] = "1"
-        return perform(options.step, spec, options.out, facts)
+        return perform_step(options.step, spec, options.out, facts)
     except BadSpec as exc:
         facts.send("problem", cause="spec_refused", detail=str(exc))
         return BAD_SPEC
     except Exception as exc:
-        log(traceback.format_exc())
+        log_line(traceback.format_exc())
         full = isinstance(exc, OSError) and exc.errno in {errno.ENOSPC, errno.EDQUOT}
         cause = "disk_full" if full else "harness_crashed"
         facts.send("problem", cause=cause, detail=f"{type(exc).__name__}: {exc}"[:2000])
@@ -75,7 +75,7 @@ def read_spec(path: Path, step: str) -> Spec:
     """The spec in a file. Raises `BadSpec`, also when there is no such file. A user's own workload is read only by the
     steps that run it: earlier, what it needs may not be installed yet."""
     try:
-        return parse(path.read_text(encoding="utf-8"), None if step == "environment" else partial(read_own, step))
+        return parse_spec(path.read_text(encoding="utf-8"), None if step == "environment" else partial(read_own, step))
     except (OSError, UnicodeDecodeError) as exc:
         raise BadSpec(f"cannot read {path}: {exc}") from exc
 
@@ -85,12 +85,12 @@ def read_own(step: str, workload: OwnWorkload) -> Mapping[str, Any]:
     its form. Raises `BadSpec`."""
     if workload.form == PROGRAM or (step == "correctness" and workload.form not in JUDGED_APART):
         return {}
-    from kernels.harness.starting import described
+    from kernels.harness.starting import describe_workload
 
-    return described(workload)
+    return describe_workload(workload)
 
 
-def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
+def perform_step(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     """Runs one step of a judged spec and returns its exit code. PyTorch is imported only after a gate has tried it."""
     out.mkdir(parents=True, exist_ok=True)
     if step == "environment":
@@ -107,7 +107,7 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
         return 0
 
     if step == "profile":
-        return profile(spec, out, facts)
+        return perform_profile(spec, out, facts)
 
     import torch
 
@@ -116,18 +116,18 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
-    device, cache = environment.device(), steps.default_cache()
-    own = isinstance(spec.workload, OwnWorkload)
-    problem = None if own else spec.workload.problem()
-    if device.type == "cuda" and not own:
-        from kernels.harness.worker import broken
+    device, cache = environment.default_device(), steps.default_cache()
+    is_own_workload = isinstance(spec.workload, OwnWorkload)
+    problem = None if is_own_workload else spec.workload.problem()
+    if device.type == "cuda" and not is_own_workload:
+        from kernels.harness.worker import is_broken
 
         THESE.settle = partial(torch.cuda.synchronize, device)
-        THESE.is_broken = lambda exc: not isinstance(exc, torch.OutOfMemoryError) and broken(device)
+        THESE.is_broken = lambda exc: not isinstance(exc, torch.OutOfMemoryError) and is_broken(device)
     session = Session(spec, out, cache, facts, device, problem, steps.arena_of(spec, device))
     apart = step == "environment"
     if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:
-        return programs.perform(step, session, spec.workload)
+        return programs.perform_program(step, session, spec.workload)
     run = {
         "environment": steps.record_environment,
         "build": steps.build_kernel,
@@ -142,19 +142,19 @@ def perform(step: str, spec: Spec, out: Path, facts: Facts) -> int:
             session.arena.close()
 
 
-def profile(spec: Spec, out: Path, facts: Facts) -> int:
+def perform_profile(spec: Spec, out: Path, facts: Facts) -> int:
     """Makes the profiles, each in a process of its own. This process loads PyTorch only where the device was not
     recorded."""
-    from kernels.harness.profiling import Machine, profile_all, recorded
+    from kernels.harness.profiling import Machine, profile_all, recorded_machine
 
-    machine = recorded(out)
+    machine = recorded_machine(out)
     if machine is None:
         from kernels.harness import environment
 
-        device = environment.device()
+        device = environment.default_device()
         machine = Machine(device.type, environment.device_name(device))
     return profile_all(spec, out, facts, machine)
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    leave_process(main(sys.argv[1:]))

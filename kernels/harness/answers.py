@@ -17,16 +17,16 @@ files."""
 PIECE_BYTES = 1 << 28
 
 
-def leaves(answer: Any) -> list[Any]:
+def answer_leaves(answer: Any) -> list[Any]:
     """The leaves of an answer: all parts that are no tuple, list or mapping."""
     if isinstance(answer, dict):
-        return [leaf for one in answer.values() for leaf in leaves(one)]
+        return [leaf for one in answer.values() for leaf in answer_leaves(one)]
     if isinstance(answer, (tuple, list)):
-        return [leaf for one in answer for leaf in leaves(one)]
+        return [leaf for one in answer for leaf in answer_leaves(one)]
     return [answer]
 
 
-def strange(leaf: Any, device: torch.device) -> str:
+def unusable_reason(leaf: Any, device: torch.device) -> str:
     """Why a leaf of an answer cannot be used; empty where it can."""
     if isinstance(leaf, (bool, int, float)):
         return ""
@@ -39,27 +39,28 @@ def strange(leaf: Any, device: torch.device) -> str:
     return ""
 
 
-def same(one: Any, two: Any) -> bool:
+def answers_equal(one: Any, two: Any) -> bool:
     """Whether two answers are equal in every bit."""
-    a, b = leaves(one), leaves(two)
+    a, b = answer_leaves(one), answer_leaves(two)
     return len(a) == len(b) and all(
-        alike(bits(x), bits(y)) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True)
+        bytes_equal(bit_integers(x), bit_integers(y)) if isinstance(x, torch.Tensor) else x == y
+        for x, y in zip(a, b, strict=True)
     )
 
 
-def alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+def bytes_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors have the same bytes. The comparison needs little extra memory."""
     return one.shape == two.shape and all(
         torch.equal(a, b) for a, b in zip(one.split(PIECE_BYTES), two.split(PIECE_BYTES), strict=True)
     )
 
 
-def bits(one: torch.Tensor) -> torch.Tensor:
+def bit_integers(one: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor as integers, among which NaN equals itself."""
     return one.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def spoil(one: Any) -> None:
+def spoil_memory(one: Any) -> None:
     """Fills memory for an answer with values that are no answer."""
     if isinstance(one, torch.Tensor):
         one.fill_(float("nan") if one.is_floating_point() or one.is_complex() else 1 if one.dtype is torch.bool else 77)
@@ -71,7 +72,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def release(device: torch.device) -> None:
+def free_cached_memory(device: torch.device) -> None:
     """Frees cached memory that is not in use, as other processes need it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -79,7 +80,7 @@ def release(device: torch.device) -> None:
 
 def size_of(answer: Any) -> int:
     """The number of bytes of all tensors of an answer."""
-    return sum(one.numel() * one.element_size() for one in leaves(answer) if isinstance(one, torch.Tensor))
+    return sum(one.numel() * one.element_size() for one in answer_leaves(answer) if isinstance(one, torch.Tensor))
 
 
 def stack(answers: Sequence[Any]) -> Any:
@@ -103,25 +104,25 @@ def _tensor(one: Any) -> torch.Tensor:
     return one.detach()
 
 
-def written(answer: Any, folder: str) -> Reply:
+def write_answer(answer: Any, folder: str) -> Reply:
     """Writes an answer: returns its structure, and stores a file for each tensor."""
 
     def keep(leaf: torch.Tensor, number: int) -> str:
         path = Path(folder) / f"{number}.bin"
-        bits(leaf.cpu()).numpy().tofile(path)
+        bit_integers(leaf.cpu()).numpy().tofile(path)
         return str(path)
 
     return taken_apart(answer, keep)
 
 
-def lent(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
+def lend_answer(answer: Any) -> tuple[Reply, list[torch.Tensor]]:
     """An answer as its structure with the address of each tensor on the device, and the tensors themselves. The caller
     keeps them until the judge has copied them."""
     kept: list[torch.Tensor] = []
 
     def keep(leaf: torch.Tensor, _number: int) -> list[Any]:
         kept.append(leaf.contiguous())
-        return lending.lend(kept[-1])
+        return lending.lend_tensor(kept[-1])
 
     return taken_apart(answer, keep), kept
 
@@ -143,7 +144,7 @@ def tree_of(value: Any, files: list[Any], keep: Callable[[torch.Tensor, int], An
     return len(files) - 1
 
 
-def read(entry: list[Any], device: torch.device) -> torch.Tensor:
+def read_tensor(entry: list[Any], device: torch.device) -> torch.Tensor:
     """A tensor from its file, or from another process's memory. That process may have written anything there, so the
     bytes are only copied and never interpreted as code."""
     place, dtype, shape = entry
@@ -153,15 +154,15 @@ def read(entry: list[Any], device: torch.device) -> torch.Tensor:
         return torch.empty(shape, dtype=kind)
     size = count * kind.itemsize
     if isinstance(place, list):
-        return lending.borrowed(place, size, device).view(kind).reshape(shape)
+        return lending.borrow_tensor(place, size, device).view(kind).reshape(shape)
     raw = torch.from_file(str(place), size=size, dtype=torch.uint8)
     return raw.clone().view(kind).reshape(shape)
 
 
-def unflattened(tree: Any, tensors: list[torch.Tensor]) -> Any:
+def rebuild_answer(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """The answer from its structure and its tensors: the reverse of `written`."""
     if isinstance(tree, dict) and "map" in tree:
-        return {key: unflattened(one, tensors) for key, one in tree["map"].items()}
+        return {key: rebuild_answer(one, tensors) for key, one in tree["map"].items()}
     if isinstance(tree, dict):
-        return [unflattened(one, tensors) for one in tree["list"]]
+        return [rebuild_answer(one, tensors) for one in tree["list"]]
     return tensors[int(tree)]

@@ -20,15 +20,15 @@ import torch
 
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built
-from kernels.harness.facts import log
+from kernels.harness.facts import log_line
 from kernels.harness.hands import Absent, Hand, Place, RemoteTimer, Turn
-from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, rotation
-from kernels.harness.judging import Judged, Outcome, Session, say
+from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
+from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.scratch import Scratch
-from kernels.harness.spec import Spec, original
-from kernels.harness.starting import READING_LIMIT_S, starter
+from kernels.harness.spec import Spec, original_name
+from kernels.harness.starting import READING_LIMIT_S, worker_starter
 from kernels.harness.timers import Timed
 from kernels.harness.turns import Contender
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
@@ -118,7 +118,7 @@ class Arena:
 
     def judged(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
         """The judge's verdict on one answer. Raises `Lost` and `Answered` if the judge itself fails."""
-        first = bool(self.baselines) and original(hand.name) == self.baselines[0]
+        first = bool(self.baselines) and original_name(hand.name) == self.baselines[0]
         try:
             reply = self.judge.ask(
                 "judge", case=dict(case.values), case_id=case.id, seed=seed,
@@ -154,8 +154,8 @@ class Arena:
         check = self.verdict(hand, case, check_seed, answer)
         if not check.passed:
             check = replace(check, reason=check.reason + remark_on(hand))
-        role = "baseline_" if original(name) in self.baselines else "kernel_"
-        call = Call(role + original(name), Place(hand, 0), scope=self.scope(hand, case))
+        role = "baseline_" if original_name(name) in self.baselines else "kernel_"
+        call = Call(role + original_name(name), Place(hand, 0), scope=self.scope(hand, case))
         return Bound(name, call), check, int(inputs["set_bytes"])
 
     def can_lend(self, hand: Hand) -> bool:
@@ -180,7 +180,7 @@ class Arena:
             found[name] = self.outcome(name, case, seed, check_seed)
         found = suspecting_reference(found)
         for outcome in found.values():
-            say(session.facts, case, outcome)
+            send_outcome(session.facts, case, outcome)
         return Judged(case, None, None, tuple(found[name] for name in implementations))
 
     def outcome(self, name: str, case: OwnCase, seed: int, check_seed: int) -> Outcome:
@@ -193,8 +193,8 @@ class Arena:
                 break
             except (Lost, Answered, Unavailable) as exc:
                 if not (fresh and isinstance(exc, Answered) and exc.sticky):
-                    return against(name, exc, "while it was checked")
-                log(f"{case.id}: {name}: {exc.text}: once more, in another process")
+                    return failure_outcome(name, exc, "while it was checked")
+                log_line(f"{case.id}: {name}: {exc.text}: once more, in another process")
         self.proven.add(name)
         if not check.passed:
             return Outcome(name, None, check, check.reason, wrong=True)
@@ -204,12 +204,12 @@ class Arena:
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]:
         """The implementations that passed, with as many input sets as cold caches need; one that fails meanwhile is
         left out."""
-        known = cache_bytes(self.device) or ASSUMED_CACHE_BYTES
+        cache_size = cache_bytes(self.device) or ASSUMED_CACHE_BYTES
         size, bounds = max(self.sizes), judged.bound
         free = max(1, processes.free_bytes(self.device) // max(1, len(bounds)))
         # What is larger than the cache passes it by itself; a second copy would only take memory.
-        most = 1 if size >= AIM * known else MOST_SETS[self.device.type]
-        wanted = rotation(self.cache, size, known, free, most)
+        most = 1 if size >= AIM * cache_size else MOST_SETS[self.device.type]
+        wanted = plan_rotation(self.cache, size, cache_size, free, most)
         sets, lost = wanted.sets, {}
         for one in bounds:
             try:
@@ -217,7 +217,7 @@ class Arena:
                 hand.sets = int(hand.ask("spread", count=wanted.sets)["sets"])
                 sets = min(sets, hand.sets)
             except (Lost, Answered, Unavailable) as exc:
-                lost[one.implementation] = against(one.implementation, exc, "while its inputs were copied")
+                lost[one.implementation] = failure_outcome(one.implementation, exc, "while its inputs were copied")
 
         def ready(outcome: Outcome) -> Outcome:
             if outcome.bound is None or outcome.implementation in lost:
@@ -226,11 +226,11 @@ class Arena:
             try:
                 peak = hand.ask("peak")["bytes"]
             except (Lost, Answered, Unavailable) as exc:
-                return against(outcome.implementation, exc, "while its memory was measured")
+                return failure_outcome(outcome.implementation, exc, "while its memory was measured")
             copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, sets))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
-        turns = wanted if sets == wanted.sets else rotation(self.cache, size, known, sets * size, sets)
+        turns = wanted if sets == wanted.sets else plan_rotation(self.cache, size, cache_size, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
     def still_right(self, judged: Judged) -> Judged:
@@ -243,13 +243,13 @@ class Arena:
             name = outcome.implementation
             fault = self.hand(name).fault
             if fault is not None:
-                return against(name, fault, "while it was timed")
+                return failure_outcome(name, fault, "while it was timed")
             try:
-                found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))
+                fault_found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))
             except (Lost, Answered, Unavailable) as exc:
-                return against(name, exc, "after it was timed")
-            if not found.passed:
-                return Outcome(name, None, found, found.reason, wrong=True)
+                return failure_outcome(name, exc, "after it was timed")
+            if not fault_found.passed:
+                return Outcome(name, None, fault_found, fault_found.reason, wrong=True)
             assert outcome.check is not None, "what was timed was checked before"
             return replace(outcome, check=replace(outcome.check, calls=self.judged_calls[name]))
 
@@ -268,13 +268,13 @@ class Arena:
         hand, seed = self.hand(name), self.last_seed[1]
         timed_s = sum(wall for wall, _, _ in hand.walls)
         answer = hand.ask("check", seed=seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
-        found = self.verdict(hand, case, seed, answer)
-        if not found.passed:
-            return replace(found, reason=f"right before timing, wrong after: {found.reason}")
+        fault = self.verdict(hand, case, seed, answer)
+        if not fault.passed:
+            return replace(fault, reason=f"right before timing, wrong after: {fault.reason}")
         reason = self.afterthoughts(name, case)
         if reason:
-            return replace(found, passed=False, reason=reason)
-        return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or found
+            return replace(fault, passed=False, reason=reason)
+        return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
 
     def repeated(self, hand: Hand, case: OwnCase, seeds: tuple[int, int], limit_s: float) -> Check | None:
         """The verdict on the first wrong answer of many calls on the inputs of two seeds in turn; None if all are
@@ -282,7 +282,7 @@ class Arena:
         used = seeds[: hand.sets]
         began, made, most = time.perf_counter(), 0, 2
         per_batch = max(1, REPEATED_BYTES // max(1, hand.answer_bytes))
-        first = bool(self.baselines) and original(hand.name) == self.baselines[0]
+        first = bool(self.baselines) and original_name(hand.name) == self.baselines[0]
         while made < REPEATED and (made == 0 or time.perf_counter() - began < limit_s):
             calls = max(len(used), min(most, per_batch, REPEATED - made))
             answer = hand.ask(
@@ -338,11 +338,11 @@ class Arena:
                 yield
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
-                    found = self.verdict(
+                    fault = self.verdict(
                         hand, case, seed, hand.ask("answered", folder=str(self.scratch.path), lend=self.can_lend(hand))
                     )
-                    if not found.passed:
-                        self.wrong[hand.name] = replace(found, reason=f"in a timed call on new inputs: {found.reason}")
+                    if not fault.passed:
+                        self.wrong[hand.name] = replace(fault, reason=f"in a timed call on new inputs: {fault.reason}")
             except (Lost, Answered) as exc:
                 raise Unavailable(exc.reason("while it was timed")) from exc
             finally:
@@ -440,7 +440,7 @@ class Arena:
 
 def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
     """The outcomes. If each of several implementations gives a wrong answer, their reasons suspect the reference."""
-    judged = {original(name): one for name, one in found.items() if one.check is not None}
+    judged = {original_name(name): one for name, one in found.items() if one.check is not None}
     if len(judged) < 2 or any(one.check is not None and one.check.passed for one in found.values()):
         return dict(found)
     words = f"; all {len(judged)} implementations differ from reference: look at that first"
@@ -467,7 +467,7 @@ def remark_on(hand: Hand) -> str:
     return f"; {words}" if words else ""
 
 
-def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
+def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
     """The outcome of a failure. An implementation that cannot run here or has no memory is not counted as wrong."""
     if isinstance(exc, Unavailable):
         return Outcome(name, None, None, str(exc), wrong=False)
@@ -478,7 +478,7 @@ def against(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome
 def open_arena(spec: Spec, device: torch.device) -> Arena:
     """The arena of one step; each of its processes is started when it is first needed."""
     assert isinstance(spec.workload, OwnWorkload), "others run here"
-    start = starter(spec.workload, device, spec.threads)
+    start = worker_starter(spec.workload, device, spec.threads)
     return Arena(
         device=device,
         seed=spec.seed,

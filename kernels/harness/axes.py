@@ -16,13 +16,13 @@ def case_seed(case: Case, seed: int, purpose: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(case: Case, device: torch.device, seed: int) -> torch.Generator:
+def case_generator(case: Case, device: torch.device, seed: int) -> torch.Generator:
     """The random generator for the inputs of a case."""
     generator = torch.Generator(device=device)
     generator.manual_seed(case_seed(case, seed, "inputs"))
     return generator
 
 
-def order(case: Case, seed: int) -> random.Random:
+def shuffle_generator(case: Case, seed: int) -> random.Random:
     """The generator that shuffles the implementations within each block."""
     return random.Random(case_seed(case, seed, "order"))

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from kernels.forms.definition import Arguments, BadWorkload, Definition, mapped
+from kernels.forms.definition import Arguments, BadWorkload, Definition, map_tensors
 from kernels.harness import input_sets, timers
 from kernels.harness.answers import (
     LEND_BYTES,
     Reply,
-    leaves,
-    lent,
-    release,
-    same,
+    answer_leaves,
+    answers_equal,
+    free_cached_memory,
+    lend_answer,
     size_of,
-    spoil,
+    spoil_memory,
     stack,
-    strange,
     synchronize,
-    written,
+    unusable_reason,
+    write_answer,
 )
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Unavailable
@@ -123,7 +123,7 @@ class Bench:
             made = self.definition.outputs(*arguments.args, **arguments.kwargs)
             outs = Arguments.of(made).args
             for one in outs:
-                spoil(one)
+                spoil_memory(one)
         function, args, kwargs = self.function, (*outs, *arguments.args), dict(arguments.kwargs)
         bound = getattr(function, "bound", None)
         call = bound(self.case, outs, arguments) if bound else lambda: function(*args, **kwargs)
@@ -171,15 +171,15 @@ class Bench:
             place = number % len(seeds)
             outs = self.sets[place][1]
             for out in outs:
-                spoil(out)
+                spoil_memory(out)
             self.kept.wanted = True
             self.plans[place]()
             answer = self.completed(self.kept.answer, place)
             self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
-            faults = [fault for leaf in leaves(answer) if (fault := strange(leaf, self.device))]
+            faults = [fault for leaf in answer_leaves(answer) if (fault := unusable_reason(leaf, self.device))]
             if faults:
                 return {"fault": faults[0], "files": [], "tree": None}
-            answers[place].append(mapped(answer, torch.clone))
+            answers[place].append(map_tensors(answer, torch.clone))
             del answer
             self.restore((place,))
         synchronize(self.device)
@@ -189,10 +189,10 @@ class Bench:
             return {"fault": "its answers have other shapes from call to call", "files": [], "tree": None}
         del answers
         if not lend or size_of(stacked) < LEND_BYTES:
-            return {"fault": "", **written(stacked, folder)}
-        reply, self.shown = lent(stacked)
+            return {"fault": "", **write_answer(stacked, folder)}
+        reply, self.shown = lend_answer(stacked)
         del stacked
-        release(self.device)
+        free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
@@ -219,7 +219,7 @@ class Bench:
             for one, new in zip(old, fresh, strict=True):
                 one.copy_(new)
             for one in outs:
-                spoil(one)
+                spoil_memory(one)
 
     def large(self, least: int) -> bool:
         """Whether a set of inputs takes at least `least` bytes."""
@@ -227,7 +227,7 @@ class Bench:
 
     def tidy(self) -> None:
         """Frees the memory that was needed only to fill or copy inputs, and keeps what the next call needs."""
-        release(self.device)
+        free_cached_memory(self.device)
         if self.transient and self.device.type == "cuda":
             torch.empty(self.transient, dtype=torch.uint8, device=self.device)
 
@@ -262,28 +262,28 @@ class Bench:
         arguments = self.sets[place][0]
         self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
         answer = self.completed(answer, place)
-        faults = [fault for one in leaves(answer) if (fault := strange(one, self.device))]
+        faults = [fault for one in answer_leaves(answer) if (fault := unusable_reason(one, self.device))]
         if faults:
             return {"fault": faults[0], "files": [], "tree": None}
-        at_once = mapped(answer, torch.clone)
+        at_once = map_tensors(answer, torch.clone)
         synchronize(self.device)
         time.sleep(LATER_S)
-        if not same(answer, at_once):
+        if not answers_equal(answer, at_once):
             late = "untrusted: its output changed after the call had returned (work on another stream or thread)"
             return {"fault": late, "files": [], "tree": None}
         del answer
         fresh = self.drawn(self.seed)
-        if not same(self.protected(arguments), self.protected(fresh)):
-            if not same(self.protected(self.drawn(self.seed)), self.protected(fresh)):
+        if not answers_equal(self.protected(arguments), self.protected(fresh)):
+            if not answers_equal(self.protected(self.drawn(self.seed)), self.protected(fresh)):
                 raise BadWorkload(f"{self.definition.file.name}: {CHANCE}")
             return {"fault": self.changed_inputs(), "files": [], "tree": None}
         del fresh
         self.restore()
         if not lend or size_of(at_once) < LEND_BYTES:
-            return {"fault": "", **written(at_once, folder)}
-        reply, self.shown = lent(at_once)
+            return {"fault": "", **write_answer(at_once, folder)}
+        reply, self.shown = lend_answer(at_once)
         del at_once
-        release(self.device)
+        free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
     def changed_inputs(self) -> str:
@@ -300,7 +300,7 @@ class Bench:
 
     def specimen(self) -> Reply:
         """A tensor that is lent to try out lending before any answer is lent."""
-        reply, self.shown = lent(torch.arange(1024.0, device=self.device))
+        reply, self.shown = lend_answer(torch.arange(1024.0, device=self.device))
         return reply
 
     def protected(self, arguments: Arguments) -> tuple[torch.Tensor, ...]:
@@ -360,5 +360,5 @@ class Bench:
         forget = getattr(self.function, "leave", None)
         if forget is not None:
             forget()
-        release(self.device)
+        free_cached_memory(self.device)
         return {}

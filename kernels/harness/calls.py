@@ -58,12 +58,12 @@ def content_of(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
-def append(descriptor: int, record: Mapping[str, Any]) -> None:
+def append_record(descriptor: int, record: Mapping[str, Any]) -> None:
     """Adds a record to the file of what went before."""
     os.pwrite(descriptor, json.dumps(record).encode() + b"\n", os.fstat(descriptor).st_size)
 
 
-def recorded(content: bytes) -> tuple[list[Failure], dict[str, Mapping[str, Any]]]:
+def parse_records(content: bytes) -> tuple[list[Failure], dict[str, Mapping[str, Any]]]:
     """The failures in these records, and what they say of each case that was finished."""
     failures: list[Failure] = []
     known: dict[str, Mapping[str, Any]] = {}
@@ -108,17 +108,17 @@ class Calls:
         for descriptor in (page, past):
             os.set_inheritable(descriptor, False)
         self.page, self.past = mmap.mmap(page, PAGE_BYTES), past
-        self.failures, self.known = recorded(content_of(past))
+        self.failures, self.known = parse_records(content_of(past))
 
     def before(self, implementation: str, case_id: str) -> tuple[str, bool] | None:
         """Why an implementation is left out of a case, and whether it counts as wrong; None if it is not left out."""
-        own = [one for one in self.failures if one.implementation == implementation]
-        for one in own:
+        own_failures = [one for one in self.failures if one.implementation == implementation]
+        for one in own_failures:
             if one.case_id in (case_id, BUILD):
                 return one.reason, True
-        if any(one.hung for one in own):
+        if any(one.hung for one in own_failures):
             return "not tried again: it hung in a case before", False
-        return ("not tried again: it failed in two cases before", False) if len(own) >= ENOUGH else None
+        return ("not tried again: it failed in two cases before", False) if len(own_failures) >= ENOUGH else None
 
     @contextmanager
     def of(self, implementation: str, case_id: str) -> Iterator[None]:
@@ -166,16 +166,16 @@ class Calls:
 
     def fail(self, implementation: str, case_id: str, exc: Exception) -> NoReturn:
         """Records that an implementation broke the device, and ends this process."""
-        words = one_line(str(exc))
-        reason = words if isinstance(exc, Unavailable) else f"raised {type(exc).__name__}: {words}"
+        reason_line = one_line(str(exc))
+        reason = reason_line if isinstance(exc, Unavailable) else f"raised {type(exc).__name__}: {reason_line}"
         if self.past is not None:
-            append(self.past, asdict(Failure(implementation, case_id, reason, hung=False)))
+            append_record(self.past, asdict(Failure(implementation, case_id, reason, hung=False)))
         self.leave(AGAIN)
 
     def finished(self, case_id: str, **known: Any) -> None:
         """Records a case that later processes of this step need not repeat."""
         if self.past is not None:
-            append(self.past, {"case": case_id, **known})
+            append_record(self.past, {"case": case_id, **known})
 
 
 THESE = Calls()

@@ -77,14 +77,14 @@ class Nvml:
         self.library = ctypes.CDLL(library)
         self.device = ctypes.c_void_p()
         self.require(self.call("nvmlInit_v2"), "nvmlInit_v2")
-        found = self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))
-        self.require(found, f"nvmlDeviceGetHandleByUUID({uuid})")
+        status = self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self.device))
+        self.require(status, f"nvmlDeviceGetHandleByUUID({uuid})")
 
     def call(self, function: str, *arguments: object) -> int:
         """Calls a function of NVML. Returns its code, 0 for success; `MISSING` where this NVML does not have the
         function."""
-        found = getattr(self.library, function, None)
-        return MISSING if found is None else int(found(*arguments))
+        library_function = getattr(self.library, function, None)
+        return MISSING if library_function is None else int(library_function(*arguments))
 
     @staticmethod
     def require(code: int, what: str) -> None:
@@ -165,7 +165,7 @@ def throttle_words(bits: int) -> str:
     return "|".join([*named, *([f"{unknown:#x}"] if unknown else [])]) or "none"
 
 
-def nvml(device: torch.device, *, energy: bool = False) -> Nvml | None:
+def open_nvml(device: torch.device, *, energy: bool = False) -> Nvml | None:
     """The sensors of a CUDA device, found by UUID because CUDA may number devices differently; None without NVML."""
     if device.type != "cuda":
         return None
@@ -192,9 +192,9 @@ class Sensors:
         return self.sensors.energy_j() if self.sensors is not None else None
 
 
-def clocks(device: torch.device, *, sustained: bool = False) -> Clocks:
+def device_clocks(device: torch.device, *, sustained: bool = False) -> Clocks:
     """The sensors of `device`, or none. Energy is read where measurements are `sustained`: a single call is shorter
     than the steps of the counter."""
     if device.type != "cuda":
         return NoClocks()
-    return Sensors(nvml(device, energy=sustained), in_kernel_clock(device))
+    return Sensors(open_nvml(device, energy=sustained), in_kernel_clock(device))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels.harness.calls import BUILD, THESE
-from kernels.harness.spec import original
+from kernels.harness.spec import original_name
 from kernels.harness.workload import (
     BuildFailed,
     BuildRecord,
@@ -64,7 +64,7 @@ Crew = Mapping[str, Built | BuildFailed | Unavailable]
 """The result of building each implementation, by the name that controls share with their original."""
 
 
-def build(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Unavailable:
+def build_contender(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Unavailable:
     """The implementation of a name, compiled or from the cache; or why there is none."""
     if (failed := THESE.before(name, BUILD)) is not None and failed[1]:
         return BuildFailed(failed[0])
@@ -76,20 +76,20 @@ def build(workload: Workload, name: str, site: Site) -> Built | BuildFailed | Un
         return exc
 
 
-def bind(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
+def bind_contender(implementation: str, crew: Crew, case: Case, inputs: Any) -> Bound:
     """`implementation` on these inputs. Raises `Unavailable` if it cannot run, `BuildFailed` if it was not built."""
-    built = crew.get(original(implementation))
+    built = crew.get(original_name(implementation))
     if built is None:
         raise Unavailable("the spec does not name it")
     if not isinstance(built, Built):
         raise built
-    with THESE.of(original(implementation), case.id):
+    with THESE.of(original_name(implementation), case.id):
         call = built.implementation.bind(case, inputs)
         THESE.settle()  # what it has launched is its own, not the next one's
-    return Bound(implementation, replace(call, scope=THESE.scope(call.scope, original(implementation), case.id)))
+    return Bound(implementation, replace(call, scope=THESE.scope(call.scope, original_name(implementation), case.id)))
 
 
-def check(bound: Bound, by: Yardstick) -> Check:
+def check_output(bound: Bound, by: Yardstick) -> Check:
     """Judges one new output. An implementation that raises has not passed, but if memory runs out this raises
     `Unavailable`."""
     call = bound.call
@@ -111,9 +111,9 @@ def check_copies(bound: Bound, by: Yardstick) -> Check | None:
         first = leaves_of(bound.call.output(bound.plan()), torch.clone)
     for call in bound.copies:
         with call.scope():
-            same = equal(call.output(call.plan()), first)
+            same = outputs_equal(call.output(call.plan()), first)
         if not same:
-            verdict = check(replace(bound, call=call), by)
+            verdict = check_output(replace(bound, call=call), by)
             if not verdict.passed:
                 return replace(verdict, reason=f"on a copy of its inputs: {verdict.reason}")
     return None
@@ -131,7 +131,7 @@ def leaves_of(output: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> list[t
     return []
 
 
-def equal(output: Any, before: list[torch.Tensor]) -> bool:
+def outputs_equal(output: Any, before: list[torch.Tensor]) -> bool:
     """Whether the tensors of an output equal these in every bit."""
     now = leaves_of(output, lambda one: one)
     return len(now) == len(before) and all(torch.equal(a, b) for a, b in zip(now, before, strict=True))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.harness.contenders import Bound, Crew
-from kernels.harness.judging import Judged, Session, judge_one, say
-from kernels.harness.spec import CONTROL, original
+from kernels.harness.judging import Judged, Session, judge_one, send_outcome
+from kernels.harness.spec import CONTROL, original_name
 from kernels.harness.workload import Unavailable
 
 LOOKS = 5
@@ -41,7 +41,7 @@ def slowest_launcher(costs: Sequence[Cost], has_control: frozenset[str]) -> str 
     return None if longest is None or longest.implementation in has_control else longest.implementation
 
 
-def cost(bound: Bound, device: torch.device) -> Cost:
+def call_cost(bound: Bound, device: torch.device) -> Cost:
     """The cost of a call: medians of five separate calls."""
     host, whole = [], []
     with bound.scope():
@@ -63,12 +63,12 @@ def with_second_control(session: Session, crew: Crew, judged: Judged) -> Judged:
     if session.device.type != "cuda" or judged.by is None or not any(name.endswith(CONTROL) for name in names):
         return judged
     try:
-        costs = [cost(one, session.device) for one in judged.bound if not one.implementation.endswith(CONTROL)]
+        costs = [call_cost(one, session.device) for one in judged.bound if not one.implementation.endswith(CONTROL)]
     except (RuntimeError, Unavailable):
         return judged
-    chosen = slowest_launcher(costs, frozenset(original(name) for name in names if name.endswith(CONTROL)))
+    chosen = slowest_launcher(costs, frozenset(original_name(name) for name in names if name.endswith(CONTROL)))
     if chosen is None:
         return judged
     outcome = judge_one(chosen + CONTROL, crew, judged.case, judged.inputs, judged.by)
-    say(session.facts, judged.case, outcome)
+    send_outcome(session.facts, judged.case, outcome)
     return replace(judged, outcomes=(*judged.outcomes, outcome))

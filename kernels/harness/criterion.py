@@ -89,7 +89,7 @@ class Errors:
         return Errors(tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(self.leaves, other.leaves, strict=True)))
 
 
-def flattened(value: Any, at: str = "") -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+def flatten_output(value: Any, at: str = "") -> tuple[Any, list[tuple[str, torch.Tensor]]]:
     """The structure of an output, and its tensors with their places. A number counts as a tensor without dimensions.
     Raises `TypeError` for anything else."""
     if isinstance(value, torch.Tensor):
@@ -97,10 +97,10 @@ def flattened(value: Any, at: str = "") -> tuple[Any, list[tuple[str, torch.Tens
     if isinstance(value, (bool, int, float)):
         return "*", [(at, torch.tensor(value))]
     if isinstance(value, Mapping):
-        parts = {str(key): flattened(one, f"{at}[{key!r}]") for key, one in value.items()}
+        parts = {str(key): flatten_output(one, f"{at}[{key!r}]") for key, one in value.items()}
         return {key: tree for key, (tree, _) in parts.items()}, [leaf for _, found in parts.values() for leaf in found]
     if isinstance(value, (tuple, list)):
-        listed = [flattened(one, f"{at}[{n}]") for n, one in enumerate(value)]
+        listed = [flatten_output(one, f"{at}[{n}]") for n, one in enumerate(value)]
         return [tree for tree, _ in listed], [leaf for _, found in listed for leaf in found]
     raise TypeError(f"an output{at} is a {type(value).__name__}, not a tensor")
 
@@ -121,18 +121,18 @@ def exact_of(
     arguments = inputs.mapped(to_double)
     floating = [one for one in inputs.tensors() if one.is_floating_point()]
     count = sum(one.numel() for one in floating)
-    tree, leaves = flattened(ask(arguments))
-    tensors = tuple(settled(leaf, arguments) for _, leaf in leaves)
+    tree, leaves = flatten_output(ask(arguments))
+    tensors = tuple(comparable_leaf(leaf, arguments) for _, leaf in leaves)
     places = [at for at, _ in leaves]
     del leaves
     if twice:
-        again_tree, again = flattened(ask(arguments))
+        again_tree, again = flatten_output(ask(arguments))
         for at, one, (_, two) in zip(places, tensors, again, strict=True):
             if again_tree != tree or one.shape != as_real(two).shape or not close_enough(one, as_real(two)):
                 raise ValueError(f"the reference is not deterministic: two calls on the same inputs differ{at}")
         del again
     for at, one in zip(places, tensors, strict=True):
-        strange = sum(int(torch.isnan(part).sum().item()) for (part,) in pieces(one)) if one.is_floating_point() else 0
+        strange = count_nan(one)
         if strange:
             raise ValueError(f"the reference answers with NaN in {strange} of {one.numel()} elements{at}")
     trivial = tuple(trivial_answers(one, arguments.tensors()) for one in tensors)
@@ -146,13 +146,20 @@ def exact_of(
         noise = torch.rand(one.shape, generator=generator, device=one.device, dtype=torch.float64)
         return one.double() * (1 + eps * (noise - 0.5))
 
-    _, other = flattened(ask(arguments.mapped(shaken)))
+    _, other = flatten_output(ask(arguments.mapped(shaken)))
     moved = tuple(
-        distance(as_real(leaf), one) if as_real(leaf).shape == one.shape else (0.0, 0.0)
+        error_distance(as_real(leaf), one) if as_real(leaf).shape == one.shape else (0.0, 0.0)
         for (_, leaf), one in zip(other, tensors, strict=False)
     )
     single = in_single(reference, inputs, tree, tensors)
     return Exact(tree, tensors, moved, single, count, trivial)
+
+
+def count_nan(one: torch.Tensor) -> int:
+    """The number of elements that are NaN."""
+    return (
+        sum(int(torch.isnan(part).sum().item()) for (part,) in matching_pieces(one)) if one.is_floating_point() else 0
+    )
 
 
 def guarded(reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -177,10 +184,10 @@ def trivial_answers(right: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tupl
     def constant(value: float) -> torch.Tensor:
         return torch.tensor(value, dtype=torch.float64, device=right.device).expand(right.shape)
 
-    total = sum(float(part.double().sum().item()) for (part,) in pieces(right))
+    total = sum(float(part.double().sum().item()) for (part,) in matching_pieces(right))
     answers = [("zeros", constant(0.0)), ("their mean", constant(total / right.numel()))]
     answers += [("a copy of an input", as_real(one)) for one in inputs if as_real(one).shape == right.shape]
-    return tuple(Trivial(name, *distance(one.to(right.device), right)) for name, one in answers)
+    return tuple(Trivial(name, *error_distance(one.to(right.device), right)) for name, one in answers)
 
 
 def with_stale(exact: Exact, other: Exact) -> Exact:
@@ -188,13 +195,13 @@ def with_stale(exact: Exact, other: Exact) -> Exact:
     if other.tree != exact.tree or any(a.shape != b.shape for a, b in zip(other.leaves, exact.leaves, strict=True)):
         return exact
     pairs = zip(exact.trivial, other.leaves, exact.leaves, strict=True)
-    trivial = tuple((*listed, Trivial("the answer to other inputs", *distance(a, b))) for listed, a, b in pairs)
+    trivial = tuple((*listed, Trivial("the answer to other inputs", *error_distance(a, b))) for listed, a, b in pairs)
     return replace(exact, trivial=trivial)
 
 
 def is_vacuous(exact: Exact, tolerance: Mapping[str, float]) -> bool:
     """Whether this tolerance would pass an answer that proves nothing."""
-    sizes = [distance(one, torch.zeros((), device=one.device).expand(one.shape))[0] for one in exact.leaves]
+    sizes = [error_distance(one, torch.zeros((), device=one.device).expand(one.shape))[0] for one in exact.leaves]
     return any(
         tolerance["atol"] + tolerance["rtol"] * size > QUARTER * answer.most
         for size, listed in zip(sizes, exact.trivial, strict=True)
@@ -202,7 +209,7 @@ def is_vacuous(exact: Exact, tolerance: Mapping[str, float]) -> bool:
     )
 
 
-def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
+def matching_pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
     """Views of some tensors of one shape, part by part: each time the same part of each tensor, of up to `most`
     elements."""
     first = tensors[0]
@@ -213,7 +220,7 @@ def pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Te
     step = max(1, first.shape[dim] * most // first.numel())
     for start in range(0, first.shape[dim], step):
         length = min(step, first.shape[dim] - start)
-        yield from pieces(*(one.narrow(dim, start, length) for one in tensors), most=most)
+        yield from matching_pieces(*(one.narrow(dim, start, length) for one in tensors), most=most)
 
 
 def in_single(
@@ -225,12 +232,12 @@ def in_single(
     if kinds != {torch.float32}:
         return ()
     try:
-        other, leaves = flattened(reference(inputs))
+        other, leaves = flatten_output(reference(inputs))
     except (RuntimeError, TypeError):
         return ()
     if other != tree or any(as_real(leaf).shape != one.shape for (_, leaf), one in zip(leaves, exact, strict=True)):
         return ()
-    return tuple(distance(as_real(leaf), one) for (_, leaf), one in zip(leaves, exact, strict=True))
+    return tuple(error_distance(as_real(leaf), one) for (_, leaf), one in zip(leaves, exact, strict=True))
 
 
 def as_real(one: torch.Tensor) -> torch.Tensor:
@@ -240,12 +247,12 @@ def as_real(one: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(one) if one.is_complex() else one
 
 
-def settled(one: torch.Tensor, inputs: Any) -> torch.Tensor:
+def comparable_leaf(leaf: torch.Tensor, inputs: Any) -> torch.Tensor:
     """A leaf for a comparison: real, and in its own memory unless that would take gigabytes."""
-    one = as_real(one).detach()
+    leaf = as_real(leaf).detach()
     input_storages = {other.untyped_storage().data_ptr() for other in inputs.tensors()}
-    kept = one.numel() <= PIECE or one.untyped_storage().data_ptr() in input_storages
-    return one.clone() if kept else one
+    kept = leaf.numel() <= PIECE or leaf.untyped_storage().data_ptr() in input_storages
+    return leaf.clone() if kept else leaf
 
 
 def close_enough(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -253,15 +260,15 @@ def close_enough(one: torch.Tensor, two: torch.Tensor) -> bool:
     if not one.is_floating_point():
         return bool(torch.equal(one, two))
     rtol, atol = (1e-9, 1e-12) if one.dtype is torch.float64 else (1e-5, 1e-6)
-    return all(torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True) for a, b in pieces(one, two))
+    return all(torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True) for a, b in matching_pieces(one, two))
 
 
-def distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+def error_distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
     """The largest and the root mean square difference, over the elements that are finite in both."""
     if out.numel() == 0:
         return 0.0, 0.0
     most = total = 0.0
-    for a, b in pieces(out, exact):
+    for a, b in matching_pieces(out, exact):
         difference = (a.double() - b.double()).abs()
         difference = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
         most = max(most, float(difference.max().item()))
@@ -269,25 +276,25 @@ def distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
     return most, math.sqrt(total / out.numel())
 
 
-def apart(output: Any, other: Any) -> float:
+def largest_difference(output: Any, other: Any) -> float:
     """The largest difference between two outputs; NaN where they are of different structures or shapes."""
     try:
-        (tree, one), (other_tree, two) = flattened(output), flattened(other)
+        (tree, one), (other_tree, two) = flatten_output(output), flatten_output(other)
     except TypeError:
         return math.nan
     if tree != other_tree or any(a.shape != b.shape for (_, a), (_, b) in zip(one, two, strict=True)):
         return math.nan
     pairs = ((as_real(a), as_real(b)) for (_, a), (_, b) in zip(one, two, strict=True))
-    return max((distance(a, b)[0] for a, b in pairs), default=0.0)
+    return max((error_distance(a, b)[0] for a, b in pairs), default=0.0)
 
 
 def not_numbers(output: torch.Tensor, right: torch.Tensor) -> int:
     """How many elements are NaN, or infinite where the reference is not."""
-    found = ((torch.isnan(a) | (torch.isinf(a) & (a.double() != b))) for a, b in pieces(output, right))
-    return sum(int(one.sum().item()) for one in found)
+    non_finite = ((torch.isnan(a) | (torch.isinf(a) & (a.double() != b))) for a, b in matching_pieces(output, right))
+    return sum(int(one.sum().item()) for one in non_finite)
 
 
-def judged(
+def judge_output(
     output: Any,
     exact: Exact,
     dtypes: Sequence[torch.dtype] | None,
@@ -299,11 +306,11 @@ def judged(
     """The verdict on one output, and its errors. `dtypes` are the types that the leaves must have, if they are known.
     `baseline` has the baseline's errors on inputs of this case. `tf32` says that the baseline may multiply in TF32."""
 
-    def fault(words: str, error: float = math.nan, limit: float = math.nan) -> tuple[Check, Errors | None]:
-        return Check(False, error, limit, words), None
+    def fault(error_text: str, error: float = math.nan, limit: float = math.nan) -> tuple[Check, Errors | None]:
+        return Check(False, error, limit, error_text), None
 
     try:
-        tree, leaves = flattened(output)
+        tree, leaves = flatten_output(output)
     except TypeError as exc:
         return fault(str(exc))
     if tree != exact.tree:
@@ -326,20 +333,20 @@ def judged(
         strange = 0 if whole else not_numbers(real, right)
         if strange:
             return fault(f"output{at}: {strange} of {real.numel()} elements are NaN or infinite, or never written")
-        most, mean = distance(real, right)
+        most, mean = error_distance(real, right)
         errors.append((most, mean))
         dtype = out.dtype if out.dtype in FLOAT8 else real.dtype
-        allowed, which = allowance(right, dtype, exact, n, baseline, tolerance, tf32)
+        allowed, which = allowed_errors(right, dtype, exact, n, baseline, tolerance, tf32)
         worst, limit = max(worst, most), min(limit, allowed[0])
         kinds = ("max abs error", "root mean square error")
         for kind_of_error, error, bound, reason in zip(kinds, (most, mean), allowed, which, strict=True):
             if not error <= bound:
-                words = f"{kind_of_error} {error:.3g} is over {bound:.3g} ({reason})"
-                return fault(f"output{at}: {words}" if at else words, most, allowed[0])
+                error_text = f"{kind_of_error} {error:.3g} is over {bound:.3g} ({reason})"
+                return fault(f"output{at}: {error_text}" if at else error_text, most, allowed[0])
     return Check(True, worst, 0.0 if math.isinf(limit) else limit, ""), Errors(tuple(errors))
 
 
-def allowance(
+def allowed_errors(
     right: torch.Tensor,
     dtype: torch.dtype,
     exact: Exact,
@@ -349,7 +356,7 @@ def allowance(
     tf32: bool,
 ) -> tuple[tuple[float, float], tuple[str, str]]:
     """The largest error and the root mean square that pass, and the reason for each limit in words."""
-    size, mean_size = distance(right, torch.zeros((), dtype=right.dtype, device=right.device).expand(right.shape))
+    size, mean_size = error_distance(right, torch.zeros((), dtype=right.dtype, device=right.device).expand(right.shape))
     ways, means, rounding = justified(right, dtype, exact, leaf, baseline, tf32, (size, mean_size))
     (most_which, most), (mean_which, mean) = (max(each, key=lambda way: way[1]) for each in (ways, means))
     listed = exact.trivial[leaf] if leaf < len(exact.trivial) else ()
@@ -417,7 +424,7 @@ def justified(
     if tf32 and dtype is torch.float32:
         eps, few, few_mean = TF32_EPS, 4.0, 1.0
     finite = torch.where(torch.isfinite(right), right, torch.zeros_like(right))
-    stored = distance(as_real(finite.to(dtype)), finite)
+    stored = error_distance(as_real(finite.to(dtype)), finite)
     rounding = (few * eps * sizes[0] + 2 * stored[0], few_mean * eps * sizes[1] + 2 * stored[1])
     ways = [(f"{few:g} roundings of {name_of(dtype)}", rounding[0])]
     means = [(f"{few_mean:g} roundings of {name_of(dtype)}", rounding[1])]

@@ -28,7 +28,7 @@ Trace = Callable[[Callable[[], None]], Sequence[Activity]]
 """Does the work, and returns what the device did meanwhile, in order of time."""
 
 
-def traced(work: Callable[[], None]) -> list[Activity]:
+def trace_activities(work: Callable[[], None]) -> list[Activity]:
     """What the device did for `work`, which waits for the device. Where the profiler is not available, raises what it
     raises: `RuntimeError`, `AttributeError` or `AssertionError`."""
     from torch.profiler import ProfilerActivity, profile
@@ -37,10 +37,10 @@ def traced(work: Callable[[], None]) -> list[Activity]:
     kept = {"acc_events": True} if "acc_events" in inspect.signature(profile.__init__).parameters else {}
     with profile(activities=[ProfilerActivity.CUDA], **kept) as trace:
         work()
-    return activities(trace.profiler.kineto_results.events())
+    return list_activities(trace.profiler.kineto_results.events())
 
 
-def activities(events: Sequence[Any]) -> list[Activity]:
+def list_activities(events: Sequence[Any]) -> list[Activity]:
     """The activities of the device without its waits, in order of time."""
     mine = [
         Activity(one.name(), one.start_ns(), one.duration_ns()) for one in events if one.device_type().name == "CUDA"

@@ -66,33 +66,33 @@ def in_kernel_clock(device: torch.device) -> InKernelClock:
 
     def counters() -> tuple[int, int]:
         if not made:
-            made.append(loaded(device))
+            made.append(load_counters(device))
         return made[0]()
 
     return InKernelClock(counters)
 
 
-def loaded(device: torch.device) -> Counters:
+def load_counters(device: torch.device) -> Counters:
     """Compiles the kernel for the device and loads it. Raises the errors of compiler and driver."""
     # Imported here, so that an error in the kernels' loader disables only this clock.
-    from kernels.device_code import LaunchConfig, Target, driver, find_compiler
+    from kernels.device_code import LaunchConfig, Target, cuda_driver, find_compiler
 
     index = device.index or 0
     major, minor = torch.cuda.get_device_capability(device)
     (compiled,) = find_compiler().compile([SOURCE], {}, Target(f"sm_{major}{minor}"))
     out = torch.zeros(2, dtype=torch.int64, device=device)
-    driver().enter(index)
-    function = driver().load(compiled.image, NAME, 0)
+    cuda_driver().enter(index)
+    function = cuda_driver().load(compiled.image, NAME, 0)
     address, least_ns = ctypes.c_void_p(out.data_ptr()), ctypes.c_uint64(SPIN_NS)
     arguments = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(least_ns))
     config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, None, None, 0)
 
     def counters(_keep_alive: object = (out, address, least_ns)) -> tuple[int, int]:
-        driver().enter(index)
+        cuda_driver().enter(index)
         config.stream = torch.cuda.current_stream(device).cuda_stream
-        launch = driver().library.cuLaunchKernelEx
+        launch = cuda_driver().library.cuLaunchKernelEx
         code = launch(ctypes.addressof(config), function.handle, ctypes.addressof(arguments), None)
-        driver().check(code, "launching the clock's kernel")
+        cuda_driver().check(code, "launching the clock's kernel")
         cycles, nanoseconds = out.tolist()
         return int(cycles), int(nanoseconds)
 

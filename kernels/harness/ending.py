@@ -23,7 +23,7 @@ def end_with_parent() -> None:
         pass
 
 
-def descendants(root: int | None) -> list[int]:
+def list_descendants(root: int | None) -> list[int]:
     """The ids of all processes below `root`, from /proc; empty where there is no /proc."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -41,19 +41,19 @@ def descendants(root: int | None) -> list[int]:
 
 def end_with_descendants(pid: int | None) -> None:
     """Ends a process and everything that it started."""
-    for one in (*descendants(pid), *([] if pid is None else [pid])):
+    for one in (*list_descendants(pid), *([] if pid is None else [pid])):
         with contextlib.suppress(OSError):
             os.kill(one, signal.SIGKILL)
 
 
-def fate(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process with this exit code ended (negative: the signal), in words that go on with when."""
     if code == -signal.SIGKILL:
         return "was killed (SIGKILL), as the operating system does when memory runs out,"
     return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended its process with exit code {code}"
 
 
-def leave(code: int) -> NoReturn:
+def leave_process(code: int) -> NoReturn:
     """Ends this process with an exit code, without taking apart PyTorch's modules, which takes most of a second. Before
     that it does what Python does before it takes modules apart: it waits for threads that are not daemons, calls the
     exit handlers, and flushes the output."""

@@ -42,7 +42,7 @@ class Step:
     joules: float
 
 
-def drawn(
+def measure_energy(
     work: Callable[[], int], counter: Counter, clock: Callable[[], float] = time.monotonic, patience_s: float = 1e9
 ) -> Drawn | None:
     """The energy of a call, where `work` makes some calls and returns how many. None where the counter does not answer,

@@ -13,11 +13,11 @@ import numpy
 import torch
 
 from kernels.harness import input_sets, timers, warming
-from kernels.harness.clocks import Nvml, nvml
+from kernels.harness.clocks import Nvml, open_nvml
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.memory import NOT_ON_A_CPU
 from kernels.harness.spec import MACHINE, Spec
-from kernels.harness.stamps import now
+from kernels.harness.stamps import utc_now
 from kernels.harness.streams import CudaStream
 
 SETTINGS = (
@@ -27,7 +27,7 @@ SETTINGS = (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def device() -> torch.device:
+def default_device() -> torch.device:
     """The device on which everything runs: the first CUDA device, or the CPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -37,13 +37,13 @@ def device_name(where: torch.device) -> str:
     return str(torch.cuda.get_device_name(where)) if where.type == "cuda" else cpu_model()
 
 
-def record(where: torch.device, spec: Spec) -> dict[str, object]:
+def environment_record(where: torch.device, spec: Spec) -> dict[str, object]:
     """The content of environment.json. What is not known or does not apply is null."""
     cuda = where.type == "cuda"
-    sensors = nvml(where)
+    sensors = open_nvml(where)
     properties = torch.cuda.get_device_properties(where) if cuda else None
     uuid = str(getattr(properties, "uuid", "")) if cuda else ""
-    source = manifest() or checkout()
+    source = payload_manifest() or checkout_state()
     return {
         "schema": 1,
         "device": device_name(where),
@@ -60,7 +60,7 @@ def record(where: torch.device, spec: Spec) -> dict[str, object]:
         "os": os_name(),
         "kernel": platform.release(),
         "cpu": cpu_model(),
-        "cpu_count": len(list(input_sets.usable())),
+        "cpu_count": len(list(input_sets.usable_processors())),
         "last_level_cache_bytes": input_sets.cache_bytes(where),
         **(sensors.settings() if sensors else dict.fromkeys(SETTINGS)),
         **in_kernel(where, sensors),
@@ -68,17 +68,17 @@ def record(where: torch.device, spec: Spec) -> dict[str, object]:
         "threads": spec.threads or torch.get_num_threads(),
         "cpu_clock_overhead_ns": timers.clock_overhead_ns(),
         "timer_overhead_us": round(timers.timer_overhead_us(where), 4),
-        "protocol": protocol(where, spec),
+        "protocol": measurement_protocol(where, spec),
         **{key: spec.machine.get(key) or None for key in MACHINE},
         "spotbench": source.get("spotbench"),
         "git_commit": source.get("git_commit"),
         "git_dirty": source.get("git_dirty"),
         "payload_sha256": source.get("payload_sha256"),
-        "recorded_at": now(),
+        "recorded_at": utc_now(),
     }
 
 
-def protocol(where: torch.device, spec: Spec) -> dict[str, object]:
+def measurement_protocol(where: torch.device, spec: Spec) -> dict[str, object]:
     """How measurements are made: the settings of the spec, and the constants of the harness. Times are in seconds."""
     cuda = where.type == "cuda"
     why_no_gate = CudaStream(where).why_no_gate if cuda else ""
@@ -130,7 +130,7 @@ def nvrtc_version() -> str | None:
         return None
 
 
-def manifest() -> dict[str, object]:
+def payload_manifest() -> dict[str, object]:
     """The content of manifest.json at the root of the payload; empty when this is not a payload."""
     try:
         data = json.loads((ROOT / "manifest.json").read_text(encoding="utf-8"))
@@ -139,29 +139,29 @@ def manifest() -> dict[str, object]:
     return data if isinstance(data, dict) else {}
 
 
-def checkout() -> dict[str, object]:
+def checkout_state() -> dict[str, object]:
     """The commit of a git checkout and whether its tracked files differ from it; empty when this is none."""
     if not (ROOT / ".git").exists():
         return {}
     try:
-        commit = git("rev-parse", "HEAD")
-        dirty = git("status", "--porcelain", "--untracked-files=no") != ""
-        return {"spotbench": version(), "git_commit": commit, "git_dirty": dirty}
+        commit = run_git("rev-parse", "HEAD")
+        dirty = run_git("status", "--porcelain", "--untracked-files=no") != ""
+        return {"spotbench": package_version(), "git_commit": commit, "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
-def version() -> str | None:
+def package_version() -> str | None:
     """The version that a checkout's package names."""
     try:
         source = (ROOT / "orchestrator" / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r'__version__ = "([^"]+)"', source)
-    return found.group(1) if found else None
+    match = re.search(r'__version__ = "([^"]+)"', source)
+    return match.group(1) if match else None
 
 
-def git(*arguments: str) -> str:
+def run_git(*arguments: str) -> str:
     """The output of a git command in the checkout. Raises `OSError` or `SubprocessError`."""
     answer = subprocess.run(
         ["git", "--no-optional-locks", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
@@ -175,8 +175,8 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return found or platform.processor() or platform.machine()
+    model_name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return model_name or platform.processor() or platform.machine()
 
 
 def os_name() -> str:

@@ -38,29 +38,29 @@ class Facts:
             self.out.write(line + "\n")
             self.out.flush()
         except BrokenPipeError:
-            log("the agent no longer reads the results; stopping")
+            log_line("the agent no longer reads the results; stopping")
             THESE.stop_telling()
             os._exit(CRASHED)
         path = keys.get("path")
         if path is None or self.acks is None:
             return
         while (acked := self.acks.get()) != path:
-            log(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
+            log_line(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
 
     def listen(self) -> None:
         """Read acknowledgements until standard input ends, then end the process, whatever it is doing."""
         assert self.acks is not None
         # Unbuffered reads of the descriptor: a buffered reader's lock could be held when the interpreter shuts down.
-        rest = b""
+        remainder = b""
         while chunk := os.read(0, 65536):
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, remainder = (remainder + chunk).split(b"\n")
             for line in lines:
                 path = acknowledged_path(line)
                 if path is None:
-                    log(f"not an acknowledgement: {line[:200]!r}")
+                    log_line(f"not an acknowledgement: {line[:200]!r}")
                 else:
                     self.acks.put(path)
-        log("standard input ended: the agent is gone; stopping")
+        log_line("standard input ended: the agent is gone; stopping")
         THESE.stop_telling()
         os._exit(CRASHED)
 
@@ -74,6 +74,6 @@ def acknowledged_path(line: bytes) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def log(words: str) -> None:
+def log_line(words: str) -> None:
     """A line for people, on standard error."""
     os.write(2, f"harness: {words}\n".encode())

@@ -47,14 +47,14 @@ class Gate:
 
     def __init__(self, device: torch.device) -> None:
         # Imported here, so that an error in the kernels' loader disables only the gate.
-        from kernels.device_code import LaunchConfig, Target, driver, find_compiler
+        from kernels.device_code import LaunchConfig, Target, cuda_driver, find_compiler
 
         self.index = device.index or 0
         self.device = torch.device("cuda", self.index)
         major, minor = torch.cuda.get_device_capability(self.device)
         (compiled,) = find_compiler().compile([SOURCE], {}, Target(f"sm_{major}{minor}"))
         torch.cuda.init()
-        self.driver = driver()
+        self.driver = cuda_driver()
         self.driver.enter(self.index)
         self.function = self.driver.load(compiled.image, NAME, 0)
         host, on_device = ctypes.c_void_p(), ctypes.c_void_p()

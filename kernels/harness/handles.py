@@ -37,15 +37,15 @@ class Handles:
     """The functions as they were when this was made."""
 
     def __init__(self) -> None:
-        self.before = dict(current())
+        self.before = dict(current_handles())
         self.compared: Callable[[], list[str]] = self.look
 
     def look(self) -> list[str]:
         """The names of the functions that were replaced."""
-        return [name for name, now in current() if self.before.get(name) is not now]
+        return [name for name, now in current_handles() if self.before.get(name) is not now]
 
 
-def current() -> Iterator[tuple[str, object]]:
+def current_handles() -> Iterator[tuple[str, object]]:
     """Each watched function by name, and every function of the harness. Inherited functions of a class are watched
     too."""
     for owner, names in WATCHED:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.harness.processes import Answered, Lost, Worker
-from kernels.harness.spec import original
+from kernels.harness.spec import original_name
 from kernels.harness.timers import Timed
 from kernels.harness.workload import Call, Site, Unavailable
 
@@ -56,7 +56,7 @@ class Hand:
         if self.worker is None:
             worker = self.start()
             try:
-                loaded = worker.ask("load", self.limit_s, name=original(self.name) or None)
+                loaded = worker.ask("load", self.limit_s, name=original_name(self.name) or None)
             except (Lost, Answered):
                 worker.end()
                 raise

@@ -52,8 +52,8 @@ class Host:
     def ticks(self) -> tuple[int, int] | None:
         """All processor time so far, and the stolen part of it, in ticks of the kernel; None where it cannot be
         read."""
-        found = re.search(r"(?m)^cpu +([0-9 ]+)$", self.text("stat"))
-        times = [int(one) for one in found.group(1).split()] if found else []
+        match = re.search(r"(?m)^cpu +([0-9 ]+)$", self.text("stat"))
+        times = [int(one) for one in match.group(1).split()] if match else []
         # user nice system idle iowait irq softirq steal; what follows (guest) is counted in user already.
         return (sum(times[:8]), times[7]) if len(times) >= 8 else None
 

@@ -31,7 +31,9 @@ class Rotation:
     cache: str
 
 
-def rotation(cache: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]) -> Rotation:
+def plan_rotation(
+    cache: str, set_bytes: int, cache_bytes: int, free_bytes: int, most: int = MOST_SETS["cuda"]
+) -> Rotation:
     """The number of copies that `cache` (`cold` or `warm`) needs, up to `most`. `set_bytes` is what one call reads and
     writes.
 
@@ -46,7 +48,7 @@ def rotation(cache: str, set_bytes: int, cache_bytes: int, free_bytes: int, most
     return Rotation(sets, "cold" if between >= cache_bytes or set_bytes >= AIM * cache_bytes else "mixed")
 
 
-def copies(inputs: Any, count: int, copied: Callable[[Any], Any]) -> list[Any]:
+def copy_inputs(inputs: Any, count: int, copied: Callable[[Any], Any]) -> list[Any]:
     """`count` sets of inputs in memory of their own, fewer where memory runs out. The first is `inputs`. All have the
     same values, so that one exact answer judges them all."""
     made = [inputs]
@@ -62,28 +64,28 @@ def cache_bytes(device: torch.device) -> int | None:
     """The size of the device's last-level cache, or None where it does not say."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
-    return cpu_cache_bytes(usable())
+    return cpu_cache_bytes(usable_processors())
 
 
 def free_bytes(device: torch.device) -> int:
     """The bytes of memory that input sets may take."""
-    return available(device) // SHARE_OF_MEMORY[device.type]
+    return free_memory(device) // SHARE_OF_MEMORY[device.type]
 
 
-def available(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """The bytes of free memory, on the device or on the host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free) + int(kept)
     try:
-        found = re.search(r"(?m)^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
+        match = re.search(r"(?m)^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return int(found.group(1)) * 1024 if found else 1 << 30
+        match = None
+    return int(match.group(1)) * 1024 if match else 1 << 30
 
 
-def usable() -> Iterable[int]:
+def usable_processors() -> Iterable[int]:
     """The processors that this process may run on."""
     try:
         return sorted(os.sched_getaffinity(0))
@@ -97,16 +99,16 @@ def cpu_cache_bytes(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
     found: dict[tuple[int, str], int] = {}
     for cpu in cpus:
         for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
-            kind, level, size = (text(index / name) for name in ("type", "level", "size"))
+            kind, level, size = (sysfs_text(index / name) for name in ("type", "level", "size"))
             digits = re.fullmatch(r"(\d+)([KMG]?)", size)
             if kind in ("Unified", "Data") and level.isdigit() and digits:
                 scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[digits.group(2)]
-                found[int(level), text(index / "shared_cpu_list") or str(cpu)] = int(digits.group(1)) * scale
+                found[int(level), sysfs_text(index / "shared_cpu_list") or str(cpu)] = int(digits.group(1)) * scale
     last = max((level for level, _ in found), default=0)
     return sum(size for (level, _), size in found.items() if level == last) or None
 
 
-def text(path: Path) -> str:
+def sysfs_text(path: Path) -> str:
     """The text of a file of sysfs; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()

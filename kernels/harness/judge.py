@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, mapped, place
+from kernels.forms.definition import Arguments, BadWorkload, Definition, in_double, map_tensors, place
 from kernels.harness import criterion, roof
-from kernels.harness.answers import Reply, leaves, read, release, same, size_of, unflattened
+from kernels.harness.answers import (
+    Reply,
+    answer_leaves,
+    answers_equal,
+    free_cached_memory,
+    read_tensor,
+    rebuild_answer,
+    size_of,
+)
 from kernels.harness.workload import Check, Unavailable, one_line
 
 LARGE_BYTES = 1 << 30
@@ -34,24 +42,24 @@ class Judge:
 
     def describe(self) -> Reply:
         """The workload as plain data."""
-        one = self.definition
+        definition = self.definition
 
         def number(of: Callable[[Any], float] | None, case: Any) -> float | None:
             return None if of is None else float(of(case))
 
         return {
-            "name": one.name,
-            "file": one.file.name,
-            "axes": list(one.axes),
-            "cases": [dict(case) for case in one.cases],
-            "skip": [one.skip(case, self.device) if one.skip else "" for case in one.cases],
-            "flops": [number(one.flops, case) for case in one.cases],
-            "bytes": [number(one.bytes, case) for case in one.cases],
-            "implementations": list(one.implementations),
-            "baselines": list(one.baselines),
-            "requirements": list(one.requirements),
-            "tests": [dict(case) for case in one.tests],
-            "writes": one.writable is not None,
+            "name": definition.name,
+            "file": definition.file.name,
+            "axes": list(definition.axes),
+            "cases": [dict(case) for case in definition.cases],
+            "skip": [definition.skip(case, self.device) if definition.skip else "" for case in definition.cases],
+            "flops": [number(definition.flops, case) for case in definition.cases],
+            "bytes": [number(definition.bytes, case) for case in definition.cases],
+            "implementations": list(definition.implementations),
+            "baselines": list(definition.baselines),
+            "requirements": list(definition.requirements),
+            "tests": [dict(case) for case in definition.tests],
+            "writes": definition.writable is not None,
         }
 
     def writable(self, case: dict[str, Any], seed: int) -> Reply:
@@ -81,19 +89,19 @@ class Judge:
         """The verdict of the workload's own check, with the distance from the reference's output where the two can be
         compared."""
         assert self.definition.check is not None, "it has one"
-        output = mapped(output, lambda one: one.to(self.device))
+        output = map_tensors(output, lambda one: one.to(self.device))
         try:
-            words = self.definition.check(self.drawn(case, seed), output)
+            verdict_words = self.definition.check(self.drawn(case, seed), output)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as exc:
-            words = f"it raises {type(exc).__name__}: {exc}"
+            verdict_words = f"it raises {type(exc).__name__}: {exc}"
         try:
-            error = criterion.apart(output, self.definition.reference(self.drawn(case, seed)))
+            error = criterion.largest_difference(output, self.definition.reference(self.drawn(case, seed)))
         except Exception as exc:
             raise self.refused(exc) from exc
-        reason = f"the problem's own check: {words}" if words else ""
-        return Check(not words, error, float("nan"), reason)
+        reason = f"the problem's own check: {verdict_words}" if verdict_words else ""
+        return Check(not verdict_words, error, float("nan"), reason)
 
     def judge(
         self, case: dict[str, Any], case_id: str, seed: int, tree: Any, files: list[Any], baseline: bool
@@ -101,17 +109,17 @@ class Judge:
         """The verdict on an answer to the inputs of a seed. The errors of the first baseline are kept, as they allow
         for errors of the answers that are judged later. Raises `BadWorkload` where the reference itself fails."""
         if self.definition.check is not None:
-            output = unflattened(tree, [read(one, self.device) for one in files])
+            output = rebuild_answer(tree, [read_tensor(one, self.device) for one in files])
             verdict, size = self.by_own_check(case, seed, output), size_of(output)
             if size >= LARGE_BYTES:
                 del output
-                release(self.device)
+                free_cached_memory(self.device)
             return {**reply_of(verdict), "bytes": size}
         exact = self.right(case, case_id, seed)
-        output = unflattened(tree, [read(one, self.device) for one in files])
-        _, leaves_out = criterion.flattened(output)
+        output = rebuild_answer(tree, [read_tensor(one, self.device) for one in files])
+        _, leaves_out = criterion.flatten_output(output)
         tf32 = baseline and self.device.type == "cuda"
-        verdict, errors = criterion.judged(
+        verdict, errors = criterion.judge_output(
             output,
             exact,
             self.dtypes.get(case_id),
@@ -125,7 +133,7 @@ class Judge:
         size = size_of(output)
         if size >= LARGE_BYTES:
             del output, leaves_out
-            release(self.device)
+            free_cached_memory(self.device)
         return {**reply_of(verdict), "bytes": size}
 
     def judge_repeated(
@@ -133,14 +141,14 @@ class Judge:
     ) -> Reply:
         """The first wrong one among many answers, stacked by the seed of their inputs, or the last right one, and how
         many there were. An answer that equals the one before it in every bit has that one's verdict."""
-        stacked = unflattened(tree, [read(one, self.device) for one in files])
+        stacked = rebuild_answer(tree, [read_tensor(one, self.device) for one in files])
         reply, number = reply_of(Check(False, float("nan"), float("nan"), "no call was made")), 0
         for seed, answers in zip(seeds, stacked, strict=False):
             before: Any = None
-            for number_of_call in range(len(leaves(answers)[0]) if leaves(answers) else 0):
-                answer = mapped(answers, operator.itemgetter(number_of_call))
+            for number_of_call in range(len(answer_leaves(answers)[0]) if answer_leaves(answers) else 0):
+                answer = map_tensors(answers, operator.itemgetter(number_of_call))
                 number += 1
-                if before is not None and same(answer, before):
+                if before is not None and answers_equal(answer, before):
                     continue
                 before = answer
                 reply = reply_of(self.verdict(case, case_id, seed, answer, baseline))
@@ -152,7 +160,7 @@ class Judge:
         """The verdict on one answer; nothing is kept of it."""
         if self.definition.check is not None:
             return self.by_own_check(case, seed, output)
-        return criterion.judged(
+        return criterion.judge_output(
             output,
             self.right(case, case_id, seed),
             self.dtypes.get(case_id),
@@ -163,11 +171,11 @@ class Judge:
 
     def borrowed(self, files: list[Any]) -> Reply:
         """The sums of lent answers, from which the harness learns whether lending between two processes works."""
-        return {"sums": [float(read(one, self.device).double().sum().item()) for one in files]}
+        return {"sums": [float(read_tensor(one, self.device).double().sum().item()) for one in files]}
 
     def roof(self) -> Reply:
         """The most bytes and floating-point operations per second that a few simple programs reached."""
-        return roof.measured(self.device)
+        return roof.measure_roof(self.device)
 
     def drawn(self, case: dict[str, Any], seed: int) -> Arguments:
         generator = torch.Generator(device=self.device)
@@ -181,9 +189,9 @@ class Judge:
 
     def right(self, case: dict[str, Any], case_id: str, seed: int) -> criterion.Exact:
         """The right answer for a seed. At most two are kept, and only one if it is large."""
-        known = self.exact.get((case_id, seed))
-        if known is not None:
-            return known
+        exact_answer = self.exact.get((case_id, seed))
+        if exact_answer is not None:
+            return exact_answer
         arguments = self.drawn(case, seed)
         inputs = [one for one in arguments.tensors() if one.is_floating_point()]
         if inputs and case_id not in self.dtypes and not self.definition.baselines:
@@ -193,7 +201,7 @@ class Judge:
             self.exact.pop(next(iter(self.exact)))
         made = self.computed(case, seed, arguments, twice=case_id not in self.called_twice, large=large)
         if large:
-            release(self.device)
+            free_cached_memory(self.device)
         self.exact[case_id, seed] = made
         self.called_twice.add(case_id)
         return made
@@ -221,7 +229,7 @@ class Judge:
                 raise self.refused(exc) from exc
             except (RuntimeError, TypeError) as exc:
                 raise Unavailable(f"the judge cannot compare answers of this kind: {one_line(str(exc))}") from exc
-            release(self.device)
+            free_cached_memory(self.device)
         raise AssertionError("the last way returns or raises")
 
     def noise(self, seed: int) -> torch.Generator:
@@ -253,7 +261,7 @@ class Judge:
     def leave(self) -> Reply:
         """Drops everything of the case."""
         self.exact, self.baseline, self.dtypes, self.called_twice = {}, {}, {}, set()
-        release(self.device)
+        free_cached_memory(self.device)
         return {}
 
 

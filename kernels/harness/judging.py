@@ -15,19 +15,19 @@ import torch
 
 from kernels.harness import axes
 from kernels.harness.calls import THESE
-from kernels.harness.contenders import Bound, Built, Crew, bind, build, check, check_copies
-from kernels.harness.facts import Facts, log
+from kernels.harness.contenders import Bound, Built, Crew, bind_contender, build_contender, check_copies, check_output
+from kernels.harness.facts import Facts, log_line
 from kernels.harness.input_sets import (
     ASSUMED_CACHE_BYTES,
     MOST_SETS,
     Rotation,
     cache_bytes,
-    copies,
+    copy_inputs,
     free_bytes,
-    rotation,
+    plan_rotation,
 )
 from kernels.harness.memory import peak_bytes
-from kernels.harness.spec import Spec, original
+from kernels.harness.spec import Spec, original_name
 from kernels.harness.turns import Contender
 from kernels.harness.workload import (
     BuildFailed,
@@ -139,13 +139,14 @@ class Judged:
 
 def build_all(session: Session) -> Crew:
     """Loads every implementation of the spec; for one that fails, the reason. A failure does not stop the others."""
-    names, arena = dict.fromkeys(map(original, session.spec.implementations)), session.arena
+    names, arena = dict.fromkeys(map(original_name, session.spec.implementations)), session.arena
     crew = {
-        name: build(session.spec.workload, name, session.site) if arena is None else arena.load(name) for name in names
+        name: build_contender(session.spec.workload, name, session.site) if arena is None else arena.load(name)
+        for name in names
     }
     for name, one in crew.items():
         if isinstance(one, BuildFailed):
-            log(f"{name}: {one.cause}: {one} ({one.remedy})")
+            log_line(f"{name}: {one.cause}: {one} ({one.remedy})")
     return crew
 
 
@@ -155,17 +156,17 @@ def judge_case(session: Session, crew: Crew, case: Case, implementations: tuple[
         return session.arena.judge_case(session, case, implementations)
     problem = session.problem
     assert problem is not None, "a workload of ours has tensors here"
-    inputs = problem.inputs(case, axes.generator(case, session.device, session.spec.seed))
+    inputs = problem.inputs(case, axes.case_generator(case, session.device, session.spec.seed))
     by = problem.yardstick(case, inputs, session.spec.max_abs_error)
     outcomes = []
     for implementation in implementations:
         outcome = judge_one(implementation, crew, case, inputs, by)
-        say(session.facts, case, outcome)
+        send_outcome(session.facts, case, outcome)
         outcomes.append(outcome)
     return Judged(case, inputs, by, tuple(outcomes))
 
 
-def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotation]:
+def spread_inputs(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotation]:
     """Binds the implementations that passed to as many copies of the inputs as cold caches need, and judges each copy.
 
     Where memory runs out before that, all implementations use the copies that there are.
@@ -178,24 +179,24 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
     assert by is not None, "and a yardstick"
     size = problem.set_bytes(case, judged.inputs)
     cache = cache_bytes(device) or ASSUMED_CACHE_BYTES
-    planned = rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
-    sets = copies(judged.inputs, planned.sets, problem.copied)
+    planned = plan_rotation(session.spec.cache, size, cache, free_bytes(device), MOST_SETS[device.type])
+    sets = copy_inputs(judged.inputs, planned.sets, problem.copied)
     calls: dict[str, list[Call]] = {}
     peaks: dict[str, int | None] = {}
     for one in judged.bound:
         name = one.implementation
 
         def prepare(name: str = name) -> tuple[Plan, Callable[[], AbstractContextManager[object]]]:
-            made = bind(name, crew, case, judged.inputs)
+            made = bind_contender(name, crew, case, judged.inputs)
             return made.plan, made.scope
 
         peaks[name] = peak_bytes(device, prepare)
         calls[name] = []
         for inputs in sets[1:]:
             try:
-                calls[name].append(bind(name, crew, case, inputs).call)
+                calls[name].append(bind_contender(name, crew, case, inputs).call)
             except (Unavailable, RuntimeError, MemoryError) as exc:
-                log(f"{case.id}: {name}: {len(calls[name]) + 1} of {len(sets)} input sets: {one_line(str(exc))}")
+                log_line(f"{case.id}: {name}: {len(calls[name]) + 1} of {len(sets)} input sets: {one_line(str(exc))}")
                 break
     count = 1 + min((len(made) for made in calls.values()), default=0)
 
@@ -205,9 +206,9 @@ def spread(session: Session, crew: Crew, judged: Judged) -> tuple[Judged, Rotati
             return outcome
         bound = replace(outcome.bound, copies=tuple(calls[name][: count - 1]), peak_bytes=peaks[name])
         fault = partial(check_copies, by=by)
-        return spoilt(session.facts, judged, replace(outcome, bound=bound), fault)
+        return spoil_outcome(session.facts, judged, replace(outcome, bound=bound), fault)
 
-    turns = planned if count == planned.sets else rotation(session.spec.cache, size, cache, count * size)
+    turns = planned if count == planned.sets else plan_rotation(session.spec.cache, size, cache, count * size)
     return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
 
@@ -221,31 +222,33 @@ def still_right(session: Session, judged: Judged) -> Judged:
     assert by is not None, "a workload of ours has a yardstick"
 
     def again(one: Bound) -> Check | None:
-        found = check(one, by)
-        return None if found.passed else replace(found, reason=f"right before timing, wrong after: {found.reason}")
+        verdict = check_output(one, by)
+        return (
+            None if verdict.passed else replace(verdict, reason=f"right before timing, wrong after: {verdict.reason}")
+        )
 
-    return replace(judged, outcomes=tuple(spoilt(session.facts, judged, one, again) for one in judged.outcomes))
+    return replace(judged, outcomes=tuple(spoil_outcome(session.facts, judged, one, again) for one in judged.outcomes))
 
 
-def spoilt(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Bound], Check | None]) -> Outcome:
+def spoil_outcome(facts: Facts, judged: Judged, outcome: Outcome, fault: Callable[[Bound], Check | None]) -> Outcome:
     """The outcome, or a failed one where `fault` finds a fault, which is sent as a fact. Running out of memory is no
     fault."""
     if outcome.bound is None:
         return outcome
     name = outcome.implementation
     try:
-        found = fault(outcome.bound)
+        fault_found = fault(outcome.bound)
     except Unavailable as exc:
         return Outcome(name, None, None, str(exc), wrong=False)
     except (torch.OutOfMemoryError, MemoryError):
         return Outcome(name, None, None, f"{outcome.bound.backend}: out of memory", wrong=False)
     except RuntimeError as exc:
         reason = f"raised {type(exc).__name__}: {one_line(str(exc))}"
-        found = Check(False, math.nan, math.nan if judged.by is None else judged.by.limit, reason)
-    if found is None:
+        fault_found = Check(False, math.nan, math.nan if judged.by is None else judged.by.limit, reason)
+    if fault_found is None:
         return outcome
-    wrong = Outcome(name, None, found, found.reason, wrong=True)
-    say(facts, judged.case, wrong)
+    wrong = Outcome(name, None, fault_found, fault_found.reason, wrong=True)
+    send_outcome(facts, judged.case, wrong)
     return wrong
 
 
@@ -253,34 +256,34 @@ def say_spoilt(facts: Facts, before: Judged, after: Judged) -> Judged:
     """Returns `after`, and sends a fact for each implementation that was right in `before` and is wrong now."""
     for old, new in zip(before.outcomes, after.outcomes, strict=True):
         if new.wrong and not old.wrong:
-            say(facts, after.case, new)
+            send_outcome(facts, after.case, new)
     return after
 
 
-def say(facts: Facts, case: Case, outcome: Outcome) -> None:
+def send_outcome(facts: Facts, case: Case, outcome: Outcome) -> None:
     """Sends the `checked` fact of an outcome: of a check, or of a failure before the check."""
     if outcome.check is None and not outcome.wrong:
         return
-    found = outcome.check or Check(False, math.nan, math.nan, outcome.reason)
+    check_result = outcome.check or Check(False, math.nan, math.nan, outcome.reason)
     facts.send(
         "checked",
         implementation=outcome.implementation,
         case_id=case.id,
-        passed=found.passed,
-        max_abs_error=None if math.isnan(found.max_abs_error) else found.max_abs_error,
-        limit=None if math.isnan(found.limit) else found.limit,
-        reason=found.reason,
+        passed=check_result.passed,
+        max_abs_error=None if math.isnan(check_result.max_abs_error) else check_result.max_abs_error,
+        limit=None if math.isnan(check_result.limit) else check_result.limit,
+        reason=check_result.reason,
     )
 
 
 def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yardstick) -> Outcome:
     """The outcome of one implementation."""
-    if (failed := THESE.before(original(implementation), case.id)) is not None:
+    if (failed := THESE.before(original_name(implementation), case.id)) is not None:
         verdict = Check(False, math.nan, by.limit, failed[0]) if failed[1] else None
         return Outcome(implementation, None, verdict, failed[0], wrong=failed[1])
     try:
-        bound = bind(implementation, crew, case, inputs)
-        verdict = check(bound, by)
+        bound = bind_contender(implementation, crew, case, inputs)
+        verdict = check_output(bound, by)
     except Unavailable as exc:
         return Outcome(implementation, None, None, str(exc), wrong=False)
     except BuildFailed as exc:

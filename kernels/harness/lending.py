@@ -27,38 +27,42 @@ class Bytes:
         }  # fmt: skip
 
 
-def driver() -> Any:
+def cuda_driver() -> Any:
     """The CUDA driver's library. Raises `OSError` where there is none."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def check(code: int, what: str) -> None:
+def check_driver(code: int, what: str) -> None:
     """Raises `RuntimeError` if a call of the driver failed."""
     if code:
         raise RuntimeError(f"{what}: the driver says {code}")
 
 
-def lend(one: torch.Tensor) -> list[Any]:
+def lend_tensor(one: torch.Tensor) -> list[Any]:
     """The place of a contiguous tensor, for `borrowed` in another process. The caller keeps the tensor alive. Raises
     `RuntimeError`."""
     torch.cuda.synchronize(one.device)
-    library, base, size, handle = driver(), ctypes.c_uint64(), ctypes.c_size_t(), Handle()
+    library, base, size, handle = cuda_driver(), ctypes.c_uint64(), ctypes.c_size_t(), Handle()
     address = ctypes.c_uint64(one.data_ptr())
-    check(library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "where a tensor lies")
-    check(library.cuIpcGetMemHandle(ctypes.byref(handle), base), "lending memory")
+    check_driver(
+        library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "where a tensor lies"
+    )
+    check_driver(library.cuIpcGetMemHandle(ctypes.byref(handle), base), "lending memory")
     return [bytes(handle.reserved).hex(), address.value - base.value]
 
 
-def borrowed(place: list[Any], size: int, device: torch.device) -> torch.Tensor:
+def borrow_tensor(place: list[Any], size: int, device: torch.device) -> torch.Tensor:
     """A copy of `size` bytes of another process's memory, on this device. Raises `RuntimeError`."""
     handle_hex, offset = str(place[0]), int(place[1])
     torch.zeros(1, device=device)  # makes the device's context the current one
-    library, address = driver(), ctypes.c_uint64()
+    library, address = cuda_driver(), ctypes.c_uint64()
     handle = Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(handle_hex)[:HANDLE_BYTES]))
-    check(library.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(LAZY_PEER_ACCESS)), "borrowing")
+    check_driver(
+        library.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(LAZY_PEER_ACCESS)), "borrowing"
+    )
     try:
         copy = torch.as_tensor(Bytes(address.value + offset, size), device=device).clone()
         torch.cuda.synchronize(device)
         return copy
     finally:
-        check(library.cuIpcCloseMemHandle(address), "giving memory back")
+        check_driver(library.cuIpcCloseMemHandle(address), "giving memory back")

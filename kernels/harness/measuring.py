@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from kernels.harness import axes, rows
-from kernels.harness.clocks import clocks
+from kernels.harness.clocks import device_clocks
 from kernels.harness.columns import measurement_columns
 from kernels.harness.contenders import Crew
 from kernels.harness.controls import with_second_control
-from kernels.harness.facts import log
+from kernels.harness.facts import log_line
 from kernels.harness.input_sets import Rotation
-from kernels.harness.judging import Judged, Outcome, Session, judge_case, spread, still_right
+from kernels.harness.judging import Judged, Outcome, Session, judge_case, spread_inputs, still_right
 from kernels.harness.own import OwnCase, OwnWorkload
-from kernels.harness.regimes import SUSTAINED, regimes
+from kernels.harness.regimes import SUSTAINED, case_regimes
 from kernels.harness.rows import Origin, Row, Setting, Spool
-from kernels.harness.spec import Spec, original
-from kernels.harness.stopping import first_of, rule, spent
+from kernels.harness.spec import Spec, original_name
+from kernels.harness.stopping import first_of, precision_rule, time_rule
 from kernels.harness.timers import Timer, timer_for
-from kernels.harness.timing import Extent, Instruments, Measured, measure
+from kernels.harness.timing import Extent, Instruments, Measured, measure_contenders
 from kernels.harness.turns import Contender
 from kernels.harness.warming import LIMIT_S
 from kernels.harness.workload import Case
@@ -57,31 +57,33 @@ class Regime:
     spool: Spool
 
 
-def timers(session: Session) -> Timers:
+def make_timers(session: Session) -> Timers:
     """The timers of the session's device, each regime's overhead measured once. Raises `ValueError` for a regime that
     the device does not have."""
-    kinds = {kind for case in session.spec.measure for kind in regimes(session.spec.regime, session.device.type, case)}
+    kinds = {
+        kind for case in session.spec.measure for kind in case_regimes(session.spec.regime, session.device.type, case)
+    }
     if session.arena is not None:
         return session.arena.timer
-    known = {kind: timer_for(session.device, kind) for kind in kinds}
-    return known.__getitem__
+    timer_by_kind = {kind: timer_for(session.device, kind) for kind in kinds}
+    return timer_by_kind.__getitem__
 
 
 def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed_by: Timers) -> Finished:
     """Measures a case and writes its file."""
     began = time.monotonic()
     judged = judge_case(session, crew, case, session.spec.implementations)
-    judged, turns = spread(session, crew, with_second_control(session, crew, judged))
+    judged, turns = spread_inputs(session, crew, with_second_control(session, crew, judged))
     folder = session.out / "cases"
-    rng = axes.order(case, session.spec.seed)
+    rng = axes.shuffle_generator(case, session.spec.seed)
     with ExitStack() as stack:
         measured_in: list[Regime] = []
-        names = regimes(session.spec.regime, session.device.type, case)
+        names = case_regimes(session.spec.regime, session.device.type, case)
         for number, name in enumerate(names, start=1):
             spool = stack.enter_context(Spool(folder))
             extent = extent_of(session, number / len(names), began)
-            by = Instruments(timed_by(name), clocks(session.device, sustained=name == SUSTAINED))
-            measured = measure(judged.contenders, extent, by, rng, spool.keep)
+            by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))
+            measured = measure_contenders(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))
         judged = still_right(session, judged)
         written = rows.write_csv(
@@ -90,10 +92,10 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
             (
                 {**row, **definition_cells(session.spec, row["implementation"]), **work_cells(session, case)}
                 for regime in measured_in
-                for row in table(origin, judged, turns, regime)
+                for row in regime_rows(origin, judged, turns, regime)
             ),
         )
-    return finished(case, judged, measured_in, written)
+    return finish_case(case, judged, measured_in, written)
 
 
 def extent_of(session: Session, share: float, began: float) -> Extent:
@@ -102,7 +104,7 @@ def extent_of(session: Session, share: float, began: float) -> Extent:
     return Extent(
         spec.repeats,
         spec.warmup,
-        enough=first_of(rule(spec.stop_at_relative_ci), spent(seconds_left(spec, share, began))),
+        enough=first_of(precision_rule(spec.stop_at_relative_ci), time_rule(seconds_left(spec, share, began))),
         warmup_limit_s=LIMIT_S[session.device.type],
         spare_s=partial(spare_s, spec, share, began),
     )
@@ -110,8 +112,8 @@ def extent_of(session: Session, share: float, began: float) -> Extent:
 
 def spare_s(spec: Spec, share: float, began: float) -> float:
     """The seconds that may still be spent on energy; no limit where the case has none."""
-    left = seconds_left(spec, share, began)
-    return math.inf if left is None else left
+    seconds_remaining = seconds_left(spec, share, began)
+    return math.inf if seconds_remaining is None else seconds_remaining
 
 
 def seconds_left(spec: Spec, share: float, began: float) -> float | None:
@@ -119,23 +121,23 @@ def seconds_left(spec: Spec, share: float, began: float) -> float | None:
     return None if spec.case_budget_s is None else spec.case_budget_s * share - (time.monotonic() - began)
 
 
-def table(origin: Origin, judged: Judged, turns: Rotation, regime: Regime) -> Iterator[Row]:
+def regime_rows(origin: Origin, judged: Judged, turns: Rotation, regime: Regime) -> Iterator[Row]:
     """A regime's rows in the order measured, then one for each implementation without timings."""
-    passed = {one.implementation: one for one in judged.outcomes if timed(one, regime)}
-    settings = {name: setting(one, turns, regime) for name, one in passed.items()}
+    passed = {one.implementation: one for one in judged.outcomes if is_timed(one, regime)}
+    settings = {name: row_setting(one, turns, regime) for name, one in passed.items()}
     for cells in regime.spool.cells():
         if (own := settings.get(cells["implementation"])) is not None:
-            yield rows.measured(origin, judged.case, own, cells)
+            yield rows.measured_row(origin, judged.case, own, cells)
     for one in judged.outcomes:
         if one.implementation not in passed:
             why, kind = why_not(one, regime), one.fault or "unavailable"
-            yield rows.skipped(origin, judged.case, regime.name, one.implementation, why, one.check, kind)
+            yield rows.skipped_row(origin, judged.case, regime.name, one.implementation, why, one.check, kind)
 
 
 def definition_cells(spec: Spec, implementation: str) -> dict[str, str]:
     """The cells that say where the workload defines an implementation, counted from 1, and whether as a kernel or as a
     baseline. Our own workloads name no roles."""
-    name, names = original(implementation), list(dict.fromkeys(map(original, spec.implementations)))
+    name, names = original_name(implementation), list(dict.fromkeys(map(original_name, spec.implementations)))
     role = ""
     if isinstance(spec.workload, OwnWorkload):
         role = "baseline" if name in spec.workload.describe().get("baselines", ()) else "kernel"
@@ -157,7 +159,7 @@ def work_cells(session: Session, case: Case) -> dict[str, str]:
     return {name: f"{amount:.6g}" for name, amount in amounts.items() if amount}
 
 
-def timed(outcome: Outcome, regime: Regime) -> bool:
+def is_timed(outcome: Outcome, regime: Regime) -> bool:
     """Whether the timings of this outcome are valid."""
     return outcome.bound is not None and bool(regime.measured.latencies.get(outcome.implementation))
 
@@ -167,7 +169,7 @@ def why_not(outcome: Outcome, regime: Regime) -> str:
     return outcome.reason or regime.measured.refused.get(outcome.implementation, "not timed")
 
 
-def setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
+def row_setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
     """What the rows of one implementation share in one regime."""
     assert outcome.bound is not None, "only what passed is timed"
     assert outcome.check is not None, "and what passed was checked"
@@ -188,12 +190,12 @@ def setting(outcome: Outcome, turns: Rotation, regime: Regime) -> Setting:
     )
 
 
-def finished(case: Case, judged: Judged, measured_in: list[Regime], written: int) -> Finished:
+def finish_case(case: Case, judged: Judged, measured_in: list[Regime], written: int) -> Finished:
     """The result of a case whose file is written. Whatever else is worth knowing goes to the log."""
     medians: dict[str, float] = {}
     for regime in reversed(measured_in):
         if regime.measured.warming.ended == "limit":
-            log(f"{case.id}: {regime.name}: the warm-up did not settle; measured as it was")
+            log_line(f"{case.id}: {regime.name}: the warm-up did not settle; measured as it was")
         medians |= medians_of(judged, regime)
     return Finished(
         rows=written,
@@ -217,5 +219,5 @@ def medians_of(judged: Judged, regime: Regime) -> dict[str, float]:
     return {
         one.implementation: round(statistics.median(times[one.implementation]), 3)
         for one in judged.outcomes
-        if timed(one, regime)
+        if is_timed(one, regime)
     }

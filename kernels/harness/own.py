@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels.harness.reading import BadSpec, shown, table
+from kernels.harness.reading import BadSpec, read_object, shorten_value
 from kernels.harness.workload import Implementation, Problem, Site, Unavailable
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
@@ -30,25 +30,25 @@ class OwnCase:
     @property
     def axes(self) -> dict[str, str]:
         """The cells of its row: `dtype` in the column of that name, any other axis as `axis:<name>`."""
-        return {column(name): text(value) for name, value in self.values.items()}
+        return {axis_column(name): value_text(value) for name, value in self.values.items()}
 
 
-def column(axis: str) -> str:
+def axis_column(axis: str) -> str:
     """The name of the column of an axis. Its prefix keeps it apart from other columns of a file."""
     return axis if axis == DTYPE else f"axis:{axis}"
 
 
-def text(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as it is written in rows and ids. None, which stands for an argument that is not passed, is empty."""
     if isinstance(value, list):
-        return "x".join(map(text, value))
+        return "x".join(map(value_text, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def case_id(values: Mapping[str, Any]) -> str:
     """The id of a case, for example `rows64-cols256-float32`. Characters that do not fit a file name are replaced, and
     then a digest makes the id unique."""
-    parts = [("" if name == DTYPE else name) + text(value) for name, value in values.items() if value is not None]
+    parts = [("" if name == DTYPE else name) + value_text(value) for name, value in values.items() if value is not None]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
     if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
@@ -82,16 +82,16 @@ class OwnWorkload:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of its axes."""
-        return tuple(column(axis) for axis in self.describe().get("axes", ()))
+        return tuple(axis_column(axis) for axis in self.describe().get("axes", ()))
 
     def cases(self, grid: Mapping[str, Any], where: str) -> tuple[OwnCase, ...]:
         """All of the workload's cases, or those that have one of the values that `grid` gives for its axes."""
         description = self.describe()
-        chosen = table(grid, where, (), ("axes",)).get("axes", {})
+        chosen = read_object(grid, where, (), ("axes",)).get("axes", {})
         if not description:
             return ()
         if not isinstance(chosen, Mapping) or not all(isinstance(values, list) for values in chosen.values()):
-            raise BadSpec(f"{where}.axes must be an object of lists, not {shown(chosen)}")
+            raise BadSpec(f"{where}.axes must be an object of lists, not {shorten_value(chosen)}")
         unknown = sorted(set(chosen) - set(description["axes"]))
         if unknown:
             raise BadSpec(
@@ -101,7 +101,7 @@ class OwnWorkload:
         cases = tuple(
             OwnCase(values, case_id(values), skip, flops or 0.0, moved or 0.0)
             for values, skip, flops, moved in rows
-            if all(text(values[axis]) in map(text, wanted) for axis, wanted in chosen.items())
+            if all(value_text(values[axis]) in map(value_text, wanted) for axis, wanted in chosen.items())
         )
         if not cases:
             raise BadSpec(f"{where}.axes leave no case of {description['file']}")

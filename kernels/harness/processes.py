@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import is_own
-from kernels.harness.ending import descendants, fate
-from kernels.harness.facts import log
-from kernels.harness.input_sets import available
+from kernels.harness.ending import describe_exit, list_descendants
+from kernels.harness.facts import log_line
+from kernels.harness.input_sets import free_memory
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 """How long a worker's OpenMP threads wait for more work before they sleep: some ten microseconds. By default it is
@@ -42,12 +42,12 @@ SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
 
 
-def prepare(workload: Path) -> None:
+def prepare_workers(workload: Path) -> None:
     """Sets what every worker for a workload has imported before it begins. It is called before the first worker
     starts."""
     folder = workload if workload.is_dir() else workload.parent
-    words = (b"torch.compile", b"class Model")
-    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in words)
+    markers = (b"torch.compile", b"class Model")
+    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in markers)
     SPAWN.set_forkserver_preload(["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])])
 
 
@@ -85,7 +85,7 @@ class Worker:
         path = Path(str(settings.get("path", ".")))
         self.folder = (path if path.is_dir() else path.parent).resolve()
         given = {**settings, "frames": self.frames.name}
-        self.process = SPAWN.Process(target=entry, args=(theirs, given), daemon=True)
+        self.process = SPAWN.Process(target=worker_main, args=(theirs, given), daemon=True)
         with short_paths():
             self.process.start()
         theirs.close()
@@ -123,7 +123,7 @@ class Worker:
             waited_s += step_s
             if waited_s >= limit_s:
                 return False
-            log(f"{self.current_place() or op} has been running for {waited_s:g} s")
+            log_line(f"{self.current_place() or op} has been running for {waited_s:g} s")
         raise AssertionError("the steps have no end")
 
     def current_place(self) -> str:
@@ -152,11 +152,11 @@ class Worker:
         self.end()
         if code is None:
             return "untrusted: it closed its pipe"
-        return fate(code)
+        return describe_exit(code)
 
     def end(self) -> None:
         """Ends the process and everything that it started."""
-        for pid in descendants(self.process.pid):
+        for pid in list_descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if self.process.is_alive():
@@ -187,11 +187,11 @@ def short_paths() -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def entry(pipe: Connection, settings: dict[str, Any]) -> None:
+def worker_main(pipe: Connection, settings: dict[str, Any]) -> None:
     """The main function of a worker."""
-    from kernels.harness.worker import serve
+    from kernels.harness.worker import serve_requests
 
-    serve(pipe, settings)
+    serve_requests(pipe, settings)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -199,4 +199,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) // 2
-    return available(device) // 4
+    return free_memory(device) // 4

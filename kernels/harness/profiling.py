@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kernels.harness.facts import Facts, log
-from kernels.harness.spec import Spec, original
+from kernels.harness.facts import Facts, log_line
+from kernels.harness.spec import Spec, original_name
 from kernels.harness.workload import Case
 
 FOLDER: Final = "profile"
@@ -66,12 +66,12 @@ def find_tool(kind: str, wanted: str, environ: Mapping[str, str], parameters: Pa
     )
     if not ncu:
         return Tool("", "there is no ncu on this machine (NVIDIA's package nsight-compute)")
-    if restricted(parameters) and os.geteuid() != 0:
+    if is_restricted(parameters) and os.geteuid() != 0:
         return Tool("", f"the driver lets only root read counters (RmProfilingAdminOnly: 1); {REMEDY}")
     return Tool(ncu)
 
 
-def restricted(parameters: Path) -> bool:
+def is_restricted(parameters: Path) -> bool:
     """Whether the driver lets only root read its counters. False where it does not say; then ncu will report it."""
     try:
         return re.search(r"^RmProfilingAdminOnly:\s*1", parameters.read_text(), re.M) is not None
@@ -87,12 +87,12 @@ class Machine:
     device: str
 
 
-def recorded(out: Path) -> Machine | None:
+def recorded_machine(out: Path) -> Machine | None:
     """The machine that the environment step recorded; None where it did not. Asking PyTorch takes seconds of a GPU's
     time."""
     try:
-        found = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-        return Machine(str(found["device_kind"]), str(found["device"]))
+        environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+        return Machine(str(environment["device_kind"]), str(environment["device"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -106,24 +106,24 @@ def profile_all(spec: Spec, out: Path, facts: Facts, machine: Machine) -> int:
     cases = {case.id: case for case in spec.measure}
     tool = find_tool(machine.kind, profile.set, os.environ)
     if tool.why_not:
-        log(f"profile: {tool.why_not}")
+        log_line(f"profile: {tool.why_not}")
     rows: list[dict[str, Any]] = []
     waiting: deque[Future[dict[str, Any]]] = deque()
 
     def record(future: Future[dict[str, Any]]) -> None:
         row = future.result()
         rows.append(row)
-        log(f"profiled {row['implementation']} on {row['case_id']}: {row['reason'] or ', '.join(row['files'])}")
+        log_line(f"profiled {row['implementation']} on {row['case_id']}: {row['reason'] or ', '.join(row['files'])}")
         for path in row["files"]:
             facts.send("profiled", path=path, case_id=row["case_id"], implementation=row["implementation"])
 
     with ThreadPoolExecutor(1) as writer:
         for case_id in profile.cases:
-            for name in profile.implementations or tuple(dict.fromkeys(map(original, spec.implementations))):
+            for name in profile.implementations or tuple(dict.fromkeys(map(original_name, spec.implementations))):
                 began = time.monotonic()
                 job = Job(spec, out, case_id, name)
                 row = looked_at(job, profile.set, tool, cases.get(case_id))
-                waiting.append(writer.submit(finished, job, tool, row, began))
+                waiting.append(writer.submit(finished_row, job, tool, row, began))
                 while waiting and waiting[0].done():  # what is whole may be stored before the next has ended
                     record(waiting.popleft())
         for future in waiting:
@@ -150,8 +150,8 @@ class Job:
 
     def kept(self, suffixes: Sequence[str]) -> list[str]:
         """The files with these suffixes that exist, relative to the folder of results."""
-        found = [self.stem.parent / f"{self.stem.name}{suffix}" for suffix in suffixes]
-        return [path.relative_to(self.out).as_posix() for path in found if path.is_file()]
+        files = [self.stem.parent / f"{self.stem.name}{suffix}" for suffix in suffixes]
+        return [path.relative_to(self.out).as_posix() for path in files if path.is_file()]
 
 
 def looked_at(job: Job, wanted: str, tool: Tool, case: Case | None) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def looked_at(job: Job, wanted: str, tool: Tool, case: Case | None) -> dict[str,
             if not refused:
                 return row | {"tool": "ncu"}
             row["why_not_ncu"] = refused
-        ran = run([*child, "--out", f"{stem}"])
+        ran = run_profiler([*child, "--out", f"{stem}"])
         if ran.returncode:
             return row | {"reason": last_line(ran) or f"exit code {ran.returncode}"}
         return row | {"tool": "torch.profiler", "files": job.kept(TORCH_FILES)}
@@ -184,7 +184,7 @@ def looked_at(job: Job, wanted: str, tool: Tool, case: Case | None) -> dict[str,
         file.unlink(missing_ok=True)
 
 
-def finished(job: Job, tool: Tool, row: dict[str, Any], began: float) -> dict[str, Any]:
+def finished_row(job: Job, tool: Tool, row: dict[str, Any], began: float) -> dict[str, Any]:
     """The row of a profile with its files, once its texts are written, and the seconds since it was begun."""
     if row["tool"] == "ncu":
         try:
@@ -204,7 +204,7 @@ def by_ncu(ncu: str, wanted: str, child: Sequence[str], stem: Path) -> str:
     were for the measurements; only the code between the profiler's start and stop is replayed."""
     report = f"{stem}.ncu-rep"
     sections = ["--set", "full"] if wanted == "full" else [part for name in SECTIONS for part in ("--section", name)]
-    ran = run(
+    ran = run_profiler(
         [
             ncu, "--force-overwrite", "--export", report, "--clock-control", "none", "--profile-from-start", "off",
             "--launch-count", str(KERNELS), "--target-processes", "all", "--import-source", "yes", *sections,
@@ -227,7 +227,9 @@ def write_pages(ncu: str, stem: Path) -> None:
         ("rules.csv", ["--page", "details", "--csv"]),
     )
     with ThreadPoolExecutor() as at_once:
-        futures = {suffix: at_once.submit(run, [ncu, "--import", report, *options]) for suffix, options in pages}
+        futures = {
+            suffix: at_once.submit(run_profiler, [ncu, "--import", report, *options]) for suffix, options in pages
+        }
     for suffix, future in futures.items():
         Path(f"{stem}.{suffix}").write_text(future.result().stdout, encoding="utf-8")
     with Path(report).open("rb") as plain, gzip.open(f"{report}.gz", "wb", compresslevel=6) as packed:
@@ -235,7 +237,7 @@ def write_pages(ncu: str, stem: Path) -> None:
     Path(report).unlink()
 
 
-def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_profiler(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a command; its standard output and error are one text. Raises `TimeoutExpired`."""
     return subprocess.run(
         list(command),

@@ -25,11 +25,11 @@ from kernels.forms.outputs import Result, Unreadable
 from kernels.harness import environment, rows
 from kernels.harness.columns import measurement_columns
 from kernels.harness.ending import end_with_descendants
-from kernels.harness.facts import log
+from kernels.harness.facts import log_line
 from kernels.harness.judging import Session
-from kernels.harness.own import OwnWorkload, column
+from kernels.harness.own import OwnWorkload, axis_column
 from kernels.harness.reading import BadSpec
-from kernels.harness.stamps import now
+from kernels.harness.stamps import utc_now
 
 REGIME = "program"
 DONE, FAILED = 0, 21
@@ -69,7 +69,7 @@ class Cell:
     axes: Mapping[str, str]
 
 
-def described(workload: OwnWorkload) -> Described:
+def describe_program(workload: OwnWorkload) -> Described:
     """The description of the program, which is beside the workload's folder. Raises `BadSpec`."""
     folder = Path(workload.path)
     file = folder.with_name(f"{folder.name}.json")
@@ -84,7 +84,7 @@ def described(workload: OwnWorkload) -> Described:
     return description
 
 
-def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> Ended:
+def run_program(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> Ended:
     """Runs a command of /bin/sh with a time limit. Nothing that it started is left afterwards."""
     began = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> 
         try:
             code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            log(f"no end of `{command}` within {limit_s:g} s; ended")
+            log_line(f"no end of `{command}` within {limit_s:g} s; ended")
         finally:
             end_with_descendants(child.pid)
             child.wait()
@@ -104,7 +104,7 @@ def run(command: str, folder: Path, limit_s: float, out: Path, errors: Path) -> 
     return Ended(code, tail.decode("utf-8", "replace").strip()[-TAIL_BYTES:], time.monotonic() - began)
 
 
-def how(ended: Ended, limit_s: float) -> str:
+def failure_words(ended: Ended, limit_s: float) -> str:
     """How a command failed, in words."""
     if ended.code is None:
         return f"did not end within {limit_s:g} s"
@@ -113,9 +113,9 @@ def how(ended: Ended, limit_s: float) -> str:
     )
 
 
-def perform(step: str, session: Session, workload: OwnWorkload) -> int:
+def perform_program(step: str, session: Session, workload: OwnWorkload) -> int:
     """The step `build` or `measure` of a program; its exit code. Raises `BadSpec`."""
-    program = described(workload)
+    program = describe_program(workload)
     return build_program(session, program) if step == "build" else measure_program(session, program)
 
 
@@ -126,11 +126,11 @@ def build_program(session: Session, program: Described) -> int:
         facts.send("gate", name="kernel_loads", passed=True, detail="nothing to build")
         return DONE
     errors = session.out / "build.log"
-    ended = run(program.build, program.folder, program.build_limit_s, session.out / "build.out", errors)
+    ended = run_program(program.build, program.folder, program.build_limit_s, session.out / "build.out", errors)
     if ended.code == 0:
         facts.send("gate", name="kernel_loads", passed=True, detail=f"`{program.build}` in {ended.seconds:.1f} s"[:200])
         return DONE
-    detail = f"`{program.build}` {how(ended, program.build_limit_s)}"
+    detail = f"`{program.build}` {failure_words(ended, program.build_limit_s)}"
     facts.send("gate", name="kernel_loads", passed=False, detail=detail[:200])
     facts.send("problem", cause="build_failed", detail=f"{detail}\n{ended.tail}".strip())
     return FAILED
@@ -143,46 +143,46 @@ def measure_program(session: Session, program: Described) -> int:
     written = program.folder / program.output if program.output else printed
     if program.output:
         written.unlink(missing_ok=True)
-    ended = run(program.command, program.folder, program.limit_s, printed, session.out / "program.log")
+    ended = run_program(program.command, program.folder, program.limit_s, printed, session.out / "program.log")
     try:
         if ended.code != 0:
-            raise Unreadable(how(ended, program.limit_s))
+            raise Unreadable(failure_words(ended, program.limit_s))
         if not written.is_file() or written.is_symlink():
             raise Unreadable(f"wrote no file {program.output}")
         if written.stat().st_size > outputs.MOST_BYTES:
             raise Unreadable(f"wrote more than {outputs.MOST_BYTES >> 20} MB")
         text = written.read_text(encoding="utf-8", errors="replace")
-        results = outputs.read(program.format, text, program.folder, program.implementation, program.name)
+        results = outputs.read_output(program.format, text, program.folder, program.implementation, program.name)
     except Unreadable as exc:
         facts.send("problem", cause="program_failed", detail=f"`{program.command}`: {exc}\n{ended.tail}".strip()[:4000])
         return FAILED
     for result in results:
         if result.note:
-            log(f"{result.label}: {result.note}")
-    store(session, program, results)
+            log_line(f"{result.label}: {result.note}")
+    store_results(session, program, results)
     return DONE
 
 
-def store(session: Session, program: Described, results: Iterable[Result]) -> None:
+def store_results(session: Session, program: Described, results: Iterable[Result]) -> None:
     """Writes a file for each case; each is stored by the agent before the next one."""
     spec, facts = session.spec, session.facts
-    cases = grouped(results)
+    cases = group_results(results)
     names = tuple(dict.fromkeys(name for cell, _ in cases for name in cell.axes))
     origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
-    left = [(cell, listed) for cell, listed in cases if cell.id not in spec.skip_cases]
+    cells_left = [(cell, listed) for cell, listed in cases if cell.id not in spec.skip_cases]
     facts.send(
         "planned",
-        cases=[cell.id for cell, _ in left],
+        cases=[cell.id for cell, _ in cells_left],
         total=len(cases),
         measurements_per_implementation=max(sum(len(one.samples_us) for _, listed in cases for one in listed), 1),
     )
-    for index, (cell, listed) in enumerate(left, start=1):
-        place = {"case_id": cell.id, "index": index, "of": len(left)}
+    for index, (cell, listed) in enumerate(cells_left, start=1):
+        place = {"case_id": cell.id, "index": index, "of": len(cells_left)}
         facts.send("case_started", **place)
         made = [
             {**row, "definition": str(place)}
             for place, one in enumerate(listed, start=1)
-            for row in table(origin, program, cell, one, names)
+            for row in program_rows(origin, program, cell, one, names)
         ]
         count = rows.write_csv(session.out / "cases" / f"{cell.id}.csv", measurement_columns(names), made)
         timed = {one.implementation: one for one in listed}
@@ -198,7 +198,7 @@ def store(session: Session, program: Described, results: Iterable[Result]) -> No
         )
 
 
-def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
+def group_results(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
     """The cases, each with its results. Where two cases would have the same file name, a digest distinguishes them."""
     found: dict[tuple[object, ...], list[Result]] = {}
     for one in results:
@@ -210,7 +210,9 @@ def grouped(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
         digest = "" if alone else f"-{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
         first = listed[0]
         axes = {
-            column(axis): value for axis, value in ({outputs.BENCHMARK: first.name} | dict(first.axes)).items() if value
+            axis_column(axis): value
+            for axis, value in ({outputs.BENCHMARK: first.name} | dict(first.axes)).items()
+            if value
         }
         made.append((Cell(f"{name[:160]}{digest}", axes), listed))
     return made
@@ -223,7 +225,7 @@ def name_of(one: Result) -> str:
     return plain if plain[:1].isalnum() else f"case{plain}" if plain else "all"
 
 
-def table(
+def program_rows(
     origin: rows.Origin, program: Described, cell: Cell, one: Result, names: tuple[str, ...]
 ) -> Iterable[Mapping[str, str]]:
     """A row for each sample, or one row with the reason. Regime and backend mark them as reported by the program."""
@@ -231,7 +233,7 @@ def table(
         **{name: cell.axes.get(name, "") for name in names},
         "case_id": cell.id, "run_id": origin.run_id, "vm": origin.vm, "device": origin.device, "torch": origin.torch,
         "regime": REGIME, "backend": f"{REGIME}:{program.format}", "implementation": one.implementation,
-        "started_at": now(),
+        "started_at": utc_now(),
     }  # fmt: skip
     if not one.samples_us:
         yield {**shared, "skipped": one.skipped}

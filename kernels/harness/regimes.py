@@ -13,7 +13,7 @@ busy without a graph. It is also heavy enough for a power limit to slow a device
 its `flops`."""
 
 
-def regimes(regime: str, device: str, case: Case) -> tuple[str, ...]:
+def case_regimes(regime: str, device: str, case: Case) -> tuple[str, ...]:
     """The regimes of a case on a kind of device (`cuda` or `cpu`), in the order in which they are measured."""
     if regime != BOTH:
         return tuple(regime.split("+"))

@@ -15,23 +15,23 @@ COPIES_BYTES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)
 PRODUCT = {"cuda": 8192, "cpu": 768}
 
 
-def measured(device: torch.device) -> dict[str, float]:
+def measure_roof(device: torch.device) -> dict[str, float]:
     """The most `bytes` and `flops` per second: of copies of several sizes, and of matrix products in every type that
     the device has. Seconds are measured with the host's clock, around many calls and a wait for the device."""
-    moved = max(2 * size / seconds(copying(size, device), device) for size in COPIES_BYTES)
+    moved = max(2 * size / shortest_time(copy_function(size, device), device) for size in COPIES_BYTES)
     n = PRODUCT[device.type]
     types = (torch.float32, torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
-    done = max(2.0 * n**3 / seconds(multiplying(n, dtype, device), device) for dtype in types)
+    done = max(2.0 * n**3 / shortest_time(multiply_function(n, dtype, device), device) for dtype in types)
     return {"bytes": moved, "flops": done}
 
 
-def copying(size: int, device: torch.device) -> Callable[[], object]:
+def copy_function(size: int, device: torch.device) -> Callable[[], object]:
     """A function that copies `size` bytes."""
     source, target = (torch.ones(size // 4, device=device) for _ in range(2))
     return lambda: target.copy_(source)
 
 
-def multiplying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+def multiply_function(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     """A function that multiplies two n x n matrices. In float32 on a GPU it uses TF32, as tensor cores do."""
     a = torch.ones((n, n), dtype=dtype, device=device)
 
@@ -46,7 +46,7 @@ def multiplying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[]
     return product
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> float:
+def shortest_time(call: Callable[[], object], device: torch.device) -> float:
     """The shortest time of a call in seconds, of several tries. Each try makes as many calls as take about ten
     milliseconds."""
     call()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kernels.harness.energy import Drawn
-from kernels.harness.stamps import now
+from kernels.harness.stamps import utc_now
 from kernels.harness.timing import Sample
 from kernels.harness.workload import Case, Check
 
@@ -50,19 +50,19 @@ class Setting:
     energy: Drawn | None = None
 
 
-def axes(case: Case) -> dict[str, str]:
+def axis_cells(case: Case) -> dict[str, str]:
     """The cells that say which case a row belongs to."""
     return {"case_id": case.id, **case.axes}
 
 
-def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
+def measured_row(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
     """The row of one measurement: its own `cells`, and those that it shares with others. Unknown values stay empty."""
     peak = setting.peak_memory_bytes
-    return shared(origin, case, setting.regime) | {
+    return shared_cells(origin, case, setting.regime) | {
         **cells,
         "implementation": setting.implementation,
         "backend": setting.backend,
-        "max_abs_error": number(setting.check.max_abs_error),
+        "max_abs_error": format_number(setting.check.max_abs_error),
         "cache": setting.cache,
         "input_sets": str(setting.input_sets),
         "warmup_calls": str(setting.warmup_calls),
@@ -70,7 +70,7 @@ def measured(origin: Origin, case: Case, setting: Setting, cells: Row) -> Row:
         "stopped": setting.stopped,
         "timer_overhead_us": f"{setting.timer_overhead_us:.4g}",
         "peak_memory_bytes": "" if peak is None else str(peak),
-        "joules_per_call": "" if setting.energy is None else number(setting.energy.joules_per_call),
+        "joules_per_call": "" if setting.energy is None else format_number(setting.energy.joules_per_call),
         "energy_s": "" if setting.energy is None else f"{setting.energy.seconds:.3f}",
         "judged_calls": str(setting.check.calls or ""),
         "rare_fault_seen": f"{setting.check.rare_fault_seen:.4f}" if setting.check.calls else "",
@@ -82,20 +82,20 @@ CELLS: Mapping[str, Callable[[Sample], str]] = {
     "block": lambda sample: str(sample.block),
     "repeat": lambda sample: str(sample.repeat),
     "latency_us": lambda sample: f"{sample.latency_us:.3f}",
-    "sm_clock_mhz": lambda sample: known(sample.reading.sm_clock_mhz),
-    "mem_clock_mhz": lambda sample: known(sample.reading.mem_clock_mhz),
-    "power_w": lambda sample: known(sample.reading.power_w),
-    "temperature_c": lambda sample: known(sample.reading.temperature_c),
+    "sm_clock_mhz": lambda sample: format_known(sample.reading.sm_clock_mhz),
+    "mem_clock_mhz": lambda sample: format_known(sample.reading.mem_clock_mhz),
+    "power_w": lambda sample: format_known(sample.reading.power_w),
+    "temperature_c": lambda sample: format_known(sample.reading.temperature_c),
     "throttle": lambda sample: sample.reading.throttle or "",
     "started_at": lambda sample: sample.started_at,
     "position": lambda sample: str(sample.position),
     "calls": lambda sample: str(sample.calls),
-    "cpu_mhz": lambda sample: known(sample.host.cpu_mhz),
-    "load_1m": lambda sample: known(sample.host.load_1m),
-    "steal_percent": lambda sample: known(sample.host.steal_percent),
+    "cpu_mhz": lambda sample: format_known(sample.host.cpu_mhz),
+    "load_1m": lambda sample: format_known(sample.host.load_1m),
+    "steal_percent": lambda sample: format_known(sample.host.steal_percent),
     "host_us": lambda sample: "" if sample.host_us is None else f"{sample.host_us:.1f}",
     "cover": lambda sample: sample.cover,
-    "hidden": lambda sample: "" if sample.hidden is None else boolean(sample.hidden),
+    "hidden": lambda sample: "" if sample.hidden is None else format_boolean(sample.hidden),
     "cover_us": lambda sample: "" if sample.cover_us is None else f"{sample.cover_us:.1f}",
 }
 """The cells that differ from measurement to measurement, and how each is written."""
@@ -134,33 +134,33 @@ class Spool:
             yield dict(zip(CELLS, line, strict=True))
 
 
-def skipped(
+def skipped_row(
     origin: Origin, case: Case, regime: str, implementation: str, reason: str, check: Check | None, fault: str = ""
 ) -> Row:
     """The one row of an implementation that was not timed in a regime, with the reason and its kind."""
-    return shared(origin, case, regime) | {
+    return shared_cells(origin, case, regime) | {
         "implementation": implementation,
         "fault": fault,
-        "max_abs_error": number(check.max_abs_error) if check is not None else "",
-        "started_at": now(),
+        "max_abs_error": format_number(check.max_abs_error) if check is not None else "",
+        "started_at": utc_now(),
         "skipped": reason,
     }
 
 
-def checked(case: Case, implementation: str, check: Check | None, reason: str) -> Row:
+def checked_row(case: Case, implementation: str, check: Check | None, reason: str) -> Row:
     """A row of correctness.csv; `passed` is empty for what could not be checked at all."""
-    return axes(case) | {
+    return axis_cells(case) | {
         "implementation": implementation,
-        "passed": boolean(check.passed) if check is not None else "",
-        "max_abs_error": number(check.max_abs_error) if check is not None else "",
-        "limit": number(check.limit) if check is not None else "",
+        "passed": format_boolean(check.passed) if check is not None else "",
+        "max_abs_error": format_number(check.max_abs_error) if check is not None else "",
+        "limit": format_number(check.limit) if check is not None else "",
         "reason": reason,
     }
 
 
-def shared(origin: Origin, case: Case, regime: str) -> dict[str, str]:
+def shared_cells(origin: Origin, case: Case, regime: str) -> dict[str, str]:
     """The columns that all rows of one case and regime share."""
-    return axes(case) | {
+    return axis_cells(case) | {
         "run_id": origin.run_id,
         "vm": origin.vm,
         "device": origin.device,
@@ -173,7 +173,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> int:
     """Writes a file row by row, and puts it in place in one step, so that no reader sees half of it. Returns the number
     of rows."""
     count = 0
-    with replacing(path) as file:
+    with replace_file(path) as file:
         writer = csv.DictWriter(file, tuple(columns), restval="", lineterminator="\n")
         writer.writeheader()
         for row in rows:
@@ -184,12 +184,12 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file, and puts it in place in one step."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(text)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
+def replace_file(path: Path) -> Iterator[TextIO]:
     """A file of a temporary name beside `path`, which takes its place once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -201,14 +201,14 @@ def replacing(path: Path) -> Iterator[TextIO]:
         temporary.unlink(missing_ok=True)
 
 
-def boolean(value: bool) -> str:
+def format_boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
-def known(value: float | None) -> str:
+def format_known(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with six digits; empty for NaN, which means that there was nothing to compare."""
     return "" if value != value else f"{value:.6g}"

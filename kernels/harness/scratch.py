@@ -24,7 +24,7 @@ class Scratch:
     """A new folder in `place` (by default where there is room), held until it is closed or this process has ended."""
 
     def __init__(self, place: Path | None = None, prefix: str = PREFIX) -> None:
-        place = place or roomy()
+        place = place or roomy_folder()
         remove_abandoned(place, prefix)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
@@ -39,7 +39,7 @@ class Scratch:
         os.close(self.held)
 
 
-def roomy() -> Path:
+def roomy_folder() -> Path:
     """A folder in memory, or on disk where there is little memory."""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= ROOM_BYTES and os.access(MEMORY, os.W_OK):

@@ -9,12 +9,12 @@ from typing import Any
 
 from kernels.harness import rows, watching
 from kernels.harness.contenders import Crew
-from kernels.harness.facts import log
-from kernels.harness.judging import Judged, Session, judge_case, spread
+from kernels.harness.facts import log_line
+from kernels.harness.judging import Judged, Session, judge_case, spread_inputs
 from kernels.harness.spec import CONTROL
 from kernels.harness.timers import CudaTimer, Timer
 from kernels.harness.turns import Contender
-from kernels.harness.watching import Missed, Watched, watched
+from kernels.harness.watching import Missed, Watched, watch_samples
 from kernels.harness.workload import Case, Unavailable
 
 FILE = "cupti.csv"
@@ -36,11 +36,11 @@ def ask_cupti(
     table: list[rows.Row] = []
     began = time.monotonic()
     try:
-        for case, medians in sampled(measured):
+        for case, medians in sample_cases(measured):
             if time.monotonic() - began < MOST_S:
                 table += of_case(session, crew, origin, (case, medians), timed_by)
     except Exception as exc:  # a tracer of others, beside a run that is already measured
-        log(f"CUPTI: {type(exc).__name__}: {exc}")
+        log_line(f"CUPTI: {type(exc).__name__}: {exc}")
     if table:
         columns = ("run_id", "device", "case_id", *session.spec.workload.columns, "implementation", "backend")
         rows.write_csv(session.out / FILE, (*columns, *watching.COLUMNS), table)
@@ -48,7 +48,7 @@ def ask_cupti(
     return len(table)
 
 
-def sampled(cases: Sequence[Any], most: int = CASES) -> list[Any]:
+def sample_cases(cases: Sequence[Any], most: int = CASES) -> list[Any]:
     """At most `most` of the cases, evenly spread over the grid, with the first and the last."""
     if len(cases) <= most:
         return list(cases)
@@ -65,9 +65,11 @@ def of_case(
     judged = judge_case(session, crew, case, names)
     if judged.inputs is None:  # its implementations run in processes of their own, which this one cannot trace
         return []
-    judged, _ = spread(session, crew, judged)
+    judged, _ = spread_inputs(session, crew, judged)
     return [
-        row(judged, origin, contender, regime, (own[contender.implementation], watched_in(timed_by(regime), contender)))
+        clock_row(
+            judged, origin, contender, regime, (own[contender.implementation], watched_in(timed_by(regime), contender))
+        )
         for contender in judged.contenders
         for regime, own in medians.items()
         if contender.implementation in own
@@ -81,24 +83,24 @@ def watched_in(timed_by: Callable[[Contender], Timer], contender: Contender) -> 
             timer = timed_by(contender)
     except (Unavailable, RuntimeError, MemoryError) as exc:
         return Missed(str(exc)[:200])
-    return watched(timer, contender) if isinstance(timer, CudaTimer) else Missed("its timer is not this device's")
+    return watch_samples(timer, contender) if isinstance(timer, CudaTimer) else Missed("its timer is not this device's")
 
 
-def row(
+def clock_row(
     judged: Judged, origin: rows.Origin, contender: Contender, regime: str, result: tuple[float, Watched | Missed]
 ) -> rows.Row:
     """A row with the median of the ordinary measurement, and what CUPTI and our timer show now."""
     unwatched_us, found = result
     backends = {one.implementation: one.backend for one in judged.bound}
     if isinstance(found, Missed):
-        log(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {found.why}")
+        log_line(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {found.why}")
     return (
-        rows.axes(judged.case)
+        rows.axis_cells(judged.case)
         | {
             "run_id": origin.run_id,
             "device": origin.device,
             "implementation": contender.implementation,
             "backend": backends[contender.implementation],
         }
-        | watching.cells(found, regime, unwatched_us)
+        | watching.watched_cells(found, regime, unwatched_us)
     )

@@ -11,7 +11,16 @@ from typing import Any
 from kernels import DEFAULT_WORKLOAD
 from kernels.harness import workloads
 from kernels.harness.own import ALL, OwnWorkload
-from kernels.harness.reading import BadSpec, integer, name, names, positive, shown, table, text_of
+from kernels.harness.reading import (
+    BadSpec,
+    read_integer,
+    read_name,
+    read_names,
+    read_object,
+    read_positive,
+    shorten_value,
+    text_of,
+)
 from kernels.harness.workload import Case, Workload
 
 CONTROL = ":aa"
@@ -83,49 +92,53 @@ class Spec:
         return tuple(case for case in self.measure if case.id not in self.skip_cases)
 
 
-def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = None) -> Spec:
+def parse_spec(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = None) -> Spec:
     """The spec in a JSON document. `read` returns the description of a user's own workload; without `read` nothing is
     known of it yet. Raises `BadSpec`."""
     try:
         data = json.loads(text)
     except ValueError as exc:
         raise BadSpec(f"the spec is not JSON: {exc}") from exc
-    spec = table(data, "the spec", REQUIRED, OPTIONAL)
-    workload = workloads.find(spec.get("workload", DEFAULT_WORKLOAD))
-    own = isinstance(workload, OwnWorkload)
+    spec = read_object(data, "the spec", REQUIRED, OPTIONAL)
+    workload = workloads.find_workload(spec.get("workload", DEFAULT_WORKLOAD))
+    is_own_workload = isinstance(workload, OwnWorkload)
     if isinstance(workload, OwnWorkload) and read is not None:
         workload.read = partial(read, workload)
         workload.describe()
-    keys = () if own else (*workload.grid_keys, "max_abs_error")
-    judged = table(spec["correctness"], "correctness", keys)
+    keys = () if is_own_workload else (*workload.grid_keys, "max_abs_error")
+    judged = read_object(spec["correctness"], "correctness", keys)
     tight = spec.get("stop_at_relative_ci")
-    machine = table(spec.get("machine", {}), "machine", (), MACHINE)
+    machine = read_object(spec.get("machine", {}), "machine", (), MACHINE)
     skip = spec.get("skip_cases", [])
     if not isinstance(skip, list) or not all(isinstance(one, str) and workload.is_case(one) for one in skip):
-        raise BadSpec(f"skip_cases must be a list of case ids, not {shown(skip)}")
+        raise BadSpec(f"skip_cases must be a list of case ids, not {shorten_value(skip)}")
     return Spec(
         workload=workload,
         implementations=implementations_of(workload, spec["implementations"]),
-        measure=cases(workload, spec["measure"] if own else table(spec["measure"], "measure", keys[:-1]), "measure"),
+        measure=grid_cases(
+            workload,
+            spec["measure"] if is_own_workload else read_object(spec["measure"], "measure", keys[:-1]),
+            "measure",
+        ),
         correctness=(
             workload.tests()
             if isinstance(workload, OwnWorkload)
-            else cases(workload, {key: judged[key] for key in keys[:-1]}, "correctness")
+            else grid_cases(workload, {key: judged[key] for key in keys[:-1]}, "correctness")
         ),
-        max_abs_error=0.0 if own else positive(judged["max_abs_error"], "correctness.max_abs_error"),
-        repeats=integer(spec["repeats"], "repeats", 1),
-        warmup=warmup(spec["warmup"]),
-        regime=name(spec["regime"], "regime", REGIMES),
-        cache=name(spec.get("cache", CACHES[0]), "cache", CACHES),
-        seed=integer(spec["seed"], "seed", 0),
-        threads=integer(spec.get("threads", 0), "threads", 0),
+        max_abs_error=0.0 if is_own_workload else read_positive(judged["max_abs_error"], "correctness.max_abs_error"),
+        repeats=read_integer(spec["repeats"], "repeats", 1),
+        warmup=read_warmup(spec["warmup"]),
+        regime=read_name(spec["regime"], "regime", REGIMES),
+        cache=read_name(spec.get("cache", CACHES[0]), "cache", CACHES),
+        seed=read_integer(spec["seed"], "seed", 0),
+        threads=read_integer(spec.get("threads", 0), "threads", 0),
         skip_cases=frozenset(skip),
-        stop_at_relative_ci=None if tight is None else positive(tight, "stop_at_relative_ci"),
+        stop_at_relative_ci=None if tight is None else read_positive(tight, "stop_at_relative_ci"),
         case_budget_s=case_budget_s(spec.get("case_budget_usd"), spec.get("usd_per_hour")),
         machine={key: text_of(value, f"machine.{key}") for key, value in machine.items()},
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
-        answer_limit_s=positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
+        answer_limit_s=read_positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
         profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
         text=text,
     )
@@ -133,34 +146,34 @@ def parse(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | None = N
 
 def implementations_of(workload: Workload, data: object) -> tuple[str, ...]:
     """The implementations that are measured. A control needs the implementation that it controls. Raises `BadSpec`."""
-    found = names(
-        all_of(workload, data), "implementations", workload.shown(), lambda one: workload.knows(original(one))
+    implementation_names = read_names(
+        all_of(workload, data), "implementations", workload.shown(), lambda one: workload.knows(original_name(one))
     )
-    for one in found:
-        if one != original(one) and original(one) not in found:
-            raise BadSpec(f"implementations: {one} is the control of {original(one)}, which is not among them")
-    return found
+    for one in implementation_names:
+        if one != original_name(one) and original_name(one) not in implementation_names:
+            raise BadSpec(f"implementations: {one} is the control of {original_name(one)}, which is not among them")
+    return implementation_names
 
 
 def profile_of(data: object) -> Profile:
     """What is to be profiled. Raises `BadSpec`."""
-    fields = table(data, "profile", ("cases",), ("implementations", "set"))
+    fields = read_object(data, "profile", ("cases",), ("implementations", "set"))
     for key in ("cases", "implementations"):
         listed = fields.get(key, [])
         if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed):
-            raise BadSpec(f"profile.{key} must be a list of names, not {shown(listed)}")
+            raise BadSpec(f"profile.{key} must be a list of names, not {shorten_value(listed)}")
     return Profile(
         tuple(fields["cases"]),
         tuple(fields.get("implementations", ())),
-        name(fields.get("set", SETS[0]), "profile.set", SETS),
+        read_name(fields.get("set", SETS[0]), "profile.set", SETS),
     )
 
 
-def warmup(data: object) -> int | str:
+def read_warmup(data: object) -> int | str:
     """A number of calls, or `steady`. Raises `BadSpec`."""
     if data == STEADY:
         return STEADY
-    return integer(data, "warmup", 0, f' or "{STEADY}"' if isinstance(data, str) else "")
+    return read_integer(data, "warmup", 0, f' or "{STEADY}"' if isinstance(data, str) else "")
 
 
 def case_budget_s(usd: object, usd_per_hour: object) -> float | None:
@@ -169,10 +182,10 @@ def case_budget_s(usd: object, usd_per_hour: object) -> float | None:
         return None
     if usd_per_hour is None:
         raise BadSpec("case_budget_usd needs usd_per_hour, the machine's price")
-    return 3600 * positive(usd, "case_budget_usd") / positive(usd_per_hour, "usd_per_hour")
+    return 3600 * read_positive(usd, "case_budget_usd") / read_positive(usd_per_hour, "usd_per_hour")
 
 
-def original(implementation: str) -> str:
+def original_name(implementation: str) -> str:
     """The implementation behind a name: for a control the one that it controls, else the name itself."""
     return implementation.removesuffix(CONTROL)
 
@@ -186,7 +199,7 @@ def all_of(workload: Workload, data: object) -> object:
     return [name for one in data for name in (written.get(one, [one]) if isinstance(one, str) else [one])]
 
 
-def cases(workload: Workload, grid: Mapping[str, object], where: str) -> tuple[Case, ...]:
+def grid_cases(workload: Workload, grid: Mapping[str, object], where: str) -> tuple[Case, ...]:
     """The cases of a grid. Raises `BadSpec` for a case that occurs twice."""
     made = workload.cases(grid, where)
     ids = [case.id for case in made]

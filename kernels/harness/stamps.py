@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-def now() -> str:
+def utc_now() -> str:
     """UTC, ISO 8601, with microseconds and a Z."""
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds // 1000:06d}Z"

@@ -17,16 +17,16 @@ from kernels.harness.reading import BadSpec
 READING_LIMIT_S = 120.0
 
 
-def starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
+def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
     """A function that starts processes for a workload."""
-    processes.prepare(Path(workload.path))
+    processes.prepare_workers(Path(workload.path))
     settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
     return lambda: Worker(settings)
 
 
-def described(workload: OwnWorkload) -> Mapping[str, Any]:
+def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
     """The description of a workload. Raises `BadSpec`, with file and line, where it cannot be read."""
-    reader = Hand("", starter(workload, environment.device(), 1), READING_LIMIT_S)
+    reader = Hand("", worker_starter(workload, environment.default_device(), 1), READING_LIMIT_S)
     try:
         return reader.ask("describe")
     except (Lost, Answered) as exc:

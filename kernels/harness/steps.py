@@ -14,13 +14,13 @@ from kernels.harness.arena import Arena, open_arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew
-from kernels.harness.facts import log
+from kernels.harness.facts import log_line
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
-from kernels.harness.regimes import regimes
+from kernels.harness.regimes import case_regimes
 from kernels.harness.second_clock import ask_cupti
-from kernels.harness.spec import Spec, original
+from kernels.harness.spec import Spec, original_name
 from kernels.harness.workload import BuildFailed, BuildRecord, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
@@ -36,7 +36,7 @@ def default_cache() -> Path:
 
 def record_environment(session: Session) -> int:
     """Writes environment.json and sends a fact about the device."""
-    content = environment.record(session.device, session.spec)
+    content = environment.environment_record(session.device, session.spec)
     rows.write_text(session.out / "environment.json", json.dumps(content, indent=2) + "\n")
     session.facts.send(
         "environment",
@@ -78,7 +78,7 @@ def tell_loaded(session: Session, crew: Crew) -> int:
         if name in faults:
             session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
         else:  # it cannot run on this device: its rows say so, and no gate has failed
-            log(f"{name}: {one_line(str(exc))}")
+            log_line(f"{name}: {one_line(str(exc))}")
     if not faults:
         return DONE
     detail = "\n".join(f"{name}: {exc}\n{exc.remedy}".strip() for name, exc in faults.items())
@@ -96,8 +96,8 @@ def arena_of(spec: Spec, device: torch.device) -> Arena | None:
 
 def tell_built(session: Session, record: BuildRecord) -> None:
     """Writes build.json, and sends a fact for it."""
-    known = record.compiler_version.startswith(record.compiler)
-    compiler = record.compiler_version if known else f"{record.compiler} {record.compiler_version}"
+    is_known_version = record.compiler_version.startswith(record.compiler)
+    compiler = record.compiler_version if is_known_version else f"{record.compiler} {record.compiler_version}"
     rows.write_text(session.out / "build.json", json.dumps(record.as_json(), indent=2) + "\n")
     session.facts.send("built", path="build.json", seconds=record.seconds, compiler=compiler, cached=record.cached)
 
@@ -114,8 +114,8 @@ def smoke_test(session: Session, crew: Crew, subject: str) -> int:
     if passed:
         return DONE
     session.facts.send("problem", cause="kernel_wrong" if outcome.wrong else "gate_failed", detail=outcome.reason)
-    others = {original(name) for name in session.spec.implementations} - {subject}
-    return WRONG if outcome.wrong and others else GATE_FAILED
+    other_names = {original_name(name) for name in session.spec.implementations} - {subject}
+    return WRONG if outcome.wrong and other_names else GATE_FAILED
 
 
 def check_all(session: Session) -> int:
@@ -124,18 +124,18 @@ def check_all(session: Session) -> int:
     table: list[rows.Row] = []
     checked = failed = 0
     for case in session.spec.correctness:
-        known = THESE.known.get(case.id)
-        if known is None:
+        known_answer = THESE.known.get(case.id)
+        if known_answer is None:
             outcomes = judge_case(session, crew, case, session.spec.implementations).outcomes
-            known = {
-                "rows": [rows.checked(case, one.implementation, one.check, one.reason) for one in outcomes],
+            known_answer = {
+                "rows": [rows.checked_row(case, one.implementation, one.check, one.reason) for one in outcomes],
                 "checked": sum(one.check is not None for one in outcomes),
                 "failed": sum(one.wrong for one in outcomes),
             }
-            THESE.finished(case.id, **known)
-        table += known["rows"]
-        checked += known["checked"]
-        failed += known["failed"]
+            THESE.finished(case.id, **known_answer)
+        table += known_answer["rows"]
+        checked += known_answer["checked"]
+        failed += known_answer["failed"]
     rows.write_csv(session.out / "correctness.csv", correctness_columns(session.spec.workload.columns), table)
     session.facts.send("correctness", path="correctness.csv", checked=checked, failed=failed)
     return WRONG if failed else DONE
@@ -145,7 +145,7 @@ def measure_all(session: Session) -> int:
     """Checks and then times each case. The agent has stored a case's file before the next case starts."""
     spec, facts = session.spec, session.facts
     try:
-        timed_by = measuring.timers(session)
+        timed_by = measuring.make_timers(session)
     except ValueError as exc:
         raise BadSpec(str(exc)) from exc
     crew = build_all(session)
@@ -156,7 +156,7 @@ def measure_all(session: Session) -> int:
             cases=[case.id for case in spec.planned],
             total=len(spec.measure),
             measurements_per_implementation=sum(
-                spec.repeats * len(regimes(spec.regime, session.device.type, case)) for case in spec.measure
+                spec.repeats * len(case_regimes(spec.regime, session.device.type, case)) for case in spec.measure
             ),
         )
         THESE.finished(PLANNED)

@@ -21,7 +21,7 @@ Enough = Callable[[Mapping[str, Sequence[float]]], str]
 stop (`precision` or `dollars`), or an empty string to go on."""
 
 
-def never(_: Mapping[str, Sequence[float]]) -> str:
+def never_stop(_: Mapping[str, Sequence[float]]) -> str:
     """The rule that never stops: all blocks of the spec are measured."""
     return ""
 
@@ -31,12 +31,12 @@ def first_of(*rules: Enough) -> Enough:
     return lambda latencies: next((reason for one in rules if (reason := one(latencies))), "")
 
 
-def rule(relative_ci: float | None) -> Enough:
+def precision_rule(relative_ci: float | None) -> Enough:
     """A rule that stops when every implementation's median ratio to the first is known within `relative_ci` (0.01 is an
     interval of one per cent to each side). It is checked every ten blocks from the twentieth on, and less often in long
     cases, so that checking stays cheaper than measuring. `never` for None."""
     if relative_ci is None:
-        return never
+        return never_stop
     tight: float = relative_ci
 
     def enough(latencies: Mapping[str, Sequence[float]]) -> str:
@@ -45,17 +45,17 @@ def rule(relative_ci: float | None) -> Enough:
             return ""
         first, *others = latencies.values()
         series = [[math.log(b / a) for a, b in zip(first, other, strict=True)] for other in others]
-        known = (half_width(one) <= math.log1p(tight) for one in series or [[math.log(time) for time in first]])
-        return PRECISION if all(known) else ""
+        is_precise = (half_width(one) <= math.log1p(tight) for one in series or [[math.log(time) for time in first]])
+        return PRECISION if all(is_precise) else ""
 
     return enough
 
 
-def spent(seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Enough:
+def time_rule(seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Enough:
     """A rule that stops when `seconds` have passed from now, and with them the case's dollars. It stops only after
     whole pairs of an order and its reverse, so at the earliest after two blocks. `never` for None."""
     if seconds is None:
-        return never
+        return never_stop
     end = clock() + seconds
 
     def enough(latencies: Mapping[str, Sequence[float]]) -> str:

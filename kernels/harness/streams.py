@@ -76,9 +76,9 @@ class CudaStream:
     """PyTorch's current stream on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        found = gate_of(torch.device("cuda", device.index or 0))
-        self.gate: Gate | None = found if isinstance(found, Gate) else None
-        self.why_no_gate = "" if isinstance(found, Gate) else found
+        gate = gate_of(torch.device("cuda", device.index or 0))
+        self.gate: Gate | None = gate if isinstance(gate, Gate) else None
+        self.why_no_gate = "" if isinstance(gate, Gate) else gate
 
     @property
     def gated(self) -> bool:
@@ -107,7 +107,7 @@ class CudaStream:
         return self.gate.expired(ticket)
 
     def capture(self, plans: Sequence[Plan], calls: int) -> Callable[[], object]:
-        replay: Callable[[], object] = captured(plans, calls).replay
+        replay: Callable[[], object] = capture_graph(plans, calls).replay
         return replay
 
     def now_us(self) -> float:
@@ -119,7 +119,7 @@ def spin_cycles(microseconds: float) -> int:
     return round(microseconds * 2000)
 
 
-def captured(plans: Sequence[Plan], calls: int) -> torch.cuda.CUDAGraph:
+def capture_graph(plans: Sequence[Plan], calls: int) -> torch.cuda.CUDAGraph:
     """A graph of `calls` calls on the input sets in turn. The plans must have been called before, so that nothing is
     loaded or allocated for the first time during the capture. Raises `Unavailable`."""
     outer = torch.cuda.current_stream()
@@ -153,11 +153,11 @@ def end_capture_mode() -> None:
     """
     outer = torch.cuda.current_stream()
     try:
-        one = torch.zeros(1, device="cuda")
-        one.add_(1)  # loads what is needed before the capture, in which nothing may be allocated
+        scratch_tensor = torch.zeros(1, device="cuda")
+        scratch_tensor.add_(1)  # loads what is needed before the capture, in which nothing may be allocated
         torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            one.add_(1)
+            scratch_tensor.add_(1)
         torch.cuda.synchronize()
     except RuntimeError:
         torch.cuda.set_stream(outer)

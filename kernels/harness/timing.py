@@ -16,11 +16,11 @@ import torch
 
 from kernels.harness.calls import THESE
 from kernels.harness.clocks import Clocks, Reading
-from kernels.harness.energy import Drawn, drawn
+from kernels.harness.energy import Drawn, measure_energy
 from kernels.harness.host import Host, HostReading
 from kernels.harness.spec import STEADY
-from kernels.harness.stamps import now
-from kernels.harness.stopping import REPEATS, Enough, never
+from kernels.harness.stamps import utc_now
+from kernels.harness.stopping import REPEATS, Enough, never_stop
 from kernels.harness.timers import Timer
 from kernels.harness.turns import Contender, Turns
 from kernels.harness.warming import (
@@ -31,7 +31,7 @@ from kernels.harness.warming import (
     WINDOW_BLOCKS,
     Warming,
     Window,
-    settled,
+    is_steady,
 )
 from kernels.harness.workload import Unavailable
 
@@ -83,7 +83,7 @@ class Extent:
 
     blocks: int
     warmup: int | str
-    enough: Enough = never
+    enough: Enough = never_stop
     warmup_limit_s: float = LIMIT_S["cpu"]
     spare_s: Callable[[], float] = lambda: math.inf
 
@@ -99,7 +99,7 @@ class Instruments:
     pause: Callable[[float], None] = time.sleep
 
 
-def measure(
+def measure_contenders(
     contenders: Sequence[Contender],
     extent: Extent,
     by: Instruments,
@@ -112,11 +112,11 @@ def measure(
     order is the same for all. Each sample is passed to `keep` and not kept here. Energy is measured after the last
     block, where there are a sensor and the time for it.
     """
-    ready, timers, called, refused = prepared(contenders, extent.warmup, by.timer)
+    ready, timers, called, refused = prepare_contenders(contenders, extent.warmup, by.timer)
     course = Course(ready, timers, rng, by.clocks, by.host or Host(), by.pause)
-    with undisturbed():
+    with without_collector():
         steady = extent.warmup == STEADY
-        ended = settle(course, called, extent.warmup_limit_s, by.clock) if steady else FIXED
+        ended = warm_up(course, called, extent.warmup_limit_s, by.clock) if steady else FIXED
         latencies: dict[str, array[float]] = {contender.implementation: array("d") for contender in ready}
         stopped = REPEATS
         for _ in range(extent.blocks if ready else 0):
@@ -139,7 +139,7 @@ def measure(
     )
 
 
-def prepared(
+def prepare_contenders(
     contenders: Sequence[Contender], warmup: int | str, timer: Callable[[Contender], Timer]
 ) -> tuple[list[Contender], dict[str, Timer], dict[str, int], dict[str, str]]:
     """The contenders that can be timed, their timers and the numbers of calls made; and the reasons why the others
@@ -189,7 +189,7 @@ class Course:
         for position, contender in enumerate(self.order, start=1):
             timer = self.timers[contender.implementation]
             plans = self.turns.take(contender, timer.calls_made)
-            started_at = now()
+            started_at = utc_now()
             try:
                 with contender.scope():
                     timed = timer(plans)
@@ -232,11 +232,11 @@ class Course:
 
             try:
                 with contender.scope():
-                    one = drawn(work, self.clocks.energy_j, patience_s=spare_s())
+                    energy_sample = measure_energy(work, self.clocks.energy_j, patience_s=spare_s())
             except (Unavailable, torch.OutOfMemoryError, MemoryError):
                 continue
-            if one is not None:
-                found[contender.implementation] = one
+            if energy_sample is not None:
+                found[contender.implementation] = energy_sample
         return found
 
     def window(self) -> Window:
@@ -260,7 +260,7 @@ def fixed_calls(contender: Contender, warmup: int | str) -> int:
     return warmup
 
 
-def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callable[[], float]) -> str:
+def warm_up(course: Course, called: dict[str, int], limit_s: float, clock: Callable[[], float]) -> str:
     """Measures windows until two agree, or for `limit_s` seconds, without keeping samples. Adds the calls to `called`.
     Blocks are then counted from the start. Returns how the warm-up ended."""
     began, windows = clock(), 1
@@ -268,7 +268,7 @@ def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callab
     while windows < MOST_WINDOWS and clock() - began < limit_s:
         after = course.window()
         windows += 1
-        if settled(before, after):
+        if is_steady(before, after):
             ended = STEADY
             break
         before = after
@@ -279,7 +279,7 @@ def settle(course: Course, called: dict[str, int], limit_s: float, clock: Callab
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Disables the garbage collector, as its work would fall into a single measurement."""
     before = gc.isenabled()
     gc.disable()

@@ -39,16 +39,16 @@ class Warming:
     ended: str
 
 
-def settled(before: Window, after: Window) -> bool:
+def is_steady(before: Window, after: Window) -> bool:
     """Whether nothing changed from one window to the next beyond their noise."""
-    times = all(close(before.times[name], after.times[name]) for name in after.times if name in before.times)
+    times = all(medians_agree(before.times[name], after.times[name]) for name in after.times if name in before.times)
     if not before.clocks or not after.clocks:
         return times
     was, now = statistics.median(before.clocks), statistics.median(after.clocks)
     return times and abs(now - was) <= CLOCK_TOLERANCE * max(was, now)
 
 
-def close(before: Sequence[float], after: Sequence[float]) -> bool:
+def medians_agree(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether two medians agree within `TIME_TOLERANCE`, or within twice the standard error of their difference."""
     was, now = statistics.median(before), statistics.median(after)
     noise = 2 * math.hypot(error_of_median(before), error_of_median(after))

@@ -24,14 +24,14 @@ from kernels.harness.calls import (
     BUILD,
     WATCHED,
     Failure,
-    append,
+    append_record,
     busy_page,
     content_of,
+    parse_records,
     read_page,
-    recorded,
 )
-from kernels.harness.ending import end_with_descendants, fate
-from kernels.harness.facts import CRASHED, log
+from kernels.harness.ending import describe_exit, end_with_descendants
+from kernels.harness.facts import CRASHED, log_line
 
 LOOK_S = 0.5
 STEPS = ("correctness", "measure")
@@ -46,11 +46,11 @@ def is_watched(step: str, document: Path, device: Path = DEVICE) -> bool:
     have processes of their own."""
     if step not in STEPS or not device.exists():
         return False
-    spec = specified(document)
+    spec = read_spec(document)
     return spec is not None and not isinstance(spec.get("workload"), dict)
 
 
-def specified(document: Path) -> Mapping[str, object] | None:
+def read_spec(document: Path) -> Mapping[str, object] | None:
     """The spec in a file; None for anything else, of which the step itself says what is wrong."""
     try:
         spec = json.loads(document.read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ class Watch:
         return Failure(implementation, case_id, f"hung: no answer within {self.limit_s:g} s while it was called", True)
 
 
-def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = time.monotonic) -> int:
+def run_watched(command: Sequence[str], limit_s: float, clock: Callable[[], float] = time.monotonic) -> int:
     """Runs a command that tells whom it calls, again after each failure of one of those. Returns its exit code; if a
     signal ended it, that signal ends this process too. Raises `OSError` where there is no room for two small files."""
     with tempfile.TemporaryFile() as page, tempfile.TemporaryFile() as past:
@@ -94,21 +94,23 @@ def run(command: Sequence[str], limit_s: float, clock: Callable[[], float] = tim
             before = len(content_of(files[1]))
             child = subprocess.Popen(command, env=env, pass_fds=files)
             try:
-                failure = attended(child, files[0], limit_s, clock)
+                failure = attend_child(child, files[0], limit_s, clock)
             finally:
                 if child.poll() is None:
                     end_with_descendants(child.pid)
                 child.wait()
             if failure is not None:
-                append(files[1], asdict(failure))
+                append_record(files[1], asdict(failure))
             elif child.returncode != AGAIN:
                 break
-            failures, _ = recorded(content_of(files[1])[before:])
+            failures, _ = parse_records(content_of(files[1])[before:])
             if not failures:
-                log("the step asks for another start, but says no reason")
+                log_line("the step asks for another start, but says no reason")
                 return CRASHED
             for one in failures:
-                log(f"{one.implementation} {one.reason} ({one.case_id or 'build'}); starting the step again without it")
+                log_line(
+                    f"{one.implementation} {one.reason} ({one.case_id or 'build'}); starting the step again without it"
+                )
     if child.returncode < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-child.returncode, signal.SIG_DFL)
@@ -136,7 +138,9 @@ def end_of(child: subprocess.Popen[bytes]) -> Iterator[Callable[[float], bool]]:
         os.close(descriptor)
 
 
-def attended(child: subprocess.Popen[bytes], page: int, limit_s: float, clock: Callable[[], float]) -> Failure | None:
+def attend_child(
+    child: subprocess.Popen[bytes], page: int, limit_s: float, clock: Callable[[], float]
+) -> Failure | None:
     """Waits for the end of the process, or for a call that takes too long. Returns the failure of an implementation."""
     watch, last = Watch(limit_s), clock()
     with end_of(child) as is_ended:
@@ -149,16 +153,16 @@ def attended(child: subprocess.Popen[bytes], page: int, limit_s: float, clock: C
     if told is None or not told[1] or code == AGAIN or -code in ASKED:
         return None
     when = "while it was called" if told[2] != BUILD else "while it was built"
-    return Failure(told[1], told[2], f"{fate(code)} {when}", hung=False)
+    return Failure(told[1], told[2], f"{describe_exit(code)} {when}", hung=False)
 
 
-def watched(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:
+def watch_step(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:
     """Runs the step of these arguments. None where it cannot be watched."""
-    limit_s = (specified(document) or {}).get("answer_limit_s")
+    limit_s = (read_spec(document) or {}).get("answer_limit_s")
     if not isinstance(limit_s, (int, float)) or limit_s <= 0:  # none is given, or one that the step itself refuses
         limit_s = answer_limit_s
     try:
-        return run([sys.executable, "-m", "kernels.harness", *arguments], limit_s)
+        return run_watched([sys.executable, "-m", "kernels.harness", *arguments], limit_s)
     except OSError as exc:
-        log(f"the step is not watched: {exc}")
+        log_line(f"the step is not watched: {exc}")
         return None

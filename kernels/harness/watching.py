@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kernels.harness import gate
-from kernels.harness.cupti import Activity, Trace, span_of, traced
+from kernels.harness.cupti import Activity, Trace, span_of, trace_activities
 from kernels.harness.regimes import BURST, SUSTAINED
 from kernels.harness.timers import CudaTimer, Timed
-from kernels.harness.timing import undisturbed
+from kernels.harness.timing import without_collector
 from kernels.harness.turns import Contender, Turns
 from kernels.harness.workload import Unavailable
 
@@ -71,8 +71,8 @@ class Launch:
         return max(one.end for one in self.work)
 
 
-def watched(
-    timer: CudaTimer, contender: Contender, trace: Trace = traced, pause: Callable[[float], None] = time.sleep
+def watch_samples(
+    timer: CudaTimer, contender: Contender, trace: Trace = trace_activities, pause: Callable[[float], None] = time.sleep
 ) -> Watched | Missed:
     """Takes some samples of this timer while CUPTI watches, with the rests of the regime. The caller has not entered
     the contender's scope."""
@@ -87,30 +87,30 @@ def watched(
             pause(timer.rest_s(taken[-1].latency_us))
 
     try:
-        with contender.scope(), undisturbed():
+        with contender.scope(), without_collector():
             seen = trace(sampled)
     except Unavailable as exc:
         return Missed(str(exc))
     except (RuntimeError, AttributeError, AssertionError, MemoryError) as exc:
         return Missed(f"{type(exc).__name__}: {exc}"[:200])
-    return matched(seen, taken, timer)
+    return match_launches(seen, taken, timer)
 
 
-def matched(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) -> Watched | Missed:
+def match_launches(seen: Sequence[Activity], taken: Sequence[Timed], timer: CudaTimer) -> Watched | Missed:
     """Compares each sample with its launches in CUPTI's record."""
-    own = launches_of(seen, taken, covered=timer.regime != SUSTAINED)
-    if isinstance(own, Missed):
-        return own
-    counts = {len(one.work) for one in own}
+    own_launches = launches_of(seen, taken, covered=timer.regime != SUSTAINED)
+    if isinstance(own_launches, Missed):
+        return own_launches
+    counts = {len(one.work) for one in own_launches}
     each, rest = divmod(min(counts), timer.calls_made)
     if len(counts) > 1 or rest or not each:
         counted = " or ".join(map(str, sorted(counts)))
         return Missed(f"CUPTI has {counted} kernels of a sample of {timer.calls_made} calls")
     calls = timer.calls_made - timer.warm
-    timed = [one.work[timer.warm * each :] for one in own]
+    timed = [one.work[timer.warm * each :] for one in own_launches]
     spans = [span_of(work) / 1000 / calls for work in timed]
     burst = timer.regime == BURST
-    covered = [(one.end - one.cover.end) / 1000 for one in own] if burst else []
+    covered = [(one.end - one.cover.end) / 1000 for one in own_launches] if burst else []
     cupti_us = covered or spans
     if min(cupti_us) <= 0:
         return Missed("CUPTI's times are not in order")
@@ -141,10 +141,10 @@ def launches_of(seen: Sequence[Activity], taken: Sequence[Timed], *, covered: bo
     made = sum(one.tries for one in taken)
     if len(launches) != made or not made:
         return Missed(f"CUPTI has {len(launches)} covers of the {made} that were enqueued")
-    own = [launches[last - 1] for last in itertools.accumulate(one.tries for one in taken)]
-    if covered and any(one.work and one.work[0].start < one.cover.end - EARLY_NS for one in own):
+    last_launches = [launches[last - 1] for last in itertools.accumulate(one.tries for one in taken)]
+    if covered and any(one.work and one.work[0].start < one.cover.end - EARLY_NS for one in last_launches):
         return Missed("a kernel began before its cover had ended")
-    return own
+    return last_launches
 
 
 def is_cover(name: str) -> bool:
@@ -152,18 +152,18 @@ def is_cover(name: str) -> bool:
     return name.split("(")[0].strip() == gate.NAME or SPIN_KERNEL in name
 
 
-def cells(found: Watched | Missed, regime: str, unwatched_us: float) -> dict[str, str]:
+def watched_cells(found: Watched | Missed, regime: str, unwatched_us: float) -> dict[str, str]:
     """A row's own cells; `unwatched_us` is our median of the ordinary measurement."""
-    common = {"regime": regime, "unwatched_us": number(unwatched_us)}
+    common = {"regime": regime, "unwatched_us": format_microseconds(unwatched_us)}
     if isinstance(found, Missed):
         return common | {"skipped": found.why}
     return common | {
         "samples": str(found.samples),
         "calls": str(found.calls),
-        "watched_us": number(found.watched_us),
-        "cupti_us": number(found.cupti_us),
-        "cupti_covered_us": number(found.covered_us),
-        "cupti_kernel_us": number(found.kernel_us),
+        "watched_us": format_microseconds(found.watched_us),
+        "cupti_us": format_microseconds(found.cupti_us),
+        "cupti_covered_us": format_microseconds(found.covered_us),
+        "cupti_kernel_us": format_microseconds(found.kernel_us),
         "worst_ratio": f"{found.worst_ratio:.5f}",
         "kernels_per_call": str(found.kernels_per_call),
         "kernels": " ".join(name.split("(")[0].strip().replace(" ", "_") for name in found.kernels)[:400],
@@ -171,6 +171,6 @@ def cells(found: Watched | Missed, regime: str, unwatched_us: float) -> dict[str
     }
 
 
-def number(microseconds: float) -> str:
+def format_microseconds(microseconds: float) -> str:
     """The number as it is written to a file; empty where it is not known."""
     return "" if math.isnan(microseconds) else f"{microseconds:.3f}"

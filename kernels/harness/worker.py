@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import BadWorkload, place
-from kernels.forms.load import load
+from kernels.forms.load import load_workload
 from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
 from kernels.harness.confinement import confine
@@ -30,9 +30,9 @@ from kernels.harness.processes import FRAMES_SIGNAL
 from kernels.harness.workload import BuildFailed, Unavailable
 
 
-def serve(pipe: Connection, settings: dict[str, Any]) -> None:
+def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
-    alone(pipe)
+    close_inherited(pipe)
     confine()
     show_frames(settings["frames"])
     handles = Handles()
@@ -49,7 +49,7 @@ def serve(pipe: Connection, settings: dict[str, Any]) -> None:
                 os._exit(0)
             try:
                 if request["op"] == "load":
-                    definition = load(settings["form"], file)
+                    definition = load_workload(settings["form"], file)
                     file = definition.file
                     name = request["name"]
                     subject = Judge(definition, device) if name is None else Bench(definition, name, device)
@@ -62,9 +62,9 @@ def serve(pipe: Connection, settings: dict[str, Any]) -> None:
                 if replaced:
                     reply = {"error": "untrusted", "text": f"untrusted: {', '.join(replaced[:3])} was replaced"}
             except BaseException as exc:
-                reply = failure(exc, file)
+                reply = failure_reply(exc, file)
                 if device.type == "cuda" and reply["error"] != "unavailable":
-                    reply["sticky"] = broken(device)
+                    reply["sticky"] = is_broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
 
 
@@ -73,23 +73,23 @@ def show_frames(path: str) -> None:
     faulthandler.register(FRAMES_SIGNAL, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=True)
 
 
-def failure(exc: BaseException, file: Path) -> Reply:
+def failure_reply(exc: BaseException, file: Path) -> Reply:
     """The reply for an exception, with a reason that fits a row."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    words = lines[0] if lines else "no message"
+    message_text = lines[0] if lines else "no message"
     if isinstance(exc, (torch.OutOfMemoryError, MemoryError)):
         return {"error": "memory", "text": "out of memory"}
     if isinstance(exc, (Unavailable, NotImplementedError)):
-        return {"error": "unavailable", "text": words[:300]}
+        return {"error": "unavailable", "text": message_text[:300]}
     if isinstance(exc, BadWorkload):
         return {"error": "workload", "text": str(exc)[:1000]}
     if isinstance(exc, BuildFailed):
         return {"error": "build", "text": str(exc)[:2000], "remedy": exc.remedy}
     traceback.print_exception(exc, limit=-8, file=sys.stderr)
-    return {"error": "raised", "text": f"{place(exc, file)}: raised {type(exc).__name__}: {words}"[:300]}
+    return {"error": "raised", "text": f"{place(exc, file)}: raised {type(exc).__name__}: {message_text}"[:300]}
 
 
-def broken(device: torch.device) -> bool:
+def is_broken(device: torch.device) -> bool:
     """Whether the device refuses everything from now on."""
     try:
         torch.cuda.synchronize(device)
@@ -101,7 +101,7 @@ def broken(device: torch.device) -> bool:
     return False
 
 
-def alone(pipe: Connection) -> None:
+def close_inherited(pipe: Connection) -> None:
     """Closes all files of the harness but this pipe, and its standard input. The process will end with the harness."""
     last = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, pipe.fileno())

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
-from orchestrator.adapters.web import Lost, NotSigned, Refused, Reply
+from orchestrator.adapters.web import HttpRefused, NoResponse, NotSigned, WebReply
 from orchestrator.core import rest
 from orchestrator.core.errors import BenchError
 
@@ -22,7 +22,7 @@ class Damaged(Exception):
     """What arrived has another checksum than what was sent."""
 
 
-TROUBLE: Final = (Lost, NotSigned, Refused, Damaged)
+TROUBLE: Final = (NoResponse, NotSigned, HttpRefused, Damaged)
 """Every exception of a request that has its cause outside this process."""
 
 
@@ -36,7 +36,7 @@ def told(doing: str, *, missing: str = "") -> Iterator[None]:
 
 
 def _ours(exc: Exception, doing: str, missing: str) -> BenchError:
-    if isinstance(exc, Refused):
+    if isinstance(exc, HttpRefused):
         return refusal(doing, exc.reply.status, exc.reply.words, exc.reply.reasons, missing=missing)
     if isinstance(exc, NotSigned):
         return no_token(doing, str(exc)) if exc.passing else not_accepted(doing, str(exc))
@@ -45,36 +45,36 @@ def _ours(exc: Exception, doing: str, missing: str) -> BenchError:
 
 def may_pass(exc: BaseException) -> bool:
     """Whether the same request may succeed if it is sent again."""
-    if isinstance(exc, Refused):
+    if isinstance(exc, HttpRefused):
         return passes(exc.reply.status, exc.reply.reasons)
-    return isinstance(exc, Lost) or (isinstance(exc, NotSigned) and exc.passing)
+    return isinstance(exc, NoResponse) or (isinstance(exc, NotSigned) and exc.passing)
 
 
-def good(reply: Reply) -> Reply:
+def good(reply: WebReply) -> WebReply:
     """The answer, if it is a success. Raises `Refused`."""
     if reply.status >= 300:
-        raise Refused(reply)
+        raise HttpRefused(reply)
     return reply
 
 
-def stated(reply: Reply) -> Reply:
+def stated(reply: WebReply) -> WebReply:
     """The answer, if it is a success and a JSON object. Anything else must not count as a page without entries. Raises
     `Refused`, `Lost`."""
     if not good(reply).is_document:
-        raise Lost("the answer is not a JSON object, so it is not from the service")
+        raise NoResponse("the answer is not a JSON object, so it is not from the service")
     return reply
 
 
-def whole(reply: Reply) -> Reply:
+def whole(reply: WebReply) -> WebReply:
     """The answer, if it is a whole object. An answer with neither a length nor a checksum may have been cut off, so it
     does not count. Raises `Refused`, `Lost`."""
     if good(reply).status != 200:
-        raise Lost(f"the answer is not a whole object: HTTP {reply.status}")
-    known = {"content-length", "transfer-encoding"} & reply.headers.keys() or "crc32c=" in reply.headers.get(
+        raise NoResponse(f"the answer is not a whole object: HTTP {reply.status}")
+    framing = {"content-length", "transfer-encoding"} & reply.headers.keys() or "crc32c=" in reply.headers.get(
         "x-goog-hash", ""
     )
-    if not known:
-        raise Lost("the answer does not say how long it is")
+    if not framing:
+        raise NoResponse("the answer does not say how long it is")
     return reply
 
 
@@ -88,14 +88,14 @@ def understood() -> Iterator[None]:
     try:
         yield
     except WRONG_FORM as exc:
-        raise Lost(f"the answer is not one that the service gives ({type(exc).__name__}: {exc})") from exc
+        raise NoResponse(f"the answer is not one that the service gives ({type(exc).__name__}: {exc})") from exc
 
 
 def unread(token: str, seen: set[str]) -> str:
     """The token of the next page of a list, which is added to `seen`. Raises `Lost` if that page was read before, or if
     there are too many."""
     if not token or not rest.unread(token, seen):
-        raise Lost("the list in the answer does not end: a page came twice, or there are too many")
+        raise NoResponse("the list in the answer does not end: a page came twice, or there are too many")
     return token
 
 

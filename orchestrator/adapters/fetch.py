@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from orchestrator.adapters.files import safe_path, write_atomically
 from orchestrator.adapters.gcs import crc32c
-from orchestrator.adapters.run_folder import lines
-from orchestrator.core.case_file import fault
+from orchestrator.adapters.run_folder import read_lines
+from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, plan_object
-from orchestrator.core.results import assemble
+from orchestrator.core.results import assemble_rows
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.status import iso
+from orchestrator.core.run.status import iso_time
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES
-from orchestrator.core.text import document, words
-from orchestrator.ports import Bucket, Entry
+from orchestrator.core.text import clean_line, parse_document
+from orchestrator.ports import Bucket, ObjectEntry
 
 OWN_NAMES: Final = frozenset(
     {
@@ -37,7 +37,7 @@ ARTIFACT_BYTES: Final = 1024**3
 RUN_BYTES: Final = 4 * 1024**3
 """Limits on what is downloaded: anybody who may write below runs/ decides what is there, and the user pays for it."""
 
-Wanted = tuple[Entry, Path, str]
+Wanted = tuple[ObjectEntry, Path, str]
 """An object, the folder that it belongs into, and its name there."""
 
 
@@ -74,18 +74,18 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     entries = _places(_wanted(bucket, run, folder), left_out)
     fresh = 0
     for entry, path in entries:
-        fresh += brought(bucket, entry, path)
-    found = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
+        fresh += download_object(bucket, entry, path)
+    case_entries = {path.stem: (entry, path) for entry, path in entries if path.parent == folder / "cases"}
     cases = {}
-    for case, (entry, path) in found.items():
+    for case, (entry, path) in case_entries.items():
         if why := _fault(run, path):
-            left_out[entry.name] = f"{words(entry.name, 300)} is left out: {why}"
+            left_out[entry.name] = f"{clean_line(entry.name, 300)} is left out: {why}"
         else:
             cases[case] = path
     total = run.cases_total
     over = run.closed is not None or run.kept is not None
     complete = over and total > 0 and len(cases) >= total
-    assembled = assemble({name: partial(lines, path) for name, path in cases.items()})
+    assembled = assemble_rows({name: partial(read_lines, path) for name, path in cases.items()})
     write_atomically(folder / "measurements.csv", (line.encode() for line in assembled))
     settings = _plan_settings(bucket, run)
     repeat = _repeat(settings)
@@ -109,26 +109,28 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
 
 def _fault(run: Run, path: Path) -> str:
     """What is wrong with the file of a case; empty when nothing is."""
-    known = {vm.name for vm in run.vms} | ({run.taken.vm} if run.taken is not None else set())
+    machine_names = {vm.name for vm in run.vms} | ({run.taken.vm} if run.taken is not None else set())
     with path.open(encoding="utf-8", newline="") as file:
-        return fault(file, path.stem, run.run_id, known.__contains__)
+        return case_file_fault(file, path.stem, run.run_id, machine_names.__contains__)
 
 
-def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[Entry, Path]]:
+def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[ObjectEntry, Path]]:
     """Where each object goes. All names and sizes are checked before the first byte is downloaded; cases come first."""
-    found: dict[Path, Entry] = {}
+    found: dict[Path, ObjectEntry] = {}
     room = RUN_BYTES
     for entry, root, relative in wanted:
         try:
             path = safe_path(root, relative)
             most = min(CASE_BYTES if root.name == "cases" else ARTIFACT_BYTES, room)
             if entry.size > most or len(found) >= RUN_FILES:
-                raise LocalError(f"{words(entry.name, 300)} has {entry.size} bytes: more than any run of bench stores")
+                raise LocalError(
+                    f"{clean_line(entry.name, 300)} has {entry.size} bytes: more than any run of bench stores"
+                )
             if root.name != "cases" and _is_own_name(path.relative_to(root)):
-                raise LocalError(f"{words(entry.name, 300)} has the name of a file that bench writes itself")
+                raise LocalError(f"{clean_line(entry.name, 300)} has the name of a file that bench writes itself")
             clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
             if path in found or clash is not None or any(path in one.parents for one in found):
-                raise LocalError(f"{words(entry.name, 300)} has a name that collides with that of another object")
+                raise LocalError(f"{clean_line(entry.name, 300)} has a name that collides with that of another object")
             found[path] = entry
             room -= entry.size
         except LocalError as exc:
@@ -156,8 +158,8 @@ def _writable(folder: Path) -> None:
 def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:
     """Cases go to `cases/`, artifacts to the top."""
     cases, artifacts = cases_prefix(run.run_id), artifacts_prefix(run.run_id)
-    found = [(entry, folder / "cases", entry.name.removeprefix(cases)) for entry in bucket.list(cases)]
-    return found + [(entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
+    case_files = [(entry, folder / "cases", entry.name.removeprefix(cases)) for entry in bucket.list(cases)]
+    return case_files + [(entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
 
 
 REPEATED = ("gpu", "measure", "correctness")
@@ -168,7 +170,7 @@ def _plan_settings(bucket: Bucket, run: Run) -> Mapping[str, Any]:
     """The settings in the run's plan; empty if the plan cannot be read."""
     blob = bucket.read(plan_object(run.run_id))
     try:
-        settings = document(blob.data)["settings"] if blob is not None else {}
+        settings = parse_document(blob.data)["settings"] if blob is not None else {}
     except (ValueError, KeyError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -181,7 +183,7 @@ def _repeat(settings: Mapping[str, Any]) -> bytes:
     return json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n" if kept else b""
 
 
-def brought(bucket: Bucket, entry: Entry, path: Path) -> bool:
+def download_object(bucket: Bucket, entry: ObjectEntry, path: Path) -> bool:
     """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
     if _same(path, entry):
         return False
@@ -189,7 +191,7 @@ def brought(bucket: Bucket, entry: Entry, path: Path) -> bool:
     return True
 
 
-def _same(path: Path, entry: Entry) -> bool:
+def _same(path: Path, entry: ObjectEntry) -> bool:
     try:
         return path.stat().st_size == entry.size and crc32c(path.read_bytes()) == entry.crc32c
     except OSError:
@@ -198,7 +200,7 @@ def _same(path: Path, entry: Entry) -> bool:
 
 def _manifest(
     run: Run,
-    entries: list[tuple[Entry, Path]],
+    entries: list[tuple[ObjectEntry, Path]],
     folder: Path,
     *,
     complete: bool,
@@ -214,15 +216,15 @@ def _manifest(
         "complete": complete,
         "cases_total": run.cases_total,
         "repeat": bool(_repeat(settings)),
-        "workload": words(str(workload.get("name") or ""), 100) if isinstance(workload, dict) else "",
+        "workload": clean_line(str(workload.get("name") or ""), 100) if isinstance(workload, dict) else "",
         "gpu": run.plan.gpu if run.plan else "",
         "mode": run.plan.mode if run.plan else "",
         "image": run.image if not embedded else "",
         "payload_sha256": run.payload.sha256 if run.payload else "",
         "device": run.environment.device if run.environment else "",
         "cost_usd": str(run.settled.cost_usd) if run.settled else None,
-        "started_at": iso(run.created_at),
-        "time": paid_time.document(run, run.updated_at),
+        "started_at": iso_time(run.created_at),
+        "time": paid_time.paid_time_document(run, run.updated_at),
         "vms": [
             {"name": vm.name, "zone": vm.zone, "machine_type": "embedded" if embedded else vm.machine_type}
             for vm in run.vms

@@ -12,16 +12,16 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.core.errors import LocalError
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 # Runs another program in this terminal until it ends.
 
 
-def installed(program: str) -> bool:
+def is_installed(program: str) -> bool:
     return shutil.which(program) is not None
 
 
-def attach(command: Sequence[str]) -> int:
+def run_attached(command: Sequence[str]) -> int:
     """Runs a command that has this terminal to itself; its exit code. Raises `LocalError` when it is not there."""
     try:
         return subprocess.run(command, check=False).returncode
@@ -43,9 +43,9 @@ def safe_path(root: Path, relative: str) -> Path:
     """
     parts = PurePosixPath(relative).parts
     legal = bool(parts) and not relative.startswith("/") and not any(part.startswith(".") for part in parts)
-    if not legal or "\\" in relative or words(relative, LONGEST) != relative or max(map(len, parts)) > 200:
+    if not legal or "\\" in relative or clean_line(relative, LONGEST) != relative or max(map(len, parts)) > 200:
         raise LocalError(
-            f"the object name {words(repr(relative), 300)} does not name a file under {root}",
+            f"the object name {clean_line(repr(relative), 300)} does not name a file under {root}",
             hint="nothing was written; bench does not make such names: find out who wrote the object before you go on",
         )
     path = root.joinpath(*parts)

@@ -16,18 +16,18 @@ from google.cloud import compute_v1
 from orchestrator.adapters import gce_convert as convert
 from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.gce_body import instance_body
-from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience, named
-from orchestrator.adapters.gce_json import when
-from orchestrator.adapters.gce_market import Market
-from orchestrator.adapters.google_errors import FOREIGN, brief, is_transient, reasons, translate
+from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls, require_operation
+from orchestrator.adapters.gce_json import parse_time
+from orchestrator.adapters.gce_market import GoogleMarket
+from orchestrator.adapters.google_errors import FOREIGN, brief_message, error_reasons, is_transient, translate_error
 from orchestrator.adapters.refusals import remedy_for
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
     Accepted,
+    CloudRefusal,
     Instance,
     InstanceRequest,
     Operation,
-    Refusal,
     SerialChunk,
 )
 from orchestrator.core.names import MachineName, ResourceId, Zone
@@ -38,7 +38,7 @@ LATE_S = (10.0, 20.0, 30.0)
 """The pauses in which a new project's network appears, and a resource's rate of operations falls."""
 
 
-class GoogleCloud(Market):
+class GoogleCloud(GoogleMarket):
     """Implements `orchestrator.ports.Cloud`: what `Market` reads without the heavy client, and all that needs it.
 
     `endpoint` is the base URL of another server that speaks the same protocol; requests to it carry no credentials.
@@ -53,7 +53,7 @@ class GoogleCloud(Market):
         credentials: Credentials | None = None,
         clock: Clock | None = None,
         *,
-        patience: Patience = PATIENCE,
+        patience: CallPatience = PATIENCE,
     ) -> None:
         super().__init__(
             project, endpoint, credentials, clock, pauses_s=patience.pauses_s, request_s=patience.request_s
@@ -62,14 +62,14 @@ class GoogleCloud(Market):
 
     # --- machines ---
 
-    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+    def insert(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         """One machine, or why there is none. A network that is missing is waited for, as in a new project it appears
         after the first request; so is a zone that counts too many operations, under another request id, as the first
         one is answered with its failed operation from then on."""
         for number, pause_s in enumerate((*LATE_S, None)):
             answer = self._insert_once(request)
-            late = isinstance(answer, Refusal) and (
-                table.lacks_network(table.Fault(answer.code, answer.message)) or answer.code in table.TOO_OFTEN
+            late = isinstance(answer, CloudRefusal) and (
+                table.lacks_network(table.ComputeFault(answer.code, answer.message)) or answer.code in table.TOO_OFTEN
             )
             if not late or pause_s is None:
                 return answer
@@ -77,7 +77,7 @@ class GoogleCloud(Market):
             request = replace(request, request_id=str(uuid.uuid5(uuid.UUID(request.request_id), f"later {number}")))
         raise AssertionError("the last answer is returned")
 
-    def _insert_once(self, request: InstanceRequest) -> Accepted | Refusal:
+    def _insert_once(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         body = compute_v1.Instance.from_json(json.dumps(instance_body(request, self._project)))
         doing = f"create the VM {request.name} in {request.zone}"
         message = compute_v1.InsertInstanceRequest(
@@ -85,7 +85,7 @@ class GoogleCloud(Market):
         )
         try:
             started = self._calls.persist(
-                lambda: named(self._instances.insert_unary(message, **self._calls.once)), final=_final
+                lambda: require_operation(self._instances.insert_unary(message, **self._calls.once)), final=_final
             )
         except FOREIGN as exc:
             return self._refused(exc, request, doing)
@@ -105,12 +105,12 @@ class GoogleCloud(Market):
 
     def instance(self, zone: Zone, name: MachineName) -> Instance | None:
         def look() -> Instance:
-            found = convert.instance(
+            message = convert.to_instance(
                 self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once)
             )
-            if found.name != name:
-                raise ValueError(f"it is about the VM {found.name[:80]!r}")
-            return found
+            if message.name != name:
+                raise ValueError(f"it is about the VM {message.name[:80]!r}")
+            return message
 
         return self._calls.unless_gone(look, f"look at the VM {name} in {zone}")
 
@@ -145,39 +145,43 @@ class GoogleCloud(Market):
         return self._calls.client(compute_v1.InstancesClient)
 
     def _log(self, zone: str, wanted: str) -> tuple[Operation, ...]:
-        return tuple(convert.operation(found) for found in self._calls.list_operations(zone, wanted))
+        return tuple(convert.to_operation(found) for found in self._calls.list_operations(zone, wanted))
 
-    def _finish_insert(self, request: InstanceRequest, started: compute_v1.Operation, doing: str) -> Accepted | Refusal:
+    def _finish_insert(
+        self, request: InstanceRequest, started: compute_v1.Operation, doing: str
+    ) -> Accepted | CloudRefusal:
         try:
             done = self._calls.wait(request.zone, started, doing)
         except NotFound as exc:
             # A replayed request id is answered with an operation that may be forgotten by now.
-            found = self.instance(request.zone, request.name)
-            if found is None:
+            instance = self.instance(request.zone, request.name)
+            if instance is None:
                 raise Unavailable(
                     f"cannot {doing}: Google no longer knows whether that succeeded",
                     hint=f"`bench launch --resume {request.labels[RUN_LABEL]}` requests a machine again",
                 ) from exc
-            return Accepted(found)
-        faults = convert.faults(done)
+            return Accepted(instance)
+        faults = convert.operation_faults(done)
         if not faults:
             return Accepted(self.instance(request.zone, request.name) or self._vanished(request, done))
         return self._judge(faults, request, doing)
 
-    def _refused(self, exc: Exception, request: InstanceRequest, doing: str) -> Accepted | Refusal:
+    def _refused(self, exc: Exception, request: InstanceRequest, doing: str) -> Accepted | CloudRefusal:
         """The refusal that an HTTP error to an insert means. Raises if the error is not a refusal of the VM."""
         if not isinstance(exc, api.GoogleAPICallError) or (is_transient(exc) and not _final(exc)):
-            raise translate(exc, doing) from exc
+            raise translate_error(exc, doing) from exc
         fault = convert.fault_of(exc)
         if isinstance(exc, api.Conflict):
             return self._adopt(request, fault, doing)
-        if isinstance(exc, (api.Forbidden, api.Unauthorized)) and not table.known(fault):
-            raise translate(exc, doing) from exc
-        return table.refusal(fault)
+        if isinstance(exc, (api.Forbidden, api.Unauthorized)) and not table.is_known_fault(fault):
+            raise translate_error(exc, doing) from exc
+        return table.classify_fault(fault)
 
-    def _judge(self, faults: Iterable[table.Fault], request: InstanceRequest, doing: str) -> Accepted | Refusal:
+    def _judge(
+        self, faults: Iterable[table.ComputeFault], request: InstanceRequest, doing: str
+    ) -> Accepted | CloudRefusal:
         """The refusal that a failed insert operation means: by its first known error, or else by its first error."""
-        ordered = sorted(faults, key=lambda fault: not table.known(fault))
+        ordered = sorted(faults, key=lambda fault: not table.is_known_fault(fault))
         fault = ordered[0]
         if fault.code in table.EXISTS:
             return self._adopt(request, fault, doing)
@@ -187,58 +191,66 @@ class GoogleCloud(Market):
                 hint=remedy_for(fault.message)
                 or "the account in use lacks the permission in the message; `bench doctor` lists all of them",
             )
-        return table.refusal(fault)
+        return table.classify_fault(fault)
 
-    def _adopt(self, request: InstanceRequest, fault: table.Fault, doing: str) -> Accepted | Refusal:
+    def _adopt(self, request: InstanceRequest, fault: table.ComputeFault, doing: str) -> Accepted | CloudRefusal:
         """Adopts the VM of that name if it belongs to this run: an earlier request, whose answer was lost, made it."""
         for operation in self._calls.list_operations(request.zone, by_name(request.name)):
             if operation.operation_type == "insert" and operation.status != compute_v1.Operation.Status.DONE:
                 self._calls.wait(request.zone, operation, doing)
-        found = self.instance(request.zone, request.name)
-        if found is None:
+        instance = self.instance(request.zone, request.name)
+        if instance is None:
             raise Unavailable(
                 f"cannot {doing}: a VM of that name existed, but was deleted meanwhile",
                 hint=f"`bench launch --resume {request.labels[RUN_LABEL]}` requests it again",
             )
-        ours = found.labels.get(TOOL_LABEL) == TOOL and found.labels.get(RUN_LABEL) == request.labels.get(RUN_LABEL)
+        ours = instance.labels.get(TOOL_LABEL) == TOOL and instance.labels.get(RUN_LABEL) == request.labels.get(
+            RUN_LABEL
+        )
         if ours:
-            return Accepted(found)
-        return Refusal(
+            return Accepted(instance)
+        return CloudRefusal(
             fault.code,
             fault.message,
             table.ALL,
             hint=f"another VM named {request.name} exists that does not belong to this run",
         )
 
-    def _delete_once(self, zone: Zone, name: MachineName, request_id: str, doing: str) -> tuple[table.Fault, ...]:
+    def _delete_once(
+        self, zone: Zone, name: MachineName, request_id: str, doing: str
+    ) -> tuple[table.ComputeFault, ...]:
         message = compute_v1.DeleteInstanceRequest(
             project=self._project, zone=zone, instance=name, request_id=request_id
         )
         started: compute_v1.Operation | None = self._calls.unless_gone(
-            lambda: named(self._instances.delete_unary(message, **self._calls.once)), doing
+            lambda: require_operation(self._instances.delete_unary(message, **self._calls.once)), doing
         )
         if started is None:
             return ()
         try:
             done = self._calls.wait(zone, started, doing)
         except NotFound:  # operations are kept for a while only, and a replayed request id names an old one
-            return (table.Fault("notFound", "its operation does not exist any more"),)
-        return convert.faults(done) or self._surviving(zone, name, done)
+            return (table.ComputeFault("notFound", "its operation does not exist any more"),)
+        return convert.operation_faults(done) or self._surviving(zone, name, done)
 
-    def _surviving(self, zone: Zone, name: MachineName, done: compute_v1.Operation) -> tuple[table.Fault, ...]:
+    def _surviving(self, zone: Zone, name: MachineName, done: compute_v1.Operation) -> tuple[table.ComputeFault, ...]:
         """A fault where the machine of a delete that is called done runs on. Another that has its name by now is not
         meant."""
-        found = self.instance(zone, name)
-        if found is None or found.status == "STOPPING" or found.id != str(done.target_id or found.id):
+        instance = self.instance(zone, name)
+        if instance is None or instance.status == "STOPPING" or instance.id != str(done.target_id or instance.id):
             return ()
-        return (table.Fault("notDeleted", f"the operation {done.name} is done, and the VM is still {found.status}"),)
+        return (
+            table.ComputeFault(
+                "notDeleted", f"the operation {done.name} is done, and the VM is still {instance.status}"
+            ),
+        )
 
     def _vanished(self, request: InstanceRequest, done: compute_v1.Operation) -> Instance:
         """A VM that was made and is gone already: preempted within seconds, or made by a replayed request long ago.
 
         The operation log knows its end by its id.
         """
-        created = when(done.start_time) or when(done.insert_time) or self._clock.now()
+        created = parse_time(done.start_time) or parse_time(done.insert_time) or self._clock.now()
         return Instance(
             name=request.name,
             zone=request.zone,
@@ -260,9 +272,11 @@ def by_name(name: MachineName) -> str:
 
 def _final(exc: Exception) -> bool:
     """An error that looks as if it would pass, and names a stock-out or a quota."""
-    return isinstance(exc, api.GoogleAPICallError) and table.known(convert.fault_of(exc))
+    return isinstance(exc, api.GoogleAPICallError) and table.is_known_fault(convert.fault_of(exc))
 
 
 def _not_yet(exc: Exception) -> bool:
     """The VM is there and has no serial port yet."""
-    return isinstance(exc, api.BadRequest) and (bool(reasons(exc) & table.NOT_YET) or "not ready" in brief(exc))
+    return isinstance(exc, api.BadRequest) and (
+        bool(error_reasons(exc) & table.NOT_YET) or "not ready" in brief_message(exc)
+    )

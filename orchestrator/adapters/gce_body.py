@@ -27,7 +27,7 @@ def instance_body(request: InstanceRequest, project: str) -> Json:
     Whatever the request says, the VM and its disk vanish when it stops: at its deadline, when it is preempted, or when
     it deletes itself. A GPU cannot migrate, and a spot VM cannot restart.
     """
-    check(request)
+    check_request(request)
     zone = f"zones/{request.zone}"
     body: Json = {
         "name": request.name,
@@ -55,14 +55,14 @@ def instance_body(request: InstanceRequest, project: str) -> Json:
 def ending_with_its_disk(limits: Json, image: str, disk: tuple[int, str], labels: Mapping[str, str]) -> Json:
     """What every machine of ours has, however it is made: limits, a disk (GB and type) that goes when it does, labels
     on both."""
-    told = dict(sorted(labels.items()))
+    label_map = dict(sorted(labels.items()))
     size, kind = disk
-    made = {"sourceImage": image, "diskSizeGb": str(size), "diskType": kind, "labels": told}
+    made = {"sourceImage": image, "diskSizeGb": str(size), "diskType": kind, "labels": label_map}
     stays = {"instanceTerminationAction": "DELETE", "onHostMaintenance": "TERMINATE", "automaticRestart": False}
     return {
         "scheduling": limits | stays,
         "disks": [{"boot": True, "autoDelete": True, "initializeParams": made}],
-        "labels": told,
+        "labels": label_map,
     }
 
 
@@ -80,7 +80,7 @@ def network_interface(network: str, *, external_ip: bool) -> Json:
     return interface
 
 
-def check(request: InstanceRequest) -> None:
+def check_request(request: InstanceRequest) -> None:
     """Raises `ConfigError` when Google would refuse the request for its form."""
     if not MIN_RUN_S <= request.max_run_s <= MAX_RUN_S:
         raise ConfigError(

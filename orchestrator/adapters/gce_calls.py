@@ -13,15 +13,15 @@ from google.api_core.client_options import ClientOptions
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters.gce_json import when
+from orchestrator.adapters.gce_json import parse_time
 from orchestrator.adapters.google_auth import credentials_for
 from orchestrator.adapters.google_errors import (
     FOREIGN,
-    deciphered,
     is_rate_limit,
     is_transient,
+    parse_guard,
     retry_after_s,
-    translate,
+    translate_error,
 )
 from orchestrator.adapters.patience import never, patiently
 from orchestrator.adapters.refusals import lost
@@ -34,7 +34,7 @@ Judge = Callable[[Exception], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CallPatience:
     """How long to wait for what."""
 
     pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -45,11 +45,11 @@ class Patience:
     operation_s: float = 900.0
 
 
-PATIENCE: Final = Patience()
+PATIENCE: Final = CallPatience()
 RATE_PAUSE_S, MOST_RATE_PAUSE_S = 8.0, 60.0
 
 
-def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
+def list_pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
     """The pages of a list, as a pager of Google's has them. `doing` completes "cannot …". Raises `Unavailable` where
     they go round in circles, and where they are too many: the pager itself asks for as long as there is another."""
     seen: set[str] = set()
@@ -59,7 +59,7 @@ def pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
             raise lost(doing, "its list of pages does not end")
 
 
-def named(operation: compute_v1.Operation, name: str = "") -> compute_v1.Operation:
+def require_operation(operation: compute_v1.Operation, name: str = "") -> compute_v1.Operation:
     """The operation in an answer, if it is one that can be asked for by its name, and is the one called `name`. Raises
     `ValueError`."""
     if not operation.name or (name and operation.name != name):
@@ -83,7 +83,7 @@ class Calls:
         endpoint: str | None,
         credentials: Credentials | None,
         clock: Clock,
-        patience: Patience,
+        patience: CallPatience,
     ) -> None:
         self.project = project
         self.clock = clock
@@ -109,7 +109,7 @@ class Calls:
         are. `send` raises `ValueError` and its like for an answer that it finds wrong."""
 
         def once() -> Answer:
-            with deciphered():
+            with parse_guard():
                 return send()
 
         return patiently(
@@ -120,7 +120,7 @@ class Calls:
         try:
             return self.persist(send)
         except FOREIGN as exc:
-            raise translate(exc, doing) from exc
+            raise translate_error(exc, doing) from exc
 
     def unless_gone(self, send: Callable[[], Answer], doing: str, *, through: Judge = never) -> Answer | None:
         """The answer, or None when the VM is gone. A missing project or zone is an error: the VM might well exist."""
@@ -128,22 +128,24 @@ class Calls:
             return self.persist(send, final=through)
         except api.NotFound as exc:
             if re.search(r"'projects/[^/']+(?:/zones/[^/']+)?' was not found", str(exc)):
-                raise translate(exc, doing) from exc
+                raise translate_error(exc, doing) from exc
             return None
         except FOREIGN as exc:
             if through(exc):
                 raise
-            raise translate(exc, doing) from exc
+            raise translate_error(exc, doing) from exc
 
     def list_operations(self, zone: str, wanted: str) -> list[compute_v1.Operation]:
         operations = self.client(compute_v1.ZoneOperationsClient)
         request = compute_v1.ListZoneOperationsRequest(project=self.project, zone=zone, filter=wanted, max_results=500)
         doing = f"read the operation log of {zone}"
         found: list[compute_v1.Operation] = self.ask(
-            lambda: [one for page in pages(operations.list(request, **self.once).pages, doing) for one in page.items],
+            lambda: [
+                one for page in list_pages(operations.list(request, **self.once).pages, doing) for one in page.items
+            ],
             doing,
         )
-        return sorted(found, key=lambda one: when(one.insert_time) or self.clock.now())
+        return sorted(found, key=lambda one: parse_time(one.insert_time) or self.clock.now())
 
     def wait(self, zone: str, operation: compute_v1.Operation, doing: str) -> compute_v1.Operation:
         """The operation once it is done. Raises `Unavailable` when that takes too long; it may well go on.
@@ -161,7 +163,7 @@ class Calls:
                 )
             name = operation.name
             operation = self.ask(
-                lambda name=name: named(  # type: ignore[misc]
+                lambda name=name: require_operation(  # type: ignore[misc]
                     operations.wait(
                         project=self.project, zone=zone, operation=name, retry=None, timeout=self._patience.long_poll_s
                     ),

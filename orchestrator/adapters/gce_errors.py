@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.core.market.machines import Refusal
+from orchestrator.core.market.machines import CloudRefusal
 from orchestrator.core.names import Zone
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 ZONE: Final = "zone"
 REGION: Final = "region"
@@ -52,7 +52,7 @@ ZONE_STOCKOUT: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ComputeFault:
     """One error as the API gave it, wherever it stood."""
 
     code: str
@@ -76,7 +76,7 @@ class Rule:
     pattern: str = ""
     """A regular expression that the message must contain, if given."""
 
-    def applies(self, fault: Fault) -> bool:
+    def applies(self, fault: ComputeFault) -> bool:
         named = not self.codes or fault.code in self.codes or fault.reason in self.codes
         return named and self.says.lower() in fault.message.lower() and bool(re.search(self.pattern, fault.message))
 
@@ -183,42 +183,46 @@ _LIMIT = re.compile(r"Limit: (\d+(?:\.\d+)?)")
 _REGION = re.compile(r"in region ([a-z]+-[a-z]+\d+)")
 
 
-def refusal(fault: Fault) -> Refusal:
+def classify_fault(fault: ComputeFault) -> CloudRefusal:
     """What `fault` means for where to ask next. An unknown code blocks the zone, or all if the request was wrong."""
-    code, message = words(fault.code or fault.reason or "UNKNOWN"), words(fault.message)
+    code, message = clean_line(fault.code or fault.reason or "UNKNOWN"), clean_line(fault.message)
     if fault.code in QUOTA_CODES or fault.reason in QUOTA_CODES:
-        scope, hint = quota(fault)
-        return Refusal(code, message, scope, hint)
+        scope, hint = quota_scope(fault)
+        return CloudRefusal(code, message, scope, hint)
     for rule in RULES:
         if rule.applies(fault):
-            return Refusal(code, message, rule.scope, rule.hint, zones_available(fault), stock_out=_stock_out(fault))
+            return CloudRefusal(
+                code, message, rule.scope, rule.hint, zones_available(fault), stock_out=_stock_out(fault)
+            )
     scope = ALL if 400 <= fault.http_status < 500 else ZONE
-    return Refusal(code, message, scope, "", zones_available(fault))
+    return CloudRefusal(code, message, scope, "", zones_available(fault))
 
 
-def _stock_out(fault: Fault) -> bool:
+def _stock_out(fault: ComputeFault) -> bool:
     forbidden = "not compatible" in fault.message or "constraints/" in fault.message
     at_birth = bool({fault.code, fault.reason} & PREEMPTED_AT_BIRTH) and not forbidden
     return at_birth or bool({fault.code, fault.reason} & (ZONE_STOCKOUT | REGION_STOCKOUT))
 
 
-def lacks_network(fault: Fault) -> bool:
+def lacks_network(fault: ComputeFault) -> bool:
     """Whether the network is missing. In a new project the default network appears some seconds after the first
     request."""
     return "network" in fault.message.lower() and bool(re.search("(cannot be|was not) found", fault.message))
 
 
-def known(fault: Fault) -> bool:
+def is_known_fault(fault: ComputeFault) -> bool:
     """Whether the table has a word on this fault, so that sending the request again is pointless."""
     codes = {fault.code, fault.reason}
     return bool(codes & (QUOTA_CODES | ZONE_STOCKOUT | REGION_STOCKOUT))
 
 
-def quota(fault: Fault) -> tuple[str, str]:
+def quota_scope(fault: ComputeFault) -> tuple[str, str]:
     """The scope of a quota, and what to ask Google for."""
     named = _METRIC.search(fault.message)
-    metric = words(fault.quota_metric.rsplit("/", 1)[-1] or (named[1] if named else "")).upper().replace("-", "_")
-    region = words(fault.dimensions.get("region", "")) or (found[1] if (found := _REGION.search(fault.message)) else "")
+    metric = clean_line(fault.quota_metric.rsplit("/", 1)[-1] or (named[1] if named else "")).upper().replace("-", "_")
+    region = clean_line(fault.dimensions.get("region", "")) or (
+        found[1] if (found := _REGION.search(fault.message)) else ""
+    )
     everywhere = metric == EVERYWHERE or not region
     limit = _LIMIT.search(fault.message)
     hint = (
@@ -228,7 +232,7 @@ def quota(fault: Fault) -> tuple[str, str]:
     return (ALL if everywhere else REGION), hint
 
 
-def zones_available(fault: Fault) -> tuple[Zone, ...]:
+def zones_available(fault: ComputeFault) -> tuple[Zone, ...]:
     """The zones that a stock-out recommends, in its order; text that is no zone is left out."""
     listed = fault.metadata.get("zonesAvailable", "")
     return tuple(Zone(part.strip()) for part in listed.split(",") if Zone.fits(part.strip()))

@@ -10,9 +10,9 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters.gce_calls import PATIENCE, Calls, Patience, pages
-from orchestrator.adapters.gce_json import when
-from orchestrator.adapters.google_errors import FOREIGN, translate
+from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls, list_pages
+from orchestrator.adapters.gce_json import parse_time
+from orchestrator.adapters.google_errors import FOREIGN, translate_error
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.images import CloudImage
 from orchestrator.core.naming import TOOL, TOOL_LABEL
@@ -32,7 +32,7 @@ class GoogleImages:
         clock: Clock,
         endpoint: str | None = None,
         credentials: Credentials | None = None,
-        patience: Patience = PATIENCE,
+        patience: CallPatience = PATIENCE,
     ) -> None:
         self._project = project
         self._clock = clock
@@ -58,22 +58,22 @@ class GoogleImages:
         except api.Conflict:  # an earlier request made it, and its answer was lost
             pass
         except FOREIGN as exc:
-            raise translate(exc, doing) from exc
+            raise translate_error(exc, doing) from exc
         return self._ready(request, doing)
 
     def _ready(self, request: ImageRequest, doing: str) -> CloudImage:
         """Waits by the image's own word: its operation may be forgotten, or never be done."""
         until = self._clock.now() + timedelta(seconds=min(SEAL_S, request.patience_s))
         while True:
-            found = self.image(request.name)
-            if found is not None and found.status == "READY":
-                return found
-            if found is None or found.status == "FAILED":
-                what = "it was deleted meanwhile" if found is None else "its status in the cloud is FAILED"
+            image = self.image(request.name)
+            if image is not None and image.status == "READY":
+                return image
+            if image is None or image.status == "FAILED":
+                what = "it was deleted meanwhile" if image is None else "its status in the cloud is FAILED"
                 raise ProviderError(f"cannot {doing}: {what}", hint="run the same `bench image build` again")
             if self._clock.now() >= until:
                 raise Unavailable(
-                    f"cannot {doing}: it was still {found.status} after {request.patience_s:.0f} s",
+                    f"cannot {doing}: it was still {image.status} after {request.patience_s:.0f} s",
                     hint="`bench reap --yes` deletes what is left of it; then run the same `bench image build` again",
                 )
             self._clock.sleep(5)
@@ -83,8 +83,10 @@ class GoogleImages:
             project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
         )
         doing = "list the images"
-        found = self._calls.ask(lambda: list(pages(self._images.list(wanted, **self._calls.once).pages, doing)), doing)
-        return tuple(_image(one, self._project) for page in found for one in page.items)
+        listed_images = self._calls.ask(
+            lambda: list(list_pages(self._images.list(wanted, **self._calls.once).pages, doing)), doing
+        )
+        return tuple(_image(one, self._project) for page in listed_images for one in page.items)
 
     def image(self, name: str) -> CloudImage | None:
         found: compute_v1.Image | None = self._calls.unless_gone(
@@ -139,7 +141,7 @@ def _image(found: compute_v1.Image, project: str) -> CloudImage:
         url=f"projects/{project}/global/images/{found.name}",
         id=str(found.id),
         status=found.status,
-        created_at=when(found.creation_timestamp) or datetime.fromtimestamp(0, UTC),
+        created_at=parse_time(found.creation_timestamp) or datetime.fromtimestamp(0, UTC),
         labels=dict(found.labels),
         disk_gb=int(found.disk_size_gb),
         archive_bytes=int(found.archive_size_bytes),

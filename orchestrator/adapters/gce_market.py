@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told, understood, unread
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.gce_json import instance
+from orchestrator.adapters.gce_json import instance_from_json
 from orchestrator.adapters.patience import patiently
 from orchestrator.adapters.signing import signer_of
 from orchestrator.adapters.web import Signer, Web
 from orchestrator.core.market.machines import Instance, Quota
-from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, ProjectId
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
@@ -40,7 +40,7 @@ PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
 REQUEST_S: Final = 30.0
 
 
-class Market:
+class GoogleMarket:
     """Reads for one project. Each question is asked again a bounded number of times when its answer is lost."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Market:
             while True:
                 page = self._patiently(f"{self._project}/aggregated/instances", query)
                 for scope in page.get("items", {}).values():
-                    for one in map(instance, scope.get("instances", ())):
+                    for one in map(instance_from_json, scope.get("instances", ())):
                         found[one.zone, one.name] = one
                 token = str(page.get("nextPageToken", ""))
                 if not token:
@@ -101,7 +101,7 @@ class Market:
                 for found in self._patiently(path).get("quotas", ())
             )
 
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+    def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:
         """At most two requests for each of the `ZONES` cheapest spot offers; one in all where there is no advice."""
         spot = sorted((o for o in offers if o.provisioning == "SPOT"), key=lambda o: (o.usd_per_hour, o.zone))
         if not spot:
@@ -115,12 +115,12 @@ class Market:
 
     # --- one zone ---
 
-    def _advice_on(self, offer: Offer) -> Advice | None:
+    def _advice_on(self, offer: Offer) -> ZoneAdvice | None:
         """None where Google gives none, for whatever reason: a plan goes on without it."""
         try:
             with understood():
                 obtainable, uptime_s = self._capacity(offer)
-                return Advice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
+                return ZoneAdvice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
         except TROUBLE:
             return None
 
@@ -135,8 +135,8 @@ class Market:
             "instanceProperties": {"scheduling": {"provisioningModel": "SPOT"}},
             "size": 1,
         }
-        found = self._once(f"{self._project}/regions/{offer.region}/advice/capacity", body)
-        recommended = found.get("recommendations")
+        advice = self._once(f"{self._project}/regions/{offer.region}/advice/capacity", body)
+        recommended = advice.get("recommendations")
         if not recommended:
             return None, None
         scores = recommended[0].get("scores", {})
@@ -154,8 +154,8 @@ class Market:
             },
             "locationPolicy": {"location": f"zones/{offer.zone}"},
         }
-        found = self._once(f"{self._project}/regions/{offer.region}/advice/capacityHistory", body)
-        days = sorted(found.get("preemptionHistory", ()), key=_began)[-DAYS:]
+        history = self._once(f"{self._project}/regions/{offer.region}/advice/capacityHistory", body)
+        days = sorted(history.get("preemptionHistory", ()), key=_began)[-DAYS:]
         return _number(sum(float(day.get("preemptionRate", 0)) for day in days) / len(days), 1.0) if days else None
 
     # --- the wire ---
@@ -178,10 +178,10 @@ class Market:
 def _number(said: Any, most: float = math.inf) -> float | None:
     """A number from 0 to `most`; None where it is something else."""
     try:
-        found = float(said)
+        value = float(said)
     except (TypeError, ValueError):
         return None
-    return found if math.isfinite(found) and 0 <= found <= most else None
+    return value if math.isfinite(value) and 0 <= value <= most else None
 
 
 def _began(day: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ import google_crc32c
 from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, understood, unread, whole
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Body, Refused, Reply, Signer, Web
+from orchestrator.adapters.web import Body, HttpRefused, Signer, Web, WebReply
 from orchestrator.adapters.web_answer import LARGEST
 from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
-from orchestrator.ports import Blob, Clock, Entry
+from orchestrator.ports import Blob, Clock, ObjectEntry
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -104,14 +104,14 @@ class GoogleBucket:
     def read(self, name: str) -> Blob | None:
         with self._doing(f"read {self._url(name)}"):
             try:
-                found = self._fetch(name)
-            except Refused as exc:
+                content = self._fetch(name)
+            except HttpRefused as exc:
                 if exc.reply.status != 404:
                     raise
                 self._confirm()
                 return None
         self._seen = True
-        return found
+        return content
 
     def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
         if not names:
@@ -120,13 +120,13 @@ class GoogleBucket:
             blobs = pool.map(self.read, names)
             return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
         with self._doing(f"list {self._url(prefix)}"), understood():
             entries = tuple(_entry(item) for item in self._items(prefix, after))
         self._seen = True
         return tuple(entry for entry in entries if entry.name > after)
 
-    def download(self, entry: Entry, to: Path) -> None:
+    def download(self, entry: ObjectEntry, to: Path) -> None:
         what = self._url(entry.name)
         with told(f"download {what}", missing="it was deleted after it was listed: run the same command again"):
             data = self._fetch(entry.name, max(entry.size, LARGEST)).data
@@ -183,12 +183,12 @@ class GoogleBucket:
         *,
         body: Body | None = None,
         headers: Mapping[str, str] | None = None,
-        judged: Callable[[Reply], Reply] = good,
+        judged: Callable[[WebReply], WebReply] = good,
         largest: int = LARGEST,
-    ) -> Reply:
+    ) -> WebReply:
         """The answer to a request, sent again while that may help. Raises `asking.TROUBLE`."""
 
-        def once() -> Reply:
+        def once() -> WebReply:
             reply = self._web.ask(
                 method, url, query, body=body, headers=headers, timeout_s=self._answer_s, largest=largest
             )
@@ -246,7 +246,7 @@ class GoogleBucket:
         with self._doing(f"store {self._url(name)}"):
             try:
                 reply = self._send("POST", self._uploads, query, body=body, headers=headers, judged=stated)
-            except Refused as exc:
+            except HttpRefused as exc:
                 if exc.reply.status == 412:
                     return None
                 raise
@@ -318,9 +318,9 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
-def _entry(item: Mapping[str, Any]) -> Entry:
+def _entry(item: Mapping[str, Any]) -> ObjectEntry:
     updated = item.get("updated")
-    return Entry(
+    return ObjectEntry(
         name=str(item["name"]),
         size=int(item.get("size") or 0),
         generation=int(item.get("generation") or 0),

@@ -16,7 +16,7 @@ from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
 
 from orchestrator.adapters.refusals import REMEDY
-from orchestrator.adapters.web import Lost, Nobody, NotSigned, Reply, Web
+from orchestrator.adapters.web import Nobody, NoResponse, NotSigned, Web, WebReply
 from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.errors import CredentialsMissing
 
@@ -72,12 +72,12 @@ class TokenRequests(google.auth.transport.Request):
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         **_kwargs: Any,
-    ) -> Reply:
+    ) -> WebReply:
         """Raises `TransportError`."""
         data = body.encode() if isinstance(body, str) else body
         try:
             return self._web.ask(method, url, body=data, headers=headers, timeout_s=timeout or TOKEN_TIMEOUT_S)
-        except Lost as exc:
+        except NoResponse as exc:
             raise google.auth.exceptions.TransportError(str(exc)) from exc  # type: ignore[no-untyped-call]
 
 
@@ -140,7 +140,7 @@ def billed_to(found: Credentials, project: str) -> Credentials:
     return found
 
 
-def identity(found: Credentials) -> Identity:
+def credential_identity(found: Credentials) -> Identity:
     """Whose credentials these are, as far as they tell. Sends nothing."""
     if isinstance(found, Bearer):
         return Identity("the embedded cloud's own token")
@@ -155,7 +155,7 @@ def identity(found: Credentials) -> Identity:
     return Identity("a login", f"user:{account}" if "@" in account else "")
 
 
-def proven(found: Credentials) -> Identity:
+def prove_identity(found: Credentials) -> Identity:
     """The same, once Google has given a token for them. Raises `CredentialsMissing`."""
     if not isinstance(found, AnonymousCredentials | Bearer):
         try:
@@ -164,7 +164,7 @@ def proven(found: Credentials) -> Identity:
             raise CredentialsMissing(
                 f"no token can be got with the credentials: {_first_line(exc)}", hint=REMEDY
             ) from exc
-    return identity(found)
+    return credential_identity(found)
 
 
 class Silence:

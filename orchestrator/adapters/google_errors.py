@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from orchestrator.adapters.asking import WRONG_FORM
 from orchestrator.adapters.refusals import RATE_REASONS, lost, no_token, not_accepted, passes, refusal
 from orchestrator.core.errors import BenchError
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 
 class Garbled(Exception):
@@ -51,12 +51,12 @@ _FOREIGN_PAGE: Final = re.compile(r"unknown error|<html|<!doctype", re.IGNORECAS
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translate_google_errors(doing: str) -> Iterator[None]:
     """Raises ours for theirs. `doing` completes "cannot …"."""
     try:
         yield
     except FOREIGN as exc:
-        raise translate(exc, doing) from exc
+        raise translate_error(exc, doing) from exc
 
 
 UNREADABLE: Final = (json_format.Error, RecursionError, *WRONG_FORM)
@@ -64,7 +64,7 @@ UNREADABLE: Final = (json_format.Error, RecursionError, *WRONG_FORM)
 
 
 @contextmanager
-def deciphered() -> Iterator[None]:
+def parse_guard() -> Iterator[None]:
     """Raises `Garbled` where Google's library cannot read an answer, or was given an error of the wrong form. Nothing
     but a request and the reading of its answer belongs in here: a mistake of our own would be taken for the server's.
     """
@@ -72,13 +72,13 @@ def deciphered() -> Iterator[None]:
         yield
     except api.GoogleAPICallError as exc:
         if not _well_formed(exc):
-            raise Garbled(f"the refusal has a form that the service does not use ({brief(exc)})") from exc
+            raise Garbled(f"the refusal has a form that the service does not use ({brief_message(exc)})") from exc
         raise
     except FOREIGN:
         raise
     except UNREADABLE as exc:
-        said = " ".join(str(exc).split())
-        raise Garbled(f"the answer is not one that the service gives ({type(exc).__name__}: {said})") from exc
+        message = " ".join(str(exc).split())
+        raise Garbled(f"the answer is not one that the service gives ({type(exc).__name__}: {message})") from exc
 
 
 def _well_formed(exc: api.GoogleAPICallError) -> bool:
@@ -90,25 +90,27 @@ def _well_formed(exc: api.GoogleAPICallError) -> bool:
     return isinstance(exc.reason, str | None) and isinstance(exc.metadata, Mapping | None)
 
 
-def translate(exc: Exception, doing: str) -> BenchError:
+def translate_error(exc: Exception, doing: str) -> BenchError:
     """Our error for one of `FOREIGN`."""
     if isinstance(exc, api.RetryError) and isinstance(exc.cause, FOREIGN):
         exc = exc.cause
     if isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True:
-        return no_token(doing, brief(exc))
+        return no_token(doing, brief_message(exc))
     if isinstance(exc, auth.GoogleAuthError):
-        return not_accepted(doing, brief(exc))
+        return not_accepted(doing, brief_message(exc))
     if isinstance(exc, api.GoogleAPICallError):
-        return refusal(doing, int(exc.code or 0), brief(exc), reasons(exc) if exc.code == 403 else frozenset())
+        return refusal(
+            doing, int(exc.code or 0), brief_message(exc), error_reasons(exc) if exc.code == 403 else frozenset()
+        )
     if isinstance(exc, api.RetryError) or is_transient(exc):
-        return lost(doing, brief(exc))
-    return refusal(doing, 0, brief(exc), frozenset())
+        return lost(doing, brief_message(exc))
+    return refusal(doing, 0, brief_message(exc), frozenset())
 
 
 def is_transient(exc: BaseException) -> bool:
     """Whether the same request, sent again, may succeed."""
     if isinstance(exc, api.GoogleAPICallError):
-        return passes(int(exc.code or 0), reasons(exc) if exc.code == 403 else frozenset())
+        return passes(int(exc.code or 0), error_reasons(exc) if exc.code == 403 else frozenset())
     if isinstance(exc, auth.GoogleAuthError):
         return isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True
     return isinstance(exc, (*BROKEN_CONNECTION, Garbled))
@@ -116,7 +118,7 @@ def is_transient(exc: BaseException) -> bool:
 
 def is_rate_limit(exc: BaseException) -> bool:
     """Whether too many requests were sent."""
-    return isinstance(exc, api.GoogleAPICallError) and (exc.code == 429 or bool(reasons(exc) & RATE_REASONS))
+    return isinstance(exc, api.GoogleAPICallError) and (exc.code == 429 or bool(error_reasons(exc) & RATE_REASONS))
 
 
 def retry_after_s(exc: BaseException) -> float:
@@ -128,13 +130,13 @@ def retry_after_s(exc: BaseException) -> float:
         return 0.0
 
 
-def reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
+def error_reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
     """The machine-readable reasons in an HTTP error: `errors[].reason`, and `ErrorInfo.reason` of the details."""
     entries = [error for error in exc.errors if isinstance(error, dict)]
     return frozenset(({str(error.get("reason", "")) for error in entries} | {exc.reason or ""}) - {""})
 
 
-def brief(exc: BaseException) -> str:
+def brief_message(exc: BaseException) -> str:
     """The first line of a foreign message, without the method and URL that the library puts before it."""
     if isinstance(exc, requests.ConnectionError) and exc.request is not None:
         cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(exc))
@@ -143,4 +145,4 @@ def brief(exc: BaseException) -> str:
         return f"HTTP {int(exc.code or 0)}, and not in Google's form: a proxy between here and Google may have answered"
     line = (str(getattr(exc, "message", exc)).strip().splitlines() or [""])[0]
     line = re.sub(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ", "", line)
-    return words(line[:300]) or type(exc).__name__
+    return clean_line(line[:300]) or type(exc).__name__

@@ -36,12 +36,12 @@ def pages_of(report: Path, package: str = PACKAGE) -> tuple[str, str]:
             hint="pip install ncu-report; or open the report in Nsight Compute",
         )
     with tempfile.TemporaryDirectory(prefix="bench-ncu-") as folder:
-        plain = unpacked(report, Path(folder))
+        plain = unpack_report(report, Path(folder))
         command = [sys.executable, "-m", "orchestrator.adapters.ncu_report", str(plain)]
         try:
             ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-            told = json.loads(ran.stdout)
-            return str(told["metrics"]), str(told["rules"])
+            page_document = json.loads(ran.stdout)
+            return str(page_document["metrics"]), str(page_document["rules"])
         except subprocess.TimeoutExpired as exc:
             raise LocalError(f"cannot read {report}: it took more than {LIMIT_S:g} s") from exc
         except (ValueError, KeyError, TypeError) as exc:
@@ -51,7 +51,7 @@ def pages_of(report: Path, package: str = PACKAGE) -> tuple[str, str]:
             ) from exc
 
 
-def unpacked(report: Path, folder: Path) -> Path:
+def unpack_report(report: Path, folder: Path) -> Path:
     """The report as `ncu-report` takes it: a plain file whose name ends in .ncu-rep. Raises `LocalError`."""
     try:
         if report.suffix != ".gz":
@@ -76,28 +76,28 @@ def main(path: str) -> int:
         for part in (context.range_by_idx(at) for at in range(context.num_ranges()))
         for number in range(part.num_actions())
     ][:MOST_KERNELS]
-    sys.stdout.write(json.dumps({"metrics": metrics(kernels), "rules": rules(kernels, reader)}))
+    sys.stdout.write(json.dumps({"metrics": format_metrics(kernels), "rules": format_rules(kernels, reader)}))
     return 0
 
 
-def metrics(kernels: list[Any]) -> str:
+def format_metrics(kernels: list[Any]) -> str:
     """A header, a line of units, and a line for each kernel."""
     names = dict.fromkeys(name for one in kernels for name in one.metric_names())
     units = {name: next((m.unit() for k in kernels if (m := k.metric_by_name(name)) is not None), "") for name in names}
     lines = [["ID", "Kernel Name", *names], ["", "", *(units[name] or "" for name in names)]]
     for number, one in enumerate(kernels):
-        found = (one.metric_by_name(name) for name in names)
-        lines.append([str(number), str(one.name()), *(cell(each) for each in found)])
-    return written(lines)
+        metric_values = (one.metric_by_name(name) for name in names)
+        lines.append([str(number), str(one.name()), *(format_metric(each) for each in metric_values)])
+    return write_csv(lines)
 
 
-def cell(metric: Any) -> str:
+def format_metric(metric: Any) -> str:
     """One value; empty where this kernel does not have it."""
     value = metric.value() if metric is not None and metric.has_value() else None
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def rules(kernels: list[Any], reader: Any) -> str:
+def format_rules(kernels: list[Any], reader: Any) -> str:
     """A line for each rule that said something."""
     kinds = {getattr(reader, name): word for name, word in KINDS.items() if hasattr(reader, name)}
     lines = [["ID", "Rule Name", "Rule Type", "Rule Description", "Estimated Speedup"]]
@@ -113,10 +113,10 @@ def rules(kernels: list[Any], reader: Any) -> str:
                         "" if speedup is None else str(speedup),
                     ]
                 )  # fmt: skip
-    return written(lines)
+    return write_csv(lines)
 
 
-def written(lines: list[list[str]]) -> str:
+def write_csv(lines: list[list[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

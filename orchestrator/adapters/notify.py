@@ -59,9 +59,10 @@ class CommandNotifier:
             self._report(f"the alert command {name} could not be started: {exc}")
         else:
             if done.returncode != 0:
-                said = done.stderr.decode(errors="replace").strip().splitlines()
+                error_lines = done.stderr.decode(errors="replace").strip().splitlines()
                 self._report(
-                    f"the alert command {name} failed with {done.returncode}: {said[-1] if said else 'no message'}"
+                    f"the alert command {name} failed with {done.returncode}: "
+                    f"{error_lines[-1] if error_lines else 'no message'}"
                 )
 
 

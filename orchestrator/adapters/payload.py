@@ -23,7 +23,7 @@ SKIPPED_SUFFIXES: Final = frozenset({".pyc", ".pyo", ".so", ".o", ".a", ".cubin"
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class PackedPayload:
     sha256: str
     data: bytes
     """A gzipped tar with `startup/`, `kernels/` and `manifest.json`."""
@@ -49,7 +49,7 @@ def find_root(candidates: tuple[Path, ...]) -> Path:
     )
 
 
-def pack(root: Path, own: Mapping[str, bytes] = MappingProxyType({})) -> Payload:
+def pack_payload(root: Path, own: Mapping[str, bytes] = MappingProxyType({})) -> PackedPayload:
     """Packs the trees under `root`, and `own` files by their names; times, owners and the file system's order do not
     matter. Raises `LocalError`."""
     try:
@@ -81,7 +81,7 @@ def pack(root: Path, own: Mapping[str, bytes] = MappingProxyType({})) -> Payload
     with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=9) as zipped:
         zipped.write(plain.getvalue())
     data = packed.getvalue()
-    return Payload(hashlib.sha256(data).hexdigest(), data, document)
+    return PackedPayload(hashlib.sha256(data).hexdigest(), data, document)
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -117,8 +117,8 @@ def _revision(root: Path) -> tuple[str, bool | None]:
 def _built_from(root: Path) -> tuple[str, bool | None]:
     """What the build left in the wheel."""
     try:
-        told = json.loads((root / "revision.json").read_text(encoding="utf-8"))
-        return str(told["git_commit"]), None if told["git_dirty"] is None else bool(told["git_dirty"])
+        revision = json.loads((root / "revision.json").read_text(encoding="utf-8"))
+        return str(revision["git_commit"]), None if revision["git_dirty"] is None else bool(revision["git_dirty"])
     except (OSError, ValueError, KeyError, TypeError):
         return "", None
 

@@ -12,8 +12,8 @@ from orchestrator.adapters.files import write_atomically
 from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BenchError, LocalError, ProviderError
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refreshed
-from orchestrator.core.market.skus import Catalogue
+from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh_prices
+from orchestrator.core.market.skus import SkuCatalogue
 
 HEAD: Final = """# Written by `bench prices --refresh`. Of this table and the one that comes with bench
 # the newer is used; remove this file to go back to that one.
@@ -27,14 +27,14 @@ class PriceBook:
 
     shipped: Path
     path: Path
-    ask: Callable[[], tuple[Catalogue, str]]
+    ask: Callable[[], tuple[SkuCatalogue, str]]
 
     def bundled(self) -> PriceSheet:
         return PriceSheet.parse(self.shipped.read_text(encoding="utf-8"), source=self.shipped.name)
 
     def current(self) -> PriceSheet:
         """The newer of the two. Raises `ConfigError` or `LocalError` for a refreshed one that cannot be used."""
-        bundled, own = self.bundled(), stored(self.path)
+        bundled, own = self.bundled(), stored_sheet(self.path)
         return own if own is not None and own.as_of >= bundled.as_of else bundled
 
     def usable(self) -> PriceSheet:
@@ -48,29 +48,29 @@ class PriceBook:
         """Makes a table of the catalogue and keeps it, or raises a `ProviderError` and leaves the old one."""
         old = self.usable()
         found, whose = self.ask()
-        made = refreshed(old, found, now=now, whose=whose, leave_out=leave_out)
+        made = refresh_prices(old, found, now=now, whose=whose, leave_out=leave_out)
         if isinstance(made, NotRefreshed):
             first, others = "; ".join(made.problems[:3]), len(made.problems) - 3
             text = (
                 f"no price table can be made from the catalogue: {first}{f'; and {others} more' if others > 0 else ''}"
             )
             raise ProviderError(text, hint="bench prices --refresh --leave-out")
-        store(self.path, made.sheet)
+        store_sheet(self.path, made.sheet)
         return made
 
 
-def store(path: Path, sheet: PriceSheet) -> None:
+def store_sheet(path: Path, sheet: PriceSheet) -> None:
     """Writes a table whole, or leaves what is there. Raises `LocalError`."""
     write_atomically(path, (HEAD + sheet.dump()).encode(), durable=True)
 
 
-def stored(path: Path) -> PriceSheet | None:
+def stored_sheet(path: Path) -> PriceSheet | None:
     """The table there, or None. Raises `ConfigError` or `LocalError` for one that cannot be used."""
     try:
         with path.open("rb") as file:
-            text = handwritten.text(file)
+            text = handwritten.read_text(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise LocalError(f"cannot read {path}: {handwritten.why(exc)}", hint=f"rm {path}") from exc
+        raise LocalError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=f"rm {path}") from exc
     return PriceSheet.parse(text, source=str(path))

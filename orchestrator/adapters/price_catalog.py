@@ -10,8 +10,8 @@ from google.auth.credentials import Credentials
 
 from orchestrator.adapters.rest import Rest
 from orchestrator.core.errors import BenchError, CredentialsMissing, PermissionDenied, ProviderError, Unavailable
-from orchestrator.core.market.skus import Catalogue, catalogue
-from orchestrator.core.rest import Answer
+from orchestrator.core.market.skus import SkuCatalogue, list_skus
+from orchestrator.core.rest import RestAnswer
 
 API: Final = "cloudbilling.googleapis.com"
 PAGE_TIMEOUT_S: Final = 60.0
@@ -25,7 +25,7 @@ def key_credentials(key: str) -> Credentials:
 
 def catalogue_for(
     login: Callable[[], Credentials], endpoints: Mapping[str, str] | None, key: str, project: str
-) -> tuple[Catalogue, str]:
+) -> tuple[SkuCatalogue, str]:
     """Google's catalogue, or that of the cloud at `endpoints`, and whose it is. `key` is an API key, for Google's only,
     in the place of a login. Raises as `read_catalogue`."""
     if endpoints is not None:
@@ -33,19 +33,19 @@ def catalogue_for(
     return read_catalogue(key_credentials(key) if key else login(), None, project), "Cloud Billing Catalog"
 
 
-def read_catalogue(credentials: Credentials, endpoints: Mapping[str, str] | None, project: str) -> Catalogue:
+def read_catalogue(credentials: Credentials, endpoints: Mapping[str, str] | None, project: str) -> SkuCatalogue:
     """Every SKU of Compute Engine. Raises `Unavailable`, `PermissionDenied`, `CredentialsMissing`, `ProviderError`."""
-    rest = Rest(credentials, endpoints, timeout_s=PAGE_TIMEOUT_S)
+    rest_client = Rest(credentials, endpoints, timeout_s=PAGE_TIMEOUT_S)
     try:
-        answer = catalogue(rest)
+        answer = list_skus(rest_client)
     finally:
-        rest.close()
-    if isinstance(answer, Answer):
+        rest_client.close()
+    if isinstance(answer, RestAnswer):
         raise _failure(answer, project)
     return answer
 
 
-def _failure(answer: Answer, project: str) -> BenchError:
+def _failure(answer: RestAnswer, project: str) -> BenchError:
     text = f"cannot read the price catalogue: {answer.message}"
     if answer.api_off:
         where = answer.consumer or project

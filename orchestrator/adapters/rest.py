@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Lost, NotSigned, Reply, Signer, Web
-from orchestrator.core.rest import Answer, Request
+from orchestrator.adapters.web import NoResponse, NotSigned, Signer, Web, WebReply
+from orchestrator.core.rest import RestAnswer, RestRequest
 from orchestrator.core.rest_form import misshapen
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Rest:
         self._sleep = sleep
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, RestAnswer] = {}
 
     def close(self) -> None:
         """Ends the connections that are kept."""
@@ -80,14 +80,14 @@ class Rest:
     def pause(self, seconds: float) -> None:
         self._sleep(seconds)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: RestRequest) -> RestAnswer:
         """One request; a lost answer to a question that only looks is asked for once more. Raises nothing."""
         if not self._changes and not request.reads:
             raise OnlyLooking(f"{request.method} {request.path}")
         if not (self._remembers and request.reads):
             return self._send(request)
-        whole = [request.service, request.method, request.path, dict(request.query), request.body]
-        key = json.dumps(whole, default=dict)
+        request_key = [request.service, request.method, request.path, dict(request.query), request.body]
+        key = json.dumps(request_key, default=dict)
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:  # two checks that want to know the same thing ask once
@@ -98,15 +98,15 @@ class Rest:
                 self._answers[key] = answer
             return answer
 
-    def _send(self, request: Request) -> Answer:
-        answer = Answer(0)
+    def _send(self, request: RestRequest) -> RestAnswer:
+        answer = RestAnswer(0)
         for _ in range(TRIES if request.reads else 1):
             answer = self._once(request)
             if answer.status not in (0, 500, 502, 503, 504):
                 break
         return answer
 
-    def _once(self, request: Request) -> Answer:
+    def _once(self, request: RestRequest) -> RestAnswer:
         url = self._endpoints[request.service].rstrip("/") + quote(request.path, safe="/:@")
         begun = datetime.now(UTC)
         body = json.dumps(dict(request.body)).encode() if request.body is not None else None
@@ -115,16 +115,16 @@ class Rest:
         try:
             reply = self._web.ask(request.method, url, request.query, body=body, headers=kind, timeout_s=patience)
         except NotSigned as exc:
-            return Answer(0 if exc.passing else 401, trouble=str(exc))
-        except Lost as exc:
-            return Answer(0, trouble=str(exc))
+            return RestAnswer(0 if exc.passing else 401, trouble=str(exc))
+        except NoResponse as exc:
+            return RestAnswer(0, trouble=str(exc))
         if reply.status == 200 and (odd := _odd(reply)):
-            return Answer(0, trouble=f"{request.service} {odd}")
+            return RestAnswer(0, trouble=f"{request.service} {odd}")
         skew = _skew(reply.headers.get("date", ""), begun, datetime.now(UTC))
-        return Answer(reply.status, reply.document, skew_s=skew, billed_to=self._web.signer.billed_to)
+        return RestAnswer(reply.status, reply.document, skew_s=skew, billed_to=self._web.signer.billed_to)
 
 
-def _odd(reply: Reply) -> str:
+def _odd(reply: WebReply) -> str:
     """What is wrong with an answer that is said to be good; empty where nothing is."""
     if not reply.is_document:
         return "did not answer with a JSON object: is there a proxy in between?"

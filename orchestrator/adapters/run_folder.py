@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import LocalError, NotFound
-from orchestrator.core.text import DOCUMENT_BYTES, document, words
+from orchestrator.core.text import DOCUMENT_BYTES, clean_line, parse_document
 
 LONGEST = 1 << 20
 """Characters of one line; a longer one comes in parts, of which none is a row."""
@@ -38,19 +38,19 @@ def open_folder(path: Path) -> RunFolder:
     """The folder, or a CSV alone. Raises `NotFound` where there are no measurements at all."""
     if path.is_file():
         return RunFolder(path.parent, (path,), {}, {}, {}, ())
-    whole = next((one for name in WHOLE if (one := path / name).is_file()), None)
+    measurements_file = next((one for name in WHOLE if (one := path / name).is_file()), None)
     cases = tuple(sorted((path / "cases").glob("*.csv"))) if (path / "cases").is_dir() else ()
-    csvs = (whole,) if whole is not None else cases
+    csvs = (measurements_file,) if measurements_file is not None else cases
     if not csvs:
         raise NotFound(f"{path} has no measurements.csv", hint="`bench fetch RUN` makes such a folder")
-    found = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest", "spec")]
-    notes = tuple(note for _, note in found if note)
-    environment, build, manifest, spec = (document for document, _ in found)
+    documents = [_document(path / f"{name}.json") for name in ("environment", "build", "manifest", "spec")]
+    notes = tuple(note for _, note in documents if note)
+    environment, build, manifest, spec = (document for document, _ in documents)
     clocks = tuple(one for one in (path / "cupti.csv",) if one.is_file())
     return RunFolder(path, csvs, environment, build, manifest, notes, spec, clocks)
 
 
-def lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """The lines of a CSV, packed or not, one at a time. Raises `LocalError`; what is no UTF-8 comes as a mark in
     its place."""
     try:
@@ -69,13 +69,13 @@ def lines(path: Path) -> Iterator[str]:
 def _harmless(line: str) -> str:
     """A line of a CSV in which nothing steers a terminal; its end stays as it is."""
     body = line.rstrip("\r\n")
-    return words(body.replace("\0", ""), len(body) * 10 + 1) + line[len(body) :]
+    return clean_line(body.replace("\0", ""), len(body) * 10 + 1) + line[len(body) :]
 
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     try:
         with path.open("rb") as file:
-            return document(file.read(DOCUMENT_BYTES + 1)), ""
+            return parse_document(file.read(DOCUMENT_BYTES + 1)), ""
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as exc:

@@ -77,10 +77,10 @@ class Settings(BaseModel):
     def defaults(self) -> Mapping[str, str]:
         """Keys of a configuration and their values, as these settings have them."""
         caps = {key: getattr(self, key) for key in CAPS}
-        found = {f"budget.{key}": str(usd) for key, usd in caps.items() if usd is not None}
+        defaults = {f"budget.{key}": str(usd) for key, usd in caps.items() if usd is not None}
         ways = {"alerts.command": self.alert_command, "alerts.webhook": self.alert_webhook}
-        found |= {key: json.dumps(way) for key, way in ways.items() if way}
-        return ({"machine.service_account": self.service_account} if self.service_account else {}) | found
+        defaults |= {key: json.dumps(way) for key, way in ways.items() if way}
+        return ({"machine.service_account": self.service_account} if self.service_account else {}) | defaults
 
     def money(self) -> tuple[Budget, Alerts]:
         """The caps and alert channels of commands that take no configuration. Raises `ConfigError`."""
@@ -93,11 +93,11 @@ class Settings(BaseModel):
 
 def load_settings(*, project: str = "", bucket: str = "") -> Settings:
     flags = {key: value for key, value in {"project": project, "bucket": bucket}.items() if value}
-    said = {**_from_environment(), **flags}
+    values = {**_from_environment(), **flags}
     try:
-        first = Settings.model_validate(said)
+        first = Settings.model_validate(values)
         check_home(first.home)
-        return Settings.model_validate({**_from_file(first.home / "settings.yaml", first), **said})
+        return Settings.model_validate({**_from_file(first.home / "settings.yaml", first), **values})
     except ValidationError as exc:
         problems = "; ".join(f"BENCH_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors())
         raise ConfigError(f"bad settings: {problems}") from exc
@@ -141,10 +141,10 @@ def _not_ours(path: Path, why: str, hint: str) -> ConfigError:
 def _from_environment() -> dict[str, str]:
     """The settings that are environment variables; in any case, as shells of some systems have it. A path that is empty
     is none: it would be the folder that one happens to be in."""
-    found = {name.lower(): value for name, value in os.environ.items()}
+    by_variable = {name.lower(): value for name, value in os.environ.items()}
     names = {name: f"{PREFIX}{name}".lower() for name in Settings.model_fields}
-    told = {name: found[variable] for name, variable in names.items() if variable in found}
-    return {name: value for name, value in told.items() if value or name not in PATHS}
+    from_variables = {name: by_variable[variable] for name, variable in names.items() if variable in by_variable}
+    return {name: value for name, value in from_variables.items() if value or name not in PATHS}
 
 
 def _from_file(path: Path, environment: Settings) -> dict[str, object]:
@@ -153,20 +153,20 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
         with path.open("rb") as file:
             if others_may_write(os.fstat(file.fileno())):
                 raise _not_ours(path, "can be written by other users", f"look at it, then: chmod go-w {path}")
-            text = handwritten.text(file)
+            text = handwritten.read_text(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
         hint = "set BENCH_HOME to another folder" if isinstance(exc, NotADirectoryError) else MEND
-        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=hint) from exc
     from orchestrator.core import yamltext
 
-    document = yamltext.read(text)
+    document = yamltext.read_yaml(text)
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=MEND)
     values = document.data or {}
-    known = set(Settings.model_fields) - {"home"}
-    if not isinstance(values, dict) or set(values) - known:
-        unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "not a mapping"
-        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known))}", hint=MEND)
+    known_keys = set(Settings.model_fields) - {"home"}
+    if not isinstance(values, dict) or set(values) - known_keys:
+        unknown = ", ".join(sorted(map(str, set(values) - known_keys))) if isinstance(values, dict) else "not a mapping"
+        raise ConfigError(f"{path}: {unknown}; valid keys are {', '.join(sorted(known_keys))}", hint=MEND)
     return {key: value for key, value in values.items() if key not in environment.model_fields_set}

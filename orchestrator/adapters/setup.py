@@ -14,7 +14,7 @@ from google.auth.credentials import Credentials
 
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import credentials_for, proven
+from orchestrator.adapters.google_auth import credentials_for, prove_identity
 from orchestrator.adapters.rest import Rest
 from orchestrator.core import text as handwritten
 from orchestrator.core import yamltext
@@ -27,10 +27,10 @@ from orchestrator.core.errors import (
     ProviderError,
     Unavailable,
 )
-from orchestrator.core.rest import Answer
-from orchestrator.core.setup.calls import survey, take
-from orchestrator.core.setup.plan import Standing, Wanted
-from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe
+from orchestrator.core.rest import RestAnswer
+from orchestrator.core.setup.calls import survey_project, take_step
+from orchestrator.core.setup.plan import SetupRequest, Standing
+from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe_step
 from orchestrator.ports import Bucket
 
 # The session through which the checks of the doctor reach a cloud; it is made when the first check needs it.
@@ -49,7 +49,7 @@ class CheckingSession:
     def prove(self) -> Identity:
         """Who is asking, once there is a token for them. Raises `CredentialsMissing` and what `endpoints` raises."""
         self._endpoints()
-        return proven(self._credentials())
+        return prove_identity(self._credentials())
 
     def api(self) -> Rest:
         with self._guard:
@@ -74,24 +74,26 @@ class CheckingSession:
 # `settings.yaml` in BENCH_HOME: read as plain text values, and changed key by key, so that comments stay.
 
 
-def read(path: Path) -> Mapping[str, str]:
+def read_settings(path: Path) -> Mapping[str, str]:
     """Every key and its value as text. Raises `ConfigError` for what is no mapping."""
     try:
         with path.open("rb") as file:
-            document = yamltext.read(handwritten.text(file))
+            document = yamltext.read_yaml(handwritten.read_text(file))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint="correct it, or move it away") from exc
+        raise ConfigError(
+            f"cannot read {path}: {handwritten.os_error_text(exc)}", hint="correct it, or move it away"
+        ) from exc
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="correct it, or move it away")
-    found = document.data or {}
-    if not isinstance(found, dict):
+    values = document.data or {}
+    if not isinstance(values, dict):
         raise ConfigError(f"{path} has no keys", hint="correct it, or move it away")
-    return {str(key): "" if value is None else str(value) for key, value in found.items()}
+    return {str(key): "" if value is None else str(value) for key, value in values.items()}
 
 
-def change(path: Path, values: Mapping[str, str]) -> None:
+def change_settings(path: Path, values: Mapping[str, str]) -> None:
     """Sets these keys; the other lines stay as they are. Nobody else can read the file then: an API key or the secret
     address of a webhook may stand in it. Raises `LocalError`."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -105,7 +107,7 @@ def change(path: Path, values: Mapping[str, str]) -> None:
     write_atomically(path, ("\n".join(lines) + "\n").encode(), durable=True, private=True)
 
 
-class Sharing(Protocol):
+class BucketSharing(Protocol):
     """Whoever keeps the caps of a bucket."""
 
     def there(self, bucket: Bucket) -> Mapping[str, str]: ...
@@ -117,7 +119,13 @@ class Setup:
     """One project's set-up. `rest` must be allowed to change things; `storage` is the base URL of another server."""
 
     def __init__(
-        self, rest: Rest, credentials: Credentials, settings: Path, sharing: Sharing, *, storage: str | None = None
+        self,
+        rest: Rest,
+        credentials: Credentials,
+        settings: Path,
+        sharing: BucketSharing,
+        *,
+        storage: str | None = None,
     ) -> None:
         self._rest = rest
         self._sharing = sharing
@@ -125,9 +133,9 @@ class Setup:
         self._storage = storage
         self.settings = settings
 
-    def survey(self, wanted: Wanted) -> Standing:
+    def survey(self, wanted: SetupRequest) -> Standing:
         """What is there already. Raises `ConfigError` for a settings file that cannot be read."""
-        standing = survey(self._rest, wanted, read(self.settings))
+        standing = survey_project(self._rest, wanted, read_settings(self.settings))
         if standing.bucket is None or not wanted.budget:
             return standing
         return replace(standing, caps=self._sharing.there(self._objects(wanted.bucket)))
@@ -136,24 +144,24 @@ class Setup:
         """One step. Raises `PermissionDenied`, `CredentialsMissing`, `Unavailable`, `LocalError` and their kin."""
         match step:
             case WriteSettings():
-                change(self.settings, dict(step.values))
+                change_settings(self.settings, dict(step.values))
             case ShareCaps():
                 self._sharing.share(self._objects(step.bucket), step)
             case _:
-                answer = take(self._rest, step)
+                answer = take_step(self._rest, step)
                 if answer.status == 409 and isinstance(step, MakeBucket):
                     # Names of buckets are shared by the whole world; ours may have been made by somebody else just now.
                     raise ProviderError(
-                        f"cannot {describe(step)}: the name is taken", hint="choose another with --bucket NAME"
+                        f"cannot {describe_step(step)}: the name is taken", hint="choose another with --bucket NAME"
                     )
                 if not answer.good:
-                    raise failure(answer, describe(step))
+                    raise failure(answer, describe_step(step))
 
     def _objects(self, name: str) -> GoogleBucket:
         return GoogleBucket(name, endpoint=self._storage, credentials=self._credentials)
 
 
-def failure(answer: Answer, doing: str) -> ProviderError | NotFound:
+def failure(answer: RestAnswer, doing: str) -> ProviderError | NotFound:
     """Our error for an answer that was not good."""
     text = f"cannot {doing}: {answer.message}"
     if answer.status == 0 or answer.status == 429 or answer.status >= 500:

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 
-def signer_of(found: Credentials | Signer | None, endpoint: str | None = None) -> Signer:
+def signer_of(credentials: Credentials | Signer | None, endpoint: str | None = None) -> Signer:
     """Nobody for an endpoint of our own, unless somebody was named. What knows Google's logins is loaded where one is
     used. Raises `CredentialsMissing`."""
-    if isinstance(found, Token | Nobody):
-        return found
-    if found is None and endpoint:
+    if isinstance(credentials, Token | Nobody):
+        return credentials
+    if credentials is None and endpoint:
         return Nobody()
     from google.auth.credentials import Credentials
 
     from orchestrator.adapters.google_auth import GoogleSigner, default_credentials
 
-    if found is None:
-        found = default_credentials()
-    return GoogleSigner(found) if isinstance(found, Credentials) else found
+    if credentials is None:
+        credentials = default_credentials()
+    return GoogleSigner(credentials) if isinstance(credentials, Credentials) else credentials

@@ -165,7 +165,7 @@ def _version(file: Path) -> str:
 # A site as files: published under a prefix of the bucket, or served to this machine.
 
 
-def publish(bucket: Bucket, folder: Path, paths: Iterable[str], prefix: str) -> int:
+def publish_files(bucket: Bucket, folder: Path, paths: Iterable[str], prefix: str) -> int:
     """Stores the files `paths` of `folder` under `prefix`; returns how many were new or other. Nothing is deleted."""
     from orchestrator.adapters.gcs import THREADS, crc32c
 

@@ -25,20 +25,20 @@ from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, Permiss
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.slurm import (
-    Task,
+    SlurmTask,
     child_script,
+    job_status,
     max_array,
     not_answering,
+    parse_tasks,
     sbatch,
     scancel,
     sinfo,
     squeue,
-    status,
-    tasks,
 )
 from orchestrator.core.fleet.sweep import Cluster
-from orchestrator.core.spool import Spooled, sort
-from orchestrator.core.text import log_text, words
+from orchestrator.core.spool import Spooled, sort_spool
+from orchestrator.core.text import clean_line, log_text
 from orchestrator.ports import Bucket, Clock, HostShell
 from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS
@@ -49,7 +49,7 @@ from orchestrator.store.documents import ATTEMPTS
 WRITERS: Final = 16
 
 
-def wanted(copies: Copies, stored: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Spooled], list[str]]:
+def select_copies(copies: Copies, stored: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Spooled], list[str]]:
     """What is left to copy, by its path below all spools; and each file that a child offers although it may not store
     it, with the reason. `stored` has the files of each child."""
     left: dict[str, Spooled] = {}
@@ -58,21 +58,21 @@ def wanted(copies: Copies, stored: Mapping[str, Sequence[Any]]) -> tuple[dict[st
         runs = Counter(str(one[0]).split("/")[1] for one in files if str(one[0]).startswith("runs/"))
         for run_id in runs:
             if run_id.rpartition("-")[2] != f"{int(child):04x}":
-                odd.append(f"child {words(str(child), 20)} has stored objects of {words(run_id, 60)}")
+                odd.append(f"child {clean_line(str(child), 20)} has stored objects of {clean_line(run_id, 60)}")
                 continue
-            judged = sort(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
+            judged = sort_spool(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
             odd += judged.refused
             left |= {f"{child}/{one.name}": one for one in judged.taken if not copies.has(one)}
     return left, odd
 
 
-def unpack(copies: Copies, bucket: Bucket, archive: bytes, left: Mapping[str, Spooled]) -> list[str]:
+def unpack_archive(copies: Copies, bucket: Bucket, archive: bytes, left: Mapping[str, Spooled]) -> list[str]:
     """Stores the files of an archive, events last. Returns the paths of those that must be packed again."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar, ThreadPoolExecutor(WRITERS) as pool:
-        found = [(entry.name, file.read()) for entry in tar if entry.isfile() and (file := tar.extractfile(entry))]
+        members = [(entry.name, file.read()) for entry in tar if entry.isfile() and (file := tar.extractfile(entry))]
         again: list[str] = []
         for events in (False, True):
-            part = [(name, body) for name, body in found if ("/events/" in name) is events and name in left]
+            part = [(name, body) for name, body in members if ("/events/" in name) is events and name in left]
             done = pool.map(lambda file: copies.store(bucket, left[file[0]], file[1]), part)
             again += [name for (name, _), stored in zip(part, done, strict=True) if not stored]
     return again
@@ -128,7 +128,7 @@ class Slurm:
         would requeue, it would be a second copy."""
         names = [job_name(job.fleet, number) for number in range(job.number)]
         wanted, orders = {child.index for child in job.children}, self._children(folder, names)
-        left: dict[str, list[Task]] = {}
+        left: dict[str, list[SlurmTask]] = {}
         for task in self._queue(names):
             order = orders.get(task.job, ())
             if (task.queued or task.running) and task.place < len(order) and order[task.place] in wanted:
@@ -149,18 +149,18 @@ class Slurm:
 
     def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
         seen = self._queue(names)
-        return [status(name, seen) for name in names]
+        return [job_status(name, seen) for name in names]
 
     def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
         if not names:
             return [ChildSeen(index, "absent") for index in indexes]
         folder, seen = self._folder(fleet), self._queue(names)
-        found = self._ask(fleet, "look", {})
-        self._bring_home(fleet, found)
+        answer = self._ask(fleet, "look", {})
+        self._bring_home(fleet, answer)
         wanted = set(indexes)
         children = self._children(folder, names)
-        quiet = self._quiet(found, seen)
-        queue: dict[int, Task] = {}
+        quiet = self._quiet(answer, seen)
+        queue: dict[int, SlurmTask] = {}
         silent: dict[int, str] = {}
         for task in seen:
             order = children.get(task.job, ())
@@ -170,13 +170,13 @@ class Slurm:
                     silent[index] = quiet[task.sign]
                 elif index not in queue or task.rank > queue[index].rank:
                     queue[index] = task
-        claims, ended = _latest(found.get("claims"), "machine"), _latest(found.get("ended"), "machine")
+        claims, ended = _latest(answer.get("claims"), "machine"), _latest(answer.get("ended"), "machine")
         return [
             _seen(index, queue.get(index), claims.get(index), ended.get(index), silent.get(index, ""))
             for index in sorted(wanted)
         ]
 
-    def _quiet(self, found: Mapping[str, Any], seen: Sequence[Task]) -> Mapping[str, str]:
+    def _quiet(self, found: Mapping[str, Any], seen: Sequence[SlurmTask]) -> Mapping[str, str]:
         """Why tasks do not count that Slurm holds for running, by their signs' names: silent, or never begun on a node
         that answers Slurm no more. That alone would be a long prologue's, or a slurmd's that restarts."""
         quiet = {
@@ -235,65 +235,65 @@ class Slurm:
         self._run(("sh", "-c", f"cd {base} && tar xzf {shlex.quote(parcel)} && rm {shlex.quote(parcel)} && {inside}"))
 
     def _children(self, folder: str, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
-        found = {}
+        ended_children = {}
         for name in names:
             number = name.rpartition("-")[2]
             data = self.shell.get(f"{folder}/jobs/{number}.json", limit=4 << 20)
             if data is not None:
                 try:
-                    found[name] = tuple(int(index) for index in json.loads(data)["children"])
+                    ended_children[name] = tuple(int(index) for index in json.loads(data)["children"])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     continue  # torn, or another's: its children are told by their own words
-        return found
+        return ended_children
 
     def _bring_home(self, fleet: str, found: Mapping[str, Any]) -> None:
         """Stores what is new in the children's spools, as far as it is their own run's. Only when all of it is in the
         bucket is it noted as brought home."""
-        new, odd = wanted(self._copies, found.get("stored") or {})
+        new, odd = select_copies(self._copies, found.get("stored") or {})
         self.odd += odd
         # Cases before the events that tell of them.
-        left = sorted(new, key=lambda name: ("/events/" in name, name))
-        rounds = len(left) + ATTEMPTS  # another client may have stored a file since it was packed
-        while left and rounds:
+        copy_order = sorted(new, key=lambda name: ("/events/" in name, name))
+        rounds = len(copy_order) + ATTEMPTS  # another client may have stored a file since it was packed
+        while copy_order and rounds:
             rounds -= 1
-            answer = self._ask(fleet, "pack", {"names": left})
+            answer = self._ask(fleet, "pack", {"names": copy_order})
             data = self.shell.get(str(answer["path"]), limit=PACK_BYTES)
-            if data is None or not 0 < int(answer["count"]) <= len(left):
+            if data is None or not 0 < int(answer["count"]) <= len(copy_order):
                 raise Unavailable(f"{answer['path']} was deleted while it was fetched", hint=AGAIN)
-            again = unpack(self._copies, self.bucket, data, new)
+            again = unpack_archive(self._copies, self.bucket, data, new)
             self._run(("rm", "-f", str(answer["path"])))
-            left = left[int(answer["count"]) :] + again
-        if found and not left:
+            copy_order = copy_order[int(answer["count"]) :] + again
+        if found and not copy_order:
             self._ask(fleet, "homed", {"since": found.get("now", 0)})
 
     # --- commands ---
 
-    def _queue(self, names: Sequence[str]) -> tuple[Task, ...]:
-        return tasks(self._run(squeue(names))) if names else ()
+    def _queue(self, names: Sequence[str]) -> tuple[SlurmTask, ...]:
+        return parse_tasks(self._run(squeue(names))) if names else ()
 
     def _ask(self, fleet: str, operation: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         folder = self._folder(fleet)
         asked = f"{folder}/incoming/ask-{secrets.token_hex(4)}.json" if arguments else ""
         if asked:
             self.shell.put(json.dumps(arguments).encode(), asked)
-        rest = f" {shlex.quote(asked)}; rm -f {shlex.quote(asked)}" if asked else ""
+        redirection = f" {shlex.quote(asked)}; rm -f {shlex.quote(asked)}" if asked else ""
         # A client that died before it put anything there leaves nothing to look at.
         line = (
             f"cd {shlex.quote(folder + '/node')} 2>/dev/null || {{ echo '{ANSWER}{{}}'; exit 0; }}; "
-            f"python3 -m startup.host.cluster {operation} {shlex.quote(folder)}{rest}"
+            f"python3 -m startup.host.cluster {operation} {shlex.quote(folder)}{redirection}"
         )
         out = self._run(("sh", "-c", line))
         answer = next((one for one in reversed(out.splitlines()) if one.startswith(ANSWER)), "")
         try:
-            found = json.loads(answer.removeprefix(ANSWER))
+            document = json.loads(answer.removeprefix(ANSWER))
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise Unavailable(f"{operation} in {folder} gave no answer: {log_text(out[-300:])}", hint=AGAIN)
-        if found.get("trouble"):
-            what = words(str(found.get("message")), 300)
+        if document.get("trouble"):
+            what = clean_line(str(document.get("message")), 300)
             raise HostUnfit(f"{folder}: {what}", hint=f"`ls -la {folder}` on the login node shows its files")
-        return found
+        return document
 
     def _run(self, argv: Sequence[str], *, again: bool = True) -> str:
         """What a command on the login node prints. A controller that is away is asked again for a while."""
@@ -320,7 +320,7 @@ DENIED: Final = ("Invalid account", "Access/permission denied", "Invalid qos", "
 
 
 def _error(argv: Sequence[str], code: int, said: str, *, away: bool) -> BenchError:
-    command, what = argv[0], words(said, 400) or f"exit code {code}"
+    command, what = argv[0], clean_line(said, 400) or f"exit code {code}"
     if code == 127 or "Could not establish a configuration source" in said:
         return HostUnfit(f"there is no {command} here: {what}", hint="name the login node in slurm.login of the sweep")
     if away:
@@ -368,25 +368,25 @@ def _latest(documents: Any, required: str) -> dict[int, Mapping[str, Any]]:
     for one in documents if isinstance(documents, Iterable) else ():
         child, attempt = one.get("child"), one.get("attempt")
         if type(child) is int and type(attempt) is int and isinstance(one.get(required), str):
-            known = found.get(child)
-            if known is None or known["attempt"] < attempt:
+            previous = found.get(child)
+            if previous is None or previous["attempt"] < attempt:
                 found[child] = one
     return found
 
 
 def _seen(
-    index: int, task: Task | None, claim: Mapping[str, Any] | None, end: Mapping[str, Any] | None, silent: str = ""
+    index: int, task: SlurmTask | None, claim: Mapping[str, Any] | None, end: Mapping[str, Any] | None, silent: str = ""
 ) -> ChildSeen:
     """What is known of a child. What it wrote counts before what Slurm says; a job that is gone without a word of its
     child's has lost it. `silent`: why one that Slurm holds for running does not count."""
     attempt = int(claim["attempt"]) if claim else 0
-    machine = words(str(claim["machine"]), 100) if claim else ""
+    machine = clean_line(str(claim["machine"]), 100) if claim else ""
     if end is not None and (end["attempt"] == attempt or end.get("exit_code") in (0, 10)):
         code = end.get("exit_code")
         state = "succeeded" if code in (0, 10) else "lost" if code == 75 else "failed"
         if state == "succeeded" or task is None or not (task.queued or task.running):
-            detail = words(str(end.get("detail", "")), 400)
-            machine = words(str(end["machine"]), 100)
+            detail = clean_line(str(end.get("detail", "")), 400)
+            machine = clean_line(str(end["machine"]), 100)
             return ChildSeen(index, state, attempt, machine, detail, code if isinstance(code, int) else None)  # type: ignore[arg-type]
     if task is not None and task.running:
         return ChildSeen(index, "running", attempt, machine or task.node)

@@ -35,14 +35,14 @@ AT_ONCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """What a query found: names and types of its columns as DuckDB has them, and its rows, to be read once."""
 
     columns: tuple[tuple[str, str], ...]
     rows: Iterator[tuple[Any, ...]]
 
 
-def ready(package: str = PACKAGE) -> None:
+def require_duckdb(package: str = PACKAGE) -> None:
     """Raises `LocalError` where DuckDB is not installed, or one that cannot be shut off."""
     if importlib.util.find_spec(package) is None:
         raise LocalError("queries are answered by DuckDB, which is not installed", hint="`pip install 'duckdb>=2.0'`")
@@ -56,13 +56,13 @@ def ready(package: str = PACKAGE) -> None:
 
 
 @contextmanager
-def answered(tables: Mapping[str, Sequence[Path]], words: Collection[str], query: str) -> Iterator[Answer]:
+def run_query(tables: Mapping[str, Sequence[Path]], words: Collection[str], query: str) -> Iterator[QueryResult]:
     """The answer to `query` over `tables`: each is all of its files, the columns of any of them. A column is text if it
     is one of `words` or has a cell that is no number; empty cells are NULL. Nothing is written.
 
     Raises `ConfigError` for a query that fails, in DuckDB's words; `LocalError` for a file that cannot be read, and
     what `ready` raises."""
-    ready()
+    require_duckdb()
     duckdb: Any = importlib.import_module(PACKAGE)
     try:
         base = duckdb.connect(":memory:", config=ALONE)
@@ -74,19 +74,19 @@ def answered(tables: Mapping[str, Sequence[Path]], words: Collection[str], query
             try:
                 heads[name] = _load(base, name, files, words)
             except duckdb.Error as exc:
-                told = ", ".join(str(file) for file in files)
+                file_list = ", ".join(str(file) for file in files)
                 raise LocalError(
-                    f"cannot read {told}: {exc}", hint="remove it; the next `bench fleet sql` fetches it again"
+                    f"cannot read {file_list}: {exc}", hint="remove it; the next `bench fleet sql` fetches it again"
                 ) from exc
         for setting in LOCKED:
             base.execute(setting)
         hint = "; ".join(f"columns of {name}: {', '.join(columns)}" for name, columns in heads.items())
         try:
-            found = base.execute(query)
-            if found is None or not base.description:
+            result = base.execute(query)
+            if result is None or not base.description:
                 raise ConfigError("the query selects nothing", hint=hint)
             columns = tuple((str(head[0]), str(head[1])) for head in base.description)
-            yield Answer(columns, _rows(base, duckdb.Error, hint))
+            yield QueryResult(columns, _rows(base, duckdb.Error, hint))
         except duckdb.Error as exc:
             raise _refused(exc, hint) from exc
     finally:
@@ -122,8 +122,8 @@ def _load(base: Any, name: str, files: Sequence[Path], words: Collection[str]) -
         f"bool_and(TRY_CAST({c} AS DOUBLE) IS NOT NULL) FILTER ({c} IS NOT NULL)"
         for c in map(_name, numbers)
     ]
-    told = base.execute(f"SELECT {', '.join(tests)} FROM {source}").fetchone() if tests else ()
-    types = {column: _type(*told[3 * at : 3 * at + 3]) for at, column in enumerate(numbers)}
+    test_row = base.execute(f"SELECT {', '.join(tests)} FROM {source}").fetchone() if tests else ()
+    types = {column: _type(*test_row[3 * at : 3 * at + 3]) for at, column in enumerate(numbers)}
     cells = ", ".join(f"CAST({_name(c)} AS {types.get(c, 'VARCHAR')}) AS {_name(c)}" for c in columns)
     base.execute(f"CREATE TABLE {_name(name)} AS SELECT {cells} FROM {source}")
     return tuple(columns)

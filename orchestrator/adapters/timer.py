@@ -18,7 +18,7 @@ MINUTES: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Timer:
+class ReapTimer:
     """What the timer must know, because it starts with an environment of its own."""
 
     program: str
@@ -41,7 +41,7 @@ class Installed:
     """Whether the files are there now; not after a look at what would be done."""
 
 
-def service(timer: Timer) -> str:
+def service_unit(timer: ReapTimer) -> str:
     lines = [
         "[Unit]",
         "Description=Delete benchmark machines that no live run owns",
@@ -55,7 +55,7 @@ def service(timer: Timer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def schedule() -> str:
+def timer_schedule() -> str:
     return (
         f"[Unit]\nDescription=Every {MINUTES} minutes: bench reap\n\n"
         f"[Timer]\nOnBootSec=5min\nOnUnitActiveSec={MINUTES}min\nPersistent=true\n\n"
@@ -63,13 +63,13 @@ def schedule() -> str:
     )
 
 
-def cron_line(timer: Timer) -> str:
+def cron_line(timer: ReapTimer) -> str:
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in timer.environment.items())
     command = f"{settings} {shlex.quote(timer.program)} reap --yes >/dev/null"
     return f"*/{MINUTES} * * * * " + command.replace("%", r"\%")
 
 
-def install_timer_files(timer: Timer, *, dry_run: bool = False) -> Installed:
+def install_timer_files(timer: ReapTimer, *, dry_run: bool = False) -> Installed:
     """Writes and starts the timer where the user has a systemd; else writes nothing, as with `dry_run`, which says what
     would be written. Raises `LocalError`."""
     if shutil.which("systemctl") is None:
@@ -79,8 +79,8 @@ def install_timer_files(timer: Timer, *, dry_run: bool = False) -> Installed:
     if dry_run:
         return Installed(files, False, cron_line(timer), written=False)
     try:
-        write_atomically(files[0], service(timer).encode())
-        write_atomically(files[1], schedule().encode())
+        write_atomically(files[0], service_unit(timer).encode())
+        write_atomically(files[1], timer_schedule().encode())
     except LocalError as exc:
         raise LocalError(str(exc), hint=f"or use cron: {cron_line(timer)}") from exc
     started = _systemctl("daemon-reload") and _systemctl("enable", "--now", f"{NAME}.timer")

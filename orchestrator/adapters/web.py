@@ -33,7 +33,7 @@ Body = bytes | Callable[[], Iterable[bytes]]
 """What is sent; where it is made piece by piece, made anew for each try, and its length is among the headers."""
 
 
-class Lost(Exception):
+class NoResponse(Exception):
     """No answer came, or not all of one: whether the server did what it was asked is not known."""
 
 
@@ -46,7 +46,7 @@ class NotSigned(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
+class WebReply:
     """A server's answer, whatever its status. Names of headers are in lower case; `data` is uncompressed unless it is
     stored so."""
 
@@ -66,39 +66,39 @@ class Reply:
     @cached_property
     def _object(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self.data)
+            document = json.loads(self.data)
         except (ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return document if isinstance(document, dict) else None
 
     @property
     def reasons(self) -> frozenset[str]:
         """The machine-readable reasons of a refusal: `errors[].reason`, and `reason` of the details."""
         error = self._error
         lists = [entries for key in ("errors", "details") if isinstance(entries := error.get(key), list)]
-        found = {str(one.get("reason", "")) for entries in lists for one in entries if isinstance(one, dict)}
-        return frozenset(found - {""})
+        reason_words = {str(one.get("reason", "")) for entries in lists for one in entries if isinstance(one, dict)}
+        return frozenset(reason_words - {""})
 
     @property
     def words(self) -> str:
         """What the server says went wrong, in one line."""
-        said = self._error.get("message")
-        if isinstance(said, str) and said.strip():
-            return said.strip().splitlines()[0][:TEXT]
+        message = self._error.get("message")
+        if isinstance(message, str) and message.strip():
+            return message.strip().splitlines()[0][:TEXT]
         plain = self.headers.get("content-type", "").startswith("text/plain")
         lines = self.data.decode("utf-8", "replace").strip().splitlines() if plain else []
         return lines[0][:TEXT] if lines else f"HTTP {self.status}"
 
     @property
     def _error(self) -> Mapping[str, Any]:
-        found = self.document.get("error")
-        return found if isinstance(found, dict) else {}
+        error = self.document.get("error")
+        return error if isinstance(error, dict) else {}
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """An answer that is no success."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: WebReply) -> None:
         super().__init__(reply.words)
         self.reply = reply
 
@@ -173,18 +173,18 @@ class Web:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
         largest: int = LARGEST,
-    ) -> Reply:
+    ) -> WebReply:
         """The answer to one request, of any status; a token that is refused is renewed once. `timeout_s` is how long a
         silence may last, `largest` how many bytes the answer may have, packed or not. Raises `Lost`, `NotSigned`."""
-        whole = url + "?" + urlencode(query, doseq=True) if query else url
-        reply = self._once(method, whole, body, headers or {}, timeout_s, largest)
+        full_url = url + "?" + urlencode(query, doseq=True) if query else url
+        reply = self._once(method, full_url, body, headers or {}, timeout_s, largest)
         if reply.status == 401 and self.signer.renew():
-            reply = self._once(method, whole, body, headers or {}, timeout_s, largest)
+            reply = self._once(method, full_url, body, headers or {}, timeout_s, largest)
         return reply
 
     def _once(
         self, method: str, url: str, body: Body | None, headers: Mapping[str, str], timeout_s: float, largest: int
-    ) -> Reply:
+    ) -> WebReply:
         sent = {"Accept": "*/*", "Accept-Encoding": "gzip", "User-Agent": AGENT, **headers}
         self.signer.sign(method, url, sent)
         parts = urlsplit(url)
@@ -198,10 +198,10 @@ class Web:
             connection.response_class = within(self._grace_s, largest)
             connection.request(method, target, body() if callable(body) else body, {**sent, **more})
             answer = connection.getresponse()
-            reply = Reply(answer.status, _headers(answer), all_of(answer))
+            reply = WebReply(answer.status, _headers(answer), all_of(answer))
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
-            raise Lost(_why(parts.netloc, exc)) from exc
+            raise NoResponse(_why(parts.netloc, exc)) from exc
         except BaseException:
             connection.close()
             raise
@@ -227,7 +227,7 @@ class Web:
             connection.connect()
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
-            raise Lost(_why(route.netloc, exc)) from exc
+            raise NoResponse(_why(route.netloc, exc)) from exc
         connection.sock.settimeout(timeout_s)
         return connection
 
@@ -238,7 +238,7 @@ class Web:
         with self._lock:
             self._idle.setdefault(route, []).append(connection)
 
-    def _learn(self, reply: Reply, sent: datetime) -> None:
+    def _learn(self, reply: WebReply, sent: datetime) -> None:
         if "date" in reply.headers and "age" not in reply.headers:  # a cache tells the time of long ago
             self.offset.learn(reply.headers["date"], sent, self._clock.now())
 
@@ -265,21 +265,21 @@ def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
     return found
 
 
-def _plain(reply: Reply, where: str, largest: int) -> Reply:
+def _plain(reply: WebReply, where: str, largest: int) -> WebReply:
     """As it was before it was compressed for the way; an object that is stored compressed stays as it is stored."""
     headers = reply.headers
     if headers.get("content-encoding") != "gzip" or headers.get("x-goog-stored-content-encoding") == "gzip":
         return reply
     try:
-        return Reply(reply.status, headers, unpacked(reply.data, largest))
+        return WebReply(reply.status, headers, unpacked(reply.data, largest))
     except zlib.error as exc:
-        raise Lost(f"{where} sent an answer that is incomplete or damaged") from exc
+        raise NoResponse(f"{where} sent an answer that is incomplete or damaged") from exc
     except Oversized as exc:
-        raise Lost(_why(where, exc)) from exc
+        raise NoResponse(_why(where, exc)) from exc
 
 
 def _why(where: str, exc: BaseException) -> str:
     if isinstance(exc, TimeoutError) and not isinstance(exc, Unending):
         return f"{where} does not answer: the time limit passed"
-    said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
-    return f"{where} does not answer: {said}"
+    reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+    return f"{where} does not answer: {reason}"

@@ -36,12 +36,12 @@ class Oversized(OSError):
 def unpacked(data: bytes, largest: int = LARGEST) -> bytes:
     """What gzip has made smaller. Raises `zlib.error` for what is not whole, `Oversized`."""
     reader = zlib.decompressobj(wbits=31)
-    found = reader.decompress(data, largest + 1)
-    if len(found) > largest:
+    unpacked_data = reader.decompress(data, largest + 1)
+    if len(unpacked_data) > largest:
         raise Oversized(f"its answer unpacks to more than {largest} bytes")
     if not reader.eof:
         raise zlib.error("cut short")
-    return found
+    return unpacked_data
 
 
 class Paced(io.RawIOBase):
@@ -84,18 +84,18 @@ class Paced(io.RawIOBase):
 def all_of(answer: http.client.HTTPResponse) -> bytes:
     """All of an answer, by pieces: asked for as a whole, room would be made for whatever length a server claims. Raises
     `OSError`, `http.client.HTTPException`."""
-    found = bytearray()
+    content = bytearray()
     try:
         while piece := answer.read(PIECE):
-            found += piece
+            content += piece
     except ValueError as exc:  # a chunk of fewer than no bytes
         raise http.client.HTTPException(f"its answer states an impossible length ({exc})") from exc
     if answer.length:
         raise http.client.IncompleteRead(b"", answer.length)
-    return bytes(found)
+    return bytes(content)
 
 
-class Answer(http.client.HTTPResponse):
+class HttpAnswer(http.client.HTTPResponse):
     """Read through `Paced`."""
 
     def __init__(
@@ -108,4 +108,4 @@ class Answer(http.client.HTTPResponse):
 
 def within(grace_s: float, largest: int = LARGEST) -> type[http.client.HTTPResponse]:
     """What a connection makes its answers of (`HTTPConnection.response_class`)."""
-    return cast("type[http.client.HTTPResponse]", partial(Answer, grace_s=grace_s, largest=largest))
+    return cast("type[http.client.HTTPResponse]", partial(HttpAnswer, grace_s=grace_s, largest=largest))

@@ -17,11 +17,11 @@ from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
-from orchestrator.core.forms.needs import NOTHING, OBJECT, Needs
-from orchestrator.core.forms.needs import needs as needs_of
+from orchestrator.core.forms.needs import NOTHING, OBJECT, WorkloadNeeds
+from orchestrator.core.forms.needs import parse_needs as needs_of
 from orchestrator.core.forms.reading import imported_modules, is_module_name, strings
-from orchestrator.core.text import count, words
-from orchestrator.core.workload import HINT, case_id, sketch
+from orchestrator.core.text import clean_line, count
+from orchestrator.core.workload import HINT, case_id, sketch_workload
 
 REQUIREMENTS: Final = "requirements.txt"
 FOLDER: Final = "own"
@@ -62,7 +62,7 @@ class Own:
     cases: tuple[str, ...]
     files: Mapping[str, Path]
     description: Mapping[str, Any] | None = None
-    needs: Needs = NOTHING
+    needs: WorkloadNeeds = NOTHING
     grid: tuple[dict[str, Any], ...] = ()
     """The same cases as values by axis, where they are told."""
     notes: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def _forms_in(folder: Path) -> list[str]:
     return [name for name, there in signs.items() if there]
 
 
-def found(path: Path) -> Own:
+def read_workload(path: Path) -> Own:
     """The workload at `path`, as far as its text tells. Raises `ConfigError` with file and line."""
     form = form_of(path)
     if form == "gpumode":
@@ -169,36 +169,36 @@ def found(path: Path) -> Own:
         raise ConfigError(
             f"{file} is a file of KernelBench's form, whose folder is measured", hint=f"bench launch {folder}/{pick}"
         )
-    told = sketch(text_of(file), file.name)
-    for entry in told.entries:
+    sketch_of_file = sketch_workload(text_of(file), file.name)
+    for entry in sketch_of_file.entries:
         source = file.parent / entry.file
         there = source.is_file() and source.resolve().is_relative_to(file.parent.resolve())
         fault = entry.fault(text_of(source)) if there else f"there is no {entry.file} in its folder"
         if fault:
             raise ConfigError(f"{file.name}:{entry.line}: {fault}", hint=HINT)
-    sources = _named(file, [file.parent / entry.file for entry in told.entries])
+    sources = _named(file, [file.parent / entry.file for entry in sketch_of_file.entries])
     files = (
         _below(path) if path.is_dir() else {one.relative_to(file.parent).as_posix(): one for one in (file, *sources)}
     )
     return Own(
         form,
         file.parent,
-        told.name,
-        told.cases,
+        sketch_of_file.name,
+        sketch_of_file.cases,
         files,
-        needs=told.needs,
-        grid=told.grid,
-        cuda=tuple(sorted({entry.file for entry in told.entries})),
+        needs=sketch_of_file.needs,
+        grid=sketch_of_file.grid,
+        cuda=tuple(sorted({entry.file for entry in sketch_of_file.entries})),
     )
 
 
 def _gpumode(folder: Path) -> Own:
     described = next(folder / name for name in TASK_FILES if (folder / name).is_file())
-    told = gpumode.task(text_of(described), described.name)
+    task = gpumode.parse_task(text_of(described), described.name)
     files = _below(folder)
     if gpumode.REFERENCE not in files:
         raise ConfigError(f"{folder} has no {gpumode.REFERENCE}", hint=gpumode.HINT)
-    for name, source in told.files.items():
+    for name, source in task.files.items():
         shared = folder / source
         if name in files or source in files:
             continue
@@ -206,9 +206,9 @@ def _gpumode(folder: Path) -> Own:
             raise ConfigError(f"{described}: files: {source} is not a source file in that folder", hint=gpumode.HINT)
         files[name] = shared
     sources = {name: text_of(one) for name, one in files.items() if one.suffix == ".py"}
-    submissions = gpumode.find_submissions(sources, told)
+    submissions = gpumode.find_submissions(sources, task)
     name = folder.resolve().name
-    notes = [*told.notes]
+    notes = [*task.notes]
     if submissions.templates:
         notes.append(f"not measured, as task.yml calls it a template: {', '.join(submissions.templates)}")
     if not submissions.paths:
@@ -217,10 +217,10 @@ def _gpumode(folder: Path) -> Own:
         "gpumode",
         folder,
         name,
-        told.case_ids,
+        task.case_ids,
         files,
-        gpumode.as_json(told, submissions.paths, name),
-        grid=tuple(map(dict, told.cases)),
+        gpumode.as_json(task, submissions.paths, name),
+        grid=tuple(map(dict, task.cases)),
         notes=tuple(notes),
     )
 
@@ -283,32 +283,42 @@ def _program(path: Path) -> Own:
     if len(described) != 1:
         names = ", ".join(one.name for one in described)
         raise ConfigError(f"{path} describes {len(described)} programs: {names}", hint="name one of the files")
-    told = program.program(text_of(described[0]), described[0].name)
+    described_program = program.parse_program(text_of(described[0]), described[0].name)
     folder, name = described[0].parent, described[0].stem
-    return Own("program", folder, name, (), _below(folder, SOURCES), program.as_json(told, name), told.needs)
+    return Own(
+        "program",
+        folder,
+        name,
+        (),
+        _below(folder, SOURCES),
+        program.as_json(described_program, name),
+        described_program.needs,
+    )
 
 
 def files_of(workload: Workload | None) -> dict[str, bytes]:
     """The files of a workload by their places in the payload; none for the one that the tool brings along."""
-    return {} if workload is None else gathered(Path(workload.path))
+    return {} if workload is None else gather_files(Path(workload.path))
 
 
 def own_workload(path: Path) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
     sent: a plan says what a launch would."""
     try:
-        files, own = gathered(path), found(path)
+        files, own = gather_files(path), read_workload(path)
     except OSError as exc:
-        raise ConfigError(f"cannot look at {words(str(path), 200)}: {handwritten.why(exc)}", hint=HINT) from exc
+        raise ConfigError(
+            f"cannot look at {clean_line(str(path), 200)}: {handwritten.os_error_text(exc)}", hint=HINT
+        ) from exc
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
     needs = (*own.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
     forms = _forms_in(path) if path.is_dir() else []
     several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
-    notes = tuple(words(note, 300) for note in (*several, *own.notes, *_unsent(with_wheels(own), path)))
+    notes = tuple(clean_line(note, 300) for note in (*several, *own.notes, *_unsent(with_wheels(own), path)))
     return Workload(
         path=where,
-        name=words(own.name),
+        name=clean_line(own.name),
         cases=own.cases,
         form=own.form,
         needs=needs,
@@ -357,9 +367,9 @@ def text_of(file: Path) -> str:
     """A file's text. Raises `ConfigError`."""
     try:
         with file.open("rb") as opened:
-            return handwritten.text(opened, handwritten.MOST_SOURCE)
+            return handwritten.read_text(opened, handwritten.MOST_SOURCE)
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {file}: {handwritten.why(exc)}", hint=HINT) from exc
+        raise ConfigError(f"cannot read {file}: {handwritten.os_error_text(exc)}", hint=HINT) from exc
 
 
 def _begun(file: Path) -> bytes:
@@ -367,13 +377,13 @@ def _begun(file: Path) -> bytes:
         return opened.read(handwritten.MOST_SOURCE)
 
 
-def gathered(path: Path) -> dict[str, bytes]:
+def gather_files(path: Path) -> dict[str, bytes]:
     """What goes into the payload, by its name there: one file, or a folder's files; of a file alone also the sources
     beside it that it names. Raises `ConfigError` and `LocalError`."""
-    own = with_wheels(found(path))
+    workload = with_wheels(read_workload(path))
     gathered: dict[str, bytes] = {}
     total = 0
-    for name, one in own.files.items():
+    for name, one in workload.files.items():
         if SECRET_NAMES.fullmatch(one.name):
             raise ConfigError(
                 f"{one}: looks like a secret, so nothing is sent", hint="move it out of the workload's folder"
@@ -383,7 +393,7 @@ def gathered(path: Path) -> dict[str, bytes]:
             if total > MOST_BYTES or len(gathered) >= MOST_FILES:
                 limit = f"{MOST_BYTES >> 20} MB and {MOST_FILES} files"
                 raise ConfigError(
-                    f"{own.root}: more than {limit} (at {name})", hint="keep data out of the workload's folder"
+                    f"{workload.root}: more than {limit} (at {name})", hint="keep data out of the workload's folder"
                 )
             data = one.read_bytes()
         except OSError as exc:
@@ -395,10 +405,10 @@ def gathered(path: Path) -> dict[str, bytes]:
                 f"{one}:{line}: holds what looks like a secret, so nothing is sent", hint="remove it from the file"
             )
         gathered[f"{FOLDER}/{name}"] = data
-    if own.description is not None:
-        gathered[f"{FOLDER}.json"] = json.dumps(own.description, indent=1).encode()
-    if own.needs.anything:
-        gathered[OBJECT] = json.dumps(own.needs.as_json(), indent=1, sort_keys=True).encode()
+    if workload.description is not None:
+        gathered[f"{FOLDER}.json"] = json.dumps(workload.description, indent=1).encode()
+    if workload.needs.anything:
+        gathered[OBJECT] = json.dumps(workload.needs.as_json(), indent=1, sort_keys=True).encode()
     return gathered
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.between import SAME_CODE, held_back, observed, spreads
+from orchestrator.analysis.between import SAME_CODE, case_spreads, held_back, observe_controls
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import KERNEL, Case, Study
-from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide, halves_noise
+from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide_verdict, halves_noise
 from orchestrator.core.results import is_control
 
 
@@ -54,7 +54,7 @@ class Footing:
     """Both runs had the same code, so no change is called faster or slower."""
 
 
-def changes(
+def find_changes(
     before: Study,
     after: Study,
     *,
@@ -69,8 +69,8 @@ def changes(
     Times of two runs have no common blocks, so their intervals are combined as independent ones (Zou and Donner 2008).
     They are then widened by what runs of the same code differ by (`orchestrator.analysis.between`).
     """
-    pairs = tuple(matched(before, after))
-    spread = spreads(observed(pairs, relative_to, implementations or (KERNEL,), steady=footing.steady))
+    pairs = tuple(match_cases(before, after))
+    spread = case_spreads(observe_controls(pairs, relative_to, implementations or (KERNEL,), steady=footing.steady))
     uncorrected = []
     for case, later in pairs:
         for timing in case.timings:
@@ -85,7 +85,7 @@ def changes(
     return tuple(_decided(one, p, tolerance, footing.same_code) for one, p in zip(uncorrected, corrected, strict=True))
 
 
-def matched(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
+def match_cases(before: Study, after: Study) -> Iterator[tuple[Case, Case]]:
     """Pairs of cases that both runs timed in the same way. If one run does not say whether its caches were warm and the
     other run has warm and cold, the case is left out: nothing tells which of the two to compare it with."""
     cases_before, cases_after = by_id(before), by_id(after)
@@ -108,12 +108,12 @@ def by_id(study: Study) -> dict[str, list[Case]]:
 
 
 def _change(before: Case, after: Case, name: str, relative_to: str, spread: Spread, doubt: str) -> Change | None:
-    first, second = estimate(before, name, relative_to), estimate(after, name, relative_to)
+    first, second = estimate_latency(before, name, relative_to), estimate_latency(after, name, relative_to)
     if first is None or second is None:
         return None
     # A smaller time is better, but a larger speed-up is.
     ratio = quotient(second, first) if relative_to else quotient(first, second)
-    noise = widest(floor_of(before, name), floor_of(after, name))
+    noise = largest_floor(floor_of(before, name), floor_of(after, name))
     return Change(
         before.case_id, before.setting, name, first, second, relative_to, spread.widened(ratio), spread.chance(ratio),
         noise, spread.size, Verdict.INCONCLUSIVE, doubt,
@@ -121,24 +121,24 @@ def _change(before: Case, after: Case, name: str, relative_to: str, spread: Spre
 
 
 def _decided(change: Change, p: float, tolerance: float, same_code: bool) -> Change:
-    verdict = judged(change.ratio, p, change.noise, tolerance)
+    verdict = judge_ratio(change.ratio, p, change.noise, tolerance)
     doubt = change.doubt or (SAME_CODE if same_code and verdict in (Verdict.FASTER, Verdict.SLOWER) else "")
     return replace(change, p=p, verdict=Verdict.INCONCLUSIVE if doubt else verdict, doubt=doubt)
 
 
-def judged(ratio: Interval, p: float, noise: Noise | None, tolerance: float) -> Verdict:
+def judge_ratio(ratio: Interval, p: float, noise: Noise | None, tolerance: float) -> Verdict:
     """The verdict on a ratio of two runs. A ratio within `tolerance` of 1 is neither faster nor slower."""
     if noise is not None and tolerance > noise.floor:
         noise = replace(noise, floor=tolerance)
-    return decide(ratio, p, noise, max(MARGIN, tolerance))
+    return decide_verdict(ratio, p, noise, max(MARGIN, tolerance))
 
 
-def widest(*noises: Noise | None) -> Noise | None:
+def largest_floor(*noises: Noise | None) -> Noise | None:
     """The largest floor; None where none is known."""
     return max((one for one in noises if one is not None), key=lambda one: one.floor, default=None)
 
 
-def estimate(case: Case, name: str, relative_to: str = "") -> Interval | None:
+def estimate_latency(case: Case, name: str, relative_to: str = "") -> Interval | None:
     """The median latency in microseconds, or the median speed-up over `relative_to` in the same blocks. None where it
     was not timed."""
     if relative_to:

@@ -22,7 +22,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class AxisPoint:
     value: str
     time_us: Interval
     """The geometric mean of the medians of its cases, in microseconds; the intervals are combined as independent
@@ -34,7 +34,7 @@ class Point:
 class Line:
     device: str
     implementation: str
-    points: tuple[Point, ...]
+    points: tuple[AxisPoint, ...]
     """In the order of the axis; values at which nothing was timed are left out."""
 
 
@@ -53,27 +53,29 @@ class Along:
     @property
     def numbers(self) -> tuple[float, ...] | None:
         """The values as numbers; None where one of them is no number."""
-        numbers = [number(value) for value in self.values]
+        numbers = [parse_number(value) for value in self.values]
         return None if None in numbers else tuple(one for one in numbers if one is not None)
 
 
-def along(axes: Mapping[str, Sequence[str]], measured: Sequence[Measured]) -> tuple[Along, ...]:
+def axis_views(axes: Mapping[str, Sequence[str]], measured: Sequence[Measured]) -> tuple[Along, ...]:
     """A view for every axis of at least two values, every choice of the other axes' values, and every way of timing
     that all its points share."""
     views: list[Along] = []
     for axis, values in axes.items():
         if len(values) < 2:
             continue
-        others = [name for name in axes if name != axis]
+        other_axes = [name for name in axes if name != axis]
         groups: dict[tuple[tuple[str, str], ...], list[Measured]] = {}
         for point in measured:
-            groups.setdefault(tuple((name, point.at[name]) for name in others if name in point.at), []).append(point)
+            groups.setdefault(tuple((name, point.at[name]) for name in other_axes if name in point.at), []).append(
+                point
+            )
         for fixed, group in groups.items():
             views += _views(axis, _in_order(values), fixed, group)
     return tuple(views)
 
 
-def number(value: object) -> float | None:
+def parse_number(value: object) -> float | None:
     """The finite number that `value` is or spells; None for anything else."""
     try:
         parsed = float(str(value))
@@ -84,7 +86,7 @@ def number(value: object) -> float | None:
 
 def _in_order(values: Sequence[str]) -> tuple[str, ...]:
     """Numbers sorted by size; other values in the order of the sweep."""
-    if all(number(value) is not None for value in values):
+    if all(parse_number(value) is not None for value in values):
         return tuple(sorted(values, key=float))
     return tuple(values)
 
@@ -129,9 +131,9 @@ def _view(
         yield Along(axis, tuple(values), fixed, setting.name, bool(common), tuple(lines))
 
 
-def _point(value: str, cases: Mapping[str, Interval], common: set[str]) -> Point:
+def _point(value: str, cases: Mapping[str, Interval], common: set[str]) -> AxisPoint:
     times = [time_us for case_id, time_us in cases.items() if not common or case_id in common]
-    return Point(value, geometric_mean(times), len(times))
+    return AxisPoint(value, geometric_mean(times), len(times))
 
 
 def geometric_mean(times: Sequence[Interval]) -> Interval:

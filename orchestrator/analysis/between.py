@@ -50,7 +50,7 @@ Observed = Mapping[tuple[Setting, str], Sequence[float]]
 """By setting and case: the logarithms of the ratios of two runs' times, for code that did not change."""
 
 
-def observed(
+def observe_controls(
     pairs: Iterable[tuple[Case, Case]], relative_to: str, subjects: Sequence[str], *, steady: bool = True
 ) -> Observed:
     """The differences of what is known to be the same code in both runs: each control against its implementation, and,
@@ -86,7 +86,7 @@ def _log(case: Case, name: str, base: str) -> float | None:
     return median(np.log(timing.group.latency_us[rows]) - np.log(base_timing.group.latency_us[base_rows]))
 
 
-def spreads(differences: Observed) -> Mapping[tuple[Setting, str], Spread]:
+def case_spreads(differences: Observed) -> Mapping[tuple[Setting, str], Spread]:
     """The spread of each case. It is drawn towards the spread of all cases of the setting, which is drawn towards
     `USUAL`."""
     spread = {}

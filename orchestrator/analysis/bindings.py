@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.analysis.case import Case, Contrast, Control
+from orchestrator.analysis.case import Case, Contrast, ControlPair
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.spread import LIMIT, NONE, Spread
 
@@ -49,7 +49,7 @@ class Bindings:
 
     twins: Mapping[Setting, Sequence[Twin]]
 
-    def of_control(self, case: Case, control: Control) -> Spread:
+    def of_control(self, case: Case, control: ControlPair) -> Spread:
         """How much two bindings differ, from the controls of the other cases."""
         return self._pair(case, control.implementation, besides=case.case_id)
 
@@ -75,13 +75,13 @@ class Bindings:
             for one in self.twins.get(case.setting, ())
             if one.case_id != besides and abs(math.log(one.median_us / timing.median_us.mid)) <= within
         ]
-        own = [one for one in near if one.implementation == implementation]
+        same_implementation = [one for one in near if one.implementation == implementation]
         if len(near) < LEAST and case.setting.regime == "graph":
-            return usual(near, timing.median_us.mid)
-        return excess(own if len(own) >= LEAST else near)
+            return usual_spread(near, timing.median_us.mid)
+        return excess_spread(same_implementation if len(same_implementation) >= LEAST else near)
 
 
-def excess(twins: Sequence[Twin]) -> Spread:
+def excess_spread(twins: Sequence[Twin]) -> Spread:
     """The standard deviation between bindings, without the part that the intervals explain. There is none where the
     intervals alone would show as much in one of ten runs."""
     count = len(twins)
@@ -91,7 +91,7 @@ def excess(twins: Sequence[Twin]) -> Spread:
     return Spread(math.sqrt(variance), count) if variance > 0 else NONE
 
 
-def usual(twins: Sequence[Twin], median_us: float) -> Spread:
+def usual_spread(twins: Sequence[Twin], median_us: float) -> Spread:
     """The usual spread for calls of `median_us` microseconds, adjusted by the few controls that there are."""
     observed = sum(max(0.0, one.log_ratio**2 - one.error**2) for one in twins)
     free = WEIGHT + len(twins)

@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.analysis.ranks import distinct
+from orchestrator.analysis.ranks import distinct_order
 
 Vector = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def median_interval(values: Vector, level: float = LEVEL) -> Interval:
     mid = median(values)
     if values.size < LEAST_BLOCKS:
         return Interval(math.nan, mid, math.nan)
-    low, high = ideal_limits(values, level, widening(likeness(values), values.size, level))
+    low, high = ideal_limits(values, level, interval_widening(autocorrelation(values), values.size, level))
     return Interval(min(low, mid), mid, max(high, mid))
 
 
@@ -73,7 +73,7 @@ def median(values: Vector) -> float:
     return float(middle) + 0.0  # and no negative zero
 
 
-def likeness(values: Vector) -> float:
+def autocorrelation(values: Vector) -> float:
     """How alike neighbouring blocks are: the lag-1 autocorrelation of the normal scores of `values` [blocks], corrected
     for its bias (Kendall 1954). Outliers hardly change it. It is 0 unless it is beyond chance."""
     count = values.size
@@ -81,15 +81,15 @@ def likeness(values: Vector) -> float:
     power = float(scores @ scores)
     if power < 1e-9:  # all values are the same
         return 0.0
-    found = float(scores[:-1] @ scores[1:]) / power
-    found += (1 + 3 * max(found, 0.0)) / count
-    return min(found, MOST_ALIKE) if found > ALIKE_BEYOND / math.sqrt(count) else 0.0
+    correlation = float(scores[:-1] @ scores[1:]) / power
+    correlation += (1 + 3 * max(correlation, 0.0)) / count
+    return min(correlation, MOST_ALIKE) if correlation > ALIKE_BEYOND / math.sqrt(count) else 0.0
 
 
 def normal_scores(values: Vector) -> Vector:
     """The normal quantile of the rank of each value; tied values get the mean of their quantiles."""
     summed = summed_quantiles(values.size)
-    order = distinct(values)
+    order = distinct_order(values)
     if order is not None:
         scores = np.empty(values.size)
         scores[order] = summed[1:] - summed[:-1]
@@ -113,7 +113,7 @@ def normal_quantiles(count: int) -> Vector:
     return np.array([quantile((i + 0.5) / count) for i in range(count)])
 
 
-def widening(alike: float, count: int, level: float = LEVEL) -> float:
+def interval_widening(alike: float, count: int, level: float = LEVEL) -> float:
     """The factor by which the limits of the median of `count` values are farther from the middle than those of
     independent values, if values correlate at lag k by alike**k.
 
@@ -128,10 +128,10 @@ def widening(alike: float, count: int, level: float = LEVEL) -> float:
     variance = 1 + 4 / math.pi * float(np.arcsin(lags).sum())
     free = max(count * (1 - alike) / (1 + alike) - 1, 2.0)
     normal = NormalDist().inv_cdf((1 + level) / 2)
-    return math.sqrt(variance) * students(normal, free) / normal
+    return math.sqrt(variance) * student_quantile(normal, free) / normal
 
 
-def students(z: float, free: float) -> float:
+def student_quantile(z: float, free: float) -> float:
     """The quantile of Student's distribution with `free` degrees of freedom at the level at which the normal quantile
     is `z` (Abramowitz and Stegun 1964, 26.7.5)."""
     first = (z**3 + z) / 4
@@ -153,8 +153,8 @@ def ideal_limits(values: Vector, level: float = LEVEL, wider: float = 1.0) -> tu
     middle = (values.size - 1) / 2
     lower, upper = ideal_ranks(values.size, level)
     wanted = [middle + wider * (rank - middle) for rank in (*lower, *upper)]
-    found = np.interp(wanted, positions, np.sort(values)).tolist()
-    return sum(found[: len(lower)]) / len(lower), sum(found[len(lower) :]) / len(upper)
+    limits = np.interp(wanted, positions, np.sort(values)).tolist()
+    return sum(limits[: len(lower)]) / len(lower), sum(limits[len(lower) :]) / len(upper)
 
 
 @lru_cache(maxsize=256)

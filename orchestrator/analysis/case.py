@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.roofs import Roof, Work
+from orchestrator.analysis.roofs import CountedWork, Roof
 from orchestrator.analysis.spread import NONE, Spread
-from orchestrator.analysis.timings import Timing
+from orchestrator.analysis.timings import CaseTiming
 from orchestrator.analysis.verdicts import Noise, Paired, Verdict
 
 
@@ -82,7 +82,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlPair:
     """An implementation against itself. Any verdict but same or inconclusive is false."""
 
     case_id: str
@@ -107,14 +107,14 @@ class Case:
     case_id: str
     setting: Setting
     axes: Mapping[str, str]
-    work: Work | None
+    work: CountedWork | None
     roof: Roof | None
-    timings: tuple[Timing, ...]
+    timings: tuple[CaseTiming, ...]
     contrasts: tuple[Contrast, ...]
-    controls: tuple[Control, ...]
+    controls: tuple[ControlPair, ...]
     beside: tuple[Contrast, ...] = ()
 
-    def timing(self, implementation: str) -> Timing | None:
+    def timing(self, implementation: str) -> CaseTiming | None:
         return next((one for one in self.timings if one.implementation == implementation), None)
 
     def against_fastest(self, kernel: str) -> Contrast | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from orchestrator.analysis.across import judged, quotient, widest
+from orchestrator.analysis.across import judge_ratio, largest_floor, quotient
 from orchestrator.analysis.between import spread_of
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.ranks import holm
@@ -71,7 +71,7 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DeviceCell:
     """What one device has in one row. `speed` and `value` (calls a dollar) are None for the best device of the row, and
     where there is no other device to compare with."""
 
@@ -89,7 +89,7 @@ class Row:
     case_id: str
     setting: Setting
     implementation: str
-    cells: tuple[Cell | None, ...]
+    cells: tuple[DeviceCell | None, ...]
     fastest: int | None = None
     cheapest: int | None = None
 
@@ -132,7 +132,7 @@ def side_by_side(columns: Sequence[Column], *, tolerance: float = 0.02) -> Devic
     for key in dict.fromkeys(key for times_of in by_column for key in times_of):
         times = [times_of.get(key) for times_of in by_column]
         cells = tuple(
-            None if one is None else Cell(one, column.calls_per_usd(one))
+            None if one is None else DeviceCell(one, column.calls_per_usd(one))
             for column, one in zip(columns, times, strict=True)
         )
         sheet.rows.append(Row(*key, cells))
@@ -164,7 +164,7 @@ def _compare(sheet: _Sheet, *, of_value: bool) -> None:
         sheet.comparisons.append(
             _Comparison(
                 len(sheet.rows) - 1, place, of_value, spread.widened(ratio), spread.chance(ratio),
-                widest(cell.time.noise, first.time.noise), "; ".join(doubts),
+                largest_floor(cell.time.noise, first.time.noise), "; ".join(doubts),
             )
         )  # fmt: skip
 
@@ -172,7 +172,9 @@ def _compare(sheet: _Sheet, *, of_value: bool) -> None:
 def _decided(sheet: _Sheet, tolerance: float) -> tuple[Row, ...]:
     rows = list(sheet.rows)
     for comparison, p in zip(sheet.comparisons, holm([each.p for each in sheet.comparisons]), strict=True):
-        verdict = Verdict.INCONCLUSIVE if comparison.doubt else judged(comparison.ratio, p, comparison.noise, tolerance)
+        verdict = (
+            Verdict.INCONCLUSIVE if comparison.doubt else judge_ratio(comparison.ratio, p, comparison.noise, tolerance)
+        )
         against, row = Against(comparison.ratio, verdict, comparison.doubt), rows[comparison.row]
         cells = list(row.cells)
         cell = cells[comparison.column]

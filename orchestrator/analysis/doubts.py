@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.analysis.case import Case
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.timings import Timing
+from orchestrator.analysis.timings import CaseTiming
 from orchestrator.core.results import CONTROL, TIMER_SHARE, is_control
 from orchestrator.core.text import count
 
@@ -27,7 +27,7 @@ MOST_MODES: Final = 4
 """The most timings with two modes that a note describes; others are counted."""
 
 
-def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
+def find_disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
     """The cases and implementations (or controls) that take more than `MOST_APART` times as long in one regime as in
     the other, each with a sentence, the worst first. Only settings are compared whose caches do not differ as far as is
     known."""
@@ -48,7 +48,7 @@ def disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
     return {key: words for key, (_, words) in worst}
 
 
-def _apart(burst: Timing, graph: Timing) -> tuple[float, str] | None:
+def _apart(burst: CaseTiming, graph: CaseTiming) -> tuple[float, str] | None:
     """How many times as long one regime takes as the other, with a sentence; None where that is within limits. The time
     that the timer is known to take is taken off first: a burst sample contains all of it, a graph sample almost
     nothing."""
@@ -62,27 +62,27 @@ def _apart(burst: Timing, graph: Timing) -> tuple[float, str] | None:
     return apart, f"{burst.implementation} takes {medians}"
 
 
-def _net(timing: Timing) -> float:
+def _net(timing: CaseTiming) -> float:
     """A median in microseconds without the timer's part. At most half of it is taken off: a median with a larger
     timer's part is in doubt anyway."""
-    return timing.median_us.mid * (1 - min(share(timing), MOST_OF_IT))
+    return timing.median_us.mid * (1 - min(timer_share(timing), MOST_OF_IT))
 
 
-def doubt(case: Case, one: Timing, other: Timing, disagreeing: Container[tuple[str, str]]) -> str:
+def reason_for_doubt(case: Case, one: CaseTiming, other: CaseTiming, disagreeing: Container[tuple[str, str]]) -> str:
     """Why there is no verdict between two implementations of a case; empty where nothing prevents one."""
     if one.group.exposed or other.group.exposed:
         return EXPOSED
     pair = ((case.case_id, timing.implementation) for timing in (one, other))
     if case.setting.regime in BOTH and any(each in disagreeing for each in pair):
         return DISAGREE
-    timer = max(share(one) * one.median_us.mid, share(other) * other.median_us.mid)
+    timer = max(timer_share(one) * one.median_us.mid, timer_share(other) * other.median_us.mid)
     apart = abs(one.median_us.mid - other.median_us.mid)
-    if max(share(one), share(other)) > MOST_OF_IT or timer > apart > 0.01 * one.median_us.mid:
+    if max(timer_share(one), timer_share(other)) > MOST_OF_IT or timer > apart > 0.01 * one.median_us.mid:
         return TIMER
     return ""
 
 
-def share(timing: Timing) -> float:
+def timer_share(timing: CaseTiming) -> float:
     """The timer's own part of a median; 0 where it is not known."""
     return 0.0 if math.isnan(timing.timer_share) else timing.timer_share
 
@@ -128,8 +128,8 @@ def notes_of(cases: Sequence[Case]) -> list[str]:
     return [*_of_launches(cases, timed), *_of_controls(timed), *_of_timings(cases, timed), *_of_settings(cases)]
 
 
-def _of_launches(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
-    disagreeing = disagreements(cases)
+def _of_launches(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator[str]:
+    disagreeing = find_disagreements(cases)
     if disagreeing:
         (worst, _), words = next(iter(disagreeing.items()))
         found, total = len({case_id for case_id, _ in disagreeing}), len({case.case_id for case in cases})
@@ -146,7 +146,7 @@ def _of_launches(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str
         )
 
 
-def _of_controls(timed: Sequence[Timing]) -> Iterator[str]:
+def _of_controls(timed: Sequence[CaseTiming]) -> Iterator[str]:
     if len({timing.implementation for timing in timed if not is_control(timing.implementation)}) == 1:
         yield "Only one implementation was timed: there is nothing to compare it with."
     if not any(is_control(timing.implementation) for timing in timed):
@@ -156,7 +156,7 @@ def _of_controls(timed: Sequence[Timing]) -> Iterator[str]:
         )
 
 
-def _of_timings(cases: Sequence[Case], timed: Sequence[Timing]) -> Iterator[str]:
+def _of_timings(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator[str]:
     both = [one for case in cases if case.setting.regime in BOTH for one in case.contrasts if one.ratio.known]
     if other := sum(1 for one in both if not math.isnan(one.elsewhere)):
         yield (

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.analysis.across import matched
+from orchestrator.analysis.across import match_cases
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
@@ -38,9 +38,9 @@ class Shift:
         return self.after / self.before
 
 
-def energies(study: Study) -> tuple[Energy, ...]:
+def find_energies(study: Study) -> tuple[Energy, ...]:
     """The energies of each setting in which the energy of some implementation is known."""
-    found = []
+    energy_list = []
     for part in study.parts():
         by_case = [
             {t.implementation: t.joules for t in case.timings if t.joules > 0 and not is_control(t.implementation)}
@@ -50,13 +50,13 @@ def energies(study: Study) -> tuple[Energy, ...]:
         complete = [one for one in by_case if len(one) == len(names)]
         if names and complete:
             means = {name: math.exp(sum(math.log(one[name]) for one in complete) / len(complete)) for name in names}
-            found.append(Energy(part.settings[0], means, len(complete)))
-    return tuple(found)
+            energy_list.append(Energy(part.settings[0], means, len(complete)))
+    return tuple(energy_list)
 
 
-def shifts(before: Study, after: Study) -> Iterator[Shift]:
+def energy_shifts(before: Study, after: Study) -> Iterator[Shift]:
     """A shift for each case, setting and implementation whose energy both runs have; controls are left out."""
-    for case, other in matched(before, after):
+    for case, other in match_cases(before, after):
         for timing in case.timings:
             later = other.timing(timing.implementation)
             if later is not None and timing.joules > 0 and later.joules > 0 and not is_control(timing.implementation):

@@ -33,7 +33,7 @@ def fast_p(study: Study) -> tuple[FastP, ...]:
     """The measure of each kernel of a run in KernelBench's form, in which the baseline is `eager`; empty for other
     runs. Without a kernel it is the measure of `compiled`, as such a run compares PyTorch's two modes. A problem on
     which a kernel was wrong or was not timed counts as not solved."""
-    found = []
+    shares = []
     for part in study.parts():
         timings = [timing for case in part.cases for timing in case.timings]
         if not any(one.implementation == EAGER and one.backend == f"baseline_{EAGER}" for one in timings):
@@ -47,5 +47,5 @@ def fast_p(study: Study) -> tuple[FastP, ...]:
                 if EAGER in medians and name in medians:
                     ratios.append(medians[EAGER] / medians[name])
             solved = tuple(sum(1 for ratio in ratios if ratio > p) for p in THRESHOLDS)
-            found.append(FastP(name, part.settings[0], len(part.cases), solved))
-    return tuple(found)
+            shares.append(FastP(name, part.settings[0], len(part.cases), solved))
+    return tuple(shares)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 
-class Level(StrEnum):
+class ComparabilityLevel(StrEnum):
     COMPARABLE = "comparable"
     CAVEAT = "comparable with a caveat"
     REFUSED = "refused"
@@ -18,7 +18,7 @@ class Level(StrEnum):
 class Comparability:
     """`reasons` are sentences: those that refuse first, then the caveats."""
 
-    level: Level
+    level: ComparabilityLevel
     reasons: tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ NAMES: Final = {
 }
 
 
-def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bool = False) -> Comparability:
+def compare_fingerprints(first: Fingerprint, second: Fingerprint, *, across_devices: bool = False) -> Comparability:
     """How far the times of two runs may be compared. With `across_devices` a difference of devices is a caveat and no
     longer a reason to refuse, because devices are what is compared."""
     decisive = DECISIVE + (DECISIVE_ON_A_CPU if first.get("device_kind") == "cpu" else ())
@@ -56,8 +56,8 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
     for key in decisive:
         one, other = first.get(key), second.get(key)
         if one != other:
-            words = _differ(key, one, other)
-            (caveats if across_devices else refused).append(words)
+            difference = _differ(key, one, other)
+            (caveats if across_devices else refused).append(difference)
     regimes = _regimes(first, second)
     (refused if regimes.startswith("no regime") else caveats).extend([regimes] if regimes else [])
     for key in MATTERS:
@@ -74,11 +74,11 @@ def comparability(first: Fingerprint, second: Fingerprint, *, across_devices: bo
         if run.get("git_dirty"):
             caveats.append(f"the {ordinal} run's kernels have uncommitted changes")
     if refused:
-        return Comparability(Level.REFUSED, (*refused, *caveats))
-    return Comparability(Level.CAVEAT if caveats else Level.COMPARABLE, tuple(caveats))
+        return Comparability(ComparabilityLevel.REFUSED, (*refused, *caveats))
+    return Comparability(ComparabilityLevel.CAVEAT if caveats else ComparabilityLevel.COMPARABLE, tuple(caveats))
 
 
-def steady(first: Fingerprint, second: Fingerprint) -> bool:
+def has_same_libraries(first: Fingerprint, second: Fingerprint) -> bool:
     """Whether two runs had the same libraries, so that their baselines were the same code."""
     return all(first.get(key) == second.get(key) for key in SOFTWARE)
 
@@ -86,7 +86,7 @@ def steady(first: Fingerprint, second: Fingerprint) -> bool:
 def same_code(first: Fingerprint, second: Fingerprint) -> bool:
     """Whether two runs are known to have run the same payload on the same libraries."""
     payloads = [run.get("payload_sha256") for run in (first, second)]
-    return bool(payloads[0]) and payloads[0] == payloads[1] and steady(first, second)
+    return bool(payloads[0]) and payloads[0] == payloads[1] and has_same_libraries(first, second)
 
 
 def _regimes(first: Fingerprint, second: Fingerprint) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.analysis.across import judged, quotient, widest
+from orchestrator.analysis.across import judge_ratio, largest_floor, quotient
 from orchestrator.analysis.between import SAME_CODE, spread_of
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import SOFTWARE
@@ -31,7 +31,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """One run in the history of a case. `change` is the verdict against the level before; None for the first run."""
 
     reading: Reading
@@ -42,7 +42,7 @@ class Point:
     """Which parts of the code or its libraries differ from the run before, in words."""
 
 
-def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0.0) -> tuple[Point, ...]:
+def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0.0) -> tuple[HistoryPoint, ...]:
     """The runs in the order given. Each is compared with the run that began the present level; a run that is faster or
     slower begins a new level. A change of code splits the history, and is named.
 
@@ -54,50 +54,50 @@ def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0
     alike = [
         math.log(other.value.mid / one.value.mid)
         for one, other in itertools.pairwise(fit)
-        if known(one) and known(other) and not split(one, other)
+        if knows_payload(one) and knows_payload(other) and not differing_parts(one, other)
     ]
     spread = spread_of(alike)
-    found: list[Point] = []
+    found: list[HistoryPoint] = []
     level: list[Reading] = []
     for place, one in enumerate(readings):
-        parted = split(readings[place - 1], one) if place else ()
+        parted = differing_parts(readings[place - 1], one) if place else ()
         if one.doubt or not level:
-            found.append(Point(one, None, Verdict.INCONCLUSIVE if one.doubt else None, one.doubt, parted))
+            found.append(HistoryPoint(one, None, Verdict.INCONCLUSIVE if one.doubt else None, one.doubt, parted))
             level += [] if one.doubt else [one]
             continue
         begun = level[0]
         ratio = quotient(one.value, begun.value) if relative else quotient(begun.value, one.value)
         wide = spread.widened(ratio)
-        verdict = judged(wide, spread.chance(ratio), widest(one.noise, begun.noise), tolerance)
+        verdict = judge_ratio(wide, spread.chance(ratio), largest_floor(one.noise, begun.noise), tolerance)
         different = verdict in (Verdict.FASTER, Verdict.SLOWER)
-        met = known(one) and any(not split(earlier, one) for earlier in level)
+        met = knows_payload(one) and any(not differing_parts(earlier, one) for earlier in level)
         doubt = SAME_CODE if different and met else ""
-        found.append(Point(one, wide, Verdict.INCONCLUSIVE if doubt else verdict, doubt, parted))
+        found.append(HistoryPoint(one, wide, Verdict.INCONCLUSIVE if doubt else verdict, doubt, parted))
         level = [one] if different and not doubt else [*level, one]
     return tuple(found)
 
 
-def known(one: Reading) -> bool:
+def knows_payload(one: Reading) -> bool:
     """Whether the fingerprint says which payload ran."""
     return bool(one.fingerprint.get("payload_sha256"))
 
 
-def split(before: Reading, after: Reading) -> tuple[str, ...]:
+def differing_parts(before: Reading, after: Reading) -> tuple[str, ...]:
     """Which parts of the code or its libraries differ between two runs, in words."""
     first, second = before.fingerprint, after.fingerprint
-    code = [key for key in CODE if key != "git_commit" or not (known(before) and known(after))]
+    code = [key for key in CODE if key != "git_commit" or not (knows_payload(before) and knows_payload(after))]
     differences = []
     for key in (*code, *SOFTWARE):
         one, other = first.get(key), second.get(key)
         if one and other and one != other:
-            differences.append(f"{CAUSE_NAMES.get(key, key)} {brief(one)} → {brief(other)}")
+            differences.append(f"{CAUSE_NAMES.get(key, key)} {short_digest(one)} → {short_digest(other)}")
     return tuple(differences)
 
 
 CAUSE_NAMES: Final = {"payload_sha256": "payload", "git_commit": "commit", "backend": "kernel"}
 
 
-def brief(value: object) -> str:
+def short_digest(value: object) -> str:
     """The beginning of a digest; any other value in full."""
     text = str(value)
     return text[:12] if len(text) >= 40 and " " not in text else text

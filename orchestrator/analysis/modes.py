@@ -22,14 +22,14 @@ EMPTY: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class TimingMode:
     """A group of samples: their median in microseconds, and their share of all samples, 0 to 1."""
 
     us: float
     share: float
 
 
-def two_modes(latency_us: NDArray[np.float64]) -> tuple[Mode, ...]:
+def two_modes(latency_us: NDArray[np.float64]) -> tuple[TimingMode, ...]:
     """The two modes of the samples, the faster first; empty where there are not clearly two. The samples are divided
     where that leaves the least variance within the groups (Otsu 1979)."""
     count = latency_us.size
@@ -47,4 +47,4 @@ def two_modes(latency_us: NDArray[np.float64]) -> tuple[Mode, ...]:
     apart = float(np.median(high) - np.median(low))
     if apart < math.log(LEAST_APART) or apart < SEPARATION * spread or float(high[0] - low[-1]) < EMPTY * apart:
         return ()
-    return tuple(Mode(math.exp(float(np.median(part))), part.size / count) for part in (low, high))
+    return tuple(TimingMode(math.exp(float(np.median(part))), part.size / count) for part in (low, high))

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.text import name as bounded
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
+from orchestrator.core.text import clean_name as bounded
 
 TIME: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 TENSOR: Final = re.compile(r"sm__(?:inst_executed_)?pipe_tensor.*\.avg\.pct_of_peak_sustained_(?:active|elapsed)")
@@ -106,8 +106,8 @@ def whole_call_us(kernels: Sequence[KernelProfile]) -> float:
 
 def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint, ...]) -> KernelProfile:
     def first(names: Sequence[str]) -> float:
-        found = (_number(row.get(name, "")) for name in names)
-        return next((value for value in found if not math.isnan(value)), math.nan)
+        names_found = (_number(row.get(name, "")) for name in names)
+        return next((value for value in names_found if not math.isnan(value)), math.nan)
 
     def scaled(name: str, scales: Mapping[str, float]) -> float:
         return _number(row.get(name, "")) * scales.get(units.get(name, ""), 1.0)
@@ -121,7 +121,7 @@ def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint,
         moved = scaled(MOVED_EACH_SECOND, RATES) * time * 1e-6
     shared = [scaled(name, SIZES) for name in SHARED if row.get(name)]
     limits = {name.removeprefix(LIMIT): _number(value) for name, value in row.items() if name.startswith(LIMIT)}
-    known = {name: value for name, value in limits.items() if not math.isnan(value) and value > 0}
+    known_limits = {name: value for name, value in limits.items() if not math.isnan(value) and value > 0}
     return KernelProfile(
         name=bounded(row["Kernel Name"]),
         time_us=time,
@@ -133,7 +133,7 @@ def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint,
         shared_bytes=sum(shared) if shared else math.nan,
         occupancy=first(ACTIVE),
         possible=first(POSSIBLE),
-        limiter=min(known, key=lambda name: known[name]).replace("_", " ") if known else "",
+        limiter=min(known_limits, key=lambda name: known_limits[name]).replace("_", " ") if known_limits else "",
         stalls=_stalls(row),
         hints=hints,
     )
@@ -158,7 +158,7 @@ def _hints(rules: str) -> dict[str, tuple[Hint, ...]]:
     """By the id of a kernel: the rules that found something, the largest estimate first."""
     found: dict[str, list[Hint]] = {}
     for row in _table(rules, "Rule Name"):
-        text = words(row.get("Rule Description", "").strip(), 600)
+        text = clean_line(row.get("Rule Description", "").strip(), 600)
         if row.get("Rule Name") and text and row.get("Rule Type", "OPT") in ("OPT", "WRN"):
             speedup = _number(row.get("Estimated Speedup", ""))
             found.setdefault(row.get("ID", ""), []).append(Hint(bounded(row["Rule Name"]), text, speedup))

@@ -44,7 +44,7 @@ def signed_ranks(differences: Vector) -> SignedRanks:
     effect = (2 * above - total) / total
     less = min(above, total - above)
     if count <= EXACT_UP_TO and not ties:
-        return SignedRanks(min(1.0, 2 * float(cumulative(count)[round(less)])), effect)
+        return SignedRanks(min(1.0, 2 * float(cumulative_ranks(count)[round(less)])), effect)
     variance = count * (count + 1) * (2 * count + 1) / 24 - ties / 48
     z = max(0.0, total / 2 - less - 0.5) / math.sqrt(variance)
     return SignedRanks(math.erfc(z / math.sqrt(2)), effect)
@@ -52,7 +52,7 @@ def signed_ranks(differences: Vector) -> SignedRanks:
 
 def mid_ranks(values: Vector) -> tuple[Vector, float]:
     """The ranks from 1, where tied values get their mean rank, and the sum of t**3 - t over groups of t tied values."""
-    order = distinct(values)
+    order = distinct_order(values)
     if order is not None:
         ranks = np.empty(values.size)
         ranks[order] = np.arange(1, values.size + 1)
@@ -64,7 +64,7 @@ def mid_ranks(values: Vector) -> tuple[Vector, float]:
     return shared[inverse], ties
 
 
-def distinct(values: Vector) -> NDArray[np.intp] | None:
+def distinct_order(values: Vector) -> NDArray[np.intp] | None:
     """The places of `values` from the least to the greatest; None where two are the same, or one is NaN."""
     order = values.argsort()
     ordered = values[order]
@@ -72,7 +72,7 @@ def distinct(values: Vector) -> NDArray[np.intp] | None:
 
 
 @lru_cache(maxsize=128)
-def cumulative(count: int) -> Vector:
+def cumulative_ranks(count: int) -> Vector:
     """P(W <= w) for w = 0, 1, ..., where W is the sum of the ranks 1..count, each taken with probability one half."""
     ways = np.zeros(count * (count + 1) // 2 + 1)
     ways[0] = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.text import begun
+from orchestrator.core.text import capitalize_first
 
 MEANINGS: Final = {
     "burst": "one call at a time on a device that has rested: its time from just before the call to just after it, "
@@ -44,13 +44,18 @@ class Setting:
     def meaning(self) -> str:
         """What the setting means, in one sentence."""
         regime = MEANINGS.get(self.regime, "a way of timing that this version does not know" if self.regime else "")
-        words = "; ".join(part for part in (regime, CACHES.get(self.cache, self.cache)) if part)
-        return f"{begun(words)}." if words else ""
+        meaning = "; ".join(part for part in (regime, CACHES.get(self.cache, self.cache)) if part)
+        return f"{capitalize_first(meaning)}." if meaning else ""
 
     @property
     def order(self) -> tuple[int, int, str, str]:
         """A key to sort by: known regimes come first, in the order of `MEANINGS`."""
-        return place(self.regime, tuple(MEANINGS)), place(self.cache, tuple(CACHES)), self.regime, self.cache
+        return (
+            sort_position(self.regime, tuple(MEANINGS)),
+            sort_position(self.cache, tuple(CACHES)),
+            self.regime,
+            self.cache,
+        )
 
     def matches(self, other: Setting) -> bool:
         """Whether times of the two settings may be compared: they have the same regime, and their caches do not differ
@@ -58,5 +63,5 @@ class Setting:
         return self.regime == other.regime and (self.cache == other.cache or not self.cache or not other.cache)
 
 
-def place(word: str, known: tuple[str, ...]) -> int:
+def sort_position(word: str, known: tuple[str, ...]) -> int:
     return known.index(word) if word in known else len(known)

@@ -44,9 +44,9 @@ ROOFS: Final = (
 def roof_of(device: str, dtype: str) -> Roof | None:
     """The roof of a device for one dtype. `device` is the name that the device reports; None where no data sheet is
     known."""
-    words = device.replace("-", " ").split()
+    device_words = device.replace("-", " ").split()
     for roof in ROOFS:
-        if all(name in words for name in roof.names):
+        if all(name in device_words for name in roof.names):
             return roof if dtype in roof.dtypes else None
     return None
 
@@ -68,7 +68,7 @@ def _amount(cell: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CountedWork:
     """The operations of one call, and the least number of bytes that it must move. NaN where one is not known."""
 
     flop: float
@@ -83,15 +83,15 @@ class Work:
         return self.flop / latency_us / 1e6
 
 
-def work_of(axes: Mapping[str, str], words: Mapping[str, str] = {}) -> Work | None:
+def work_of(axes: Mapping[str, str], words: Mapping[str, str] = {}) -> CountedWork | None:
     """The work of a case, from its axes (its pass is one of them) or from the columns in which a workload of the user
     gives it; None where neither does."""
     if (amounts := bundled.of_case(axes)) is not None:
-        return Work(*amounts)
+        return CountedWork(*amounts)
     flop, bytes_ = _amount(words.get("flop", "")), _amount(words.get("bytes", ""))
-    return None if math.isnan(flop) and math.isnan(bytes_) else Work(flop, bytes_)
+    return None if math.isnan(flop) and math.isnan(bytes_) else CountedWork(flop, bytes_)
 
 
-def share(value: float, roof: float) -> float:
+def share_of_roof(value: float, roof: float) -> float:
     """`value` of `roof` in per cent; NaN where either is unknown."""
     return 100 * value / roof if roof > 0 else math.nan

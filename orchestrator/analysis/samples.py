@@ -200,7 +200,7 @@ class Reader:
         if group is None:
             self._fault("rows name no case or no implementation", source, line)
             return
-        error = number(cells[at.max_abs_error])
+        error = parse_cell(cells[at.max_abs_error])
         if not error <= group.max_abs_error and not math.isnan(error):
             group.max_abs_error = error
         if backend := cells[at.backend]:
@@ -211,18 +211,18 @@ class Reader:
         if reason := cells[at.skipped]:
             group.skipped = max(reason, group.skipped)
             return
-        latency = number(cells[at.latency_us])
+        latency = parse_cell(cells[at.latency_us])
         if not 0 < latency < math.inf:
             self._fault("rows have no usable latency", source, line)
             return
-        block = number(cells[at.block])
+        block = parse_cell(cells[at.block])
         group.block.append(int(block) if block == block and abs(block) < 2**53 else -1 - len(group.block))
         group.latency_us.append(latency)
-        group.at.append(moment(cells[at.started_at]))
+        group.at.append(parse_moment(cells[at.started_at]))
         group.throttled.append(cells[at.throttle] not in ("", "none"))
         group.exposed.append(cells[at.hidden] == "false")
         for values, place in zip(group.sensors.values(), at.sensors, strict=True):
-            values.append(number(text) if (text := cells[place]) else math.nan)
+            values.append(parse_cell(text) if (text := cells[place]) else math.nan)
 
     def _group(self, cells: Sequence[str], at: _Places) -> _Growing | None:
         """The group that a row belongs to; None where the row names no case or no implementation."""
@@ -246,10 +246,10 @@ class Reader:
 
     def _setting(self, regime: str, cache: str) -> Setting:
         """The setting for a pair. Equal pairs share one object, as a million rows have only a few pairs."""
-        found = self.settings.get((regime, cache))
-        if found is None:
-            found = self.settings[regime, cache] = Setting(regime, cache)
-        return found
+        setting = self.settings.get((regime, cache))
+        if setting is None:
+            setting = self.settings[regime, cache] = Setting(regime, cache)
+        return setting
 
     def _fault(self, what: str, source: str, line: int, times: int = 1) -> None:
         count, where = self.faults.get(what, (0, f"{source}:{line}" if line else source))
@@ -258,7 +258,7 @@ class Reader:
     def groups(self) -> tuple[Group, ...]:
         """The groups that were read, in the order of their first rows. Rows that repeat a block are left out and
         reported. The reader is empty afterwards, so that memory does not hold everything twice."""
-        found = []
+        groups = []
         self.known.clear()
         while self.growing:
             key = next(iter(self.growing))
@@ -277,7 +277,7 @@ class Reader:
             wrong = bool(group.skipped)
             if wrong and kept.size:
                 kept = kept[:0]
-            found.append(
+            groups.append(
                 Group(
                     key=key,
                     device=group.first.get("device", ""),
@@ -295,7 +295,7 @@ class Reader:
                     exposed=exposed,
                 )
             )
-        return tuple(found)
+        return tuple(groups)
 
     def told(self) -> tuple[str, ...]:
         """A sentence for each fault: what was left out and where it occurred first. Complete once `groups` was
@@ -323,7 +323,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}"
 
 
-def number(cell: str) -> float:
+def parse_cell(cell: str) -> float:
     """The number in a cell; NaN for none."""
     try:
         return float(cell) if cell else math.nan
@@ -331,7 +331,7 @@ def number(cell: str) -> float:
         return math.nan
 
 
-def moment(cell: str) -> float:
+def parse_moment(cell: str) -> float:
     """Seconds since 1970 of an ISO 8601 time; NaN for none."""
     try:
         return datetime.fromisoformat(cell).timestamp() if cell else math.nan

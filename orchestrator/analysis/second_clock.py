@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.analysis.samples import number
+from orchestrator.analysis.samples import parse_cell
 from orchestrator.analysis.study import Study
 
 CLOSE, NEAR = 0.02, 0.05
@@ -57,13 +57,13 @@ class Agreement:
         return max((abs(one - 1) for one in self.ratios), default=math.nan)
 
 
-def read(lines: Iterable[str]) -> tuple[Told, ...]:
+def read_cupti_times(lines: Iterable[str]) -> tuple[Told, ...]:
     """The times in an old file. Rows that make no sense are left out, as anybody may have written the file."""
     found = []
     try:
         for row in csv.DictReader(lines):
-            case_id, name, us = row.get("case_id"), row.get("implementation"), number(row.get("cupti_us") or "")
-            busy_us = number(row.get("cupti_busy_us") or "")
+            case_id, name, us = row.get("case_id"), row.get("implementation"), parse_cell(row.get("cupti_us") or "")
+            busy_us = parse_cell(row.get("cupti_busy_us") or "")
             if case_id and name and 0 < us < math.inf and not row.get("regime"):
                 found.append(Told(case_id, name, us, busy_us if 0 < busy_us < math.inf else math.nan))
     except csv.Error:
@@ -71,31 +71,31 @@ def read(lines: Iterable[str]) -> tuple[Told, ...]:
     return tuple(found)
 
 
-def agreement(study: Study, told: Sequence[Told]) -> Agreement | None:
+def measure_agreement(study: Study, told: Sequence[Told]) -> Agreement | None:
     """Our medians compared with CUPTI's times, cell by cell; None where they have no cell in common. Warm caches are
     not compared, as CUPTI's times are with cold ones."""
-    known = {(one.case_id, one.implementation): one for one in told}
+    told_by_cell = {(cupti_time.case_id, cupti_time.implementation): cupti_time for cupti_time in told}
     ratios, short, added, long_ratios = [], [], [], []
     for case in study.cases:
         for timing in case.timings:
-            one = known.get((case.case_id, timing.implementation))
-            if one is None or not timing.timed or case.setting.cache == "warm":
+            cupti_time = told_by_cell.get((case.case_id, timing.implementation))
+            if cupti_time is None or not timing.timed or case.setting.cache == "warm":
                 continue
             ours = timing.median_us.mid
-            if case.setting.regime == "graph" and one.cupti_us < SHORT_US:
-                short.append(ours - one.cupti_us)
+            if case.setting.regime == "graph" and cupti_time.cupti_us < SHORT_US:
+                short.append(ours - cupti_time.cupti_us)
             elif case.setting.regime == "graph":
-                ratios.append(ours / one.unrested_us)
-            elif case.setting.regime == "burst" and one.cupti_us >= LONG_US:
-                long_ratios.append(ours / one.cupti_us)
+                ratios.append(ours / cupti_time.unrested_us)
+            elif case.setting.regime == "burst" and cupti_time.cupti_us >= LONG_US:
+                long_ratios.append(ours / cupti_time.cupti_us)
             elif case.setting.regime == "burst":
-                added.append(ours - one.cupti_us)
+                added.append(ours - cupti_time.cupti_us)
     if not (ratios or short or added or long_ratios):
         return None
     return Agreement(tuple(ratios), tuple(short), tuple(added), tuple(long_ratios))
 
 
-def sentence(found: Agreement) -> str:
+def describe_agreement(found: Agreement) -> str:
     """The agreement in one sentence."""
     parts = []
     if found.ratios:
@@ -105,10 +105,11 @@ def sentence(found: Agreement) -> str:
             f"cells and within {CLOSE:.0%} in {found.within(CLOSE)} (worst {found.worst:.1%})"
         )
     if found.short_us:
-        parts.append(f"of shorter ones it has {more(found.short_us)}")
+        parts.append(f"of shorter ones it has {describe_overhead(found.short_us)}")
     if found.added_us:
         parts.append(
-            f"burst has {more(found.added_us)}, which is what the device takes to begin a call and to report its end"
+            f"burst has {describe_overhead(found.added_us)}, which is what the device takes to begin a call and to "
+            "report its end"
         )
     if found.long_ratios:
         near = sum(1 for one in found.long_ratios if abs(one - 1) <= NEAR)
@@ -118,7 +119,7 @@ def sentence(found: Agreement) -> str:
     return f"A second clock, CUPTI's time of the kernels: {'; '.join(parts)}."
 
 
-def more(added_us: Sequence[float]) -> str:
+def describe_overhead(added_us: Sequence[float]) -> str:
     """The median, least and greatest of what is added to a time, in words."""
     middle, least, most = statistics.median(added_us), min(added_us), max(added_us)
     return f"{middle:.1f} µs more ({least:.1f} to {most:.1f} in {len(added_us)} cells)"

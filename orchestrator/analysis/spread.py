@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from orchestrator.analysis.bootstrap import LEVEL, Interval, students
+from orchestrator.analysis.bootstrap import LEVEL, Interval, student_quantile
 
 LIMIT: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 STEPS: Final = 60
@@ -25,7 +25,7 @@ class Spread:
         """`ratio` with limits that hold for this spread besides what its own interval shows."""
         if not self.size or not ratio.known:
             return ratio
-        reach = students(LIMIT, self.free) * self.size
+        reach = student_quantile(LIMIT, self.free) * self.size
         mid, low, high = math.log(ratio.mid), math.log(ratio.mid / ratio.low), math.log(ratio.high / ratio.mid)
         return Interval(math.exp(mid - math.hypot(low, reach)), ratio.mid, math.exp(mid + math.hypot(high, reach)))
 
@@ -33,31 +33,31 @@ class Spread:
         """A two-sided p-value for `ratio` (not widened) being 1; 1 where it has no interval."""
         if not ratio.known:
             return 1.0
-        own = abs(math.log(ratio.mid / (ratio.low if ratio.mid > 1 else ratio.high))) / LIMIT
-        deviation = math.hypot(own, self.size)
+        log_ratio = abs(math.log(ratio.mid / (ratio.low if ratio.mid > 1 else ratio.high))) / LIMIT
+        deviation = math.hypot(log_ratio, self.size)
         if deviation == 0:
             return 0.0 if ratio.mid != 1 else 1.0
         # Welch and Satterthwaite: the better known variance adds to the degrees of freedom of the other.
         free = self.free * (deviation / self.size) ** 4 if self.size else math.inf
-        return math.erfc(normal(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
+        return math.erfc(normal_quantile(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
 
 
 NONE: Final = Spread(0.0, math.inf)
 
 
-def normal(t: float, free: float) -> float:
+def normal_quantile(t: float, free: float) -> float:
     """The normal quantile with the same tail probability as Student's `t` with `free` degrees of freedom: the inverse
     of `students`. Newton's method starts above the root, where the function is convex, so no step passes the root."""
-    found = t
+    quantile = t
     for _ in range(STEPS if math.isfinite(free) else 0):
-        step = (students(found, free) - t) / slope(found, free)
-        found -= step
-        if step <= found * 1e-14:
+        step = (student_quantile(quantile, free) - t) / quantile_slope(quantile, free)
+        quantile -= step
+        if step <= quantile * 1e-14:
             break
-    return found
+    return quantile
 
 
-def slope(z: float, free: float) -> float:
+def quantile_slope(z: float, free: float) -> float:
     """How fast `students` rises at `z`."""
     first = (3 * z**2 + 1) / 4
     second = (25 * z**4 + 48 * z**2 + 3) / 96

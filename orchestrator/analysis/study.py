@@ -17,25 +17,25 @@ from orchestrator.analysis.bindings import bindings_of
 from orchestrator.analysis.bootstrap import median
 from orchestrator.analysis.case import Case as Case
 from orchestrator.analysis.case import Contrast as Contrast
-from orchestrator.analysis.case import Control as Control
-from orchestrator.analysis.doubts import disagreements, doubt, notes_of, other_ratios
+from orchestrator.analysis.case import ControlPair as ControlPair
+from orchestrator.analysis.doubts import find_disagreements, notes_of, other_ratios, reason_for_doubt
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import measured_roof, roof_of, work_of
 from orchestrator.analysis.samples import Group, Key
 from orchestrator.analysis.spread import Spread
-from orchestrator.analysis.timings import Timing, timing_of
+from orchestrator.analysis.timings import CaseTiming, timing_of
 from orchestrator.analysis.verdicts import (
     SIGNIFICANT,
     Mean,
     Noise,
     Paired,
     Verdict,
+    compare_pairs,
     control_noise,
-    decide,
+    decide_verdict,
     halves_noise,
     mean_of,
-    paired,
 )
 from orchestrator.core.bundled import DEFAULT, IMPLEMENTATIONS, KERNEL, with_pass
 from orchestrator.core.results import CONTROL, case_order, is_control
@@ -112,7 +112,7 @@ class Study:
         return tuple(one for case in self.cases for one in case.contrasts)
 
     @property
-    def controls(self) -> tuple[Control, ...]:
+    def controls(self) -> tuple[ControlPair, ...]:
         return tuple(one for case in self.cases for one in case.controls)
 
     @property
@@ -142,7 +142,7 @@ def study(groups: Sequence[Group], faults: Sequence[str] = ()) -> Study:
         notes.append(
             f"The file holds {count(len(sizes), 'run')}; this is {run_id}, and {', '.join(others)} are left out."
         )
-    of_run = everywhere([group for group in groups if group.key.run_id == run_id])
+    of_run = repeat_skips([group for group in groups if group.key.run_id == run_id])
     names = in_order(of_run)
     kernels = kernels_of(of_run, names)
     baselines = tuple(name for name in names if name not in kernels)
@@ -173,7 +173,7 @@ def in_order(groups: Sequence[Group]) -> list[str]:
         if not is_control(name):
             known = defined.get(name, UNDEFINED)
             defined[name] = min(known, int(place)) if place.isdecimal() and len(place) < 9 else known
-    return sorted(defined, key=lambda name: (standing(name)[0], defined[name], name))
+    return sorted(defined, key=lambda name: (sort_rank(name)[0], defined[name], name))
 
 
 UNDEFINED: Final = 1 << 40
@@ -197,13 +197,13 @@ def kernels_of(groups: Sequence[Group], names: Sequence[str]) -> tuple[str, ...]
     return tuple(name for name in names if name in kernels) or tuple(sorted(names)[:1])
 
 
-def standing(implementation: str) -> tuple[int, str, bool]:
+def sort_rank(implementation: str) -> tuple[int, str, bool]:
     """A key to sort by: the order of `ORDER`, then others by name, and each control right after its implementation."""
     name = implementation.removesuffix(CONTROL)
     return ORDER.index(name) if name in ORDER else len(ORDER), name, is_control(implementation)
 
 
-def everywhere(groups: Sequence[Group]) -> list[Group]:
+def repeat_skips(groups: Sequence[Group]) -> list[Group]:
     """The groups, where a skip that names no regime or no caches is repeated for every setting of the case that matches
     it: an implementation that was wrong is timed in none of them. Other groups are unchanged."""
     timed: dict[str, dict[Setting, None]] = {}
@@ -249,7 +249,7 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], order: tuple[
     for name in timed:
         twin = timed.get(name + CONTROL)
         if twin is not None and (once := _paired(timed[name], twin)) is not None:
-            controls.append(Control(case_id, setting, name, once, Verdict.INCONCLUSIVE))
+            controls.append(ControlPair(case_id, setting, name, once, Verdict.INCONCLUSIVE))
 
     def contrasts(pairs: Iterator[tuple[str, str]], *, between_kernels: bool) -> tuple[Contrast, ...]:
         made = []
@@ -286,14 +286,14 @@ def _judged(cases: Sequence[Case]) -> list[Case]:
     ]
     corrected = iter(holm([one.p for case in widened for one in case.contrasts]))
     corrected_beside = iter(holm([one.p for case in widened for one in case.beside]))
-    disagreeing, other_regime = disagreements(widened), other_ratios(widened)
+    disagreeing, other_regime = find_disagreements(widened), other_ratios(widened)
     judged = []
     for case in widened:
         timings = {one.implementation: one for one in case.timings}
 
-        def decided(one: Contrast, p: float, case: Case = case, timings: dict[str, Timing] = timings) -> Contrast:
-            why = doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
-            verdict = Verdict.INCONCLUSIVE if why else decide(one.ratio, p, one.noise)
+        def decided(one: Contrast, p: float, case: Case = case, timings: dict[str, CaseTiming] = timings) -> Contrast:
+            why = reason_for_doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
+            verdict = Verdict.INCONCLUSIVE if why else decide_verdict(one.ratio, p, one.noise)
             other = other_regime.get((case.setting, case.case_id, one.subject, one.baseline), math.nan)
             return replace(one, p=p, verdict=verdict, doubt=why, elsewhere=other)
 
@@ -312,12 +312,12 @@ def _widened(one: Contrast, bindings: Spread) -> Contrast:
     return replace(one, bindings=bindings, p=_p(one.paired, bindings))
 
 
-def _control_with_verdict(control: Control, timing: Timing, bindings: Spread) -> Control:
+def _control_with_verdict(control: ControlPair, timing: CaseTiming, bindings: Spread) -> ControlPair:
     """The control with the verdict that a baseline with its times would get in a run with only the other cases'
     controls."""
     wide = replace(control, bindings=bindings)
     noise = halves_noise(timing.group.latency_us)
-    return replace(wide, verdict=decide(wide.ratio, _p(control.paired, bindings), noise))
+    return replace(wide, verdict=decide_verdict(wide.ratio, _p(control.paired, bindings), noise))
 
 
 def _p(once: Paired, bindings: Spread) -> float:
@@ -325,7 +325,7 @@ def _p(once: Paired, bindings: Spread) -> float:
     return max(once.test.p, bindings.chance(once.ratio)) if bindings.size else once.test.p
 
 
-def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | None:
+def _noise(controls: Sequence[ControlPair], measured: Sequence[Group]) -> Noise | None:
     """The largest floor of the controls of this case; without a control, the larger floor of the two implementations'
     halves."""
     floors = [noise for one in controls if (noise := control_noise(one.paired)) is not None]
@@ -337,7 +337,7 @@ def _noise(controls: Sequence[Control], measured: Sequence[Group]) -> Noise | No
 def _paired(subject: Group, baseline: Group) -> Paired | None:
     """The two groups compared in their common blocks; None where they share none."""
     left, right = subject.shared(baseline)
-    return paired(subject.latency_us[left], baseline.latency_us[right]) if left.size else None
+    return compare_pairs(subject.latency_us[left], baseline.latency_us[right]) if left.size else None
 
 
 def order_shift(subject: Group, baseline: Group) -> float:
@@ -353,11 +353,20 @@ def order_shift(subject: Group, baseline: Group) -> float:
     return math.exp(median(first) - median(last))
 
 
-def false_verdicts(controls: Sequence[Control]) -> int:
+def false_verdicts(controls: Sequence[ControlPair]) -> int:
     """How many comparisons of an implementation with itself would have been called faster or slower."""
     return sum(1 for one in controls if one.verdict in (Verdict.FASTER, Verdict.SLOWER))
 
 
 __all__ = [
-    "DEFAULT", "KERNEL", "SIGNIFICANT", "Case", "Contrast", "Control", "Study", "Timing", "false_verdicts", "study",
+    "DEFAULT",
+    "KERNEL",
+    "SIGNIFICANT",
+    "Case",
+    "CaseTiming",
+    "Contrast",
+    "ControlPair",
+    "Study",
+    "false_verdicts",
+    "study",
 ]  # fmt: skip

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.analysis.bootstrap import Interval, median, median_interval
-from orchestrator.analysis.modes import Mode, two_modes
-from orchestrator.analysis.roofs import Roof, Work, share
+from orchestrator.analysis.modes import TimingMode, two_modes
+from orchestrator.analysis.roofs import CountedWork, Roof, share_of_roof
 from orchestrator.analysis.samples import PEAK, Group, Vector
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class CaseTiming:
     """One implementation on one case in one setting. Latencies are in microseconds a call; unknown values are NaN."""
 
     implementation: str
@@ -43,7 +43,7 @@ class Timing:
     max_abs_error: float
     skipped: str
     group: Group
-    modes: tuple[Mode, ...] = ()
+    modes: tuple[TimingMode, ...] = ()
     """The two groups into which the times fall; empty where there are not clearly two."""
 
     @property
@@ -56,7 +56,7 @@ class Timing:
         return " and ".join(f"{mode.us:.4g} µs ({mode.share:.0%})".replace("%", " %") for mode in self.modes)
 
 
-def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
+def timing_of(group: Group, work: CountedWork | None, roof: Roof | None) -> CaseTiming:
     """The timing of a group; rates need `work`, and shares of peaks need `roof` too."""
     nothing = math.nan
     times = group.latency_us
@@ -66,7 +66,7 @@ def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
     tflops = work.tflops(middle.mid) if work else nothing
     top = roof.tflops if roof else nothing
     peaks = group.sensors[PEAK]
-    return Timing(
+    return CaseTiming(
         implementation=group.key.implementation,
         backend=group.backend,
         count=group.count,
@@ -75,8 +75,8 @@ def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
         p95_us=p95,
         min_us=least,
         tflops=tflops,
-        roof_percent=share(tflops, top),
-        held_percent=share(tflops, top * clock / roof.clock_mhz if roof else nothing),
+        roof_percent=share_of_roof(tflops, top),
+        held_percent=share_of_roof(tflops, top * clock / roof.clock_mhz if roof else nothing),
         clock_mhz=clock,
         throttled=float(group.throttled.mean()) if group.count else nothing,
         joules=_joules(group),
@@ -91,8 +91,8 @@ def timing_of(group: Group, work: Work | None, roof: Roof | None) -> Timing:
 
 
 def _middle(values: Vector) -> float:
-    known = values[~np.isnan(values)]
-    return median(known) if known.size else math.nan
+    valid_values = values[~np.isnan(values)]
+    return median(valid_values) if valid_values.size else math.nan
 
 
 def _joules(group: Group) -> float:
@@ -103,6 +103,6 @@ def _joules(group: Group) -> float:
     if not math.isnan(followed):
         return followed
     energy, calls = group.sensors["energy_j"], group.sensors["calls"]
-    known = ~np.isnan(energy) & (calls > 0)
-    total = float(calls[known].sum())
-    return float(energy[known].sum()) / total if total else math.nan
+    has_energy = ~np.isnan(energy) & (calls > 0)
+    total = float(calls[has_energy].sum())
+    return float(energy[has_energy].sum()) / total if total else math.nan

@@ -58,7 +58,7 @@ class Paired:
     test: SignedRanks
 
 
-def paired(subject_us: Vector, baseline_us: Vector) -> Paired:
+def compare_pairs(subject_us: Vector, baseline_us: Vector) -> Paired:
     """Compares `baseline_us` [blocks] with `subject_us` [blocks]: positive latencies of the same blocks, in order. The
     ratio is baseline over subject. Raises `ValueError` for no blocks."""
     logs = np.log(baseline_us) - np.log(subject_us)
@@ -70,7 +70,7 @@ def paired(subject_us: Vector, baseline_us: Vector) -> Paired:
 def control_noise(once: Paired) -> Noise | None:
     """The noise floor that a comparison of an implementation with itself shows: the limit of its interval that is
     farther from 1. None when that is not known."""
-    return Noise(distance(once.ratio), NoiseSource.CONTROL) if once.ratio.known else None
+    return Noise(distance_from_one(once.ratio), NoiseSource.CONTROL) if once.ratio.known else None
 
 
 def halves_noise(latency_us: Vector) -> Noise | None:
@@ -79,16 +79,16 @@ def halves_noise(latency_us: Vector) -> Noise | None:
     count = latency_us.size // 2 * 2
     if count < 2:
         return None
-    once = paired(latency_us[0:count:2], latency_us[1:count:2])
-    return Noise(distance(once.ratio), NoiseSource.HALVES) if once.ratio.known else None
+    once = compare_pairs(latency_us[0:count:2], latency_us[1:count:2])
+    return Noise(distance_from_one(once.ratio), NoiseSource.HALVES) if once.ratio.known else None
 
 
-def distance(ratio: Interval) -> float:
+def distance_from_one(ratio: Interval) -> float:
     """The distance from 1 of the farther limit of an interval of ratios; one half is as far from 1 as 2."""
     return math.exp(max(abs(math.log(ratio.low)), abs(math.log(ratio.high)))) - 1
 
 
-def decide(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGIN) -> Verdict:
+def decide_verdict(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGIN) -> Verdict:
     """The verdict on a ratio with its interval, its corrected p-value, and the noise floor that it must exceed. A ratio
     within `margin` of 1 (or within the noise floor, up to `WIDEST_SAME`) is the same. Without a noise floor or an
     interval the verdict is inconclusive."""
@@ -97,7 +97,7 @@ def decide(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGI
     beyond = abs(math.log(ratio.mid)) > math.log1p(noise.floor)
     if ratio.excludes(1.0) and beyond and p < SIGNIFICANT:
         return Verdict.FASTER if ratio.mid > 1 else Verdict.SLOWER
-    if distance(ratio) <= max(margin, min(noise.floor, WIDEST_SAME)):
+    if distance_from_one(ratio) <= max(margin, min(noise.floor, WIDEST_SAME)):
         return Verdict.SAME
     return Verdict.INCONCLUSIVE
 

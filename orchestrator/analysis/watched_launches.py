@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.analysis.samples import number
+from orchestrator.analysis.samples import parse_cell
 from orchestrator.core.text import count
 
 WITHIN: Final = (0.01, 0.02, 0.05)
@@ -52,7 +52,7 @@ class Watched:
         return abs(self.watched_us - self.theirs_us) > max(SLACK_US, WITHIN[-1] * self.theirs_us)
 
 
-def read(lines: Iterable[str]) -> tuple[Watched, ...]:
+def read_watched(lines: Iterable[str]) -> tuple[Watched, ...]:
     """The rows of a file. Rows of old files and rows that make no sense are left out, as anybody may have written the
     file."""
     found = []
@@ -62,7 +62,7 @@ def read(lines: Iterable[str]) -> tuple[Watched, ...]:
             if not case_id or not name or regime not in REGIMES:
                 continue
             ours, unwatched, theirs, covered = (
-                positive(row.get(key)) for key in ("watched_us", "unwatched_us", "cupti_us", "cupti_covered_us")
+                positive_time(row.get(key)) for key in ("watched_us", "unwatched_us", "cupti_us", "cupti_covered_us")
             )
             if skipped := row.get("skipped"):
                 found.append(Watched(case_id, name, regime, unwatched_us=unwatched, skipped=skipped))
@@ -73,25 +73,25 @@ def read(lines: Iterable[str]) -> tuple[Watched, ...]:
     return tuple(found)
 
 
-def positive(text: str | None) -> float:
+def positive_time(text: str | None) -> float:
     """A positive time; NaN for any other text."""
-    found = number(text or "")
-    return found if 0 < found < math.inf else math.nan
+    value = parse_cell(text or "")
+    return value if 0 < value < math.inf else math.nan
 
 
 def by_regime(told: Sequence[Watched]) -> Mapping[str, list[Watched]]:
     """The rows that could be compared, by regime in the usual order."""
-    known = [one for one in told if not one.skipped]
-    found = {regime: [one for one in known if one.regime == regime] for regime in REGIMES}
-    return {regime: own for regime, own in found.items() if own}
+    timed_rows = [one for one in told if not one.skipped]
+    rows_by_regime = {regime: [one for one in timed_rows if one.regime == regime] for regime in REGIMES}
+    return {regime: own for regime, own in rows_by_regime.items() if own}
 
 
-def within(told: Sequence[Watched], share: float) -> int:
+def count_within(told: Sequence[Watched], share: float) -> int:
     """The number of rows in which our median is within `share` of CUPTI's."""
     return sum(1 for one in told if abs(one.ratio - 1) <= share)
 
 
-def sentence(told: Sequence[Watched]) -> str:
+def describe_watched(told: Sequence[Watched]) -> str:
     """The agreement in one sentence; empty where CUPTI watched nothing."""
     parts = [regime_words(regime, own) for regime, own in by_regime(told).items()]
     if added := [one.watched_us - one.cupti_us for one in told if one.regime == "burst" and not one.skipped]:
@@ -116,6 +116,7 @@ def regime_words(regime: str, own: Sequence[Watched]) -> str:
     near, close, _ = WITHIN
     worst = max(abs(one.ratio - 1) for one in own)
     return (
-        f"{regime} is within {near:.0%} of it in {within(own, near)} and within {close:.0%} in {within(own, close)} of "
+        f"{regime} is within {near:.0%} of it in {count_within(own, near)} and within {close:.0%} in "
+        f"{count_within(own, close)} of "
         f"{count(len(own), 'cell')} (worst {worst:.1%})"
     )

@@ -46,7 +46,7 @@ def seen(file: Path, one_of_ours: Callable[[str], bool]) -> list[str]:
     return [one for one in found if isinstance(one, str) and one_of_ours(one)] if isinstance(found, list) else []
 
 
-def named(text: str, what: str, hint: str) -> str:
+def require_name(text: str, what: str, hint: str) -> str:
     """The name that was typed. Raises `ConfigError` for an empty one, for example from a shell variable that is not
     set: it is a part of every name, so it would match any run."""
     if not text.strip():
@@ -56,7 +56,7 @@ def named(text: str, what: str, hint: str) -> str:
 
 def find_run(wiring: Wiring, text: str) -> str:
     """The run id that is meant by an id, `last`, or a unique part of an id. Raises `NotFound`, `ConfigError`."""
-    if is_run_id(named(text, "run", "`bench status` lists the runs in this bucket; `last` is the newest")):
+    if is_run_id(require_name(text, "run", "`bench status` lists the runs in this bucket; `last` is the newest")):
         return text
     ids = [line.run_id for line in wiring.index.list_runs()]
     remember(wiring.home, ids)

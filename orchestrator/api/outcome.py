@@ -16,9 +16,9 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
-from orchestrator.core.run.diagnose import pasted, remedy
+from orchestrator.core.run.diagnose import complete_remedy, remedy_for
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.text import count, sentence
+from orchestrator.core.text import clean_sentence, count
 
 ERRORS: dict[Phase, type[BenchError]] = {
     Phase.INCORRECT: KernelIncorrect,
@@ -35,11 +35,11 @@ def error_of(run: Run) -> BenchError | None:
     """The error that stands for the outcome of a run that is closed or whose machine is kept; None if it succeeded or
     goes on."""
     if run.kept is not None and run.kept.outcome == "incorrect":
-        return KernelIncorrect(f"run {run.run_id} incorrect: {sentence(run.kept.detail)}", hint=_hint(run))
+        return KernelIncorrect(f"run {run.run_id} incorrect: {clean_sentence(run.kept.detail)}", hint=_hint(run))
     if run.closed is None or run.phase is Phase.SUCCEEDED:
         return None
     kind = ProviderError if run.rejected is not None else ERRORS[run.phase]
-    detail = f": {sentence(run.closed.detail)}" if run.closed.detail else ""
+    detail = f": {clean_sentence(run.closed.detail)}" if run.closed.detail else ""
     return kind(f"run {run.run_id} {run.phase.value.replace('_', ' ')}{detail}", hint=_hint(run))
 
 
@@ -59,12 +59,12 @@ def _hint(run: Run) -> str:
     embedded = run.simulated
     causes = [fact.cause for fact in run.diagnoses if fact.cause in EMBEDDED_REMEDIES]
     if embedded and causes:
-        return pasted(EMBEDDED_REMEDIES[causes[-1]], run.run_id)
+        return complete_remedy(EMBEDDED_REMEDIES[causes[-1]], run.run_id)
     if run.rejected is not None and run.rejected.hint:
         return run.rejected.hint
-    remedies = [remedy(fact.cause) for fact in run.diagnoses]
+    remedies = [remedy_for(fact.cause) for fact in run.diagnoses]
     if remedies:
-        return pasted(remedies[-1], run.run_id)
+        return complete_remedy(remedies[-1], run.run_id)
     if run.phase is Phase.NO_CAPACITY:
         return f"`bench launch --resume {run.run_id}` tries again later; or allow more zones or regions"
     if not run.vms and run.guest_of is None:

@@ -13,10 +13,10 @@ from orchestrator.analysis.study import study
 from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.results import ResultsUnreadable
-from orchestrator.core.text import words
-from orchestrator.report.document import document, summary_csv, verdicts_csv
-from orchestrator.report.html import page
-from orchestrator.report.markdown import markdown
+from orchestrator.core.text import clean_line
+from orchestrator.report.document import report_document, summary_csv, verdicts_csv
+from orchestrator.report.html import report_page
+from orchestrator.report.markdown import report_markdown
 from orchestrator.report.report import REPEAT, Report
 from orchestrator.runs.engine import Engine
 from orchestrator.wiring import Wiring, csv_lines, fetch_run, open_folder, write_atomically
@@ -43,7 +43,7 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or exc
-        raise LocalError(f"cannot open {words(str(path), 200)}: {why}") from exc
+        raise LocalError(f"cannot open {clean_line(str(path), 200)}: {why}") from exc
 
 
 def read_report(path: Path) -> Report:
@@ -60,26 +60,26 @@ def read_report(path: Path) -> Report:
                 raise
             notes.append(f"Left out: {exc}.")
     groups = reader.groups()
-    found = study(groups, reader.told())
-    clock = tuple(one for file in folder.clocks for one in second_clock.read(csv_lines(file)))
-    watched = tuple(one for file in folder.clocks for one in watched_launches.read(csv_lines(file)))
-    return Report(found, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock, watched)
+    result = study(groups, reader.told())
+    clock = tuple(one for file in folder.clocks for one in second_clock.read_cupti_times(csv_lines(file)))
+    watched = tuple(one for file in folder.clocks for one in watched_launches.read_watched(csv_lines(file)))
+    return Report(result, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock, watched)
 
 
-def chosen(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
+def select_settings(report: Report, named: Sequence[str]) -> tuple[Setting, ...]:
     """The settings of a report that `--regime` named: a regime, a regime with its caches (`burst-cold`), or `all`. The
     first where none is named. Raises `ConfigError`."""
     settings = report.study.settings
     if not named:
         return settings[:1]
-    found = []
+    chosen_settings = []
     for name in named:
         fitting = [one for one in settings if name in ("all", one.regime, one.slug)]
         if not fitting:
             there = ", ".join(one.slug for one in settings) or "none"
             raise ConfigError(f"--regime {name}: the run has {there}", hint="--regime all takes every one")
-        found += fitting
-    return tuple(dict.fromkeys(found))
+        chosen_settings += fitting
+    return tuple(dict.fromkeys(chosen_settings))
 
 
 def write_files(
@@ -89,9 +89,9 @@ def write_files(
     repeat.yaml, as far as that is known. Raises `LocalError`."""
 
     texts = {
-        "report.html": page(report, everything=everything),
-        "report.md": markdown(report, settings),
-        "report.json": json.dumps(document(report), indent=1, allow_nan=False) + "\n",
+        "report.html": report_page(report, everything=everything),
+        "report.md": report_markdown(report, settings),
+        "report.json": json.dumps(report_document(report), indent=1, allow_nan=False) + "\n",
         "summary.csv": summary_csv(report),
         "verdicts.csv": verdicts_csv(report),
     }

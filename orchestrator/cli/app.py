@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 from orchestrator import __version__
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import UNSET, LazyGroup
-from orchestrator.cli.terminal import ANSWERED, READER_LEFT, answer_with, endure, hanging, in_any_locale, lost
+from orchestrator.cli.terminal import ANSWERED, READER_LEFT, answer_with, endure, hanging, in_any_locale, output_error
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
 from orchestrator.core.text import log_text
 
@@ -60,12 +60,12 @@ GROUPS = {
 """The groups of commands in `bench --help` and in the greeting; a command that is in no group comes last."""
 
 
-def grouped() -> dict[str, list[str]]:
+def commands_by_group() -> dict[str, list[str]]:
     """All commands, by group."""
-    found = {title: [name for name in names if name in COMMANDS] for title, names in GROUPS.items()}
-    known = {name for names in found.values() for name in names}
-    found["More"] = [name for name in COMMANDS if name not in known]
-    return {title: names for title, names in found.items() if names}
+    present_commands = {title: [name for name in names if name in COMMANDS] for title, names in GROUPS.items()}
+    grouped_names = {name for names in present_commands.values() for name in names}
+    present_commands["More"] = [name for name in COMMANDS if name not in grouped_names]
+    return {title: names for title, names in present_commands.items() if names}
 
 
 class Boundary(LazyGroup):
@@ -75,7 +75,7 @@ class Boundary(LazyGroup):
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))
-        for title, names in grouped().items():
+        for title, names in commands_by_group().items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{width}}", COMMANDS[name]) for name in names])
 
@@ -106,8 +106,8 @@ UNHEARD: Final = (
 def complain(exc: BenchError) -> None:
     """Prints the error and its hint to standard error, in colour if that is a terminal that shows colours."""
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    said = hanging(f"error: {log_text(str(exc))}", err=True, indent=7).removeprefix("error")
-    typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}{said}", err=True)
+    message = hanging(f"error: {log_text(str(exc))}", err=True, indent=7).removeprefix("error")
+    typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}{message}", err=True)
     if exc.hint:
         typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {log_text(exc.hint)}", err=True)
 
@@ -152,7 +152,7 @@ def root(
 
 def greeting() -> str:
     """What `bench` without a command prints: what it is for, its commands, and how to begin."""
-    groups = grouped()
+    groups = commands_by_group()
     width = max(map(len, groups))
     listed = [f"  {title:<{width}}  {'  '.join(names)}" for title, names in groups.items()]
     return "\n".join(
@@ -176,7 +176,7 @@ def main() -> None:
         app(prog_name="bench")
     except SystemExit as exc:
         sys.stdout.flush()
-        trouble = lost(sys.stdout)
+        trouble = output_error(sys.stdout)
         if trouble is None:
             raise
         sys.exit(exc.code or _untold(trouble))

@@ -13,11 +13,11 @@ from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import answer, emit_json
-from orchestrator.core.baselines import Baseline, Older, checked_name, placed, plain, without
+from orchestrator.core.baselines import Baseline, Older, checked_name, place_baseline, plain_entries, remove_devices
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
-from orchestrator.core.run.status import iso
-from orchestrator.report.comparing import fingerprint
+from orchestrator.core.run.status import iso_time
+from orchestrator.report.comparing import run_fingerprint
 
 app = typer.Typer(no_args_is_help=True, help="Name runs to compare others with, one for each device.")
 
@@ -53,17 +53,17 @@ def set_(
             f"run {run_id} is not complete: comparisons with it would leave out cases",
             hint=f"`bench launch --resume {run_id}` measures the rest; --partial accepts the run as it is",
         )
-    known = fingerprint(found)
+    device_fingerprint = run_fingerprint(found)
     new = Baseline(
         run_id=run_id,
         device=found.study.device,
-        git_commit=str(known.get("git_commit") or ""),
-        git_dirty=known.get("git_dirty"),
-        fingerprint=known,
-        set_at=iso(wiring.clock.now()),
+        git_commit=str(device_fingerprint.get("git_commit") or ""),
+        git_dirty=device_fingerprint.get("git_dirty"),
+        fingerprint=device_fingerprint,
+        set_at=iso_time(wiring.clock.now()),
         set_by=wiring.user,
     )
-    stored = wiring.baselines.update(name, lambda there: placed(there, new, back=back))
+    stored = wiring.baselines.update(name, lambda there: place_baseline(there, new, back=back))
     if isinstance(stored, Older):
         raise ConfigError(
             f"{name} on {new.device} is already {stored.there.run_id}, which is newer than {run_id}",
@@ -78,15 +78,15 @@ def set_(
 def list_(ctx: typer.Context, json: Json = False) -> None:
     """List every baseline in the bucket."""
     store = options(ctx).wiring().baselines
-    found = [(name, one) for name in store.names() for _, one in sorted(store.read(name).items())]
+    entries = [(name, one) for name in store.names() for _, one in sorted(store.read(name).items())]
     if json:
-        emit_json({"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in found]})
+        emit_json({"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in entries]})
         return
-    if not found:
+    if not entries:
         typer.echo("there are no baselines; `bench baseline set main RUN` makes one")
         return
     table = Columns("name", "device", "run", "commit", "set by", droppable=("commit", "set by"))
-    for name, one in found:
+    for name, one in entries:
         table.add_row(name, one.device, one.run_id, _commit(one).strip(" ()"), one.set_by)
     screen().print(table)
 
@@ -120,10 +120,10 @@ def rm(
         gone: dict[str, Baseline] = {}
     else:
         gone = _chosen(dict(store.read(name)), name, device)
-        store.update(name, lambda there: without(there, frozenset(gone)))
-    said = [f"removed {name} on {one.device}; its run {one.run_id} stays" for one in gone.values()]
+        store.update(name, lambda there: remove_devices(there, frozenset(gone)))
+    lines = [f"removed {name} on {one.device}; its run {one.run_id} stays" for one in gone.values()]
     removed = {"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]}
-    answer(removed, *said, *([f"{name} is now empty"] if broken else []), json=json)
+    answer(removed, *lines, *([f"{name} is now empty"] if broken else []), json=json)
 
 
 def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:
@@ -135,7 +135,7 @@ def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Bas
 
 
 def _document(one: Baseline) -> dict[str, Any]:
-    return asdict(one) | {"git_commit": one.git_commit or None, "fingerprint": plain(one.fingerprint)}
+    return asdict(one) | {"git_commit": one.git_commit or None, "fingerprint": plain_entries(one.fingerprint)}
 
 
 def _commit(one: Baseline) -> str:

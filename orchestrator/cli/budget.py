@@ -15,11 +15,11 @@ from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
-from orchestrator.core.ledger.unlisted import dollars
+from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.text import count
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.runs.rebuild import rebuild
-from orchestrator.wiring import configured
+from orchestrator.runs.rebuild import rebuild_from_events
+from orchestrator.wiring import load_chosen_config
 
 app = typer.Typer(invoke_without_command=True, help="Show the caps, what is spent, and what is left.")
 Cap = Annotated[str, typer.Option(metavar="USD", help="In dollars; `none` takes the cap away.")]
@@ -37,7 +37,7 @@ def budget(
 ) -> None:
     if ctx.invoked_subcommand is not None:
         return
-    chosen, name = configured(LaunchOptions("" if config else gpu, config, tuple(set_ or ())))
+    chosen, name = load_chosen_config(LaunchOptions("" if config else gpu, config, tuple(set_ or ())))
     wiring = options(ctx).wiring()
     ledger, now, caps = wiring.ledger.read(), wiring.clock.now(), chosen.budget.caps()
     practice = wiring.mode.simulated
@@ -54,10 +54,12 @@ def set_for_all(
     ctx: typer.Context, run: Cap = "", day: Cap = "", month: Cap = "", total: Cap = "", json: Json = False
 ) -> None:
     """Set caps for everybody who uses this bucket. Where you have a cap too, the lower one counts."""
-    said = {"run": run, "day": day, "month": month, "total": total}
-    if not any(said.values()):
+    cap_amounts = {"run": run, "day": day, "month": month, "total": total}
+    if not any(cap_amounts.values()):
         raise ConfigError("no cap given", hint="for example: bench budget set --day 5 --month 20 --total 100")
-    amounts = {key: None if text == "none" else dollars(text, zero=True) for key, text in said.items() if text}
+    amounts = {
+        key: None if text == "none" else parse_dollars(text, zero=True) for key, text in cap_amounts.items() if text
+    }
     wiring = options(ctx).wiring()
     by, now = wiring.user, wiring.clock.now()
 
@@ -75,7 +77,7 @@ def set_for_all(
 def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
     """Rebuild a missing or unreadable ledger from the events of the runs."""
     wiring = options(ctx).wiring()
-    done = rebuild(wiring.world())
+    done = rebuild_from_events(wiring.world())
     aside = [f"the unreadable ledger was moved to gs://{wiring.bucket.name}/{done.kept_as}"] if done.kept_as else []
     added = f"{count(len(done.added), 'hold')} added, {len(done.ledger.runs)} in the ledger"
     lost = (
@@ -83,5 +85,5 @@ def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
         if done.added
         else []
     )
-    told = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
-    answer(told, *aside, added, *lost, json=json)
+    document = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
+    answer(document, *aside, added, *lost, json=json)

@@ -22,13 +22,13 @@ def cases(
 ) -> None:
     """List the ids of the cases that a run measured."""
     if Path(run).exists():
-        name, found = run, list(read_report(Path(run)).study.case_ids)
+        name, case_ids = run, list(read_report(Path(run)).study.case_ids)
     else:
         wiring = options(ctx).wiring()
         name = find_run(wiring, run)
         prefix = cases_prefix(name)
         stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix))
-        found = sorted(case.removesuffix(".csv") for case in stored)
-    if not found and not json:
+        case_ids = sorted(case.removesuffix(".csv") for case in stored)
+    if not case_ids and not json:
         raise NotFound(f"run {name} has measured no case yet", hint=f"`bench status {name}` shows its progress")
-    answer({"schema": 1, "run_id": name, "cases": found}, *found, json=json)
+    answer({"schema": 1, "run_id": name, "cases": case_ids}, *case_ids, json=json)

@@ -38,7 +38,7 @@ Hosts = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceParam:
     """What is measured: a configuration, a workload, or the configuration of a GPU."""
 
     config: ConfigFile = None
@@ -80,7 +80,7 @@ class Terms:
         return tuple(self.set_ or ())
 
 
-def launch_options(choice: Choice, terms: Terms, hosts: list[str] | None, *, keep: bool = False) -> LaunchOptions:
+def launch_options(choice: ChoiceParam, terms: Terms, hosts: list[str] | None, *, keep: bool = False) -> LaunchOptions:
     """The same choices as `LaunchOptions`."""
     return LaunchOptions(
         choice.gpu, choice.config, terms.overrides, terms.baseline_only, terms.max_price, terms.on_demand_after,

@@ -13,7 +13,15 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.text import count
-from orchestrator.wiring import CloudAddress, CloudUnavailable, ask, forecast, living, load_settings, stop_cloud
+from orchestrator.wiring import (
+    CloudAddress,
+    CloudUnavailable,
+    ask_control,
+    living_cloud,
+    load_settings,
+    load_weather,
+    stop_cloud,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Control the embedded cloud: its VMs, bill and faults.")
 
@@ -25,7 +33,7 @@ def _home() -> Path:
 def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
     """One request to the control API. Raises `Unavailable`, `NotFound`, `ConfigError`."""
     try:
-        return ask(address, path, body)
+        return ask_control(address, path, body)
     except LookupError as exc:
         raise NotFound(str(exc.args[0]), hint="`bench cloud status` lists the VMs") from exc
     except ValueError as exc:
@@ -37,7 +45,7 @@ def _ask(address: CloudAddress, path: str, body: Any = None) -> Any:
 def _running() -> CloudAddress | None:
     """The address of the running embedded cloud; None if none runs. Raises `Unavailable` if it does not answer."""
     try:
-        return living(_home(), partial(typer.echo, err=True))
+        return living_cloud(_home(), partial(typer.echo, err=True))
     except CloudUnavailable as exc:
         raise Unavailable(str(exc), hint="`bench cloud stop` ends it and its VMs") from exc
 
@@ -52,9 +60,9 @@ def start(ctx: typer.Context, json: Json = False) -> None:
             hint="unset BENCH_PROJECT to use the embedded cloud",
         )
     # The token is for programs that may read its file, not for what collects output.
-    told = {"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}}
+    document = {"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}}
     where = f"compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
-    answer(told, f"the embedded cloud is running: {where}", json=json)
+    answer(document, f"the embedded cloud is running: {where}", json=json)
 
 
 @app.command()
@@ -72,18 +80,18 @@ def stop(json: Json = False) -> None:
 def status(json: Json = False) -> None:
     """List the VMs that exist now."""
     address = _running()
-    found = _ask(address, "/control/status") if address else {"instances": []}
+    cloud_state = _ask(address, "/control/status") if address else {"instances": []}
     if json:
-        emit_json({"schema": 1, "running": address is not None, **found})
+        emit_json({"schema": 1, "running": address is not None, **cloud_state})
         return
     if address is None:
         typer.echo("the embedded cloud is not running, so no VM exists")
         return
-    for vm in found["instances"]:
+    for vm in cloud_state["instances"]:
         where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
         typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
-    device = found.get("device", {})
-    alive = count(len(found["instances"]), "VM")
+    device = cloud_state.get("device", {})
+    alive = count(len(cloud_state["instances"]), "VM")
     typer.echo(f"{alive} alive, running on this machine's {device.get('gpu') or device.get('cpu')}")
     typer.echo("prices are simulated: nothing is paid")
 
@@ -93,15 +101,15 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
     """Show what each VM cost by the cloud's own meter."""
     address = _running() or options(ctx).wiring().address
     assert address is not None
-    found = _ask(address, "/control/bill")
+    bill_document = _ask(address, "/control/bill")
     rows = [
         f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}"
-        for row in found["rows"]
+        for row in bill_document["rows"]
     ]
     answer(
-        {"schema": 1, **found},
+        {"schema": 1, **bill_document},
         *rows,
-        f"{count(len(rows), 'VM')}, ${found['usd']} (simulated: nothing is paid)",
+        f"{count(len(rows), 'VM')}, ${bill_document['usd']} (simulated: nothing is paid)",
         json=json,
     )
 
@@ -115,29 +123,29 @@ def weather(
     json: Json = False,
 ) -> None:
     """Inject faults: stock-outs, errors, preemptions, hangs. See docs/embedded-cloud.md."""
-    body = None if file is None else forecast(file)
+    body = None if file is None else load_weather(file)
     address = options(ctx).wiring().address
     if address is None:
         raise ConfigError(
             "a Google project is configured, so no faults can be injected",
             hint="unset BENCH_PROJECT: only the embedded cloud injects faults",
         )
-    found = _ask(address, "/control/weather", body)
-    faults = found["faults"]
-    answer({"schema": 1, **found}, *map(told, faults), count(len(faults), "fault"), json=json)
+    weather_document = _ask(address, "/control/weather", body)
+    faults = weather_document["faults"]
+    answer({"schema": 1, **weather_document}, *map(format_fault, faults), count(len(faults), "fault"), json=json)
 
 
-def told(fault: dict[str, Any]) -> str:
+def format_fault(fault: dict[str, Any]) -> str:
     """A fault as one line, e.g. `3  http (service storage, status 503): 1 of 2 times, upon GET /storage/v1/b`."""
     given = {key: value for key, value in fault.items() if key not in ("fault", "id", "fired", "victims", "times")}
-    said = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
+    params_text = ", ".join(f"{key} {_value(value)}" for key, value in given.items())
     fired, times = fault["fired"], fault.get("times")
     often = f"fired {fired} of {count(times, 'time')}" if times else f"active, met {count(fired, 'time')}"
     # Many victims are alike: each is shown once, and the last few of them are enough.
     victims = list(dict.fromkeys(fault.get("victims", [])))
     upon = f", upon {'; '.join(victims[-3:])}" if victims else ""
-    more = f" and {len(victims) - 3} others" if len(victims) > 3 else ""
-    return f"{fault['id']}  {fault['fault']}{f' ({said})' if said else ''}: {often}{upon}{more}"
+    suffix = f" and {len(victims) - 3} others" if len(victims) > 3 else ""
+    return f"{fault['id']}  {fault['fault']}{f' ({params_text})' if params_text else ''}: {often}{upon}{suffix}"
 
 
 def _value(value: Any) -> str:
@@ -163,5 +171,5 @@ def preempt(
             "the embedded cloud is not running, so no VM can be preempted",
             hint="`bench launch --gpu cpu` starts it and a VM",
         )
-    found = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
-    answer({"schema": 1, **found}, f"preempting {name}", json=json)
+    preempted = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
+    answer({"schema": 1, **preempted}, f"preempting {name}", json=json)

@@ -17,18 +17,18 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.api.results import report_of
 from orchestrator.cli.completion import known_runs
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.baselines import device_key
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.errors import ConfigError, NotComparable, NotFound, Regression, Undecided
-from orchestrator.core.text import begun, count
+from orchestrator.core.text import capitalize_first, count
 from orchestrator.report import comparing
-from orchestrator.report.comparing import Comparison, compared
+from orchestrator.report.comparing import Comparison, compare_reports
 from orchestrator.report.document import changes_document
 from orchestrator.report.report import Report
-from orchestrator.report.text import labels, percent
+from orchestrator.report.text import case_labels, format_percent
 from orchestrator.wiring import write_atomically
 
 # Shows a comparison in a terminal.
@@ -54,7 +54,7 @@ def show(one: Comparison) -> None:
             console.print(setting.name, style="bold")
         console.print(_table(one, setting))
     who = "" if len(one.implementations) > 1 else f"{one.implementations[0]}, "
-    spread = f"; runs of the same code differ by {percent(max(change.spread for change in one.changes))} or less"
+    spread = f"; runs of the same code differ by {format_percent(max(change.spread for change in one.changes))} or less"
     console.print(f"{who}{one.unit()}{spread}; a ratio over 1 is faster in the second run", style="dim")
     if one.energy:
         console.print(one.joules())
@@ -63,7 +63,7 @@ def show(one: Comparison) -> None:
 
 def _table(one: Comparison, setting: Setting) -> Table:
     several = len(one.implementations) > 1
-    names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
+    names = case_labels(list(dict.fromkeys(change.case_id for change in one.changes)))
     numbers = ("before", "after", "ratio", "95 % interval")
     table = Columns("case", *(["implementation"] if several else []), *numbers, "verdict", right=numbers)
     for change in one.changes:
@@ -83,7 +83,7 @@ FAIL_ON = ("regression", "inconclusive", "never")
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class NamedBaseline:
     """The baseline that the runs are compared with, if it is not the first of them."""
 
     against: Annotated[
@@ -121,7 +121,7 @@ class Judgement:
     across_devices: Annotated[bool, typer.Option("--across-devices", help="Compare runs of different devices.")] = False
 
     def compared(self, before: Report, after: Report) -> Comparison:
-        return compared(
+        return compare_reports(
             before,
             after,
             relative_to=self.relative_to,
@@ -133,7 +133,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class ComparisonPages:
     """What is written."""
 
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained HTML file.")] = None
@@ -146,7 +146,7 @@ class Pages:
         return self.markdown is not None and str(self.markdown) == "-"
 
 
-@grouped
+@group_options
 def compare(
     ctx: typer.Context,
     runs: Annotated[
@@ -155,9 +155,9 @@ def compare(
             metavar="A B [...]", help="Runs or folders; each is compared with A.", autocompletion=known_runs
         ),
     ],
-    baseline: Baseline,
+    baseline: NamedBaseline,
     judgement: Judgement,
-    pages: Pages,
+    pages: ComparisonPages,
     json: Json = False,
 ) -> None:
     """Compare runs with the first one, or with a baseline. Exits with 12 when something became slower.
@@ -172,18 +172,18 @@ def compare(
         )
     _check(judgement, twice=json and pages.to_stdout)
     pairs, missing = _pairs(ctx, runs, baseline)
-    found = [judgement.compared(before, after) for before, after in pairs]
-    written = _write(found, missing, pages)
+    comparisons = [judgement.compared(before, after) for before, after in pairs]
+    written = _write(comparisons, missing, pages)
     if json:
-        made = [changes_document(one) for one in found]
+        made = [changes_document(one) for one in comparisons]
         percent = judgement.tolerance
         emit_json({"schema": 2, "tolerance_percent": percent, "comparisons": made, "without_baseline": missing})
     elif not pages.to_stdout:
-        for one in found:
+        for one in comparisons:
             show(one)
         for words in (*missing, *(f"wrote {path}" for path in written)):
             typer.echo(words)
-    _judge(found, judgement.fail_on)
+    _judge(comparisons, judgement.fail_on)
 
 
 def _check(judgement: Judgement, *, twice: bool) -> None:
@@ -203,7 +203,7 @@ def _called(report: Report, named: str) -> Report:
 
 
 def _pairs(
-    ctx: typer.Context, runs: Sequence[str], baseline: Baseline
+    ctx: typer.Context, runs: Sequence[str], baseline: NamedBaseline
 ) -> tuple[list[tuple[Report, Report]], list[str]]:
     """The pairs to compare, and the runs that have no baseline to be compared with."""
     reports = [_called(report_of(options(ctx).wiring, named)[0], named) for named in runs]
@@ -213,25 +213,27 @@ def _pairs(
     there = options(ctx).wiring().baselines.read(name)
     pairs, missing = [], []
     for report in reports:
-        known = there.get(device_key(report.study.device))
-        if known is not None:
-            pairs.append((report_of(options(ctx).wiring, known.run_id)[0], report))
+        known_baseline = there.get(device_key(report.study.device))
+        if known_baseline is not None:
+            pairs.append((report_of(options(ctx).wiring, known_baseline.run_id)[0], report))
             continue
-        words = f"there is no baseline called {name} for {report.study.device or 'an unknown device'}"
+        reason = f"there is no baseline called {name} for {report.study.device or 'an unknown device'}"
         if not baseline.missing_ok:
-            raise NotFound(words, hint=f"`bench baseline set {name} RUN` creates it; --missing-ok continues without it")
-        missing.append(words)
+            raise NotFound(
+                reason, hint=f"`bench baseline set {name} RUN` creates it; --missing-ok continues without it"
+            )
+        missing.append(reason)
     return pairs, missing
 
 
-def _write(found: Sequence[Comparison], missing: Sequence[str], pages: Pages) -> list[Path]:
+def _write(found: Sequence[Comparison], missing: Sequence[str], pages: ComparisonPages) -> list[Path]:
     written = []
     if pages.html is not None and found:
-        write_atomically(pages.html, comparing.page(found).encode())
+        write_atomically(pages.html, comparing.comparison_page(found).encode())
         written.append(pages.html)
     if pages.markdown is not None:
-        text = comparing.markdown(found) if found else ""
-        text += "".join(f"{begun(words)}.\n" for words in missing)
+        text = comparing.comparison_markdown(found) if found else ""
+        text += "".join(f"{capitalize_first(words)}.\n" for words in missing)
         if pages.to_stdout:
             typer.echo(text, nl=False)
         else:

@@ -11,7 +11,7 @@ from orchestrator.api.finding import LOCAL, SEEN, SEEN_FLEETS, seen
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.naming import is_run_id
-from orchestrator.wiring import configs, load_settings
+from orchestrator.wiring import configs_folder, load_settings
 
 
 def known_runs(incomplete: str) -> list[str]:
@@ -35,7 +35,8 @@ def known_gpus(incomplete: str) -> list[str]:
 
 def known_configs(incomplete: str) -> list[str]:
     return _fitting(
-        sorted(path.stem for path in configs().glob("*.yaml") if path.stem not in ("grids", "prices")), incomplete
+        sorted(path.stem for path in configs_folder().glob("*.yaml") if path.stem not in ("grids", "prices")),
+        incomplete,
     )
 
 

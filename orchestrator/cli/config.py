@@ -15,7 +15,7 @@ from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import configs, configured
+from orchestrator.wiring import configs_folder, load_chosen_config
 
 app = typer.Typer(no_args_is_help=True, help="Show the bundled configurations and every key.")
 
@@ -28,8 +28,8 @@ def names() -> list[str]:
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the configurations that come with the tool."""
-    found = [{"name": name, "path": str(configs() / f"{name}.yaml")} for name in names()]
-    answer({"schema": 1, "configs": found}, *names(), json=json)
+    entries = [{"name": name, "path": str(configs_folder() / f"{name}.yaml")} for name in names()]
+    answer({"schema": 1, "configs": entries}, *names(), json=json)
 
 
 @app.command("show")
@@ -43,9 +43,9 @@ def show(
     """Show one as YAML to start from: bench config show l4 > mine.yaml; bench launch mine.yaml."""
     if name not in names():
         raise ConfigError(f"configuration not found: {name}", hint=f"bundled configurations: {', '.join(names())}")
-    text = (configs() / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (configs_folder() / f"{name}.yaml").read_text(encoding="utf-8")
     if whole or json:
-        loaded, _ = configured(LaunchOptions(name, None, ()))
+        loaded, _ = load_chosen_config(LaunchOptions(name, None, ()))
         values = loaded.model_dump(mode="json")
         if whole:
             text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
@@ -58,12 +58,12 @@ def show(
 @app.command("keys")
 def keys(json: Json = False) -> None:
     """List every key of a configuration, as --set takes it, and its default."""
-    found = list(walk(Config))
+    key_rows = list(walk(Config))
     if json:
-        emit_json({"schema": 1, "keys": [{"key": key, "default": value} for key, value in found]})
+        emit_json({"schema": 1, "keys": [{"key": key, "default": value} for key, value in key_rows]})
         return
     table = Columns("key")
     table.add_column("default", overflow="fold")
-    for key, value in found:
+    for key, value in key_rows:
         table.add_row(key, "" if value is None else str(value))
     screen().print(table)

@@ -15,8 +15,8 @@ from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import add_cost, take_back
-from orchestrator.core.ledger.unlisted import dollars, is_large
-from orchestrator.runs.reconcile import is_due, reconcile
+from orchestrator.core.ledger.unlisted import is_large, parse_dollars
+from orchestrator.runs.reconcile import is_due, reconcile_holds
 
 PAGE = 30
 "How many entries are shown without `--last`."
@@ -38,12 +38,12 @@ def costs(
     wiring = options(ctx).wiring()
     ledger = wiring.ledger.read()
     if is_due(ledger):
-        reconcile(wiring.world())
+        reconcile_holds(wiring.world())
         ledger = wiring.ledger.read()
     practice = wiring.mode.simulated
     if json:
-        found = costs_document(ledger, wiring.clock.now(), practice=practice, last=last)
-        emit_json({**found, "prices_simulated": practice})
+        document = costs_document(ledger, wiring.clock.now(), practice=practice, last=last)
+        emit_json({**document, "prices_simulated": practice})
     else:
         screen().print(costs_view(ledger, wiring.clock.now(), practice=practice, last=last or PAGE))
         if practice:
@@ -60,15 +60,15 @@ def add(
     json: Json = False,
 ) -> None:
     """Record a cost that is not a machine. It counts against the same caps."""
-    amount = dollars(usd)
+    amount = parse_dollars(usd)
     wiring = options(ctx).wiring()
     accounts = wiring.accounts()
     if is_large(amount, accounts.ledger.read(), accounts.caps) and not yes:
         agreed_to(f"${amount} is as much as a whole cap, or more than a thousand dollars. Record it?", "--yes")
     now, entry = wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
     accounts.change(lambda ledger: add_cost(ledger, category, amount, note, now, entry))
-    told = {"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note}
-    answer(told, f"recorded ${amount} for {category}{f' ({note})' if note else ''}", json=json)
+    document = {"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note}
+    answer(document, f"recorded ${amount} for {category}{f' ({note})' if note else ''}", json=json)
 
 
 @app.command("rm")
@@ -90,8 +90,8 @@ def remove(
             hint="`bench costs --json` lists all costs with their ids",
         )
     usd = after.costs[cost].usd
-    told = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
-    answer(told, f"took back ${usd} ({cost})", json=json)
+    document = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
+    answer(document, f"took back ${usd} ({cost})", json=json)
 
 
 def agreed_to(question: str, flag: str) -> None:

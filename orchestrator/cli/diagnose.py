@@ -11,9 +11,9 @@ from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer, hanging
 from orchestrator.core.run import diagnose as table
-from orchestrator.core.run.diagnose import Diagnosis
+from orchestrator.core.run.diagnose import RunDiagnosis
 from orchestrator.core.run.fold import Phase
-from orchestrator.core.text import sentence
+from orchestrator.core.text import clean_sentence
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.logs import live_serial, log_of
 
@@ -34,23 +34,23 @@ def diagnose(
     attempt = state.vm.attempt if state.vm is not None else 0
     log = log_of(wiring.bucket, run_id, attempt) + live_serial(wiring.cloud, state.vm)
     ended = state.closed.detail if state.closed is not None else ""
-    found = table.diagnose(facts=table.last_attempt(events), log=log, ended=ended)
-    nothing = found.cause == "unknown" and (state.closed is None or state.phase in table.EXPLAINS_ITSELF)
+    diagnosis = table.diagnose_run(facts=table.last_attempt(events), log=log, ended=ended)
+    nothing = diagnosis.cause == "unknown" and (state.closed is None or state.phase in table.EXPLAINS_ITSELF)
     if state.phase is Phase.SUCCEEDED or nothing:
         unexplained = nothing and state.phase is not Phase.SUCCEEDED
-        found = table.Diagnosis("", ended, "", table.matters(log) if unexplained else ())
-    found = replace(found, remedy=table.pasted(found.remedy, run_id))
-    told = {
+        diagnosis = table.RunDiagnosis("", ended, "", table.relevant_lines(log) if unexplained else ())
+    diagnosis = replace(diagnosis, remedy=table.complete_remedy(diagnosis.remedy, run_id))
+    document = {
         "schema": 1,
         "run_id": run_id,
         "state": state.phase.value,
-        "cause": found.cause or None,
-        "detail": found.detail,
-        "remedy": found.remedy,
-        "lines": list(found.lines),
+        "cause": diagnosis.cause or None,
+        "detail": diagnosis.detail,
+        "remedy": diagnosis.remedy,
+        "lines": list(diagnosis.lines),
     }
-    lines = lines_of(run_id, state.phase.value.replace("_", " "), found)
-    answer(told, *(_folded(line) for line in lines), json=json)
+    lines = lines_of(run_id, state.phase.value.replace("_", " "), diagnosis)
+    answer(document, *(_folded(line) for line in lines), json=json)
 
 
 def _folded(line: str) -> str:
@@ -58,13 +58,17 @@ def _folded(line: str) -> str:
     return line if line.startswith("  remedy:") else hanging(line, indent=10)
 
 
-def lines_of(run_id: str, state: str, found: Diagnosis) -> list[str]:
+def lines_of(run_id: str, state: str, found: RunDiagnosis) -> list[str]:
     """The diagnosis as lines for a terminal."""
     if not found.cause:
-        said = [f"run {run_id} ({state}): {sentence(found.detail) or 'nothing is wrong with it'}"]
+        lines = [f"run {run_id} ({state}): {clean_sentence(found.detail) or 'nothing is wrong with it'}"]
     else:
         named = "the cause is not known" if found.cause == "unknown" else found.cause.replace("_", " ")
-        said = [f"run {run_id} ({state}): {named}", f"  reason: {sentence(found.detail)}", f"  remedy: {found.remedy}"]
+        lines = [
+            f"run {run_id} ({state}): {named}",
+            f"  reason: {clean_sentence(found.detail)}",
+            f"  remedy: {found.remedy}",
+        ]
     if found.lines:
-        said += ["log lines that may explain it:", *(f"  | {line}" for line in found.lines)]
-    return said
+        lines += ["log lines that may explain it:", *(f"  | {line}" for line in found.lines)]
+    return lines

@@ -12,32 +12,32 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.choices import Choice, Overrides
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.choices import ChoiceParam, Overrides
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import emit_json
-from orchestrator.core.doctor.verdicts import Level, Result, counted, exit_code, fixes
+from orchestrator.core.doctor.verdicts import CheckLevel, CheckResult, count_levels, exit_code, proposed_fixes
 from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import parse_target
-from orchestrator.core.setup.steps import Step, describe
+from orchestrator.core.setup.steps import Step, describe_step
 from orchestrator.core.text import count, log_text
-from orchestrator.runs.doctor import CloudExamination, Task, examine, here_tasks, host_tasks
+from orchestrator.runs.doctor import CloudExamination, TaskRun, here_tasks, host_tasks, run_checks
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import Wiring, configured
+from orchestrator.wiring import Wiring, load_chosen_config
 
 # Shows a page of checks, as lines and as JSON.
 
 
 MARKS = {
-    Level.OK: ("ok", "green"),
-    Level.WARN: ("warn", "yellow"),
-    Level.FAIL: ("FAIL", "bold red"),
-    Level.SKIPPED: ("skip", "dim"),
+    CheckLevel.OK: ("ok", "green"),
+    CheckLevel.WARN: ("warn", "yellow"),
+    CheckLevel.FAIL: ("FAIL", "bold red"),
+    CheckLevel.SKIPPED: ("skip", "dim"),
 }
 AREAS = {"here": "this machine", "gce": "the project", "host": "the host"}
 
 
-def page(results: Sequence[Result], where: str) -> RenderableType:
+def page(results: Sequence[CheckResult], where: str) -> RenderableType:
     """A line for each check; neighbours that were skipped for the same reason share a line."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -50,29 +50,29 @@ def page(results: Sequence[Result], where: str) -> RenderableType:
             area = first.check.area
             table.add_row("", Text(AREAS[area], "bold"), Text(where if area != "here" else "", "dim"))
         mark, style = MARKS[first.verdict.level]
-        quiet = "dim" if first.verdict.level in (Level.OK, Level.SKIPPED) else ""
+        quiet = "dim" if first.verdict.level in (CheckLevel.OK, CheckLevel.SKIPPED) else ""
         title = first.check.title if len(lines) == 1 else count(len(lines), "check")
         also = "" if len(lines) == 1 else f" ({', '.join(dict.fromkeys(line.check.title for line in lines))})"
         table.add_row(Text(mark, style), Text(title), Text(first.verdict.why + also, quiet))
     return table
 
 
-def _lines(results: Sequence[Result]) -> list[list[Result]]:
+def _lines(results: Sequence[CheckResult]) -> list[list[CheckResult]]:
     """The results grouped by line: neighbours that were skipped for the same reason share one."""
-    lines: list[list[Result]] = []
+    lines: list[list[CheckResult]] = []
     for result in results:
         last = lines[-1][-1] if lines else None
-        if last is not None and Level.SKIPPED is last.verdict.level and last.verdict == result.verdict:
+        if last is not None and CheckLevel.SKIPPED is last.verdict.level and last.verdict == result.verdict:
             lines[-1].append(result)
         else:
             lines.append([result])
     return lines
 
 
-def remedies(results: Sequence[Result]) -> list[Text]:
+def remedies(results: Sequence[CheckResult]) -> list[Text]:
     """The remedies, one on each line, so that each can be copied whole."""
-    told: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda one: one.verdict.level is not Level.FAIL):
+    told: dict[str, list[CheckResult]] = {}
+    for result in sorted(results, key=lambda one: one.verdict.level is not CheckLevel.FAIL):
         if result.verdict.remedy:
             told.setdefault(result.verdict.remedy, []).append(result)
     lines = [Text(), Text("how to fix it", "bold")] if told else []
@@ -83,15 +83,20 @@ def remedies(results: Sequence[Result]) -> list[Text]:
     return lines
 
 
-def total(results: Sequence[Result], seconds: float) -> Text:
+def total(results: Sequence[CheckResult], seconds: float) -> Text:
     """How many checks had which result, and how long they took."""
-    count = counted(results)
-    words = ((Level.OK, "ok"), (Level.WARN, "warn"), (Level.FAIL, "fail"), (Level.SKIPPED, "skipped"))
-    parts = ", ".join(f"{count[level]} {word}" for level, word in words)
-    return Text(f"\n{parts}; {seconds:.1f} s, nothing spent", "bold" if count[Level.FAIL] else "")
+    count = count_levels(results)
+    level_words = (
+        (CheckLevel.OK, "ok"),
+        (CheckLevel.WARN, "warn"),
+        (CheckLevel.FAIL, "fail"),
+        (CheckLevel.SKIPPED, "skipped"),
+    )
+    parts = ", ".join(f"{count[level]} {word}" for level, word in level_words)
+    return Text(f"\n{parts}; {seconds:.1f} s, nothing spent", "bold" if count[CheckLevel.FAIL] else "")
 
 
-def show(results: Sequence[Result], where: str, seconds: float) -> None:
+def show(results: Sequence[CheckResult], where: str, seconds: float) -> None:
     """The page, on standard output. Commands are not wrapped, so that they can be copied."""
     console = screen()
     console.print(page(results, where))
@@ -99,7 +104,7 @@ def show(results: Sequence[Result], where: str, seconds: float) -> None:
         console.print(line, soft_wrap=True)
 
 
-def document(results: Sequence[Result], mode: str, project: str, bucket: str) -> dict[str, Any]:
+def document(results: Sequence[CheckResult], mode: str, project: str, bucket: str) -> dict[str, Any]:
     """The page as a document."""
     return {
         "schema": 1,
@@ -107,7 +112,7 @@ def document(results: Sequence[Result], mode: str, project: str, bucket: str) ->
         "project": project,
         "bucket": bucket,
         "exit_code": exit_code(results),
-        "counts": {str(level): count for level, count in counted(results).items()},
+        "counts": {str(level): count for level, count in count_levels(results).items()},
         "checks": [
             {
                 "name": result.check.name,
@@ -123,10 +128,10 @@ def document(results: Sequence[Result], mode: str, project: str, bucket: str) ->
     }
 
 
-@grouped
+@group_options
 def doctor(
     ctx: typer.Context,
-    choice: Choice,
+    choice: ChoiceParam,
     set_: Overrides = None,
     host: Annotated[
         str, typer.Option("--host", metavar="USER@BOX[:PORT]", help="Check your own machine instead, over SSH.")
@@ -146,7 +151,7 @@ def doctor(
     begun = time.monotonic()
     results = _examine((*here_tasks(wiring.surroundings(), choice.config), *cloud.tasks()), quiet=json)
     subject = cloud.subject() if wiring.reached else None
-    wished = fixes(results) if fix else ()
+    wished = proposed_fixes(results) if fix else ()
     if wished and _agreed(wished, yes=yes, json=json):
         _mend(wiring, wished, say=(lambda _text: None) if json else typer.echo)
         cloud.session.close()
@@ -169,7 +174,9 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
     target = parse_target(name, wiring.machine)
     wiring.name_hosts((name,))
     here = here_tasks(wiring.surroundings(), None)
-    results = _examine((*here, *host_tasks(target, lambda: wiring.shell(target), asked, configured)), quiet=json)
+    results = _examine(
+        (*here, *host_tasks(target, lambda: wiring.shell(target), asked, load_chosen_config)), quiet=json
+    )
     if json:
         emit_json(document(results, "host", "", "") | {"host": str(target)})
     else:
@@ -177,30 +184,30 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
     raise typer.Exit(exit_code(results))
 
 
-def _examination(wiring: Wiring, choice: Choice, overrides: tuple[str, ...]) -> CloudExamination:
+def _examination(wiring: Wiring, choice: ChoiceParam, overrides: tuple[str, ...]) -> CloudExamination:
     session = wiring.checking_session()
-    if choice == Choice():
+    if choice == ChoiceParam():
         if not overrides:
             return CloudExamination(session, wiring.subject)
-        choice = Choice(gpu="l4")
-    loaded, _name = configured(LaunchOptions(choice.gpu, choice.config, overrides))
+        choice = ChoiceParam(gpu="l4")
+    loaded, _name = load_chosen_config(LaunchOptions(choice.gpu, choice.config, overrides))
     return CloudExamination(session, wiring.subject, loaded, (loaded.gpu, *loaded.placement.fallback_gpus))
 
 
-def _examine(tasks: Sequence[Task], *, quiet: bool) -> tuple[Result, ...]:
+def _examine(tasks: Sequence[TaskRun], *, quiet: bool) -> tuple[CheckResult, ...]:
     """Makes all checks; on a terminal, a line counts them."""
     err = screen(sys.stderr)
     if quiet or not err.is_terminal:
-        return examine(tasks)
+        return run_checks(tasks)
     with err.status(f"checking: 0 of {len(tasks)}") as status:
         seen = 0
 
-        def report(result: Result) -> None:
+        def report(result: CheckResult) -> None:
             nonlocal seen
             seen += 1
             status.update(f"checking: {seen} of {len(tasks)}, {result.check.title}")
 
-        return examine(tasks, report)
+        return run_checks(tasks, report)
 
 
 def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
@@ -210,11 +217,11 @@ def _agreed(steps: Sequence[Step], *, yes: bool, json: bool) -> bool:
         return False
     typer.echo("these fixes cost nothing:")
     for step in steps:
-        typer.echo(f"  {describe(step)}")
-    return confirmed()
+        typer.echo(f"  {describe_step(step)}")
+    return ask_confirmation()
 
 
-def confirmed() -> bool:
+def ask_confirmation() -> bool:
     """Whether the user says yes. Without a terminal, or after Ctrl-C, the answer is no."""
     try:
         return typer.confirm("do it?")
@@ -231,4 +238,4 @@ def _mend(wiring: Wiring, steps: Sequence[Step], say: Callable[[str], None]) -> 
         except BenchError as exc:
             say(log_text(f"not done: {exc}"))
         else:
-            say(f"done: {describe(step)}")
+            say(f"done: {describe_step(step)}")

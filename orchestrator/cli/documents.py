@@ -21,7 +21,7 @@ Rows = list[Row]
 
 
 @dataclass
-class Document:
+class OutputDocument:
     """What a command prints has the number of its shape in it."""
 
     schema: Literal[1]
@@ -37,7 +37,7 @@ def shape(about: str = "", *, schema: Any = Literal[1], **fields: Any) -> type:
 
 
 @dataclass
-class Image:
+class ImageDocument:
     """What is known of a prepared image, whatever the cloud says of it today."""
 
     name: str
@@ -58,7 +58,7 @@ class Image:
 
 
 @dataclass
-class ImageBuilt(Image):
+class ImageBuilt(ImageDocument):
     schema: Literal[1]
 
 
@@ -74,7 +74,7 @@ class ImageGone(ImageBuilt):
 
 
 @dataclass
-class ImageListed(Image):
+class ImageListed(ImageDocument):
     state: Literal["valid", "unproven", "stale", "unusable"]
     why: str
     age_s: int
@@ -107,7 +107,7 @@ class PlannedJob:
 
 
 @dataclass
-class Room:
+class RoomDocument:
     """How many machines more the quotas of a region leave room for, and the tightest of them."""
 
     gpu: str
@@ -117,7 +117,7 @@ class Room:
 
 
 @dataclass
-class FleetPlanned(Document):
+class FleetPlanned(OutputDocument):
     engine: Engine
     children: int
     configurations: int
@@ -128,7 +128,7 @@ class FleetPlanned(Document):
     expected_hours: float
     wall_minutes: int
     jobs: list[PlannedJob]
-    quotas: list[Room]
+    quotas: list[RoomDocument]
     notices: list[str]
 
 
@@ -162,7 +162,7 @@ class FleetChild:
 
 
 @dataclass
-class FleetSeen(Document):
+class FleetSeen(OutputDocument):
     """A fleet: `launch`, `status`, `watch`, `stop`, `resume` and `retry`."""
 
     fleet: str
@@ -181,7 +181,7 @@ class FleetSeen(Document):
 
 
 @dataclass
-class FleetFetched(Document):
+class FleetFetched(OutputDocument):
     fleet: str
     folder: str
     children: int
@@ -263,7 +263,7 @@ class ErrorDetail:
 
 
 @dataclass
-class RunDocument(Document):
+class RunDocument(OutputDocument):
     """A run: `launch`, `stop` and `status RUN`."""
 
     run_id: str
@@ -283,7 +283,7 @@ class RunDocument(Document):
 
 
 @dataclass
-class Machine:
+class MachineOptions:
     name: str
     zone: str
     status: str
@@ -300,7 +300,7 @@ class Machine:
 
 
 @dataclass
-class OpenHold:
+class OpenHoldDocument:
     """Dollars that are held for something that is not an open run of the list, and the command that shows or releases
     them. `settles_at`: when `bench reap --yes` may settle it, where its run or fleet has left nothing else."""
 
@@ -314,20 +314,20 @@ class OpenHold:
 
 
 @dataclass
-class Status(Document):
+class Status(OutputDocument):
     """Every run, the machines alive now (null: the cloud did not answer), and the holds of anything else (null: the
     ledger cannot be read); a run alone is a RunDocument."""
 
     mode: str
     prices_simulated: bool
     runs: list[StatusLine]
-    instances: list[Machine] | None
-    holds: list[OpenHold] | None
+    instances: list[MachineOptions] | None
+    holds: list[OpenHoldDocument] | None
     left_out: dict[str, str]
 
 
 @dataclass
-class Plan(Document):
+class PlanDocument(OutputDocument):
     config: str
     gpu: str
     mode: str
@@ -348,7 +348,7 @@ class Plan(Document):
 
 
 @dataclass
-class Check:
+class CheckDocument:
     name: str
     area: str
     level: Literal["ok", "warn", "fail", "skipped"]
@@ -366,7 +366,7 @@ class SetUpStep:
 
 
 @dataclass
-class SetUp(Document):
+class SetUp(OutputDocument):
     project: str
     bucket: str
     steps: list[SetUpStep]
@@ -375,7 +375,7 @@ class SetUp(Document):
 
 
 @dataclass
-class Baseline:
+class BaselineDocument:
     run_id: str
     device: str
     git_commit: str | None
@@ -385,7 +385,7 @@ class Baseline:
 
 
 @dataclass
-class BaselineSet(Baseline):
+class BaselineSet(BaselineDocument):
     schema: Literal[1]
     name: str
 
@@ -409,7 +409,7 @@ class ProfiledCall:
 
 
 @dataclass
-class SiteMade(Document):
+class SiteMade(OutputDocument):
     """`index` is the page to open, `url` where --serve shows it; `published` counts pages stored in the bucket."""
 
     folder: str
@@ -426,17 +426,17 @@ class SiteMade(Document):
 
 
 @dataclass
-class Window:
+class WindowDocument:
     key: str
     spent_usd: Usd
     held_usd: Usd
 
 
-BASELINES: Final = shape(baselines=list[Baseline])
+BASELINES: Final = shape(baselines=list[BaselineDocument])
 
 SHAPES: Final[dict[str, Any]] = {
     "baseline list": BASELINES,
-    "baseline rm": shape(name=str, removed=list[Baseline]),
+    "baseline rm": shape(name=str, removed=list[BaselineDocument]),
     "baseline set": BaselineSet,
     "baseline show": BASELINES,
     "budget": shape(
@@ -465,14 +465,16 @@ SHAPES: Final[dict[str, Any]] = {
         runs=Rows,
         costs=Rows,
         older=int,
-        windows=dict[str, Window],
-        practice_windows=dict[str, Window] | None,
+        windows=dict[str, WindowDocument],
+        practice_windows=dict[str, WindowDocument] | None,
         prices_simulated=bool,
     ),
     "costs add": shape(id=str, category=str, usd=Usd, note=str),
     "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
     "diagnose": shape(run_id=str, state=str, cause=str | None, detail=str, remedy=str, lines=list[str]),
-    "doctor": shape(mode=str, project=str, bucket=str, exit_code=int, counts=dict[str, int], checks=list[Check]),
+    "doctor": shape(
+        mode=str, project=str, bucket=str, exit_code=int, counts=dict[str, int], checks=list[CheckDocument]
+    ),
     "error": shape("What any command prints instead, where an error stood in its way.", error=ErrorDetail),
     "fetch": shape(
         schema=None,
@@ -495,7 +497,7 @@ SHAPES: Final[dict[str, Any]] = {
     "logs": shape(run_id=str, source=str, text=str),
     "man": shape(format=Literal["roff"], text=str),
     "new": shape(path=str),
-    "plan": Plan,
+    "plan": PlanDocument,
     "prices": shape(
         currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows
     ),
@@ -503,7 +505,7 @@ SHAPES: Final[dict[str, Any]] = {
     "reap": shape(
         mode=str,
         deleted=int,
-        machines=list[Machine],
+        machines=list[MachineOptions],
         settled=list[dict[str, str]],
         failed=list[dict[str, str]],
     ),

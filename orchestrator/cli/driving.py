@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.cli import interrupts
-from orchestrator.cli.terminal import unheard
-from orchestrator.cli.watch import Watch
+from orchestrator.cli.terminal import is_stdout_closed
+from orchestrator.cli.watch import LiveView
 from orchestrator.core.errors import NotFound
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
@@ -28,7 +28,7 @@ class Driving:
     world: World
     run_id: str
     begun: Callable[[], Engine]
-    watch: Watch
+    watch: LiveView
     user: str
     detach: bool = False
     seconds: Callable[[], float] = time.monotonic
@@ -38,13 +38,13 @@ class Driving:
         interrupts.ignore(PATIENCE_S, self.seconds)
 
 
-def driven(it: Driving) -> Run:
+def follow_to_end(it: Driving) -> Run:
     """Follows the run and returns its last state. Following ends with the run. Once the run can continue without this
     client, it also ends at Ctrl-C, if `detach` is set, and if nobody reads the output any more."""
 
     def enough(run: Run) -> bool:
         begun = run.guest_of is None or run.booted_at is not None  # a kept machine may be gone by now
-        return run.kept is not None or (run.goes_on_alone and begun and (it.detach or unheard()))
+        return run.kept is not None or (run.goes_on_alone and begun and (it.detach or is_stdout_closed()))
 
     engine = None
     try:

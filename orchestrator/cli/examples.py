@@ -119,8 +119,8 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
 
 def example_lines(command: str) -> list[str]:
     """The examples of a command, aligned, for its help."""
-    found = EXAMPLES.get(command, ())
-    width = max((len(line) for line, _ in found), default=0)
+    examples = EXAMPLES.get(command, ())
+    width = max((len(line) for line, _ in examples), default=0)
     if width > 40:  # an explanation beside it would not fit a usual terminal
-        return [text for line, about in found for text in (line, f"    {about}")]
-    return [f"{line:<{width}}  {about}" for line, about in found]
+        return [text for line, about in examples for text in (line, f"    {about}")]
+    return [f"{line:<{width}}  {about}" for line, about in examples]

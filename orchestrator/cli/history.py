@@ -8,20 +8,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from orchestrator.analysis.across import estimate, floor_of
+from orchestrator.analysis.across import estimate_latency, floor_of
 from orchestrator.analysis.history import Reading
 from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import KERNEL, Study, study
 from orchestrator.cli.completion import known_cases, known_runs
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.results import ResultsUnreadable
-from orchestrator.core.text import count, document
+from orchestrator.core.text import count, parse_document
 from orchestrator.report.document import history_document
 from orchestrator.report.report import Report
 from orchestrator.store.copies import CaseFiles, case_files
@@ -67,7 +67,7 @@ class Span:
     ] = ""
 
 
-@grouped
+@group_options
 def history(
     ctx: typer.Context,
     asked: Question,
@@ -85,7 +85,7 @@ def history(
     """
     if asked.absolute and asked.relative_to:
         raise ConfigError("--absolute and --relative-to exclude each other: give only one")
-    wanted = Wanted(asked, asked.implementation, asked.relative_to or (None if not asked.absolute else ""))
+    wanted = HistoryQuery(asked, asked.implementation, asked.relative_to or (None if not asked.absolute else ""))
     points, left_out, older = _points(options(ctx).wiring(), wanted, span)
     if not points:
         where = f" before {span.before}" if span.before else ""
@@ -94,8 +94,10 @@ def history(
             f"no run in this bucket{where} measured {asked.implementation or 'a kernel'} on {asked.case}{regime}",
             hint="`bench cases RUN` lists a run's cases; --implementation NAME asks for another implementation",
         )
-    found = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
-    shown = history_document(asked.case, wanted.setting, wanted.implementation, wanted.relative_to or "", found)
+    followed_points = followed(points, relative=bool(wanted.relative_to), tolerance=tolerance / 100)
+    shown = history_document(
+        asked.case, wanted.setting, wanted.implementation, wanted.relative_to or "", followed_points
+    )
     if json:
         emit_json({**shown, "left_out": left_out, "older": older})
         return
@@ -103,7 +105,7 @@ def history(
 
 
 @dataclass
-class Wanted:
+class HistoryQuery:
     """What is followed. `own_device`, `setting` and, where they are empty or None, `implementation` and `relative_to`
     are taken from the newest run that has the case."""
 
@@ -118,7 +120,7 @@ class Wanted:
         return self.asked.device in device if self.asked.device else self.own_device in (None, device)
 
 
-def _points(wiring: Wiring, wanted: Wanted, span: Span) -> tuple[list[Reading], int, bool]:
+def _points(wiring: Wiring, wanted: HistoryQuery, span: Span) -> tuple[list[Reading], int, bool]:
     """The newest `span.last` runs of the bucket that measured what is wanted, oldest first; how many on other devices
     or in other regimes were left out on the way; and whether there may be older ones. Reads no more than it needs."""
     runs = sorted((line.run_id for line in wiring.index.list_runs()), reverse=True)
@@ -126,14 +128,14 @@ def _points(wiring: Wiring, wanted: Wanted, span: Span) -> tuple[list[Reading], 
     points: list[Reading] = []
     left_out = 0
     for place, files in enumerate(case_files(wiring.bucket, runs, wanted.asked.case), 1):
-        known = _study(files)
-        if known is None:
+        study_of_files = _study(files)
+        if study_of_files is None:
             continue
-        found = _reading(files.run_id, *known, wanted)
-        if found is None:
+        reading = _reading(files.run_id, *study_of_files, wanted)
+        if reading is None:
             left_out += 1
             continue
-        points.append(found)
+        points.append(reading)
         if len(points) == span.last:
             return points[::-1], left_out, place < len(runs)
     return points[::-1], left_out, False
@@ -146,13 +148,13 @@ def _study(found: CaseFiles) -> tuple[Study, dict[str, object]] | None:
         if found.measured is None:
             return None
         reader.read(found.measured.decode("utf-8", "replace").splitlines(keepends=True), found.run_id)
-        environment = document(found.environment) if found.environment is not None else {}
+        environment = parse_document(found.environment) if found.environment is not None else {}
     except (ResultsUnreadable, ValueError):
         return None
     return study(reader.groups()), environment
 
 
-def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wanted) -> Reading | None:
+def _reading(run: str, study: Study, environment: dict[str, object], wanted: HistoryQuery) -> Reading | None:
     """What one run says about the case; None if it ran on another device or measured it only in other regimes."""
     if not wanted.fits(study.device):
         return None
@@ -166,17 +168,17 @@ def _reading(run: str, study: Study, environment: dict[str, object], wanted: Wan
         if timing is None or (wanted.setting is not None and not case.setting.matches(wanted.setting)):
             continue
         over = DEFAULT if wanted.relative_to is None else wanted.relative_to
-        value = estimate(case, name, over)
+        value = estimate_latency(case, name, over)
         if value is None and wanted.relative_to is None:
-            over, value = "", estimate(case, name)
+            over, value = "", estimate_latency(case, name)
         if value is None:
             continue
         wanted.implementation = name
         wanted.relative_to, wanted.setting = over, wanted.setting or case.setting
         wanted.own_device = study.device if wanted.own_device is None else wanted.own_device
-        told = {**environment, "device": study.device, "backend": timing.backend}
+        environment_values = {**environment, "device": study.device, "backend": timing.backend}
         busy = "; ".join(words.rstrip(".") for words in Report(study, environment).busy())
-        return Reading(run, told, value, floor_of(case, name), busy)
+        return Reading(run, environment_values, value, floor_of(case, name), busy)
     return None
 
 
@@ -202,8 +204,8 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         if narrow:
             for words in one["split"]:
                 console.print(words, style="dim")
-            told = f"  {value['mid']:.2f}{f' [{limits}]' if limits else ''}  {word}"
-            console.print(f"{one['run_id']}\n{told}", style="bold" if changed else None)
+            line = f"  {value['mid']:.2f}{f' [{limits}]' if limits else ''}  {word}"
+            console.print(f"{one['run_id']}\n{line}", style="bold" if changed else None)
             continue
         for words in one["split"]:
             table.add_row("", "", "", "", "", words, style="dim")

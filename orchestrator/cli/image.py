@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.api.finding import named
+from orchestrator.api.finding import require_name
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.options import Json, options
@@ -16,24 +16,24 @@ from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
-from orchestrator.core.containers import recipe
+from orchestrator.core.containers import container_recipe
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.images import (
     ImageRecord,
     Usable,
     environment_of,
-    judge,
-    short,
+    judge_image,
+    short_url,
     storage_usd,
     usd_per_month,
 )
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.names import ImageName
 from orchestrator.core.run.keeping import cold_starts
-from orchestrator.core.run.status import StatusLine, decode, iso
+from orchestrator.core.run.status import StatusLine, decode_status, iso_time
 from orchestrator.runs.image_builds import look_after_builds
-from orchestrator.runs.images import build as build_image
-from orchestrator.runs.images import build_plan, remove, shelf_of, wish_of
+from orchestrator.runs.images import build_image as build_image
+from orchestrator.runs.images import build_plan, remove_image, shelf_of, wish_of
 from orchestrator.runs.launch import LaunchContext, RunOrder
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
@@ -102,7 +102,7 @@ def build(
 def _write_recipe(wanted: Config, folder: Path) -> None:
     """Writes the Dockerfile of a container with the contents of the image, and the files that it copies."""
     needs = () if wanted.workload is None else wanted.workload.needs
-    made = recipe(wanted.environment.torch, environment_of(wanted.environment.torch, needs), needs)
+    made = container_recipe(wanted.environment.torch, environment_of(wanted.environment.torch, needs), needs)
     files = {"Dockerfile": made.dockerfile.encode(), "requirements.txt": made.requirements.encode()}
     files |= {
         name: data for path, data in files_of(wanted.workload).items() if (name := Path(path).name) in made.wheels
@@ -159,9 +159,9 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     elif not rows and not odd:
         typer.echo("there are no images; `bench image build --gpu l4` makes one")
     else:
-        known = {one.name: one for one in records}
+        records_by_name = {one.name: one for one in records}
         for row in rows:
-            for line in _lines_of(row, known[row["name"]], now):
+            for line in _lines_of(row, records_by_name[row["name"]], now):
                 typer.echo(line)
     raise_unread(dict(odd), None)
 
@@ -192,29 +192,29 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
     shelf = shelf_of(wiring.world())
     record = _found(wiring, image)
     state, why = _state(wiring, record, shelf.cloud().image(ImageName(record.name)))
-    said = [f"{record.name}: {state}{f': {why}' if why else ''}"]
+    lines = [f"{record.name}: {state}{f': {why}' if why else ''}"]
     if state == "unproven":
-        said.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")
+        lines.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")
     elif state != "valid":
-        said.append(f"launches use the base image; `bench image build --gpu {record.gpu}` makes a new one")
-    answer({"schema": 1, **_document(record), "state": state, "why": why}, *said, json=json)
+        lines.append(f"launches use the base image; `bench image build --gpu {record.gpu}` makes a new one")
+    answer({"schema": 1, **_document(record), "state": state, "why": why}, *lines, json=json)
 
 
 @app.command("rm")
 def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
     """Delete an image. The money held for its future storage is given back."""
     wiring = options(ctx).wiring()
-    record = remove(wiring.world(), _found(wiring, image).name, _lines(wiring))
+    record = remove_image(wiring.world(), _found(wiring, image).name, _lines(wiring))
     assert record.gone_at is not None, "remove records it"
     cost = storage_usd(record.archive_bytes, (record.gone_at - record.created_at).total_seconds())
-    told = {"schema": 1, **_document(record), "cost_usd": str(cost)}
-    answer(told, f"{record.name} is gone; it has cost ${cost:.4f}", json=json)
+    document = {"schema": 1, **_document(record), "cost_usd": str(cost)}
+    answer(document, f"{record.name} is gone; it has cost ${cost:.4f}", json=json)
 
 
 def _found(wiring: Wiring, text: str) -> ImageRecord:
     """The image that is meant by a name or a unique part of one. Raises `ConfigError`."""
     records, _ = shelf_of(wiring.world()).records.every()
-    named(text, "image", "`bench image list` lists them")
+    require_name(text, "image", "`bench image list` lists them")
     matches = [one for one in records if text in one.name and one.gone_at is None]
     exact = [one for one in matches if one.name == text]
     if len(exact or matches) != 1:
@@ -229,8 +229,8 @@ def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[str, str]:
     """`valid`, `unproven`, `stale` or `unusable`, and why."""
     wanted, _ = wiring.configured(LaunchOptions(record.gpu, None, ()))
     base = wiring.world().cloud().image(*wanted.image_source)
-    own = environment_of(wanted.environment.torch, record.requirements)
-    verdict = judge(record, seen, base, (own,), wiring.clock.now())
+    image_environment = environment_of(wanted.environment.torch, record.requirements)
+    verdict = judge_image(record, seen, base, (image_environment,), wiring.clock.now())
     if isinstance(verdict, Usable):
         return ("unproven", verdict.validates) if verdict.validates else ("valid", "")
     return ("stale" if verdict.stale else "unusable"), verdict.why
@@ -244,14 +244,16 @@ def _saved(lines: list[StatusLine], gpu: str, mode: str) -> float | None:
 
 
 def _lines(wiring: Wiring) -> list[StatusLine]:
-    return [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
+    return [
+        line for entry in wiring.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
+    ]
 
 
 def _document(record: ImageRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "gpu": record.gpu,
-        "base": short(record.base),
+        "base": short_url(record.base),
         "torch": record.torch,
         "driver": record.driver,
         "kernel": record.kernel,
@@ -259,9 +261,9 @@ def _document(record: ImageRecord) -> dict[str, Any]:
         "archive_bytes": record.archive_bytes,
         "usd_per_month": str(usd_per_month(record.archive_bytes)),
         "usd_until_expiry": str(record.usd),
-        "created_at": iso(record.created_at),
-        "expires_at": iso(record.expires_at),
-        "validated_at": iso(record.validated_at) if record.validated_at else None,
+        "created_at": iso_time(record.created_at),
+        "expires_at": iso_time(record.expires_at),
+        "validated_at": iso_time(record.validated_at) if record.validated_at else None,
         "run_id": record.run,
         "requirements": list(record.requirements),
     }

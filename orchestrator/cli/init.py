@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.doctor import confirmed
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.doctor import ask_confirmation
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.setup import asked, gcloud, terraform
-from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted, setup
-from orchestrator.core.setup.plan import setup as plan
-from orchestrator.core.setup.steps import Step, WriteSettings, describe
+from orchestrator.core.setup.plan import ACCOUNT_ID, SetupRequest, plan_setup
+from orchestrator.core.setup.plan import plan_setup as plan
+from orchestrator.core.setup.steps import Step, WriteSettings, describe_step
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, load_settings, wire_embedded
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.wiring import Setup
 
 
-class Form(StrEnum):
+class InitForm(StrEnum):
     """The formats in which the steps can be printed instead of taken."""
 
     GCLOUD = "gcloud"
@@ -34,7 +34,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InitPlace:
     """What is set up, where, and for whom."""
 
     project: Annotated[str, typer.Option(help="Google Cloud project to set up.")] = ""
@@ -48,18 +48,18 @@ class Place:
         typer.Option(help="Who may launch, e.g. user:ada@example.com; without it no permission to launch is granted."),
     ] = ""
 
-    def asked(self) -> Place:
+    def asked(self) -> InitPlace:
         """The same; asks for what is missing."""
-        project = self.project or answered("project id", asked.a_project)
+        project = self.project or ask_until_valid("project id", asked.a_project)
         a_bucket = partial(asked.a_bucket, project=project)
         return replace(
             self,
             project=project,
-            bucket=self.bucket or answered("bucket", a_bucket, default=f"{project}-bench"),
+            bucket=self.bucket or ask_until_valid("bucket", a_bucket, default=f"{project}-bench"),
             location=self.location
-            or answered("location of the bucket", asked.a_location, default=asked.DEFAULT_LOCATION),
+            or ask_until_valid("location of the bucket", asked.a_location, default=asked.DEFAULT_LOCATION),
             launcher=self.launcher
-            or answered("who may launch (user:…; empty: only project owners)", asked.a_launcher, default=""),
+            or ask_until_valid("who may launch (user:…; empty: only project owners)", asked.a_launcher, default=""),
         )
 
 
@@ -88,7 +88,7 @@ class CapOptions:
 
 def _asked_cap(key: str, default: str) -> str:
     text = f"cap in dollars, {key.removesuffix('_usd').replace('_', ' ')}"
-    return answered(text, partial(asked.a_cap, key), default=default)
+    return ask_until_valid(text, partial(asked.a_cap, key), default=default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class Consent:
     replace: Annotated[bool, typer.Option("--replace", help="With --yes: replace existing settings.")] = False
 
 
-@grouped
+@group_options
 def init(
     ctx: typer.Context,
-    place: Place,
+    place: InitPlace,
     caps: CapOptions,
     *,
     print_: Annotated[
-        Form | None, typer.Option("--print", help="Print gcloud commands or Terraform, and change nothing.")
+        InitForm | None, typer.Option("--print", help="Print gcloud commands or Terraform, and change nothing.")
     ] = None,
     embedded: Annotated[bool, typer.Option("--embedded", help="Practise on the embedded cloud.")] = False,
     consent: Consent,
@@ -126,7 +126,7 @@ def init(
     amounts = caps.amounts(asks=asks)
     if not place.project:
         raise ConfigError("which project?", hint="--project my-project, or --embedded to practise")
-    wanted = asked.wanted(
+    wanted = asked.parse_setup(
         place.project,
         place.bucket or f"{place.project}-bench",
         location=place.location or asked.DEFAULT_LOCATION,
@@ -142,7 +142,7 @@ def init(
     _carry_out(wanted, wiring.setup(wanted.project), consent, json=json)
 
 
-def answered(question: str, check: Callable[[str], object], default: str | None = None) -> str:
+def ask_until_valid(question: str, check: Callable[[str], object], default: str | None = None) -> str:
     """The user's answer; the question is repeated, with the reason, until the answer is valid."""
     while True:
         text = str(typer.prompt(question, default=default, show_default=bool(default))).strip()
@@ -155,23 +155,23 @@ def answered(question: str, check: Callable[[str], object], default: str | None 
             return text
 
 
-def _embedded(place: Place) -> Place:
+def _embedded(place: InitPlace) -> InitPlace:
     address = wire_embedded().address
     assert address is not None
     return replace(place, project=address.project, bucket=place.bucket or f"{address.project}-practice")
 
 
-def _print(wanted: Wanted, form: Form, *, json: bool) -> None:
-    steps = setup(wanted)
+def _print(wanted: SetupRequest, form: InitForm, *, json: bool) -> None:
+    steps = plan_setup(wanted)
     path = str(load_settings().home / "settings.yaml")
-    text = gcloud.script(steps, path) if form is Form.GCLOUD else terraform.document(steps)
+    text = gcloud.setup_script(steps, path) if form is InitForm.GCLOUD else terraform.terraform_document(steps)
     if json:
         emit_json(_document(wanted, [_step(step, False) for step in steps]) | {"form": form.value, "text": text})
     else:
         typer.echo(text, nl=False)
 
 
-def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) -> None:
+def _carry_out(wanted: SetupRequest, setup: Setup, consent: Consent, *, json: bool) -> None:
     steps = plan(wanted, setup.survey(wanted))
     done: list[dict[str, Any]] = []
     if not json:
@@ -184,35 +184,35 @@ def _carry_out(wanted: Wanted, setup: Setup, consent: Consent, *, json: bool) ->
         try:
             setup.take(step)
         except BenchError as exc:
-            left = steps[len(done) :]
+            steps_left = steps[len(done) :]
             hint = f"{exc.hint}. {len(done)} of {count(len(steps), 'step')} done; the same command does the rest"
             if json:
-                emit_json(_document(wanted, [*done, *(_step(step, False) for step in left)]))
+                emit_json(_document(wanted, [*done, *(_step(step, False) for step in steps_left)]))
             raise type(exc)(str(exc), hint=hint) from exc
         done.append(_step(step, True))
         if not json:
-            typer.echo(f"done: {describe(step)}")
+            typer.echo(f"done: {describe_step(step)}")
     if json:
         emit_json(_document(wanted, done))
     elif steps:
         typer.echo("`bench doctor` checks all of it; `bench plan --gpu l4` shows what a run would cost")
 
 
-def _document(wanted: Wanted, steps: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(wanted: SetupRequest, steps: list[dict[str, Any]]) -> dict[str, Any]:
     return {"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": steps}
 
 
 def _step(step: Step, done: bool) -> dict[str, Any]:
-    return {"step": type(step).__name__, "text": describe(step), "done": done}
+    return {"step": type(step).__name__, "text": describe_step(step), "done": done}
 
 
-def _show(wanted: Wanted, steps: Sequence[Step]) -> None:
+def _show(wanted: SetupRequest, steps: Sequence[Step]) -> None:
     if not steps:
         typer.echo(f"{wanted.project} and gs://{wanted.bucket} are set up: nothing to do")
         return
     typer.echo(f"in {wanted.project}, {count(len(steps), 'step')} would be done (they cost nothing):")
     for number, step in enumerate(steps, 1):
-        typer.echo(f"  {number:2}  {describe(step)}")
+        typer.echo(f"  {number:2}  {describe_step(step)}")
     if not wanted.launcher:
         typer.echo("      nobody is granted permission to launch; --launcher user:YOU does that")
 
@@ -226,4 +226,4 @@ def _agreed(steps: Sequence[Step], consent: Consent, *, json: bool) -> bool:
         )
     if consent.yes:
         return True
-    return not json and confirmed()
+    return not json and ask_confirmation()

@@ -11,32 +11,32 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.api.outcome import raise_for
-from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
+from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.completion import known_runs
-from orchestrator.cli.driving import Driving, driven
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.driving import Driving, follow_to_end
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.plan import practice_words
 from orchestrator.cli.render import ending_lines
-from orchestrator.cli.terminal import answer, unheard
-from orchestrator.cli.watch import Watch, watching
+from orchestrator.cli.terminal import answer, is_stdout_closed
+from orchestrator.cli.watch import LiveView, watching
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.status import document
+from orchestrator.core.run.status import run_document
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import RunOrder, begin
+from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.reconcile import after_settling_abandoned
-from orchestrator.runs.resume import resume
+from orchestrator.runs.resume import resume_run
 from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineDocument:
     """Which machine to use: a kept one, a new one, or the user's own."""
 
     keep: Annotated[
@@ -67,14 +67,14 @@ class Resumption:
     ] = ""
 
 
-@grouped
+@group_options
 def launch(
     ctx: typer.Context,
-    choice: Choice,
+    choice: ChoiceParam,
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is running.")] = False,
     terms: Terms,
-    machine: Machine,
+    machine: MachineDocument,
     again: Resumption,
     json: Json = False,
 ) -> None:
@@ -98,19 +98,19 @@ def launch(
         watch.planned(plan)
         world = wiring.world(configuration)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload, launch_context(wiring, plan))
-        own = machine.cold or plan.mode is Mode.HOST
+        is_own_machine = machine.cold or plan.mode is Mode.HOST
 
         def begun() -> Engine:
-            return begin(world, order, say=watch.say, cold=own, refused=refused)
+            return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)
 
-        ended = driven(Driving(world, order.run_id, begun, watch, wiring.user, detach))
+        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(wiring, ended, json=json)
 
 
-def _limits(choice: Choice, terms: Terms, machine: Machine) -> LaunchOptions:
+def _limits(choice: ChoiceParam, terms: Terms, machine: MachineDocument) -> LaunchOptions:
     """The options that a resumed run may have: those that limit its cost. Raises `ConfigError` for any other."""
     limits = LaunchOptions("", choice.config, terms.overrides)
     if machine.cold or launch_options(choice, terms, machine.host, keep=machine.keep) != limits:
@@ -126,7 +126,7 @@ def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[
     return plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=cold, say=wiring.say)
 
 
-def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch, user: str) -> Run:
+def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: LiveView, user: str) -> Run:
     """Settles the run that pays for the kept machine, if that is gone; a run that lost it goes on on a new one."""
     assert run.taken is not None
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
@@ -136,11 +136,11 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: Watch,
     watch.say(f"{run.taken.vm} is gone: the run continues on a machine of its own")
 
     def begun() -> Engine:
-        return resume(
+        return resume_run(
             world, order.plan, run_id=run.run_id, where=order.where, fresh=lambda: order.payload, say=watch.say
         )
 
-    return driven(Driving(world, run.run_id, begun, watch, user))
+    return follow_to_end(Driving(world, run.run_id, begun, watch, user))
 
 
 def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, detach: bool, json: bool) -> None:
@@ -153,7 +153,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
         world = wiring.world(plan.config)
 
         def begun() -> Engine:
-            return resume(
+            return resume_run(
                 world,
                 plan,
                 run_id=run_id,
@@ -163,7 +163,7 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
                 say=watch.say,
             )
 
-        ended = driven(Driving(world, run_id, begun, watch, wiring.user, detach))
+        ended = follow_to_end(Driving(world, run_id, begun, watch, wiring.user, detach))
         tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(wiring, ended, json=json)
 
@@ -177,8 +177,8 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
     now = wiring.clock.now()
     first, *_ = ending_lines(run, now)
     about = {"run_id": run.run_id, "outcome": run.phase.value, "cases": f"{run.cases_done}/{run.cases_total}"}
-    told = Notice("run", f"run {run.run_id} is over", first, about | {"cost_usd": str(run.cost(now))})
-    wiring.notifier(alerts.command, alerts.webhook, here=False).notify(told)
+    notice = Notice("run", f"run {run.run_id} is over", first, about | {"cost_usd": str(run.cost(now))})
+    wiring.notifier(alerts.command, alerts.webhook, here=False).notify(notice)
 
 
 def printed_answer(wiring: Wiring, run: Run) -> bool:
@@ -202,7 +202,7 @@ def finish(wiring: Wiring, run: Run, *, json: bool) -> None:
     """Prints the answer of the run and the last lines of a launch, and sets its exit code."""
     now = wiring.clock.now()
     answered = not json and printed_answer(wiring, run)
-    answer(document(run, now), *ending_lines(run, now, answered=answered), json=json)
-    for line in ending_lines(run, now) if unheard() else ():
+    answer(run_document(run, now), *ending_lines(run, now, answered=answered), json=json)
+    for line in ending_lines(run, now) if is_stdout_closed() else ():
         typer.echo(line, err=True)
     raise_for(run)

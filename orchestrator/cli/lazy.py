@@ -26,7 +26,7 @@ PLAIN = {
 """What the help calls a value of each Python type."""
 
 
-def described(record: tuple[str, str], *, argument: bool) -> tuple[str, str]:
+def describe_parameter(record: tuple[str, str], *, argument: bool) -> tuple[str, str]:
     """A line of help without Python's words: `--limit N`, not `--limit <int range>`."""
     name = re.sub(r" <[^>]*>$", "", record[0]) if argument else record[0]
     name = re.sub(r"<([^>]*)>", lambda found: PLAIN.get(found[1], found[1]), name)
@@ -43,7 +43,7 @@ class _PlainHelp:
             record = param.get_help_record(ctx)
             if record is not None:
                 kind = param.param_type_name
-                rows[kind].append(described(record, argument=kind == "argument"))
+                rows[kind].append(describe_parameter(record, argument=kind == "argument"))
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             if rows[kind]:
                 with formatter.section(title):

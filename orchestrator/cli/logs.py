@@ -10,7 +10,7 @@ import typer
 from orchestrator.api.finding import find_run
 from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.terminal import emit_json, unheard
+from orchestrator.cli.terminal import emit_json, is_stdout_closed
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.logs import LogTail
@@ -40,7 +40,7 @@ def logs(
     sys.stdout.write(text)
     if not text:
         typer.echo(f"run {run_id} has no log yet ({state.phase.value})", err=True)
-    while follow and state.closed is None and not unheard():
+    while follow and state.closed is None and not is_stdout_closed():
         try:
             state, pause = engine.step()
         except Unavailable:  # a host that is out of reach for a while; the bucket's own word still comes

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.lazy import described, load
+from orchestrator.cli.lazy import describe_parameter, load
 from orchestrator.cli.options import Json
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import exit_codes
@@ -76,7 +76,7 @@ def _options(command: Any) -> Iterator[str]:
         for param in command.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                name, about = described(record, argument=param.param_type_name == "argument")
+                name, about = describe_parameter(record, argument=param.param_type_name == "argument")
                 yield from (".TP", f".B {_plain(name)}", _plain(about))
 
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.ledger.alerts import THRESHOLDS
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, binding, exposure, key_of
-from orchestrator.core.run.status import iso
-from orchestrator.core.text import words
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, key_of, lower_caps, window_exposure
+from orchestrator.core.run.status import iso_time
+from orchestrator.core.text import clean_line
 
 
 def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
@@ -28,7 +28,7 @@ def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str,
     """What is spent and held in each window, in dollars of one kind."""
     windows: dict[str, dict[str, str]] = {}
     for window in WINDOWS[1:]:
-        seen = exposure(ledger, window, now, pretend=pretend)
+        seen = window_exposure(ledger, window, now, pretend=pretend)
         windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
     return windows
 
@@ -41,7 +41,7 @@ def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, las
             {
                 "run_id": run_id,
                 "gpu": entry.gpu,
-                "held_at": iso(entry.held_at),
+                "held_at": iso_time(entry.held_at),
                 "hold_usd": str(entry.hold_usd),
                 "settled_usd": None if entry.settled_usd is None else str(entry.settled_usd),
             }
@@ -53,7 +53,7 @@ def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, las
                 "category": cost.category,
                 "usd": str(cost.usd),
                 "note": cost.note,
-                "at": iso(cost.at),
+                "at": iso_time(cost.at),
                 "takes_back": cost.takes_back,
             }
             for name, cost in sorted(shown.costs.items(), key=lambda item: item[1].at)
@@ -83,30 +83,30 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
     table.add_column("note", overflow="fold")
     for run_id, entry in sorted(shown.runs.items()):
         held = usd(entry.held) if entry.held else ""
-        table.add_row(Text(words(run_id)), usd(entry.spent), held, f"of {usd(entry.hold_usd)} held")
+        table.add_row(Text(clean_line(run_id)), usd(entry.spent), held, f"of {usd(entry.hold_usd)} held")
     for cost in sorted(shown.costs.values(), key=lambda cost: cost.at):
         sign = "-" if cost.takes_back else ""
-        table.add_row(Text(words(cost.category)), f"{sign}{usd(cost.usd)}", "", Text(words(cost.note)))
+        table.add_row(Text(clean_line(cost.category)), f"{sign}{usd(cost.usd)}", "", Text(clean_line(cost.note)))
     sums = Text()
     for _, pretend in kinds_of_dollars(practice=practice):
         sums.append("\npractice: " if pretend else "")
         for window in WINDOWS[1:]:
-            seen = exposure(ledger, window, now, pretend=pretend)
+            seen = window_exposure(ledger, window, now, pretend=pretend)
             sums.append(f"{window} ", "dim").append(usd(seen.spent), "bold")
             sums.append(f" + {usd(seen.held)} held   ", "dim")
     if not ledger.runs and not ledger.costs:
         return Group(Text("nothing was spent yet", "dim"), sums)
-    more = [Text(f"… and {older} older entries; --last N shows more", "dim")] if older else []
-    return Group(table, *more, Text(), sums)
+    older_lines = [Text(f"… and {older} older entries; --last N shows more", "dim")] if older else []
+    return Group(table, *older_lines, Text(), sums)
 
 
 def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> dict[str, Any]:
-    caps = binding(ledger, caps)
+    caps = lower_caps(ledger, caps)
 
     def rows(*, pretend: bool) -> list[dict[str, Any]]:
         made = []
         for window in WINDOWS:
-            cap, seen = caps.of(window), exposure(ledger, window, now, pretend=pretend)
+            cap, seen = caps.of(window), window_exposure(ledger, window, now, pretend=pretend)
             made.append(
                 {
                     "window": window,
@@ -134,12 +134,12 @@ def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practic
     amounts = ("spent", "held", "cap", "left")
     table = Columns("window", *amounts, right=amounts, droppable=("", "spent"))
     table.add_column("")
-    caps = binding(ledger, caps)
+    caps = lower_caps(ledger, caps)
     kinds = kinds_of_dollars(practice=practice)
     for mark, pretend, window in ((*kind, window) for kind in kinds for window in WINDOWS):
         if pretend and window == "run":
             continue  # the cap on each run is the same for both
-        cap, seen = caps.of(window), exposure(ledger, window, now, pretend=pretend)
+        cap, seen = caps.of(window), window_exposure(ledger, window, now, pretend=pretend)
         label = "each run" if window == "run" else f"{key_of(window, now)}{mark}"
         if cap is None:
             table.add_row(label, usd(seen.spent), usd(seen.held), "none", "", "")
@@ -156,7 +156,7 @@ def caps_document(ledger: Ledger) -> dict[str, Any] | None:
         return None
     amounts = {window: ledger.caps.caps().of(window) for window in WINDOWS}
     usd_or_none = {window: None if cap is None else str(cap) for window, cap in amounts.items()}
-    return usd_or_none | {"by": ledger.caps.by, "at": iso(ledger.caps.at)}
+    return usd_or_none | {"by": ledger.caps.by, "at": iso_time(ledger.caps.at)}
 
 
 def caps_line(ledger: Ledger) -> str:
@@ -164,4 +164,4 @@ def caps_line(ledger: Ledger) -> str:
         return "this bucket has no caps of its own; `bench budget set --day 5.00` sets one for everybody who uses it"
     shared = ledger.caps.caps()
     amounts = [f"{window} ${cap}" for window in WINDOWS if (cap := shared.of(window)) is not None]
-    return f"caps of this bucket: {', '.join(amounts) or 'none'} (set by {ledger.caps.by}, {iso(ledger.caps.at)})"
+    return f"caps of this bucket: {', '.join(amounts) or 'none'} (set by {ledger.caps.by}, {iso_time(ledger.caps.at)})"

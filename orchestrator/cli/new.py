@@ -13,7 +13,7 @@ from orchestrator.cli.options import Json
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms.reading import is_module_name
-from orchestrator.core.template import written
+from orchestrator.core.template import template_text
 
 
 def new(
@@ -38,7 +38,7 @@ def new(
         file = path.open("x", encoding="utf-8")
         try:
             with file:
-                file.write(written(stem))
+                file.write(template_text(stem))
         except BaseException:
             path.unlink(missing_ok=True)  # half a file would be in the way of the next try
             raise
@@ -47,5 +47,5 @@ def new(
     except OSError as exc:
         hint = "check your permissions on this folder, and that the disk is not full"
         raise LocalError(f"cannot write {path}: {exc.strerror}", hint=hint) from exc
-    said = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
-    answer({"schema": 1, "path": str(path)}, said, json=json)
+    message = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
+    answer({"schema": 1, "path": str(path)}, message, json=json)

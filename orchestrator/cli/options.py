@@ -17,7 +17,7 @@ from orchestrator.wiring import Wiring, wire
 # its fields as options.
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def group_options(command: Callable[..., None]) -> Callable[..., None]:
     """`command` as typer sees it: where a parameter is a dataclass of options, each of its fields is an option in its
     place, and the command is called with the dataclass. Help, completions and order are those of the fields."""
     hints = get_type_hints(command, include_extras=True)
@@ -60,9 +60,9 @@ class Options:
     """Makes the world of a command; another than the user's own where commands are played on simulated time."""
 
     def wiring(self, *, needs_bucket: bool = True) -> Wiring:
-        found = self.wire(project=self.project, bucket=self.bucket, needs_bucket=needs_bucket)
-        found.fleets = partial(_look_after, found)
-        return found
+        wiring = self.wire(project=self.project, bucket=self.bucket, needs_bucket=needs_bucket)
+        wiring.fleets = partial(_look_after, wiring)
+        return wiring
 
 
 def _look_after(wiring: Wiring, fleet: str) -> None:

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.choices import Choice, Hosts, Terms, launch_options
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
@@ -18,13 +18,13 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
-from orchestrator.core.text import clock, count
+from orchestrator.core.text import count, format_clock
 from orchestrator.wiring import practice_device
 
 # Shows a plan in a terminal.
 
 
-def planned(plan: LaunchPlan) -> str:
+def describe_measurements(plan: LaunchPlan) -> str:
     """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. A workload of the user's own
     may tell its cases when it is run alone."""
     cases = count(len(plan.cases), "case") if plan.cases else "its cases"
@@ -45,8 +45,8 @@ def _practice_view(plan: LaunchPlan) -> RenderableType:
     lines = [
         Text(practice_words(plan.config.gpu), "bold"),
         Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim")),
-        Text.assemble(("measures  ", "dim"), f"{planned(plan)} x {who}"),
-        Text.assemble(("at most   ", "dim"), clock(plan.ttl_s), f", {count(plan.attempts, 'attempt')}"),
+        Text.assemble(("measures  ", "dim"), f"{describe_measurements(plan)} x {who}"),
+        Text.assemble(("at most   ", "dim"), format_clock(plan.ttl_s), f", {count(plan.attempts, 'attempt')}"),
     ]
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
     return Group(*lines, *notes)
@@ -60,7 +60,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     facts.add_column()
     names = [name for name in plan.harness["implementations"] if not is_control(name)]
     who = "all its implementations" if "*" in names else count(len(names), "implementation")
-    facts.add_row("measures", f"{planned(plan)} x {who}")
+    facts.add_row("measures", f"{describe_measurements(plan)} x {who}")
     owned = plan.offers[0].provisioning == PROVISIONING
     for name, text in _owned(plan) if owned else _rented(plan):
         facts.add_row(name, text)
@@ -70,8 +70,8 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     for place, offer in enumerate(plan.offers[:most], 1):
         rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
         offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
-    more = len(plan.offers) - most
-    rest = [Text(f"… and {count(more, 'more zone')}", "dim")] if more > 0 else []
+    hidden_count = len(plan.offers) - most
+    rest = [Text(f"… and {count(hidden_count, 'more zone')}", "dim")] if hidden_count > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
     if plan.margin:  # said before anything else
         first, notes = notes[:1], notes[1:]
@@ -86,12 +86,15 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     """The price and the parts of a rented machine, and the amount that is held with its calculation."""
-    dearest, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
-    times = f"{count(plan.attempts, 'attempt')} of"
+    usd_per_hour, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
+    times = f"{count(plan.attempts, 'attempt')} of {format_clock(each_s)} in the dearest zone, {usd(usd_per_hour)}/h"
     disk = plan.config.machine
-    more = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
+    margin_text = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
     return (
-        ("at most", f"{usd(plan.ceiling_usd)}: {times} {clock(each_s)} in the dearest zone, {usd(dearest)}/h{more}"),
+        (
+            "at most",
+            f"{usd(plan.ceiling_usd)}: {times}{margin_text}",
+        ),
         *_expected(plan),
         ("image", plan.image.rpartition("/")[2]),
         ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),
@@ -111,11 +114,11 @@ def _owned(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     """The time limit on a host, and its cost if its owner set an hourly price."""
     times = f", tried again up to {plan.attempts} times if it is lost" if plan.attempts > 1 else ""
     price = f", {usd(plan.ceiling_usd)} by host.hourly_usd" if plan.ceiling_usd else ""
-    return (("at most", f"{clock(plan.ttl_s)}{times}{price}"),)
+    return (("at most", f"{format_clock(plan.ttl_s)}{times}{price}"),)
 
 
-@grouped
-def plan(ctx: typer.Context, choice: Choice, terms: Terms, host: Hosts = None, json: Json = False) -> None:
+@group_options
+def plan(ctx: typer.Context, choice: ChoiceParam, terms: Terms, host: Hosts = None, json: Json = False) -> None:
     """Show what a launch would do and the most it can cost.
 
     Zones in the order in which they would be tried, prices, quotas, cases. Nothing is requested or spent.

@@ -14,7 +14,7 @@ from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
-from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, MachineSpec, PriceSheet
+from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, PricedMachine, PriceSheet
 from orchestrator.core.market.refreshing import Refreshed
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, utc_now
@@ -89,7 +89,7 @@ def _say(made: Refreshed, wiring: Wiring) -> None:
 def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for one in CATALOG:
-        machine = MachineSpec(one.default_machine, one.accelerator, 1 if one.accelerator else 0)
+        machine = PricedMachine(one.default_machine, one.accelerator, 1 if one.accelerator else 0)
         for place in one.regions if gpu in ("", one.name) else ():
             quotes = {way: sheet.quote(machine, place, way, 60, True) for way in ("spot", "standard")}
             if region in ("", place) and any(quotes.values()):

@@ -15,18 +15,27 @@ from rich.text import Text
 from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.api.outcome import raise_for
 from orchestrator.cli.completion import RunName, known_cases
-from orchestrator.cli.driving import Driving, driven
+from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json, unheard
+from orchestrator.cli.terminal import emit_json, is_stdout_closed
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.text import count, document
-from orchestrator.report.profile import NOT_ROWS, TORCH, Profiled, Profiles, figures_of, page, read, side_by_side
+from orchestrator.core.text import count, parse_document
+from orchestrator.report.profile import (
+    NOT_ROWS,
+    TORCH,
+    Profiled,
+    Profiles,
+    figures_of,
+    profile_page,
+    read_profiles,
+    side_by_side,
+)
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import Payload, RunOrder, begin
+from orchestrator.runs.launch import PayloadSource, RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, new_run_id, payload_of, write_atomically
@@ -64,12 +73,12 @@ def profile(
     if case:
         run_id = _profiled(wiring, run_id, tuple(case), tuple(implementation or ()), set_, quiet=json)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
-    found = _read(run_id, folder)
-    _write(found, folder / "profile.html", json=json)
+    profiles = _read(run_id, folder)
+    _write(profiles, folder / "profile.html", json=json)
 
 
 def _write(found: Profiles, path: Path, *, json: bool) -> None:
-    write_atomically(path, page(found).encode())
+    write_atomically(path, profile_page(found).encode())
     if json:
         emit_json({**_document(found), "files": [str(path)]})
         return
@@ -85,8 +94,8 @@ def _of_file(report: Path, *, json: bool) -> None:
     metrics, rules = ncu_pages(report)
     files = {f"{name}.metrics.csv": metrics, f"{name}.rules.csv": rules}
     row = {"case_id": name, "implementation": name, "tool": "ncu", "files": list(files)}
-    found = read(name, {"set": "of a file", "profiles": [row]}, files, {})
-    _write(found, report.with_name(f"{name}.profile.html"), json=json)
+    profiles = read_profiles(name, {"set": "of a file", "profiles": [row]}, files, {})
+    _write(profiles, report.with_name(f"{name}.profile.html"), json=json)
 
 
 def _profiled(
@@ -114,16 +123,18 @@ def _profiled(
         new = new_run_id(wiring.clock.now(), made.label)
         order = RunOrder(new, made, payload, launch_context(wiring, made))
         world = wiring.world(made.config)
-        ended = driven(Driving(world, new, lambda: begin(world, order, say=watch.say), watch, wiring.user))
+        ended = follow_to_end(
+            Driving(world, new, lambda: begin_launch(world, order, say=watch.say), watch, wiring.user)
+        )
     raise_for(ended)
     if ended.closed is None and ended.kept is None:
         for line in ending_lines(ended, wiring.clock.now()):
             typer.echo(line, err=True)
-        raise typer.Exit(0 if unheard() else 130)
+        raise typer.Exit(0 if is_stdout_closed() else 130)
     return new
 
 
-def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
+def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> PayloadSource:
     """What the machine will run. The path of a workload comes from the bucket, so its files are sent only if they are
     those that the run's machines had. Raises `ConfigError`."""
     payload = payload_of(plan.config)
@@ -137,11 +148,11 @@ def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> Payload:
 
 
 def _case_of(plan: LaunchPlan, text: str) -> str:
-    found = [one for one in plan.cases if one == text] or [one for one in plan.cases if text in one]
-    if len(found) == 1 or not plan.cases:
-        return found[0] if found else text
-    what = f"matches {count(len(found), 'case')}" if found else "matches no case of this run"
-    raise ConfigError(f"--case {text} {what}", hint=f"its cases: {_listed(found or plan.cases)}")
+    matching_cases = [one for one in plan.cases if one == text] or [one for one in plan.cases if text in one]
+    if len(matching_cases) == 1 or not plan.cases:
+        return matching_cases[0] if matching_cases else text
+    what = f"matches {count(len(matching_cases), 'case')}" if matching_cases else "matches no case of this run"
+    raise ConfigError(f"--case {text} {what}", hint=f"its cases: {_listed(matching_cases or plan.cases)}")
 
 
 def _listed(names: Any) -> str:
@@ -152,7 +163,7 @@ def _listed(names: Any) -> str:
 def _read(run_id: str, folder: Path) -> Profiles:
     """Raises `NotFound` if the run has profiled nothing."""
     try:
-        summary = document((folder / "profile" / "summary.json").read_bytes())
+        summary = parse_document((folder / "profile" / "summary.json").read_bytes())
     except (OSError, ValueError) as exc:
         raise NotFound(
             f"run {run_id} has no profile",
@@ -171,7 +182,7 @@ def _read(run_id: str, folder: Path) -> Profiles:
             texts[name] = path.read_text(encoding="utf-8", errors="replace")
         elif path.name.endswith(".table.json"):
             tables[name] = _table(path)
-    return read(run_id, summary, texts, tables)
+    return read_profiles(run_id, summary, texts, tables)
 
 
 def _pages_beside(report: Path) -> bool:
@@ -189,7 +200,7 @@ def _by_package(report: Path) -> tuple[str, str]:
 
 def _table(path: Path) -> Mapping[str, Any]:
     try:
-        return document(path.read_bytes())
+        return parse_document(path.read_bytes())
     except (OSError, ValueError):
         return {}
 
@@ -216,11 +227,15 @@ def _show(found: Profiles) -> None:
 def _said(one: Profiled) -> list[str]:
     if one.reason:
         return [f"{one.implementation}: not profiled: {one.reason}"]
-    said = [f"{one.implementation}: {hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints[:3]]
+    hint_lines = [
+        f"{one.implementation}: {hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints[:3]
+    ]
     if one.operations:
-        said.append(f"{one.implementation}, {TORCH} ({one.why_not_ncu or 'no counters'}):")
-        said += [f"  {row.get('name', '')!s:<60.60}  {row.get('cpu_us', '')!s:>12} µs" for row in one.operations[:6]]
-    return said
+        hint_lines.append(f"{one.implementation}, {TORCH} ({one.why_not_ncu or 'no counters'}):")
+        hint_lines += [
+            f"  {row.get('name', '')!s:<60.60}  {row.get('cpu_us', '')!s:>12} µs" for row in one.operations[:6]
+        ]
+    return hint_lines
 
 
 def _document(found: Profiles) -> dict[str, Any]:

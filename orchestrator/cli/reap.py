@@ -16,14 +16,14 @@ from orchestrator.cli.terminal import answer, emit_json, hanging
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
-from orchestrator.core.text import count, words
+from orchestrator.core.text import clean_line, count
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import ImageFinding, reap_images, survey_images
-from orchestrator.runs.kinds import Found
-from orchestrator.runs.reap import Failure, Finding, Reaped, survey
-from orchestrator.runs.reap import reap as delete
-from orchestrator.runs.reconcile import reconcile
-from orchestrator.wiring import Timer, install_timer_files
+from orchestrator.runs.kinds import ReconciledHold
+from orchestrator.runs.reap import MachineFinding, Reaped, ReapFailure, survey_machines
+from orchestrator.runs.reap import reap_orphans as delete
+from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.wiring import ReapTimer, install_timer_files
 
 
 def reap(
@@ -50,21 +50,21 @@ def reap(
         return
     wiring = options(ctx).wiring()
     world = wiring.world()
-    findings = survey(world, wiring.alive(), price_of(wiring.price_book.usable()))
+    findings = survey_machines(world, wiring.alive(), price_of(wiring.price_book.usable()))
     deletes = yes and not dry_run
     images, unasked = _images(world)
     if not json:
         _list(findings, images)
     done = delete(world, findings) if deletes else Reaped((), ())
     gone, failed = reap_images(world, images) if deletes else ((), ())
-    still = tuple(Failure("an image may still be there", error) for error in (*failed, *unasked))
+    still = tuple(ReapFailure("an image may still be there", error) for error in (*failed, *unasked))
     settled, unsettled = _settle(world) if deletes else ((), ())
     done = Reaped(done.gone, (*done.failed, *still, *unsettled))
     if json:
         emit_json(_document(wiring.mode, findings, images, done, gone, settled))
     elif deletes:
         for hold in settled:
-            typer.echo(hanging(f"settled  {words(hold.key)}: {hold.what}"))
+            typer.echo(hanging(f"settled  {clean_line(hold.key)}: {hold.what}"))
         too = f"; {count(len(gone), 'image')} deleted" if gone else ""
         typer.echo(f"{count(len(findings), 'VM')} alive, {len(done.gone)} deleted{too}")
     else:
@@ -75,14 +75,14 @@ def reap(
     raise_unread(wiring.hosts.odd, not_all(len(done.failed), first) if first is not None else None)
 
 
-def _list(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> None:
+def _list(findings: Sequence[MachineFinding], images: Sequence[ImageFinding]) -> None:
     for finding in findings:
         typer.echo(hanging(line(finding)))
     for image in images:
         typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
 
 
-def _found(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> str:
+def _found(findings: Sequence[MachineFinding], images: Sequence[ImageFinding]) -> str:
     orphans, due = sum(finding.orphan for finding in findings), sum(1 for image in images if image.why)
     hint = "; `bench reap --yes` deletes them" if orphans or due else ""
     too = f", {count(due, 'image')} due" if due else ""
@@ -91,11 +91,11 @@ def _found(findings: Sequence[Finding], images: Sequence[ImageFinding]) -> str:
 
 def _document(
     mode: str,
-    findings: Sequence[Finding],
+    findings: Sequence[MachineFinding],
     images: Sequence[ImageFinding],
     done: Reaped,
     gone: Sequence[str],
-    settled: Sequence[Found],
+    settled: Sequence[ReconciledHold],
 ) -> dict[str, object]:
     return {
         "schema": 1,
@@ -120,14 +120,14 @@ def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, .
         return (), (error,)
 
 
-def _settle(world: World) -> tuple[tuple[Found, ...], tuple[Failure, ...]]:
+def _settle(world: World) -> tuple[tuple[ReconciledHold, ...], tuple[ReapFailure, ...]]:
     """Settles the holds of fleets whose client is gone and whose end has passed, and of runs whose events are gone and
     that can have no machine any more: those that it settled, and why it did not get to all."""
-    settled: list[Found] = []
+    settled: list[ReconciledHold] = []
     try:
-        reconcile(world, drive=False, say=lambda found: settled.append(found) if found.settled else None)
+        reconcile_holds(world, drive=False, say=lambda found: settled.append(found) if found.settled else None)
     except BenchError as error:
-        return tuple(settled), (Failure("not every hold was looked after", error),)
+        return tuple(settled), (ReapFailure("not every hold was looked after", error),)
     return tuple(settled), ()
 
 
@@ -140,11 +140,11 @@ def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
     program = shutil.which("bench") or str(Path(sys.executable).with_name("bench"))
     home = str(settings.home)
     done = install_timer_files(
-        Timer(program=program, project=settings.project, bucket=settings.bucket, home=home), dry_run=dry_run
+        ReapTimer(program=program, project=settings.project, bucket=settings.bucket, home=home), dry_run=dry_run
     )
     files = [str(path) for path in done.files]
-    told = {"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written}
-    answer(told, *(f"{'wrote' if done.written else 'would write'} {path}" for path in files), json=json)
+    document = {"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written}
+    answer(document, *(f"{'wrote' if done.written else 'would write'} {path}" for path in files), json=json)
     if json or not done.written:
         return
     if done.active:

@@ -21,9 +21,9 @@ from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
-from orchestrator.core.run.paid_time import cold_start_parts, paid_time, span, told
+from orchestrator.core.run.paid_time import cold_start_parts, describe_parts, format_span, paid_time
 from orchestrator.core.run.status import StatusLine
-from orchestrator.core.text import clock, count, sentence, words
+from orchestrator.core.text import clean_line, clean_sentence, count, format_clock
 
 STYLES = {
     "succeeded": "green",
@@ -48,7 +48,7 @@ SIMULATED: Final = "simulated prices: no dollar is spent"
 """The note beside the embedded cloud's dollars."""
 
 
-def unpriced(run: Run) -> bool:
+def is_unpriced(run: Run) -> bool:
     """Whether its dollars say nothing: a machine of the user's own costs what `host.hourly_usd` says, if it says so."""
     return not run.ceiling_usd and run.guest_of is None
 
@@ -90,8 +90,8 @@ LEAST_BAR: Final = 4
 def live(run: Run, now: datetime, *, followed: bool = False) -> RenderableType:
     """The view of `bench launch`: where the machine is, what each phase did, the cases, the money. Of a run that is
     `followed`, the end is left to the command's last words."""
-    told = beside_the_end(run) if followed and run.closed is not None else diagnoses(run)
-    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, told))
+    notes = beside_the_end(run) if followed and run.closed is not None else diagnoses(run)
+    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, notes))
 
 
 def _headline(run: Run) -> Text:
@@ -135,7 +135,7 @@ def _phase_row(run: Run, phase: str, span: PhaseSpan | None, now: datetime) -> t
     if span is None:
         return Text(phase, "dim"), Text(""), Text("")
     if span.exit_code is None:
-        took, style = clock((now - span.started_at).total_seconds()), "cyan" if run.closed is None else "dim"
+        took, style = format_clock((now - span.started_at).total_seconds()), "cyan" if run.closed is None else "dim"
     else:
         took, style = f"{span.seconds or 0:.1f} s", "green" if span.exit_code in (0, 10) else "red"
     return Text(phase, style), Text(took), _phase_note(run, phase)
@@ -153,42 +153,42 @@ def _phase_note(run: Run, phase: str) -> RenderableType:
             failed = run.correctness.failed
             return Text(f"{run.correctness.checked} checked, {failed} wrong", "red" if failed else "")
         case "measure":
-            return Progress(run.cases_done, run.cases_total)
+            return CaseProgress(run.cases_done, run.cases_total)
         case _:
             return Text("")
 
 
 @dataclass(frozen=True)
-class Progress:
+class CaseProgress:
     """A bar, followed by the number of cases. If there is little room, the bar is shortened."""
 
     done: int
     total: int
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        told = Text(f"{self.done}/{count(self.total, 'case')}")
-        left = min(BAR, options.max_width - cell_len(told.plain) - 1)
-        if left < LEAST_BAR:
-            yield told
+        progress_text = Text(f"{self.done}/{count(self.total, 'case')}")
+        bar_width = min(BAR, options.max_width - cell_len(progress_text.plain) - 1)
+        if bar_width < LEAST_BAR:
+            yield progress_text
             return
         grid = Table.grid(padding=(0, 1))
-        grid.add_row(ProgressBar(total=max(self.total, 1), completed=self.done, width=left), told)
+        grid.add_row(ProgressBar(total=max(self.total, 1), completed=self.done, width=bar_width), progress_text)
         yield grid
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        told = cell_len(f"{self.done}/{count(self.total, 'case')}")
-        return Measurement(min(told, 7), BAR + 1 + told).with_maximum(options.max_width)
+        progress_width = cell_len(f"{self.done}/{count(self.total, 'case')}")
+        return Measurement(min(progress_width, 7), BAR + 1 + progress_width).with_maximum(options.max_width)
 
 
 def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
     end = run.updated_at if run.closed is not None else now
-    line = Text.assemble("elapsed ", (clock((end - run.created_at).total_seconds()), "bold"))
-    if not unpriced(run) and not run.simulated:
+    line = Text.assemble("elapsed ", (format_clock((end - run.created_at).total_seconds()), "bold"))
+    if not is_unpriced(run) and not run.simulated:
         line.append("   spent ").append(usd(run.cost(now)), "bold")
         line.append(f"   ceiling {usd(run.ceiling_usd)}")
-    left = left_s(run, now)
-    if left is not None:
-        line.append(f"   about {clock(left)} left", "dim")
+    seconds_remaining = left_s(run, now)
+    if seconds_remaining is not None:
+        line.append(f"   about {format_clock(seconds_remaining)} left", "dim")
     rows: list[RenderableType] = [line]
     rows += [Text(words, "red") for words in told]
     measuring = any(span.phase == "measure" and span.exit_code is None for span in run.spans)
@@ -206,7 +206,7 @@ def diagnoses(run: Run) -> list[str]:
 
 def _diagnosis(fact: ev.Diagnosed) -> str:
     """A cause that is none of ours is told as such: it may be made to look like a hint."""
-    first = sentence(fact.detail.partition("\n")[0])
+    first = clean_sentence(fact.detail.partition("\n")[0])
     return f"{'' if fact.cause in REMEDIES else 'diagnosed as '}{fact.cause}: {first}"
 
 
@@ -237,10 +237,10 @@ def time_lines(run: Run, now: datetime) -> Iterable[str]:
     """Where the minutes went: the cold start by phase, and the share of machine time that was measuring."""
     parts = cold_start_parts(run)
     if parts:
-        yield f"cold start {span(sum(parts.values()))}: {told(parts)}"
+        yield f"cold start {format_span(sum(parts.values()))}: {describe_parts(parts)}"
     paid = paid_time(run, run.updated_at if run.closed is not None else now)
     if paid.share is not None and paid.measuring_s > 0:
-        yield f"measuring {paid.share:.0%} of {span(paid.paid_s)} of machine time"
+        yield f"measuring {paid.share:.0%} of {format_span(paid.paid_s)} of machine time"
 
 
 # --- one run, over --------------------------------------------------------------------------------------------------
@@ -250,9 +250,9 @@ def ending_lines(run: Run, now: datetime, *, answered: bool = False) -> Iterable
     """The last lines of `bench launch`; if the results are here and `answered` above, no command to fetch them."""
     if run.kept is not None:
         idle_until = run.current.idle_until
-        left = f"; it deletes itself in {clock((idle_until - now).total_seconds())}" if idle_until else ""
+        time_left = f"; it deletes itself in {format_clock((idle_until - now).total_seconds())}" if idle_until else ""
         yield f"✓ {run.kept.outcome}: {run.cases_done} of {count(run.cases_total, 'case')}; {usd(run.cost(now))} so far"
-        yield f"  its machine is kept for the next launch{left}"
+        yield f"  its machine is kept for the next launch{time_left}"
         if not answered:
             yield f"  bench fetch {run.run_id}"
         yield f"  bench stop {run.run_id}     lets the machine go"
@@ -264,12 +264,12 @@ def ending_lines(run: Run, now: datetime, *, answered: bool = False) -> Iterable
         yield f"  bench stop {run.run_id}     ends it"
         return
     mark = "✓" if run.phase is Phase.SUCCEEDED else "✗"
-    took = clock((run.updated_at - run.created_at).total_seconds())
+    took = format_clock((run.updated_at - run.created_at).total_seconds())
     cases = f"{run.cases_done} of {count(run.cases_total, 'case')} in {took}"
     money = f", {usd(run.cost(now))} of at most {usd(run.ceiling_usd)}{' (simulated)' if run.simulated else ''}"
     if run.guest_of is not None:
         money = f", on a kept machine that {run.guest_of.owner} pays for"
-    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}{'' if unpriced(run) else money}"
+    yield f"{mark} {run.phase.value.replace('_', ' ')}: {cases}{'' if is_unpriced(run) else money}"
     if run.measured and not answered:
         yield f"  bench fetch {run.run_id}"
 
@@ -295,17 +295,17 @@ class RunsTable:
         rows = [self._cells(line) for line in self.lines]
         heads = ("run", "state", "cases", "cost", "age")
         used = sum(max(len(head), *(cell_len(row[at]) for row in rows)) + 2 for at, head in enumerate(heads))
-        left = options.max_width - used
+        cells_left = options.max_width - used
         table = Columns(*heads, right=heads[2:], droppable=("age", "cases", "cost"))
-        if left >= DEVICE:
-            table.add_column("measured on", overflow="ellipsis", no_wrap=True, max_width=left)
+        if cells_left >= DEVICE:
+            table.add_column("measured on", overflow="ellipsis", no_wrap=True, max_width=cells_left)
         for line, (run, state, *others) in zip(self.lines, rows, strict=True):
             cells = [Text(run), Text(state, STYLES.get(line.phase, "cyan")), *map(Text, others)]
-            table.add_row(*cells, *([Text(line.device)] if left >= DEVICE else []))
+            table.add_row(*cells, *([Text(line.device)] if cells_left >= DEVICE else []))
         yield table
 
     def _cells(self, line: StatusLine) -> tuple[str, ...]:
-        phase, vm_phase = words(line.phase, PHASE).replace("_", " "), words(line.vm_phase, PHASE)
+        phase, vm_phase = clean_line(line.phase, PHASE).replace("_", " "), clean_line(line.vm_phase, PHASE)
         return (
             line.run_id,
             phase + (f" · {vm_phase}" if vm_phase and not line.over else ""),

@@ -11,18 +11,26 @@ from typing import Annotated
 import typer
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.api.results import chosen, report_of, write_files
+from orchestrator.api.results import report_of, select_settings, write_files
 from orchestrator.cli.completion import RunOrFolder
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core import text
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.workload import case_id
 from orchestrator.report import flashinfer
 from orchestrator.report.answer import HERE, failures, wrong_first
-from orchestrator.report.document import document
-from orchestrator.report.files import KINDS, boards, figure
-from orchestrator.report.markdown import NoMarks, between_marks, by_baseline, markdown, marks, paper, pull_request
+from orchestrator.report.document import report_document
+from orchestrator.report.files import KINDS, draw_boards, figure_file
+from orchestrator.report.markdown import (
+    NoMarks,
+    between_marks,
+    by_baseline,
+    mark_comments,
+    paper,
+    pull_request,
+    report_markdown,
+)
 from orchestrator.report.report import Report
 from orchestrator.wiring import trace_set, write_atomically
 
@@ -58,7 +66,7 @@ class Insertion:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ReportOptions:
     """What is drawn and shown."""
 
     figures: Annotated[
@@ -80,14 +88,14 @@ class Drawing:
     ] = False
 
 
-@grouped
+@group_options
 def report(
     ctx: typer.Context,
     run: RunOrFolder = "last",
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; by default the run's folder.")] = None,
     insertion: Insertion,
-    drawing: Drawing,
+    drawing: ReportOptions,
     json: Json = False,
 ) -> None:
     """Write a run's report: HTML, Markdown, JSON and CSV.
@@ -96,7 +104,7 @@ def report(
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
     found, folder = report_of(options(ctx).wiring, run)
-    settings = chosen(found, drawing.regime or ())
+    settings = select_settings(found, drawing.regime or ())
     kind = insertion.table or TableKind.CASES
     shown = settings if kind is TableKind.CASES or drawing.regime else ()
     fragment = _fragment(found, kind, shown)
@@ -116,12 +124,12 @@ def report(
     if drawing.figures is not None:
         written += _draw(found, drawing.figures, formats, everything=drawing.all_baselines)
     if json:
-        emit_json({**document(found), "files": [str(path) for path in written]})
+        emit_json({**report_document(found), "files": [str(path) for path in written]})
         return
     untimed = [one.text for one in failures(found.study, [HERE])]
     notes = [f"note: {words}" for words in found.warnings()]
-    said = (found.title, *wrong_first(found.study), *found.headlines(), *found.sentences(), *untimed, *notes)
-    for words in (*said, *(f"wrote {path.resolve()}" for path in written)):
+    report_lines = (found.title, *wrong_first(found.study), *found.headlines(), *found.sentences(), *untimed, *notes)
+    for words in (*report_lines, *(f"wrote {path.resolve()}" for path in written)):
         typer.echo(words)
 
 
@@ -130,22 +138,22 @@ def _fragment(found: Report, table: TableKind, settings: Sequence[Setting]) -> s
         return pull_request(found)
     if table is TableKind.PAPER:
         return paper(found)
-    return markdown(found, settings) if table is TableKind.CASES else by_baseline(found, settings)
+    return report_markdown(found, settings) if table is TableKind.CASES else by_baseline(found, settings)
 
 
 def _replace_between_marks(path: Path, mark: str, fragment: str) -> None:
 
     try:
-        begin, end = marks(mark)
+        begin, end = mark_comments(mark)
     except ValueError as exc:
         raise ConfigError(f"--mark {exc}") from exc
     try:
         with path.open("rb") as file:
-            changed = between_marks(text.text(file, text.MOST_SOURCE), fragment, mark)
+            changed = between_marks(text.read_text(file, text.MOST_SOURCE), fragment, mark)
     except NoMarks as exc:
         raise LocalError(f"{path}: {exc}", hint=f"put {begin} and {end} where the table should be") from exc
     except (OSError, ValueError) as exc:
-        raise LocalError(f"cannot read {path}: {text.why(exc)}", hint="--into takes a Markdown file") from exc
+        raise LocalError(f"cannot read {path}: {text.os_error_text(exc)}", hint="--into takes a Markdown file") from exc
     write_atomically(path, changed.encode())
 
 
@@ -167,9 +175,9 @@ def _draw(found: Report, folder: Path, formats: Sequence[str], *, everything: bo
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
     written = []
-    for name, board in boards(found.study, everything=everything).items():
+    for name, board in draw_boards(found.study, everything=everything).items():
         for kind in kinds:
             path = folder / f"{name}.{kind}"
-            write_atomically(path, figure(board, kind))
+            write_atomically(path, figure_file(board, kind))
             written.append(path)
     return written

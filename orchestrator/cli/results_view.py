@@ -18,9 +18,9 @@ from orchestrator.cli.unread import note
 from orchestrator.core.errors import BenchError
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import count
-from orchestrator.report.answer import FAULTS, HERE, Row, failures, largest, microseconds, rows_of
+from orchestrator.report.answer import FAULTS, HERE, AnswerRow, failures, largest, microseconds, rows_of
 from orchestrator.report.report import Report, ranks_in_words
-from orchestrator.report.text import UNKNOWN, backend, estimate, labels, ratio, shortened
+from orchestrator.report.text import UNKNOWN, case_labels, display_name, format_estimate, format_ratio, shorten_name
 from orchestrator.wiring import Wiring, fetch_run
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def answer_view(fetched: Fetched, report: Report) -> RenderableType:
     parts += [Text(words, "yellow") for words in report.incomplete()]
     shown, hidden = largest(rows_of(study), MOST_ROWS)
     if shown:
-        parts += [_tables(shown, labels(study.case_ids), several=len(study.kernels) > 1)]
+        parts += [_tables(shown, case_labels(study.case_ids), several=len(study.kernels) > 1)]
         parts.append(Text(_legend(shown), "dim"))
     parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
     here = failures(study, [HERE])
@@ -96,7 +96,7 @@ def results_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> 
     return Group(*parts)
 
 
-def _legend(shown: Sequence[Row]) -> str:
+def _legend(shown: Sequence[AnswerRow]) -> str:
     """One line: the regime of the table and what the ratio is, and whether two modes were seen."""
     settings = dict.fromkeys(row.case.setting.name for row in shown if row.case.setting.name)
     modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
@@ -143,13 +143,13 @@ class Width:
     longest: int = 40
 
 
-def _tables(rows: Sequence[Row], names: dict[str, str], *, several: bool) -> RenderableType:
+def _tables(rows: Sequence[AnswerRow], names: dict[str, str], *, several: bool) -> RenderableType:
     widths = (Width(), Width(interval=False), Width(interval=False, share=False),
               Width(interval=False, share=False, longest=16), Width(False, False, False, longest=12))  # fmt: skip
     return Widest(tuple(_table(rows, names, width, several=several) for width in widths))
 
 
-def _table(rows: Sequence[Row], names: dict[str, str], width: Width, *, several: bool) -> Table:
+def _table(rows: Sequence[AnswerRow], names: dict[str, str], width: Width, *, several: bool) -> Table:
     table = Columns()
     rated = width.rate and any(row.rate.text for row in rows)
     shares = rated and width.share and any(row.rate.share for row in rows)
@@ -159,14 +159,14 @@ def _table(rows: Sequence[Row], names: dict[str, str], width: Width, *, several:
     for head in heads:
         table.add_column(head, justify="right" if head in right else "left", no_wrap=True)
     for row in rows:
-        theirs = f"{shortened(backend(row.baseline), width.longest)} {microseconds(row.baseline_us)}"
+        theirs = f"{shorten_name(display_name(row.baseline), width.longest)} {microseconds(row.baseline_us)}"
         gain = UNKNOWN
         if row.contrast is not None:
-            gain = estimate(row.contrast.ratio) if width.interval else ratio(row.contrast.ratio.mid)
+            gain = format_estimate(row.contrast.ratio) if width.interval else format_ratio(row.contrast.ratio.mid)
         said = row.verdict if row.verdict != UNKNOWN else "not compared"
         cells = [
-            Text(shortened(names[row.case.case_id], width.longest)),
-            *([Text(shortened(row.kernel, width.longest))] if several else []),
+            Text(shorten_name(names[row.case.case_id], width.longest)),
+            *([Text(shorten_name(row.kernel, width.longest))] if several else []),
             Text(microseconds(row.us)), Text(theirs if row.baseline else UNKNOWN), Text(gain),
             Text(said, STYLES.get(row.style, "dim")),
             *([Text(row.rate.text)] if rated else []), *([Text(row.rate.share)] if shares else []),

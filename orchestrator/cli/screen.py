@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from orchestrator.core.text import folded
+from orchestrator.core.text import fold_lines
 
 HANG = 8
 """How far a line is indented that goes on."""
@@ -37,10 +37,10 @@ def screen(file: IO[str] | None = None) -> Console:
     return console
 
 
-def hung(console: Console, text: str) -> str:
+def wrap_text(console: Console, text: str) -> str:
     """Text in lines as wide as the terminal is, those indented in which one goes on: nothing that a machine says begins
     a line of the screen."""
-    return folded(text, console.width if console.is_terminal else None, HANG)
+    return fold_lines(text, console.width if console.is_terminal else None, HANG)
 
 
 class Columns(Table):

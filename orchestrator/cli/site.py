@@ -51,13 +51,13 @@ def site(
         _serve(wiring, out, port, publish, json=json)
         return
     built = build(source_of(wiring), out)
-    published = site_server.publish(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
-    said = [_said(built)]
+    published = site_server.publish_files(wiring.bucket, out, [*built.pages, STATE], publish) if publish else None
+    lines = [_said(built)]
     if published is not None:
         where = f"gs://{wiring.bucket.name}/{publish}/index.html"
-        said.append(f"stored {count(published, 'new or changed page')}: {where}")
+        lines.append(f"stored {count(published, 'new or changed page')}: {where}")
     index = str(out / "index.html")
-    answer({**built.document(), "published": published, "index": index}, *said, f"open {index}", json=json)
+    answer({**built.document(), "published": published, "index": index}, *lines, f"open {index}", json=json)
 
 
 def _said(built: Built) -> str:
@@ -79,7 +79,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
                 time.sleep(LIVE_S if built.live else QUIET_S)
                 built = _again(source, out, built)
                 if publish and built.written:
-                    site_server.publish(wiring.bucket, out, [*built.pages, STATE], publish)
+                    site_server.publish_files(wiring.bucket, out, [*built.pages, STATE], publish)
         except KeyboardInterrupt:
             typer.echo("stopped serving; the pages remain", err=True)
 

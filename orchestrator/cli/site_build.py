@@ -29,7 +29,7 @@ from orchestrator.report.site.digest import Digest
 from orchestrator.report.site.index import run_page
 from orchestrator.report.site.site import Money, shared_pages
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.site_source import is_over, materials
+from orchestrator.runs.site_source import is_over, site_materials
 from orchestrator.store.index import IndexLine, RunIndex
 from orchestrator.wiring import Wiring, write_atomically
 
@@ -141,11 +141,11 @@ def build(source: Source, folder: Path, *, processes: int = 0) -> Built:
     if not (folder / STATE).exists():  # a build that is cut short leaves a folder that the next one takes for a site
         _write(folder / STATE, State(bucket=source.bucket.name).model_dump_json())
     lines = RunIndex(source.bucket).list_runs()
-    known = {one.run_id: one for one in lines}
+    lines_by_run = {one.run_id: one for one in lines}
     fresh = [one for one in lines if before.keys.get(one.run_id) != one.generation]
     keys = {one.run_id: one.generation for one in lines if is_over(one)}
     built = Built(folder, runs=len(lines), read=len(fresh), live=len(lines) - len(keys))
-    digests = {run: digest for run, digest in before.runs.items() if run in known}
+    digests = {run: digest for run, digest in before.runs.items() if run in lines_by_run}
     for run, digest, text in _made(source, fresh, processes or min(MOST, os.cpu_count() or 1)):
         digests[run] = digest
         built.written += _write(folder / run_page(run), text)
@@ -179,15 +179,15 @@ def _before(folder: Path, bucket: str) -> State:
     except OSError as exc:
         raise LocalError(f"cannot read {folder / STATE}: {exc.strerror or exc}") from exc
     try:
-        found = State.model_validate_json(data)
+        state = State.model_validate_json(data)
     except ValidationError:
         return State()
-    if found.bucket not in ("", bucket):
+    if state.bucket not in ("", bucket):
         raise ConfigError(
-            f"{folder} is the site of another bucket, {found.bucket}",
+            f"{folder} is the site of another bucket, {state.bucket}",
             hint="choose another folder for this one with --out",
         )
-    return found if found.code == _code() and _whole(folder, found) else State()
+    return state if state.code == _code() and _whole(folder, state) else State()
 
 
 def _is_part(path: Path) -> bool:
@@ -213,15 +213,15 @@ def _code() -> str:
 
 def _made(source: Source, lines: Sequence[IndexLine], processes: int) -> Iterator[tuple[str, Digest, str]]:
     """The digest and the page of each run; several processes share the work if there are many."""
-    found = materials(source.bucket, lines, source.look, source.now)
+    site_runs = site_materials(source.bucket, lines, source.look, source.now)
     if len(lines) < ALONE or processes < 2:
-        for one in found:
-            yield one.line.run_id, *run_pages.made(one)
+        for one in site_runs:
+            yield one.line.run_id, *run_pages.digest_run(one)
         return
     waiting: deque[tuple[str, Future[tuple[Digest, str]]]] = deque()
     with workers(processes) as submit:
-        for one in found:
-            waiting.append((one.line.run_id, submit(run_pages.made, one)))
+        for one in site_runs:
+            waiting.append((one.line.run_id, submit(run_pages.digest_run, one)))
             while len(waiting) > 8 * processes or (waiting and waiting[0][1].done()):
                 run, future = waiting.popleft()
                 yield run, *future.result()

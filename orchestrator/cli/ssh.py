@@ -16,9 +16,9 @@ from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target
 from orchestrator.core.names import ProjectId
 from orchestrator.core.run.fold import Run
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 from orchestrator.runs.engine import Engine
-from orchestrator.wiring import Wiring, attach, installed
+from orchestrator.wiring import Wiring, is_installed, run_attached
 
 
 def ssh(
@@ -41,7 +41,7 @@ def ssh(
     if json or show:
         answer({"schema": 1, "run_id": run_id, "command": list(arguments)}, shlex.join(arguments), json=json)
         return
-    if not installed(arguments[0]):
+    if not is_installed(arguments[0]):
         typer.echo(shlex.join(arguments))
         where = "https://cloud.google.com/sdk/docs/install" if arguments[0] == "gcloud" else "your system's packages"
         raise LocalError(
@@ -51,7 +51,7 @@ def ssh(
                 "neither"
             ),
         )
-    raise typer.Exit(attach(arguments))
+    raise typer.Exit(run_attached(arguments))
 
 
 def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
         target = parse_target(record.target)
         if target.zone != zone:
             raise NotFound(
-                f"in the bucket, {zone} is another host: {words(record.target, 80)}",
+                f"in the bucket, {zone} is another host: {clean_line(record.target, 80)}",
                 hint="connect to the host with ssh, as you usually do",
             )
         wiring.named.reachable(target)

@@ -15,7 +15,7 @@ from orchestrator.cli.completion import known_runs
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines
 from orchestrator.cli.render import live as live_view
-from orchestrator.cli.screen import hung, screen
+from orchestrator.cli.screen import screen, wrap_text
 from orchestrator.cli.status_view import keep_or_stop, line, price_of, summary
 from orchestrator.cli.terminal import emit_json
 from orchestrator.cli.unread import note, raise_unread
@@ -32,12 +32,12 @@ from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Ledger
 from orchestrator.core.ledger.unlisted import OpenHold
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.keeping import ColdStart, advise, cold_starts
-from orchestrator.core.run.status import StatusLine, decode, document, status_line
-from orchestrator.core.text import sentence
+from orchestrator.core.run.keeping import ColdStart, advise_keeping, cold_starts
+from orchestrator.core.run.status import StatusLine, decode_status, run_document, status_line
+from orchestrator.core.text import clean_sentence
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.reap import Finding, survey
-from orchestrator.runs.reconcile import is_due, reconcile
+from orchestrator.runs.reap import MachineFinding, survey_machines
+from orchestrator.runs.reconcile import is_due, reconcile_holds
 from orchestrator.wiring import Wiring
 
 
@@ -79,13 +79,13 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     except Unavailable as exc:  # what the bucket knows can be told without the machine
         note(str(exc))
     cold = _cold(wiring, state)
-    advice = advise(state, cold, wiring.clock.now())
+    advice = advise_keeping(state, cold, wiring.clock.now())
     if json:
-        told = {
+        extra = {
             "keep_or_stop": advice.document() if advice is not None else None,
             "cold_starts": cold.document() if cold is not None else None,
         }
-        emit_json({**document(state, wiring.clock.now()), **told})
+        emit_json({**run_document(state, wiring.clock.now()), **extra})
         return
     console = screen()
     console.print(live_view(state, wiring.clock.now()))
@@ -96,15 +96,17 @@ def _one(wiring: Wiring, text: str, *, json: bool) -> None:
     if advice is not None and state.kept is not None:  # for no other does anybody choose
         console.print(advice.text, soft_wrap=True)
     if state.closed is not None and not any(state.closed.detail in said for said in ("", *diagnoses(state))):
-        ended = f"{state.phase.value.replace('_', ' ')}: {sentence(state.closed.detail)}"
-        console.print(hung(console, ended))
+        ended = f"{state.phase.value.replace('_', ' ')}: {clean_sentence(state.closed.detail)}"
+        console.print(wrap_text(console, ended))
 
 
 def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
     """How long cold starts took in this bucket; takes one listing."""
     if run.plan is None:
         return None
-    lines = [line for entry in wiring.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None]
+    lines = [
+        line for entry in wiring.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
+    ]
     return cold_starts(lines, run.plan.gpu, run.plan.mode)
 
 
@@ -114,7 +116,7 @@ class _Seen:
 
     lines: Sequence[StatusLine]
     """Every run, oldest first."""
-    findings: Sequence[Finding]
+    findings: Sequence[MachineFinding]
     unasked: str
     """Why the cloud could not be asked for its machines; empty if it was."""
     holds: Sequence[OpenHold] | None
@@ -147,13 +149,15 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
 
 def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
     advised = [(finding, keep_or_stop(finding, seen.lines, wiring.clock.now())) for finding in seen.findings]
-    known = [{**status_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised]
+    machine_documents = [
+        {**status_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
+    ]
     return {
         "schema": 1,
         "mode": wiring.mode,
         "prices_simulated": wiring.mode.simulated,
         "runs": [asdict(line) for line in seen.lines[-limit:]],
-        "instances": None if seen.unasked else known,
+        "instances": None if seen.unasked else machine_documents,
         "holds": None if seen.holds is None else [status_view.hold_document(one) for one in seen.holds],
     }
 
@@ -169,26 +173,26 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for hold in seen.holds or ():
-        console.print(hung(console, status_view.hold_line(hold)), soft_wrap=True)
+        console.print(wrap_text(console, status_view.hold_line(hold)), soft_wrap=True)
     for finding in seen.findings:
-        console.print(hung(console, line(finding)), soft_wrap=True)
+        console.print(wrap_text(console, line(finding)), soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", soft_wrap=True, style="dim")
     if seen.unasked:
-        said = f"the cloud did not answer ({seen.unasked}); as far as the runs know:"
-        console.print(hung(console, said), style="yellow")
+        heading = f"the cloud did not answer ({seen.unasked}); as far as the runs know:"
+        console.print(wrap_text(console, heading), style="yellow")
         console.print(alive_line(lines))
     else:
         console.print(summary(seen.findings))
 
 
-def _alive(wiring: Wiring) -> tuple[Finding, ...]:
+def _alive(wiring: Wiring) -> tuple[MachineFinding, ...]:
     """Every machine that exists, with its verdict. If there is none, nothing more is loaded or read."""
     instances = wiring.alive()
     if not instances:
         return ()
-    return survey(wiring.world(), instances, price_of(wiring.price_book.usable()))
+    return survey_machines(wiring.world(), instances, price_of(wiring.price_book.usable()))
 
 
 def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:
@@ -199,7 +203,7 @@ def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError
     left_out: dict[str, str] = {}
     first: BenchError | None = None
     for entry in wiring.index.list_runs():
-        line = decode(entry.run_id, entry.status)
+        line = decode_status(entry.run_id, entry.status)
         if line is None or not line.over:
             try:
                 state = Engine(wiring.world(), entry.run_id).catch_up()
@@ -228,7 +232,7 @@ def _ledger(wiring: Wiring) -> tuple[Ledger | None, BenchError | None]:
     try:
         ledger = wiring.ledger.read()
         if is_due(ledger):
-            reconcile(wiring.world())
+            reconcile_holds(wiring.world())
             ledger = wiring.ledger.read()
     except CredentialsMissing:
         raise

@@ -13,15 +13,15 @@ from orchestrator.cli.render import usd
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import OpenHold, stored, unlisted_holds, unlisted_runs
+from orchestrator.core.ledger.unlisted import OpenHold, stored_amounts, unlisted_holds, unlisted_runs
 from orchestrator.core.market.catalog import carrier_of
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.market.pricing import MachineSpec, PriceSheet
-from orchestrator.core.run.keeping import Advice, advise, cold_starts
-from orchestrator.core.run.status import StatusLine, iso
-from orchestrator.core.text import words
-from orchestrator.runs.reap import Finding, PriceOf
+from orchestrator.core.market.pricing import PricedMachine, PriceSheet
+from orchestrator.core.run.keeping import KeepAdvice, advise_keeping, cold_starts
+from orchestrator.core.run.status import StatusLine, iso_time
+from orchestrator.core.text import clean_line
+from orchestrator.runs.reap import MachineFinding, PriceOf
 from orchestrator.runs.reconcile import is_due, known_of
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
@@ -32,14 +32,14 @@ from orchestrator.wiring import Wiring
 def holds_of(wiring: Wiring, ledger: Ledger, lines: Sequence[StatusLine]) -> tuple[OpenHold, ...]:
     """The holds that the list of runs does not show. Raises `Unavailable`. Where all is settled and there is no image,
     nothing is loaded or read."""
-    if not is_due(ledger) and not stored(ledger):
+    if not is_due(ledger) and not stored_amounts(ledger):
         return ()
     open_runs = frozenset(line.run_id for line in lines if not line.over)
     world = wiring.world()
-    known = known_of(world, ledger, open_runs)
-    fleets = {name for name in unlisted_runs(ledger, open_runs) - known.lost if is_fleet_id(name)}
+    known_holds = known_of(world, ledger, open_runs)
+    fleets = {name for name in unlisted_runs(ledger, open_runs) - known_holds.lost if is_fleet_id(name)}
     foreign = frozenset(name for name in fleets if not _believed(wiring, name))
-    return unlisted_holds(ledger, replace(known, foreign=foreign), world.policy.insert_limit_s)
+    return unlisted_holds(ledger, replace(known_holds, foreign=foreign), world.policy.insert_limit_s)
 
 
 def _believed(wiring: Wiring, fleet: str) -> bool:
@@ -50,12 +50,12 @@ def _believed(wiring: Wiring, fleet: str) -> bool:
         store.children()
     except BenchError:
         return False
-    return trust.believed(wiring, store)
+    return trust.is_trusted(wiring, store)
 
 
 def hold_line(hold: OpenHold) -> str:
     """One line: how much, since when, for what, and the command that shows or releases it."""
-    name = words(hold.name)
+    name = clean_line(hold.name)
     what, then = {
         "run": (f"run {name}", "shows it"),
         "fleet": (name, "shows it, and settles what is over"),
@@ -68,7 +68,9 @@ def hold_line(hold: OpenHold) -> str:
         what += ", whose events are gone" if hold.kind == "run" else ", whose record is gone"
         then = f"deletes what is left of it, and settles this from {_reached(hold.settles_at)} on"
     simulated = " (simulated)" if hold.simulated else ""
-    return f"{usd(hold.usd)}{simulated} held since {iso(hold.since)} for {what}: `{words(hold.remedy)}` {then}"
+    return (
+        f"{usd(hold.usd)}{simulated} held since {iso_time(hold.since)} for {what}: `{clean_line(hold.remedy)}` {then}"
+    )
 
 
 def hold_document(hold: OpenHold) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def hold_document(hold: OpenHold) -> dict[str, Any]:
         "kind": hold.kind,
         "name": hold.name,
         "held_usd": str(hold.usd),
-        "held_at": iso(hold.since),
+        "held_at": iso_time(hold.since),
         "prices_simulated": hold.simulated,
         "remedy": hold.remedy,
         "settles_at": _reached(hold.settles_at) if hold.settles_at is not None else None,
@@ -85,7 +87,7 @@ def hold_document(hold: OpenHold) -> dict[str, Any]:
 
 def _reached(at: datetime) -> str:
     """The first whole second at which a moment is reached."""
-    return iso(at + timedelta(microseconds=999_999))
+    return iso_time(at + timedelta(microseconds=999_999))
 
 
 USUAL_DISK_GB = 60
@@ -97,19 +99,19 @@ def price_of(sheet: PriceSheet) -> PriceOf:
     def price(instance: Instance) -> Decimal | None:
         gpu = carrier_of(instance.machine_type)
         accelerator = gpu.accelerator if gpu is not None else None
-        spec = MachineSpec(instance.machine_type, accelerator, 1 if accelerator else 0)
+        spec = PricedMachine(instance.machine_type, accelerator, 1 if accelerator else 0)
         provisioning = "spot" if instance.preemptible else "standard"
         return sheet.hourly(spec, region_of(instance.zone), provisioning, USUAL_DISK_GB, external_ip=True)
 
     return price
 
 
-def rate(findings: Sequence[Finding]) -> Decimal:
+def rate(findings: Sequence[MachineFinding]) -> Decimal:
     """Dollars per hour of all machines together; machines without a known price are left out."""
     return sum((one.usd_per_hour for one in findings if one.usd_per_hour is not None), Decimal(0))
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[MachineFinding]) -> str:
     orphans = sum(1 for one in findings if one.orphan)
     unknown = sum(1 for one in findings if one.usd_per_hour is None)
     text = f"VMs alive now: {len(findings)}, ${rate(findings):.2f}/h"
@@ -118,7 +120,7 @@ def summary(findings: Sequence[Finding]) -> str:
     return text + (f"; no live run owns {orphans} of them: `bench reap --yes` deletes those" if orphans else "")
 
 
-def line(finding: Finding) -> str:
+def line(finding: MachineFinding) -> str:
     instance = finding.instance
     cost = f"${finding.cost_usd:.2f} so far" if finding.cost_usd is not None else "cost unknown"
     hourly = f"${finding.usd_per_hour:.2f}/h" if finding.usd_per_hour is not None else "$?/h"
@@ -128,15 +130,15 @@ def line(finding: Finding) -> str:
     return f"{verdict:<6}  {where}  {instance.status}  {hourly}  {cost}{odd}  {finding.verdict.reason}"
 
 
-def keep_or_stop(finding: Finding, lines: Sequence[StatusLine], now: datetime) -> Advice | None:
+def keep_or_stop(finding: MachineFinding, lines: Sequence[StatusLine], now: datetime) -> KeepAdvice | None:
     """Whether a machine of a live run is worth its price; None for any other."""
     run = finding.run
     if finding.orphan or run is None or run.plan is None or run.vm is None or run.vm.name != finding.instance.name:
         return None
-    return advise(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
+    return advise_keeping(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
 
 
-def document(finding: Finding) -> dict[str, Any]:
+def document(finding: MachineFinding) -> dict[str, Any]:
     instance = finding.instance
     return {
         "name": instance.name,
@@ -148,8 +150,8 @@ def document(finding: Finding) -> dict[str, Any]:
         "orphan": finding.orphan,
         "reason": finding.verdict.reason,
         "flags": list(finding.flags),
-        "created_at": iso(instance.created_at),
-        "deadline_at": iso(instance.deadline_at) if instance.deadline_at else None,
+        "created_at": iso_time(instance.created_at),
+        "deadline_at": iso_time(instance.deadline_at) if instance.deadline_at else None,
         "usd_per_hour": str(finding.usd_per_hour) if finding.usd_per_hour is not None else None,
         "cost_usd": str(finding.cost_usd) if finding.cost_usd is not None else None,
     }

@@ -11,7 +11,7 @@ from orchestrator.cli.terminal import answer
 from orchestrator.cli.unread import note
 from orchestrator.core.errors import DocumentUnreadable, Unavailable
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.status import document
+from orchestrator.core.run.status import run_document
 from orchestrator.core.text import count
 from orchestrator.runs.engine import Engine
 
@@ -19,7 +19,7 @@ PATIENCE_S = 45.0
 """How long a service that does not answer is waited for: the stop is recorded by then, and others can do the rest."""
 
 
-def unsettled(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
+def unsettled_error(state: Run, exc: DocumentUnreadable) -> DocumentUnreadable:
     """The message for a run whose cost cannot be written into the ledger."""
     may_exist = any(vm.open for vm in state.vms)
     machine = "its machine may still exist" if may_exist else "its machine is gone"
@@ -48,7 +48,7 @@ def stop(
                 trouble=lambda exc, pause: note(f"{exc} (retry in {pause:.0f} s)"), patience_s=PATIENCE_S
             )
         except DocumentUnreadable as exc:  # the ledger's: the machine is deleted before its cost is settled
-            raise unsettled(engine.look(), exc) from exc
+            raise unsettled_error(engine.look(), exc) from exc
         except Unavailable as exc:
             raise Unavailable(
                 f"the stop of {run_id} is recorded, but it is not done: {exc}",
@@ -56,5 +56,5 @@ def stop(
             ) from exc
     now, was = wiring.clock.now(), "was already over" if already else "is stopped"
     cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
-    said = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
-    answer(document(state, now), said, json=json)
+    message = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
+    answer(run_document(state, now), message, json=json)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import typer
 
-from orchestrator.core.text import folded
+from orchestrator.core.text import fold_lines
 
 # Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
 
@@ -55,15 +55,19 @@ def columns(stream: Any) -> int | None:
     try:
         if stream is None or not stream.isatty():
             return None
-        said = os.environ.get("COLUMNS", "")
-        return int(said) if said.isdecimal() and int(said) else os.get_terminal_size(stream.fileno()).columns or None
+        columns_text = os.environ.get("COLUMNS", "")
+        return (
+            int(columns_text)
+            if columns_text.isdecimal() and int(columns_text)
+            else os.get_terminal_size(stream.fileno()).columns or None
+        )
     except (OSError, ValueError):
         return None
 
 
 def hanging(text: str, *, err: bool = False, indent: int = 8) -> str:
     """Text for standard output, or error: in a terminal, the lines indented in which it goes on."""
-    return folded(text, columns(sys.stderr if err else sys.stdout), indent)
+    return fold_lines(text, columns(sys.stderr if err else sys.stdout), indent)
 
 
 class Enduring(io.FileIO):
@@ -113,13 +117,13 @@ def endure() -> None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
 
 
-def lost(stream: object) -> OSError | None:
+def output_error(stream: object) -> OSError | None:
     """The error because of which the stream discards its output; None as long as writing has not failed."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return raw.lost if isinstance(raw, Enduring) else None
 
 
-def unheard() -> bool:
+def is_stdout_closed() -> bool:
     """Whether nobody hears any more what goes to standard output. Of a pipe this is known before anything is written:
     what follows a run, and has nothing to say for minutes, need not wait for that."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -137,7 +141,7 @@ class Unheard(threading.Event):
     """Becomes true at the latest when nobody reads standard output."""
 
     def is_set(self) -> bool:
-        return super().is_set() or unheard()
+        return super().is_set() or is_stdout_closed()
 
 
 # The one JSON document that a command prints with `--json`: its result, or the error that prevented one.

@@ -16,14 +16,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.cli.plan import planned
+from orchestrator.cli.plan import describe_measurements
 from orchestrator.cli.render import beside_the_end, duration, live, usd
-from orchestrator.cli.screen import hung, screen
+from orchestrator.cli.screen import screen, wrap_text
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
-from orchestrator.core.text import clock, log_text
+from orchestrator.core.text import format_clock, log_text
 from orchestrator.wiring import utc_now
 
 # Handles the keyboard while a live view is drawn, and leaves the terminal as it was however that ends.
@@ -92,7 +92,7 @@ def _last(act: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[Watch]:
+def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[LiveView]:
     """`now` is the time that ages and costs are shown at: the bucket's, where there is one."""
     console = screen(sys.stderr if quiet else None)
     if quiet or not console.is_terminal:
@@ -102,7 +102,7 @@ def watching(*, quiet: bool, now: Callable[[], datetime] = utc_now) -> Iterator[
         yield LiveWatch(console, view, now)
 
 
-class Watch:
+class LiveView:
     """Shows the progress of a run that is followed. `machine_works` says whether its machine exists, as last seen."""
 
     machine_works = False
@@ -125,7 +125,7 @@ class Watch:
         self.say(f"{error}; retry in {pause_s:.0f} s{machine}")
 
 
-class PlainWatch(Watch):
+class PlainWatch(LiveView):
     """One line for each thing that changes: for logs, pipes and CI."""
 
     def __init__(self, console: Console, now: Callable[[], datetime] = utc_now) -> None:
@@ -136,7 +136,7 @@ class PlainWatch(Watch):
         """The latest time that a line was written at: times of lines only grow."""
 
     def say(self, text: str) -> None:
-        self.console.print(Text(hung(self.console, log_text(text))), soft_wrap=True)
+        self.console.print(Text(wrap_text(self.console, log_text(text))), soft_wrap=True)
 
     def step(self, text: str) -> None:
         self.say(text)
@@ -145,14 +145,17 @@ class PlainWatch(Watch):
         for notice in plan.notices:
             self.say(f"note: {notice}")
         price = f", {usd(plan.ceiling_usd)} at most" if plan.ceiling_usd else ""
-        self.say(f"plan: {planned(plan)}, {clock(plan.ttl_s)} at most{'' if plan.mode.simulated else price}")
+        self.say(
+            f"plan: {describe_measurements(plan)}, {format_clock(plan.ttl_s)} at most"
+            f"{'' if plan.mode.simulated else price}"
+        )
 
     def show(self, run: Run) -> None:
         for moment, text in sorted(self._lines(run, self._now()), key=lambda line: line[0]):
             if text not in self._said:
                 self._said.add(text)
                 self._latest = max(moment, self._latest)  # times of lines only grow
-                self.say(f"{clock(max(0.0, (self._latest - run.created_at).total_seconds())):>6}  {text}")
+                self.say(f"{format_clock(max(0.0, (self._latest - run.created_at).total_seconds())):>6}  {text}")
 
     def _lines(self, run: Run, now: datetime) -> Iterator[tuple[datetime, str]]:
         """What is known of the run, each with its time: that at which it began, or now."""
@@ -174,7 +177,7 @@ class PlainWatch(Watch):
             yield now, diagnosis
 
 
-class LiveWatch(Watch):
+class LiveWatch(LiveView):
     """A live view that is redrawn in place."""
 
     def __init__(self, console: Console, view: Live, now: Callable[[], datetime] = utc_now) -> None:
@@ -183,7 +186,7 @@ class LiveWatch(Watch):
         self._now = now
 
     def say(self, text: str) -> None:
-        self.console.print(Text(hung(self.console, log_text(text)), "yellow"))
+        self.console.print(Text(wrap_text(self.console, log_text(text)), "yellow"))
 
     def step(self, text: str) -> None:
         self.view.update(Text(f"{text} …", "dim"))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from orchestrator.core.hosts import Target
+from orchestrator.core.hosts import HostTarget
 from orchestrator.core.names import MachineName, ProjectId, Zone
 
 
-def to_host(target: Target, command: Sequence[str] = ()) -> tuple[str, ...]:
+def to_host(target: HostTarget, command: Sequence[str] = ()) -> tuple[str, ...]:
     """The command for a host of the user's. It is OpenSSH's own client, so that ~/.ssh/config, the agent, jump hosts
     and known_hosts apply as usual."""
     port = ("-p", str(target.port)) if target.port else ()
     terminal = () if command else ("-t",)
     name = f"{target.user}@{target.name}" if target.user else target.name
-    return ("ssh", *terminal, *port, "--", name, *remote(command))
+    return ("ssh", *terminal, *port, "--", name, *quote_remote_command(command))
 
 
 def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequence[str] = ()) -> tuple[str, ...]:
@@ -36,6 +36,6 @@ def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequen
     )
 
 
-def remote(command: Sequence[str]) -> tuple[str, ...]:
+def quote_remote_command(command: Sequence[str]) -> tuple[str, ...]:
     """The command quoted as one argument, which the machine's shell splits into the same words; nothing if empty."""
     return (shlex.join(command),) if command else ()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.text import Newer, document, words
+from orchestrator.core.text import Newer, clean_line, parse_document
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -66,7 +66,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def placed(baselines: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
+def place_baseline(baselines: Baselines, new: Baseline, *, back: bool = False) -> dict[str, Baseline] | Older:
     """The baselines with `new` as its device's baseline. A run that is older than the present one is refused unless
     `back` is true, because two pushes may finish in the wrong order. Run ids sort by time."""
     key = device_key(new.device)
@@ -76,32 +76,33 @@ def placed(baselines: Baselines, new: Baseline, *, back: bool = False) -> dict[s
     return {**baselines, key: new}
 
 
-def without(baselines: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
+def remove_devices(baselines: Baselines, keys: frozenset[str]) -> dict[str, Baseline]:
     """The baselines without those of the devices in `keys`."""
     return {key: one for key, one in baselines.items() if key not in keys}
 
 
-def dump(name: str, baselines: Baselines) -> bytes:
+def dump_baselines(name: str, baselines: Baselines) -> bytes:
     """The stored JSON document of the baselines of one name."""
     written = {
         "schema": 1,
         "name": name,
         "devices": {
-            key: {**asdict(one), "fingerprint": plain(one.fingerprint)} for key, one in sorted(baselines.items())
+            key: {**asdict(one), "fingerprint": plain_entries(one.fingerprint)}
+            for key, one in sorted(baselines.items())
         },
     }
     return json.dumps(written, indent=1).encode() + b"\n"
 
 
-def plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+def plain_entries(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a fingerprint whose values are text, numbers or booleans."""
     return {key: value for key, value in sorted(fingerprint.items()) if isinstance(value, (str, int, float, bool))}
 
 
-def parse(name: str, data: bytes) -> dict[str, Baseline]:
+def parse_baselines(name: str, data: bytes) -> dict[str, Baseline]:
     """The baselines stored under a name. Raises `BaselinesUnreadable`."""
     try:
-        devices = document(data)["devices"]
+        devices = parse_document(data)["devices"]
         return {
             str(key): Baseline(
                 run_id=str(one["run_id"]),
@@ -118,6 +119,6 @@ def parse(name: str, data: bytes) -> dict[str, Baseline]:
         raise BaselinesUnreadable(f"the baseline {name}: {exc}", hint="use the version of bench that wrote it") from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BaselinesUnreadable(
-            f"the baseline {name} cannot be read: {words(repr(exc), 200)}",
+            f"the baseline {name} cannot be read: {clean_line(repr(exc), 200)}",
             hint=f"`bench baseline rm {name} --broken` empties it",
         ) from exc

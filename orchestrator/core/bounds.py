@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
-from orchestrator.core.text import name
+from orchestrator.core.text import clean_name
 
 EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
@@ -31,5 +31,5 @@ Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Finite = Annotated[float | None, AfterValidator(lambda value: value if value is not None and isfinite(value) else None)]
 """A number, or None in place of infinity or NaN, such as the error of an implementation that gave NaN."""
-Name = Annotated[str, AfterValidator(name)]
+Name = Annotated[str, AfterValidator(clean_name)]
 Numbers = Annotated[dict[str, float], AfterValidator(lambda found: {k: v for k, v in found.items() if isfinite(v)})]

@@ -21,7 +21,7 @@ MOVED: Final = {"forward": 2, "backward": 4, "both": 4}
 NAMED: Final = re.compile(r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+-(backward|both)")
 
 
-def suffix(direction: str) -> str:
+def pass_suffix(direction: str) -> str:
     """The end of a case's id. It is empty for a forward pass, so that ids from before the other passes stay valid."""
     return "" if direction == FORWARD else f"-{direction}"
 
@@ -124,7 +124,7 @@ class Shape(BaseModel):
         """Such as `b2-h8-kv8-q512-k512-d64-full-float16`; followed by `-backward` or `-both` if that is the pass."""
         mask = "causal" if self.causal else "full"
         sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
-        return f"{sizes}-{mask}-{dtype}{suffix(self.direction)}"
+        return f"{sizes}-{mask}-{dtype}{pass_suffix(self.direction)}"
 
     @model_serializer(mode="wrap")
     def spelt_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -146,7 +146,7 @@ CONVENTION: Final = "4 × batch × heads × seq_q × seq_k × head_dim operation
 OTHERS: Final = "; 10 in place of 4 for a backward pass, 14 for both passes"
 
 
-def convention(axes: Iterable[Mapping[str, str]]) -> str:
+def counting_convention(axes: Iterable[Mapping[str, str]]) -> str:
     """The text that explains how the operations of these cases are counted."""
     listed = list(axes)
     if listed and all(of_case(one) is None for one in listed):

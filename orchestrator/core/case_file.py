@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 LONGEST_US: Final = 1e12
 """The longest latency that is accepted, in microseconds: about eleven days."""
@@ -20,7 +20,7 @@ HEADER: Final = 4_000
 """The most characters of all column names together."""
 
 
-def fault(lines: Iterable[str], case_id: str, run_id: str, is_requested: Callable[[str], bool]) -> str:
+def case_file_fault(lines: Iterable[str], case_id: str, run_id: str, is_requested: Callable[[str], bool]) -> str:
     """What is wrong with the file of case `case_id` of run `run_id`, as text that names the line; empty if nothing is.
     `is_requested` says whether the run requested a machine of a given name."""
     reader = csv.reader(lines)
@@ -35,7 +35,7 @@ def fault(lines: Iterable[str], case_id: str, run_id: str, is_requested: Callabl
             return f"it has no column {', '.join(missing[:3])}"
         place = {name: index for index, name in enumerate(header)}
         if len(place) != len(header):
-            return f"it has two columns {words(next(name for name in header if header.count(name) > 1), 40)!r}"
+            return f"it has two columns {clean_line(next(name for name in header if header.count(name) > 1), 40)!r}"
         if sum(map(len, header)) > HEADER:
             return f"the names of its columns are longer than {HEADER} characters"
         for cells in reader:
@@ -58,11 +58,11 @@ def _row(
         return f"it is longer than {LONGEST} characters"
     for name, wanted in (("case_id", case_id), ("run_id", run_id)):
         if cells[place[name]] != wanted:
-            return f"it belongs to {name.replace('_id', '')} {words(cells[place[name]], 80)!r}"
+            return f"it belongs to {name.replace('_id', '')} {clean_line(cells[place[name]], 80)!r}"
     if not is_requested(cells[place["vm"]]):
-        return f"it belongs to machine {words(cells[place['vm']], 80)!r}, which the run never requested"
+        return f"it belongs to machine {clean_line(cells[place['vm']], 80)!r}, which the run never requested"
     latency = cells[place["latency_us"]]
-    return f"latency_us is {words(latency, 40)!r}" if latency and not _latency(latency) else ""
+    return f"latency_us is {clean_line(latency, 40)!r}" if latency and not _latency(latency) else ""
 
 
 def _latency(text: str) -> bool:

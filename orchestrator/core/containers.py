@@ -24,7 +24,7 @@ RELEASE: Final = re.compile(
 and of what pip installs."""
 
 
-def pinned(reference: str) -> str:
+def require_digest(reference: str) -> str:
     """Returns a reference that has a digest, or is empty. Raises `ValueError` for a tag alone: a second machine could
     get another image under the same tag."""
     if reference and not REFERENCE.fullmatch(reference):
@@ -32,7 +32,7 @@ def pinned(reference: str) -> str:
     return reference
 
 
-def release(text: str) -> str:
+def require_release(text: str) -> str:
     """Returns `text` if it is a package version or empty. Raises `ValueError` if not."""
     if not RELEASE.fullmatch(text):
         raise ValueError(f"expected a version such as 2.13.0, or '' for the newest, not {text[:40]!r}")
@@ -48,7 +48,7 @@ class Recipe:
     wheels: tuple[str, ...] = ()
 
 
-def recipe(torch: str, environment: str, needs: Sequence[str] = ()) -> Recipe:
+def container_recipe(torch: str, environment: str, needs: Sequence[str] = ()) -> Recipe:
     """The recipe of a container with what `bench image build` installs on an image: torch, a compiler, and a workload's
     needs (`pip triton==3.4`, `apt libnuma-dev`). `environment` is the digest of these, stored as a label."""
     pip = [one.partition(" ")[2] for one in needs if one.startswith("pip ")]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.core.errors import BenchError, HostUnfit, NoCapacity, Unavailable
-from orchestrator.core.hosts import Target
-from orchestrator.core.text import log_text, plain
+from orchestrator.core.hosts import HostTarget
+from orchestrator.core.text import clean_value, log_text
 
 LOOK: Final = "`bench doctor --host HOST` checks that machine"
 """The hint for trouble with a host, if it is not known which host it is."""
@@ -16,14 +16,14 @@ MOST: Final = 1e11
 """Above any time in seconds, and any size of a log."""
 
 
-def trouble(answer: Mapping[str, Any], target: Target) -> BenchError | None:
+def answer_error(answer: Mapping[str, Any], target: HostTarget) -> BenchError | None:
     """The error that a host reported for an operation; None if it reported none."""
     kind, path, why = answer.get("trouble"), answer.get("path") or "", answer.get("message") or "it gave no reason"
     at = f" ({path})" if path else ""
     if not kind:
         return None
     if kind == "measuring":
-        return busy(target, why)
+        return busy_error(target, why)
     if kind == "disk_full":
         hint = (
             f"free some space on {target.called}: `df -h {path or '~'}` shows how much there is; the cache folder may "
@@ -41,7 +41,7 @@ def trouble(answer: Mapping[str, Any], target: Target) -> BenchError | None:
     return HostUnfit(f"{target}: {why}{at}", hint=look_at(target))
 
 
-def busy(target: Target, other: str) -> NoCapacity:
+def busy_error(target: HostTarget, other: str) -> NoCapacity:
     """The error for a host that measures `other` at the moment."""
     return NoCapacity(
         f"{target} is busy with {other}; two runs at once would disturb each other",
@@ -49,16 +49,16 @@ def busy(target: Target, other: str) -> NoCapacity:
     )
 
 
-def look_at(target: Target) -> str:
+def look_at(target: HostTarget) -> str:
     """The hint for trouble with a host."""
     return LOOK.replace("HOST", str(target))
 
 
-def said(answer: object) -> dict[str, Any]:
+def clean_answer(answer: object) -> dict[str, Any]:
     """A host's answer without control characters: a log whole, one line of any other text. Raises `HostUnfit`."""
     if not isinstance(answer, Mapping):
         raise HostUnfit("a host gave an answer that bench does not know", hint=LOOK)
-    return {key: log_text(value) if key == "text" else plain(value) for key, value in answer.items()}
+    return {key: log_text(value) if key == "text" else clean_value(value) for key, value in answer.items()}
 
 
 WORDS: Final = (str,)
@@ -77,24 +77,24 @@ LOOKS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
 CARD: Final = ("name", "uuid_sha256", "driver", "compute_capability")
 
 
-def looked(answer: object, look: str) -> dict[str, Any]:
+def validate_answer(answer: object, look: str) -> dict[str, Any]:
     """The answer to an operation of `LOOKS`, cleaned as in `said`, with every key that it must have. Raises `HostUnfit`
     if a key is missing or has another type: then the programme there is not the one that was sent."""
-    found = said(answer)
-    odd = [key for key, kinds in LOOKS[look].items() if not isinstance(found.get(key), kinds)]
+    cleaned = clean_answer(answer)
+    odd = [key for key, kinds in LOOKS[look].items() if not isinstance(cleaned.get(key), kinds)]
     if not odd and look == "probe":
-        cards = found["gpus"]
+        cards = cleaned["gpus"]
         fit = all(isinstance(card, Mapping) and all(isinstance(card.get(k), str) for k in CARD) for card in cards)
         odd += [] if fit else ["gpus"]
-        odd += [] if re.fullmatch(r"\d{1,4}\.\d{1,4}(\..*)?", found["python"]) else ["python"]
-        odd += [] if all(isinstance(name, str) for name in found["missing"]) else ["missing"]
-        odd += [] if 0 <= found["free_gb"] <= MOST else ["free_gb"]
+        odd += [] if re.fullmatch(r"\d{1,4}\.\d{1,4}(\..*)?", cleaned["python"]) else ["python"]
+        odd += [] if all(isinstance(name, str) for name in cleaned["missing"]) else ["missing"]
+        odd += [] if 0 <= cleaned["free_gb"] <= MOST else ["free_gb"]
     if odd:
         raise HostUnfit(f"a host gave an answer about itself that bench does not know: {', '.join(odd)}", hint=LOOK)
-    return found
+    return cleaned
 
 
-def seconds(answer: Mapping[str, Any], key: str) -> float:
+def answer_seconds(answer: Mapping[str, Any], key: str) -> float:
     """A time in seconds, or the size of a log, from a host's answer. Raises `HostUnfit` if it is not plausible."""
     try:
         value = float(answer[key])

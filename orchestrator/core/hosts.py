@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.market.catalog import nearest
+from orchestrator.core.market.catalog import nearest_gpu
 from orchestrator.core.naming import RUN_ID, attempt_of
-from orchestrator.core.text import document, words
+from orchestrator.core.text import clean_line, parse_document
 
 ZONE_PREFIX: Final = "host-"
 """The beginning of a host's zone. No zone of a cloud begins with it."""
@@ -41,7 +41,7 @@ _TARGET = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HostTarget:
     """A host as the user typed it: `[user@]name[:port]`; the name may be an alias of ~/.ssh/config. With `machine` it
     is `local:machine`: the commands run on that machine itself, without SSH."""
 
@@ -79,16 +79,16 @@ class Target:
         return f"{ZONE_PREFIX}{readable}-{hashlib.sha256(str(self).encode()).hexdigest()[:6]}"
 
 
-def parse_target(text: str, machine: str = "") -> Target:
+def parse_target(text: str, machine: str = "") -> HostTarget:
     """The target in `text`; `local` alone means `machine`, if that is given. Raises `ConfigError`."""
     if (local := _LOCAL.fullmatch(text.strip())) is not None and (local["machine"] or machine):
-        return Target("", LOCAL, None, local["machine"] or machine)
-    found = _TARGET.fullmatch(text.strip())
-    if found is not None:
-        user, name = found["user"] or "", found["six"] or found["name"]
-        port = int(found["port"]) if found["port"] else None
+        return HostTarget("", LOCAL, None, local["machine"] or machine)
+    match = _TARGET.fullmatch(text.strip())
+    if match is not None:
+        user, name = match["user"] or "", match["six"] or match["name"]
+        port = int(match["port"]) if match["port"] else None
         if not name.startswith("-") and not user.startswith("-") and (port is None or 0 < port < 65536):
-            return Target(user, name, port)
+            return HostTarget(user, name, port)
     raise ConfigError(
         f"'{text}' is not a host",
         hint="--host takes user@box, user@box:port, an alias of ~/.ssh/config, or local for this machine",
@@ -152,7 +152,7 @@ class HostRecord(_Document):
     def parse(cls, zone: str, data: bytes) -> HostRecord:
         """The record of the host `zone`. Raises `RecordUnreadable`."""
         try:
-            record = cls.model_validate(document(data))
+            record = cls.model_validate(parse_document(data))
             if parse_target(record.target).zone != zone:
                 raise ValueError("it describes another host")
             if foreign_vms := [vm for vm, run in record.runs.items() if attempt_of(run.run_id, vm) is None]:
@@ -165,7 +165,7 @@ class HostRecord(_Document):
                 else str(error)
             )
             raise RecordUnreadable(
-                f"{record_object(zone)} cannot be read: {words(why, 200)}",
+                f"{record_object(zone)} cannot be read: {clean_line(why, 200)}",
                 hint=f"if a newer version of bench wrote it, use that version; otherwise delete {record_object(zone)} "
                 "in the bucket: the host is then validated again, and runs that are on it now are not listed",
             ) from error
@@ -186,7 +186,7 @@ def with_run(record: HostRecord, vm: str, run: HostRun, now: datetime) -> HostRe
     return record.model_copy(update={"runs": {**kept, vm: run}})
 
 
-def fingerprint(probe: Mapping[str, Any]) -> dict[str, str]:
+def host_fingerprint(probe: Mapping[str, Any]) -> dict[str, str]:
     """The facts that must not change while a validation is valid. It has a GPU's serial number only as a hash."""
     gpus = probe.get("gpus", ())
     return {
@@ -225,7 +225,7 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class HostNeeds:
     """What a run needs of a host."""
 
     cuda: bool
@@ -234,7 +234,7 @@ class Needs:
     min_free_gb: float
 
 
-def lacks(probe: Mapping[str, Any], needs: Needs, name: str) -> Lack | None:
+def first_lack(probe: Mapping[str, Any], needs: HostNeeds, name: str) -> Lack | None:
     """The first thing that the host `name` lacks, as far as a probe can tell; None if it has everything."""
     if probe["platform"] != "linux":
         return Lack(
@@ -280,14 +280,14 @@ def python_too_old(name: str, version: str) -> Lack:
     )
 
 
-def lacks_packages(found: Mapping[str, Any], needs: Needs, name: str, python: str, torch: str) -> Lack | None:
+def lacks_packages(found: Mapping[str, Any], needs: HostNeeds, name: str, python: str, torch: str) -> Lack | None:
     """The first thing that the host lacks, as far as only a validation can tell; None if it has everything. Nothing is
     installed on a machine that the user owns."""
-    others = [str(one) for one in found.get("pythons", ())][:3]
+    other_pythons = [str(one) for one in found.get("pythons", ())][:3]
     wanted = f"torch=={torch}" if torch else "torch"
     install = (
-        f"another python on {name} has torch, so name it: --set {quote(f'host.python={others[0]}')}"
-        if others
+        f"another python on {name} has torch, so name it: --set {quote(f'host.python={other_pythons[0]}')}"
+        if other_pythons
         else f"on {name}: python3 -m venv ~/bench-venv && ~/bench-venv/bin/pip install {wanted} numpy; "
         "then launch with --set host.python=~/bench-venv/bin/python3"
     )
@@ -312,4 +312,4 @@ def gpu_for(probe: Mapping[str, Any]) -> str:
     whose compute capability is not above that of the host's first GPU; `cpu` if the host has none. It decides only what
     is measured: the rows name the device that was found on the host."""
     cards = probe["gpus"]
-    return nearest(str(cards[0]["compute_capability"]) if cards else "").name
+    return nearest_gpu(str(cards[0]["compute_capability"]) if cards else "").name

@@ -21,7 +21,7 @@ from orchestrator.core.bounds import Count, Moment, Name, Usd
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import IMAGE_NAME
-from orchestrator.core.text import count, document
+from orchestrator.core.text import count, parse_document
 
 USD_PER_GIB_MONTH: Final = Decimal("0.05")
 """The price of an image's archive. It is recalled from Google's price list, as configs/prices.yaml says of its
@@ -73,7 +73,7 @@ class ImageRecord(BaseModel):
     def parse(cls, name: str, data: bytes) -> ImageRecord:
         """The record in `data`. Raises `DocumentUnreadable`."""
         try:
-            return cls.model_validate(document(data))
+            return cls.model_validate(parse_document(data))
         except (ValueError, ValidationError) as error:
             raise DocumentUnreadable(
                 f"the record of the image {name} cannot be read: {error}".splitlines()[0],
@@ -123,7 +123,7 @@ class Unusable:
     stale: bool = False
 
 
-def judge(
+def judge_image(
     record: ImageRecord, seen: CloudImage | None, base: str, environments: Sequence[str], now: datetime
 ) -> Usable | Unusable:
     """Whether a launch may boot from an image. `base` is the base image from which the launch would boot otherwise,
@@ -133,7 +133,7 @@ def judge(
     if gone is not None:
         return gone
     if record.base != base:
-        return Unusable(record, f"its base is {short(record.base)}, and {short(base)} is newer", stale=True)
+        return Unusable(record, f"its base is {short_url(record.base)}, and {short_url(base)} is newer", stale=True)
     if now - record.created_at > STALE_AFTER:
         return Unusable(record, f"it is {count((now - record.created_at).days, 'day')} old", stale=True)
     if record.environment not in environments:
@@ -163,7 +163,7 @@ def _gone(record: ImageRecord, seen: CloudImage | None, now: datetime) -> Unusab
     return None
 
 
-def choose(
+def choose_image(
     records: Sequence[ImageRecord],
     seen: Mapping[str, CloudImage],
     gpu: str,
@@ -174,13 +174,13 @@ def choose(
     """(image to boot from, images that a launch may not boot from). The first is the newest of those with the earliest
     possible entry of `environments`; None if there is none. The others are in order, newest first."""
     of_gpu = sorted((one for one in records if one.gpu == gpu), key=lambda one: one.created_at, reverse=True)
-    verdicts = [judge(one, seen.get(one.name), base, environments, now) for one in of_gpu]
+    verdicts = [judge_image(one, seen.get(one.name), base, environments, now) for one in of_gpu]
     usable_images = [one for one in verdicts if isinstance(one, Usable)]
     usable = min(usable_images, key=lambda one: environments.index(one.record.environment), default=None)
     return usable, tuple(one for one in verdicts if isinstance(one, Unusable))
 
 
-def differs(record: ImageRecord, reported: Mapping[str, object]) -> str:
+def first_difference(record: ImageRecord, reported: Mapping[str, object]) -> str:
     """The first difference between the versions that a run on an image reports and those of the image's record, as
     text; empty if there is none. A version that one of the two does not know is not a difference."""
     for key in ("kernel", "driver", "torch"):
@@ -245,11 +245,11 @@ def expires_label(at: datetime) -> str:
     return str(int(at.timestamp()))
 
 
-def expired(labels: Mapping[str, str], now: datetime) -> bool:
+def is_expired(labels: Mapping[str, str], now: datetime) -> bool:
     """Whether an image's own label says that it has expired. An image without a readable label never expires."""
     text = labels.get(EXPIRES_LABEL, "")
     return text.isascii() and text.isdigit() and len(text) < 13 and int(text) <= now.timestamp()
 
 
-def short(url: str) -> str:
+def short_url(url: str) -> str:
     return url.rpartition("/")[2]

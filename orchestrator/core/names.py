@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 from pydantic_core import core_schema
 
 from orchestrator.core.naming import RUN_ID
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 LABEL: Final = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 """A name of RFC 1035, as Compute Engine has for machines, zones and images."""
@@ -28,7 +28,7 @@ class CheckedName(str):
 
     def __new__(cls, text: str) -> Self:
         if type(text) is not cls and not cls.fits(text):
-            raise ValueError(f"{words(text, 80)!r} is not the form of a {cls.KIND}")
+            raise ValueError(f"{clean_line(text, 80)!r} is not the form of a {cls.KIND}")
         return super().__new__(cls, text)
 
     @classmethod

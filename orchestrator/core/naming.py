@@ -83,7 +83,7 @@ def is_label_of(label: str, bucket: str) -> bool:
     return label == bucket_label(bucket) or label == bucket == label_value(bucket)
 
 
-def labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
+def machine_labels(run: str, attempt: int, user: str, bucket: str) -> dict[str, str]:
     """The labels of a machine. They include the bucket, because two buckets may share a project, and a client may
     delete only the machines of its own bucket."""
     return {
@@ -149,7 +149,7 @@ def artifacts_prefix(run: str) -> str:
     return f"runs/{run}/artifacts/"
 
 
-def stamp(at: datetime) -> str:
+def time_stamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime(_STAMP)
 
 
@@ -163,7 +163,7 @@ class EventName:
     kind: str
 
     def object(self, run: str) -> str:
-        return f"{events_prefix(run)}{stamp(self.at)}-{self.writer}-{self.seq:06d}-{self.kind}.json"
+        return f"{events_prefix(run)}{time_stamp(self.at)}-{self.writer}-{self.seq:06d}-{self.kind}.json"
 
 
 def machine_of(writer: str) -> int:

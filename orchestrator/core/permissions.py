@@ -38,18 +38,20 @@ LAUNCHER: Final = (
 """On the project, for each person who runs `bench`."""
 
 LOOKER: Final = (
-    Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py project"),
-    Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py apis"),
-    Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py apis"),
+    Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py check_project"),
+    Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py check_apis"),
+    Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py check_apis"),
     Need("compute.advice.capacity", "ask where spot machines are available", "adapters/gce_market.py advice"),
     Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_market.py advice"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
-    Need("compute.networks.get", "see the network", "core/doctor/machine.py network"),
+    Need("compute.networks.get", "see the network", "core/doctor/machine.py check_network"),
     Need(
-        "compute.subnetworks.list", "see whether Google is reached without an address", "core/doctor/machine.py network"
+        "compute.subnetworks.list",
+        "see whether Google is reached without an address",
+        "core/doctor/machine.py check_network",
     ),
-    Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py network"),
-    Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py account"),
+    Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py check_network"),
+    Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py check_account"),
     Need("compute.images.list", "find prepared images", "adapters/gce_images.py images"),
     Need("compute.images.get", "see whether one is ready", "adapters/gce_images.py image"),
     Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/gce_images.py newest"),
@@ -91,7 +93,7 @@ BUCKET: Final = (
 )
 """On the bucket, for each person who runs `bench`. The machine needs the same."""
 
-BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/project.py bucket"),)
+BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/project.py check_bucket"),)
 """On the bucket, for `bench doctor`."""
 
 ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)
@@ -114,6 +116,6 @@ WRITING_ROLES: Final = frozenset({OBJECT_USER, "roles/storage.objectAdmin", "rol
 """Roles on a bucket with which a machine can store and replace objects."""
 
 
-def names(*groups: tuple[Need, ...]) -> tuple[str, ...]:
+def permission_names(*groups: tuple[Need, ...]) -> tuple[str, ...]:
     """The permissions of all `groups`, each once, in order."""
     return tuple(dict.fromkeys(need.permission for group in groups for need in group))

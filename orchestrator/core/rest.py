@@ -20,7 +20,7 @@ READING_POSTS: Final = (":testIamPermissions", ":getIamPolicy")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RestRequest:
     """One request. `path` begins with a slash and includes the API's version. The values of `query` may be lists."""
 
     service: Service
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RestAnswer:
     """The answer to a request. `status` is the HTTP status; 0 if there was no answer, and `trouble` then says why."""
 
     status: int
@@ -76,19 +76,19 @@ class Answer:
 
     @property
     def _error(self) -> Mapping[str, Any]:
-        found = self.document.get("error")
-        return found if isinstance(found, Mapping) else NOTHING
+        error = self.document.get("error")
+        return error if isinstance(error, Mapping) else NOTHING
 
 
 def _entries(error: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = error.get(key)
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    error_entries = error.get(key)
+    return [entry for entry in error_entries if isinstance(entry, Mapping)] if isinstance(error_entries, list) else []
 
 
 class Api(Protocol):
     """Answers requests. It raises nothing: a problem is returned as an answer too."""
 
-    def ask(self, request: Request) -> Answer: ...
+    def ask(self, request: RestRequest) -> RestAnswer: ...
     def pause(self, seconds: float) -> None: ...
 
 
@@ -101,7 +101,7 @@ def unread(token: str, seen: set[str]) -> bool:
     return True
 
 
-def everything(api: Api, request: Request) -> Answer:
+def list_all_pages(api: Api, request: RestRequest) -> RestAnswer:
     """All pages of a list as one answer, whose document has `items`. If a page fails, its answer is returned; if the
     pages do not end, the answer has status 0."""
     items: list[Any] = []
@@ -109,17 +109,17 @@ def everything(api: Api, request: Request) -> Answer:
     query = dict(request.query)
     seen: set[str] = set()
     while True:
-        answer = api.ask(Request(request.service, request.method, request.path, query, request.body))
+        answer = api.ask(RestRequest(request.service, request.method, request.path, query, request.body))
         if not answer.good:
             return answer
-        found = answer.document.get("items", [])
-        if isinstance(found, Mapping):
-            scopes.update(found)
+        all_items = answer.document.get("items", [])
+        if isinstance(all_items, Mapping):
+            scopes.update(all_items)
         else:
-            items += found
+            items += all_items
         token = answer.document.get("nextPageToken")
         if not token:
-            return Answer(200, {"items": scopes or items}, skew_s=answer.skew_s)
+            return RestAnswer(200, {"items": scopes or items}, skew_s=answer.skew_s)
         if not unread(str(token), seen):
-            return Answer(0, trouble="its list of pages does not end")
+            return RestAnswer(0, trouble="its list of pages does not end")
         query["pageToken"] = token

@@ -49,7 +49,7 @@ Lines = Callable[[], Iterable[str]]
 """Returns the lines of one file from its beginning, each time it is called."""
 
 
-def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
+def assemble_rows(cases: Mapping[str, Lines]) -> Iterator[str]:
     """The lines of one CSV with all cases: one header, then the cases in the order of `case_order`. Rows are unchanged,
     except for cells that a spreadsheet would run as formulas (`plain`). Columns that only some cases have come last,
     and are empty in the others. An incomplete line stays incomplete, so that no reader takes it for a complete one."""
@@ -59,7 +59,7 @@ def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
     columns = dict.fromkeys((*ORIGIN, *axes, *MEASURED, *(name for header in headers for name in header)))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(plain, columns))
+    writer.writerow(map(plain_cell, columns))
     for lines in ordered:
         records = _records(lines())
         header = next(records, [])
@@ -70,9 +70,9 @@ def assemble(cases: Mapping[str, Lines]) -> Iterator[str]:
             yield _emptied(text)
             if len(cells) == columns_here:
                 cells.append("")  # for columns that this file does not have
-                writer.writerow([plain(cell) if (cell := cells[index]) else "" for index in places])
+                writer.writerow([plain_cell(cell) if (cell := cells[index]) else "" for index in places])
             else:
-                writer.writerow([plain(cell) for cell in cells] + [""] * (len(cells) == len(columns)))
+                writer.writerow([plain_cell(cell) for cell in cells] + [""] * (len(cells) == len(columns)))
     yield _emptied(text)
 
 
@@ -105,7 +105,7 @@ def is_control(implementation: str) -> bool:
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def plain(cell: str) -> str:
+def plain_cell(cell: str) -> str:
     """The cell as text that no spreadsheet runs as a formula: machines may write anything. A cell that begins like a
     formula and is not a number gets an apostrophe before it. Carriage returns become line feeds: some readers of CSV
     take a carriage return for the end of a row, and Python's writer does not quote it."""

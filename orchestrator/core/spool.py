@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.core.naming import parse_event_object, run_prefix
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 EVENT_BYTES: Final = 256 * 1024
 CASE_BYTES: Final = 64 * 1024 * 1024
@@ -48,24 +48,27 @@ class Sorted:
     refused: tuple[str, ...]
 
 
-def sort(run_id: str, files: Iterable[Any]) -> Sorted:
+def sort_spool(run_id: str, files: Iterable[Any]) -> Sorted:
     """Judges the files that a host lists in the spool of `run_id`, each as (name, size, time of change). In the result,
     cases come before the events that refer to them."""
     taken: dict[str, Spooled] = {}
     refused: list[str] = []
     room = RUN_BYTES
     for file in files:
-        one = _read(run_id, file)
-        if isinstance(one, str):
-            refused.append(one)
-        elif one.size > one.limit:
-            refused.append(f"{one.name}: {one.size} bytes; at most {one.limit} are accepted")
-        elif one.size > room or len(taken) >= RUN_FILES:
-            refused.append(f"{one.name}: the run has stored more than any run of bench stores")
+        spooled_file = _read(run_id, file)
+        if isinstance(spooled_file, str):
+            refused.append(spooled_file)
+        elif spooled_file.size > spooled_file.limit:
+            refused.append(f"{spooled_file.name}: {spooled_file.size} bytes; at most {spooled_file.limit} are accepted")
+        elif spooled_file.size > room or len(taken) >= RUN_FILES:
+            refused.append(f"{spooled_file.name}: the run has stored more than any run of bench stores")
         else:
-            room -= one.size
-            taken[one.name] = one
-    return Sorted(tuple(sorted(taken.values(), key=lambda one: ("/events/" in one.name, one.name))), tuple(refused))
+            room -= spooled_file.size
+            taken[spooled_file.name] = spooled_file
+    return Sorted(
+        tuple(sorted(taken.values(), key=lambda spooled_file: ("/events/" in spooled_file.name, spooled_file.name))),
+        tuple(refused),
+    )
 
 
 def _read(run_id: str, file: Any) -> Spooled | str:
@@ -73,13 +76,13 @@ def _read(run_id: str, file: Any) -> Spooled | str:
     try:
         name, size, changed = file
     except (TypeError, ValueError):
-        return f"{words(repr(file), 80)}: not a file"
+        return f"{clean_line(repr(file), 80)}: not a file"
     if not isinstance(name, str) or not all(type(number) is int and number >= 0 for number in (size, changed)):
-        return f"{words(repr(name), 200)}: not a file"
+        return f"{clean_line(repr(name), 200)}: not a file"
     prefix = run_prefix(run_id)
     tail = name.removeprefix(prefix)
     if not name.startswith(prefix):
-        return f"{words(name, 200)}: it belongs to another run"
+        return f"{clean_line(name, 200)}: it belongs to another run"
     event = parse_event_object(name)
     if event is not None and name == event.object(run_id) and _MACHINES_OWN.fullmatch(event.writer):
         return Spooled(name, size, changed, EVENT_BYTES, grows=False)
@@ -87,4 +90,4 @@ def _read(run_id: str, file: Any) -> Spooled | str:
         return Spooled(name, size, changed, CASE_BYTES, grows=False)
     if _ARTIFACT.fullmatch(tail) and ".." not in tail:
         return Spooled(name, size, changed, ARTIFACT_BYTES, grows=True)
-    return f"{words(name, 200)}: not an event, case or artifact"
+    return f"{clean_line(name, 200)}: not an event, case or artifact"

@@ -66,6 +66,6 @@ def kernel_by_hand(x, w):
 '''
 
 
-def written(name: str) -> str:
+def template_text(name: str) -> str:
     """The text of the file for a workload named `name`."""
     return TEMPLATE.replace("NAME", name)

@@ -24,7 +24,7 @@ MOST_SOURCE: Final = 20 << 20
 """The most bytes of any other file, such as a source or a page."""
 
 
-def text(file: IO[bytes], most: int = MOST_YAML) -> str:
+def read_text(file: IO[bytes], most: int = MOST_YAML) -> str:
     """The text of an open file, with `\\n` as line end. Raises `OSError`, and `ValueError` if the file has more than
     `most` bytes or is not UTF-8."""
     data = file.read(most + 1)
@@ -40,7 +40,7 @@ def too_long(most: int) -> str:
     return f"it has more than {most >> 20} MB" if most >= 1 << 20 else f"it has more than {most >> 10} KB"
 
 
-def why(error: Exception) -> str:
+def os_error_text(error: Exception) -> str:
     """The reason why a file cannot be read, from its error."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
@@ -54,7 +54,7 @@ NARROWEST: Final = 20
 """A terminal with fewer columns gets lines for one of so many."""
 
 
-def folded(text: str, columns: int | None, indent: int) -> str:
+def fold_lines(text: str, columns: int | None, indent: int) -> str:
     """`text` in lines of at most `columns` cells; those that go on begin with `indent` spaces. As it is where there is
     no limit. Line ends that it has stay."""
     if columns is None:
@@ -69,7 +69,7 @@ def _lines(line: str, first: int, room: int) -> Iterator[str]:
     """Pieces of a line: the first of `first` cells at most, the others of `room`; broken at a space where there is one
     that does not make a piece much shorter."""
     left, width = line, first
-    while cells(left) > width:
+    while count_cells(left) > width:
         cut = _fitting(left, width)
         space = left.rfind(" ", width // 2, cut + 1)
         end = space if space > 0 else cut
@@ -82,13 +82,13 @@ def _fitting(text: str, width: int) -> int:
     """How many characters fit into so many cells."""
     used = 0
     for place, character in enumerate(text):
-        used += cells(character)
+        used += count_cells(character)
         if used > width:
             return max(place, 1)
     return len(text)
 
 
-def cells(text: str) -> int:
+def count_cells(text: str) -> int:
     """The most cells that it takes: no terminal shows what is beyond ASCII in more than two."""
     return len(text) if text.isascii() else sum(1 if character.isascii() else 2 for character in text)
 
@@ -101,14 +101,14 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Seconds as a time, without the fraction: `0:42`, `12:05`, `2:03:04`."""
     minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def begun(words: str) -> str:
+def capitalize_first(words: str) -> str:
     """`words` as the beginning of a sentence: the first letter becomes a capital, the others do not change."""
     return f"{words[:1].upper()}{words[1:]}"
 
@@ -130,7 +130,7 @@ _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of characters that control a terminal, or reorder or hide text, instead of being shown."""
 
 
-def words(text: str, limit: int = WORDS) -> str:
+def clean_line(text: str, limit: int = WORDS) -> str:
     """`text` on one line of at most `limit` characters. Line ends and tabs become spaces, control characters become
     visible text (`\\x1b`), and a text that is too long is cut and ends in `…`."""
     if len(text) <= limit and _HARMLESS.fullmatch(text):
@@ -140,30 +140,32 @@ def words(text: str, limit: int = WORDS) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def sentence(text: str) -> str:
+def clean_sentence(text: str) -> str:
     """`text` as `words`, with each run of white space replaced by one space."""
-    return " ".join(words(text).split())
+    return " ".join(clean_line(text).split())
 
 
-def name(text: str) -> str:
-    return words(text, NAME)
+def clean_name(text: str) -> str:
+    return clean_line(text, NAME)
 
 
 def log_text(text: str) -> str:
     """The lines of a log, each as `words`, but with its tabs. A carriage return begins a new line: progress bars end
     their lines so."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "\n".join("\t".join(words(part, LINE) for part in line.split("\t")) for line in text.split("\n"))
+    return "\n".join("\t".join(clean_line(part, LINE) for part in line.split("\t")) for line in text.split("\n"))
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def clean_value(value: Any, depth: int = 0) -> Any:
     """A JSON value with every text in it, also keys, as `words`. Levels below `DEEPEST` are left out."""
     if isinstance(value, str):
-        return words(value)
+        return clean_line(value)
     if isinstance(value, dict):
-        return {words(str(key)): plain(one, depth + 1) for key, one in value.items()} if depth < DEEPEST else {}
+        return (
+            {clean_line(str(key)): clean_value(one, depth + 1) for key, one in value.items()} if depth < DEEPEST else {}
+        )
     if isinstance(value, list):
-        return [plain(one, depth + 1) for one in value] if depth < DEEPEST else []
+        return [clean_value(one, depth + 1) for one in value] if depth < DEEPEST else []
     return value
 
 
@@ -184,8 +186,8 @@ def of_schema(found: Mapping[str, Any], known: int = SCHEMA) -> None:
 def is_newer(data: bytes) -> bool:
     """Whether a later version of this program wrote the document."""
     try:
-        found = json.loads(data)
-        of_schema(found if isinstance(found, dict) else {})
+        document = json.loads(data)
+        of_schema(document if isinstance(document, dict) else {})
     except Newer:
         return True
     except (ValueError, RecursionError):
@@ -193,25 +195,25 @@ def is_newer(data: bytes) -> bool:
     return False
 
 
-def document(data: bytes) -> dict[str, Any]:
+def parse_document(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, with its texts made harmless. Raises `Newer` if a later version wrote it, and
     `ValueError` for anything that is not a valid document."""
-    found = unnumbered(data)
-    of_schema(found)
-    return found
+    parsed = parse_unversioned(data)
+    of_schema(parsed)
+    return parsed
 
 
-def unnumbered(data: bytes) -> dict[str, Any]:
+def parse_unversioned(data: bytes) -> dict[str, Any]:
     """As `document`, but without checking the schema. Raises `ValueError`."""
     if len(data) > DOCUMENT_BYTES:
         raise ValueError(f"it has {len(data)} bytes, which is more than any document of bench has")
     try:
-        found = json.loads(data)
+        parsed = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise ValueError("it is not a JSON object")
-    return dict(plain(found))
+    return dict(clean_value(parsed))
 
 
 def _visible(c: str) -> str:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.needs import KEYS, Needs, needs
+from orchestrator.core.forms.needs import KEYS, WorkloadNeeds, parse_needs
 from orchestrator.core.forms.reading import NotPython, parse_python
-from orchestrator.core.market.catalog import closest
+from orchestrator.core.market.catalog import closest_word
 from orchestrator.core.text import count
 from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
@@ -38,7 +38,7 @@ LARGEST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SketchEntry:
     """A `__global__` function `name` in `file` beside the workload, and the line of the workload that names it."""
 
     line: int
@@ -63,12 +63,12 @@ class Sketch:
     """The same cases, as values by axis."""
     implementations: tuple[str, ...]
     baselines: tuple[str, ...]
-    needs: Needs
-    entries: tuple[Entry, ...] = ()
+    needs: WorkloadNeeds
+    entries: tuple[SketchEntry, ...] = ()
     """The CUDA functions whose file and name the text shows."""
 
 
-def sketch(source: str, file: str) -> Sketch:
+def sketch_workload(source: str, file: str) -> Sketch:
     """The workload in `source`. Raises `ConfigError` with file and line of a mistake."""
     try:
         return _sketch(parse_python(source), file)
@@ -83,7 +83,7 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
     names = _implementations(tree, file)
     for needed in ("inputs", "reference"):
         if needed not in bound:
-            near = closest(needed, bound)
+            near = closest_word(needed, bound)
             suggestion = f"; line {bound[near][0]} has {near}" if near else ""
             raise ConfigError(f"{file}:1: there is no function {needed}(…){suggestion}", hint=HINT)
     grid = _cases(bound, file)
@@ -101,7 +101,7 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
     )
 
 
-def _entries(bound: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[Entry]:
+def _entries(bound: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[SketchEntry]:
     for name, (line, expression) in bound.items():
         if not name.startswith(KINDS) or not isinstance(expression, ast.Dict):
             continue
@@ -111,10 +111,10 @@ def _entries(bound: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[Entry
             if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and isinstance(value.value, str)
         }
         if "cuda" in constants and "entry" in constants:
-            yield Entry(line, constants["cuda"], constants["entry"])
+            yield SketchEntry(line, constants["cuda"], constants["entry"])
 
 
-def _needs(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs:
+def _needs(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> WorkloadNeeds:
     values: dict[str, Any] = {}
     for key in KEYS:
         if key in bound and not (key == "build" and bound[key][1] is None):
@@ -122,7 +122,7 @@ def _needs(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> Needs
                 values[key] = _value(bound[key][1])
             except Unknown:
                 values[key] = None
-    return needs(values, lambda words, key: ConfigError(f"{file}:{bound[key][0]}: {words}", hint=HINT))
+    return parse_needs(values, lambda words, key: ConfigError(f"{file}:{bound[key][0]}: {words}", hint=HINT))
 
 
 def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[int, ast.expr | None]]]:
@@ -229,7 +229,9 @@ def _number(node: ast.expr) -> int:
 
 def case_id(values: Mapping[str, Any]) -> str:
     """The id that the harness gives a case, such as `rows64-cols256-float32`."""
-    parts = [("" if name == "dtype" else name) + text(value) for name, value in values.items() if value is not None]
+    parts = [
+        ("" if name == "dtype" else name) + axis_text(value) for name, value in values.items() if value is not None
+    ]
     plain = "-".join(parts) or "all"
     safe = "-".join(re.sub(r"[^A-Za-z0-9._+]", "_", part) for part in parts) or "all"
     if safe != plain or not safe[0].isalnum() or len(safe) > LONGEST_ID:
@@ -237,8 +239,8 @@ def case_id(values: Mapping[str, Any]) -> str:
     return safe
 
 
-def text(value: object) -> str:
+def axis_text(value: object) -> str:
     """A value of an axis as text, as it is in the id of a case. Values are compared by this text; None is empty."""
     if isinstance(value, list):
-        return "x".join(map(text, value))
+        return "x".join(map(axis_text, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,7 +19,7 @@ MOST: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     data: Any
     """None if the text is empty or cannot be read."""
     lines: Mapping[Path, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Document:
         return 0
 
 
-def dotted(path: Path) -> str:
+def dotted_path(path: Path) -> str:
     """A path as text: `machine.disk_gb`, `grid.shapes[2].batch`."""
     text = ""
     for part in path:
@@ -44,32 +44,32 @@ def dotted(path: Path) -> str:
 
 
 @lru_cache(maxsize=16)  # one command reads the same text several times, and nothing changes the result
-def read(text: str) -> Document:
+def read_yaml(text: str) -> YamlDocument:
     """The document in `text`. It raises nothing: if the text cannot be read, or is too large, `problems` says so."""
     if len(text) > MOST_YAML:
-        return Document(data=None, problems=((1, "", too_long(MOST_YAML)),))
+        return YamlDocument(data=None, problems=((1, "", too_long(MOST_YAML)),))
     try:
         return _read(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return Document(data=None, problems=((mark.line + 1 if mark else 1, "", f"not YAML: {error.problem}"),))
+        return YamlDocument(data=None, problems=((mark.line + 1 if mark else 1, "", f"not YAML: {error.problem}"),))
     except RecursionError:
-        return Document(data=None, problems=((1, "", TOO_DEEP),))
+        return YamlDocument(data=None, problems=((1, "", TOO_DEEP),))
     except (yaml.YAMLError, ValueError) as error:
-        return Document(data=None, problems=((1, "", f"not YAML: {str(error).splitlines()[0]}"),))
+        return YamlDocument(data=None, problems=((1, "", f"not YAML: {str(error).splitlines()[0]}"),))
 
 
-def _read(text: str) -> Document:
+def _read(text: str) -> YamlDocument:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return Document(data=None)
+            return YamlDocument(data=None)
         _weigh(node, {}, 0)
         lines: dict[Path, int] = {}
         problems: list[tuple[int, str, str]] = []
         _walk(node, (), lines, problems)
-        return Document(data=loader.construct_document(node), lines=lines, problems=tuple(problems))
+        return YamlDocument(data=loader.construct_document(node), lines=lines, problems=tuple(problems))
     finally:
         loader.dispose()
 
@@ -94,10 +94,10 @@ def _weigh(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
     return sizes[id(node)]
 
 
-def scalar(text: str) -> Any:
+def read_scalar(text: str) -> Any:
     """`text` read as one YAML value, such as `12`, `true` or `[float16, bfloat16]`; the text itself if it is not
     YAML."""
-    document = read(text)
+    document = read_yaml(text)
     return text if document.problems or text.strip() == "" else document.data
 
 
@@ -109,7 +109,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[tu
             name = str(key.value)
             here = (*path, name)
             if name in seen:
-                problems.append((line, dotted(here), f"given twice, first on line {seen[name]}"))
+                problems.append((line, dotted_path(here), f"given twice, first on line {seen[name]}"))
             seen[name] = line
             lines[here] = line
             _walk(value, here, lines, problems)

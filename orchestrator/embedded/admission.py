@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.embedded.errors import ApiError, invalid, not_found, reading
-from orchestrator.embedded.inventory import Image, Inventory, MachineType, region_of
-from orchestrator.embedded.links import last, link
+from orchestrator.embedded.errors import ApiError, invalid_field, not_found, reading_body
+from orchestrator.embedded.inventory import Inventory, InventoryImage, InventoryMachineType, region_of
+from orchestrator.embedded.links import last_name, self_link
 
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -28,7 +28,7 @@ class Admitted:
 
     name: str
     zone: str
-    machine: MachineType
+    machine: InventoryMachineType
     gpu: str | None
     gpu_count: int
     spot: bool
@@ -39,7 +39,7 @@ class Admitted:
     automatic_restart: bool
     maintenance: str
     notice_s: float
-    image: Image
+    image: InventoryImage
     disk_gib: int
     disk_type: str
     auto_delete: bool
@@ -98,9 +98,9 @@ INSTANCE_FIELDS = frozenset({
 """The fields of an instance in Google's discovery document. Any other is refused, as Google does."""
 
 
-def admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
+def admit_instance(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted:
     """The checked request. Raises `ApiError` for a request that Google would refuse at once."""
-    with reading("instance"):
+    with reading_body("instance"):
         return _admit(body, project, zone, inventory)
 
 
@@ -112,15 +112,17 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
             raise ApiError(400, f'Invalid JSON payload received. Unknown name "{field}": Cannot find field.', "invalid")
     name = body.get("name", "")
     if not NAME.fullmatch(name):
-        raise invalid("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
+        raise invalid_field("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
     machine = _machine(body, zone, inventory)
     scheduling = _scheduling(body.get("scheduling", {}))
     gpu, count = _accelerator(body, machine, project, zone, inventory)
     if gpu and scheduling["maintenance"] != "TERMINATE":
         why = "Instances with guest accelerators do not support live migration; it must be TERMINATE."
-        raise invalid("resource.scheduling.onHostMaintenance", scheduling["maintenance"], why)
+        raise invalid_field("resource.scheduling.onHostMaintenance", scheduling["maintenance"], why)
     if machine.spot_only and not scheduling["spot"]:
-        raise invalid("resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only.")
+        raise invalid_field(
+            "resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only."
+        )
     image, disk = _boot_disk(body, project, zone, inventory)
     account, scopes = _service_account(body)
     return Admitted(
@@ -141,28 +143,32 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
     )
 
 
-def _machine(body: Mapping[str, Any], zone: str, inventory: Inventory) -> MachineType:
+def _machine(body: Mapping[str, Any], zone: str, inventory: Inventory) -> InventoryMachineType:
     url = body.get("machineType", "")
-    found = re.search(r"zones/([^/]+)/machineTypes/([^/]+)$", url)
-    if not found:
-        raise invalid("resource.machineType", url, "The URL is malformed.")
-    if found[1] != zone:
-        raise invalid("resource.machineType", url, f"It must be in zone {zone}.")
+    match = re.search(r"zones/([^/]+)/machineTypes/([^/]+)$", url)
+    if not match:
+        raise invalid_field("resource.machineType", url, "The URL is malformed.")
+    if match[1] != zone:
+        raise invalid_field("resource.machineType", url, f"It must be in zone {zone}.")
     for machine in inventory.machine_types_in(zone):
-        if machine.name == found[2]:
+        if machine.name == match[2]:
             return machine
-    raise invalid("resource.machineType", url, f"Machine type with name '{found[2]}' does not exist in zone '{zone}'.")
+    raise invalid_field(
+        "resource.machineType", url, f"Machine type with name '{match[2]}' does not exist in zone '{zone}'."
+    )
 
 
 def _accelerator(
-    body: Mapping[str, Any], machine: MachineType, project: str, zone: str, inventory: Inventory
+    body: Mapping[str, Any], machine: InventoryMachineType, project: str, zone: str, inventory: Inventory
 ) -> tuple[str | None, int]:
     requested = body.get("guestAccelerators", [])
     if len(requested) > 1:
-        raise invalid("resource.guestAccelerators", len(requested), "Only one type of accelerator can be attached.")
+        raise invalid_field(
+            "resource.guestAccelerators", len(requested), "Only one type of accelerator can be attached."
+        )
     if not requested:
         return (machine.bundled, 1) if machine.bundled else (None, 0)
-    name, count = last(requested[0].get("acceleratorType", "")), int(requested[0].get("acceleratorCount", 0))
+    name, count = last_name(requested[0].get("acceleratorType", "")), int(requested[0].get("acceleratorCount", 0))
     if name not in {entry.name for entry in inventory.accelerators_in(zone)}:
         raise not_found(f"projects/{project}/zones/{zone}/acceleratorTypes/{name}")
     if name == machine.bundled and count == 1:
@@ -172,7 +178,7 @@ def _accelerator(
             400, f"[{machine.name}, {name}] features are not compatible for creating instance.", "badRequest"
         )
     if not 1 <= count <= inventory.accelerators[name].most:
-        raise invalid("resource.guestAccelerators[0].acceleratorCount", count, "The number is not supported.")
+        raise invalid_field("resource.guestAccelerators[0].acceleratorCount", count, "The number is not supported.")
     return name, count
 
 
@@ -180,7 +186,7 @@ def _duration_s(value: Any, field: str) -> float:
     try:
         return int(value.get("seconds", 0)) + int(value.get("nanos", 0)) / 1e9
     except (AttributeError, TypeError, ValueError) as exc:
-        raise invalid(field, value, "It must have seconds and nanos.") from exc
+        raise invalid_field(field, value, "It must have seconds and nanos.") from exc
 
 
 def _moment(value: Any, field: str) -> datetime | None:
@@ -189,9 +195,9 @@ def _moment(value: Any, field: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(value)
     except (TypeError, ValueError) as exc:
-        raise invalid(field, value, "It must be a time in RFC 3339 format.") from exc
+        raise invalid_field(field, value, "It must be a time in RFC 3339 format.") from exc
     if moment.tzinfo is None:
-        raise invalid(field, value, "It must have an offset.")
+        raise invalid_field(field, value, "It must have an offset.")
     return moment.astimezone(UTC)
 
 
@@ -200,15 +206,15 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
     field = "resource.scheduling"
     model = given.get("provisioningModel", "STANDARD")
     if model not in PROVISIONING:
-        raise invalid(f"{field}.provisioningModel", model, f"It must be one of {', '.join(PROVISIONING)}.")
+        raise invalid_field(f"{field}.provisioningModel", model, f"It must be one of {', '.join(PROVISIONING)}.")
     legacy = bool(given.get("preemptible", False)) and model != "SPOT"
     spot = model == "SPOT" or legacy
     action = given.get("instanceTerminationAction", "")
     limited = "maxRunDuration" in given or "terminationTime" in given
     if action not in ("", "STOP", "DELETE"):
-        raise invalid(f"{field}.instanceTerminationAction", action, "It must be STOP or DELETE.")
+        raise invalid_field(f"{field}.instanceTerminationAction", action, "It must be STOP or DELETE.")
     if action and model != "SPOT" and not limited:
-        raise invalid(
+        raise invalid_field(
             f"{field}.instanceTerminationAction",
             action,
             "You can specify it only for Spot VMs or with a maximum run time.",
@@ -217,20 +223,24 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
     if "maxRunDuration" in given:
         max_run_s = _duration_s(given["maxRunDuration"], f"{field}.maxRunDuration")
         if legacy:
-            raise invalid(f"{field}.maxRunDuration", max_run_s, "It is not supported by preemptible instances.")
+            raise invalid_field(f"{field}.maxRunDuration", max_run_s, "It is not supported by preemptible instances.")
         if not RUN_S[0] <= max_run_s <= RUN_S[1]:
-            raise invalid(f"{field}.maxRunDuration", max_run_s, "It must be between 30 seconds and 120 days.")
+            raise invalid_field(f"{field}.maxRunDuration", max_run_s, "It must be between 30 seconds and 120 days.")
         if not action:
-            raise invalid(f"{field}.instanceTerminationAction", "", "It must be specified with a maximum run time.")
+            raise invalid_field(
+                f"{field}.instanceTerminationAction", "", "It must be specified with a maximum run time."
+            )
     end_at = _moment(given.get("terminationTime"), f"{field}.terminationTime")
     if end_at is not None and not action:
-        raise invalid(f"{field}.instanceTerminationAction", "", "It must be specified with a termination time.")
+        raise invalid_field(f"{field}.instanceTerminationAction", "", "It must be specified with a termination time.")
     restart = bool(given.get("automaticRestart", not spot))
     if spot and restart:
-        raise invalid(f"{field}.automaticRestart", True, "Scheduling must have preemptible instances not restart.")
+        raise invalid_field(
+            f"{field}.automaticRestart", True, "Scheduling must have preemptible instances not restart."
+        )
     maintenance = given.get("onHostMaintenance", "TERMINATE" if spot else "MIGRATE")
     if spot and maintenance != "TERMINATE":
-        raise invalid(f"{field}.onHostMaintenance", maintenance, "Preemptible instances must TERMINATE.")
+        raise invalid_field(f"{field}.onHostMaintenance", maintenance, "Preemptible instances must TERMINATE.")
     notice = _duration_s(given.get("preemptionNoticeDuration", {}), f"{field}.preemptionNoticeDuration")
     return {
         "spot": spot,
@@ -243,20 +253,22 @@ def _scheduling(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inventory) -> tuple[Image, dict[str, Any]]:
+def _boot_disk(
+    body: Mapping[str, Any], project: str, zone: str, inventory: Inventory
+) -> tuple[InventoryImage, dict[str, Any]]:
     boots = [disk for disk in body.get("disks", []) if disk.get("boot")]
     if len(boots) != 1:
-        raise invalid("resource.disks", len(boots), "Exactly one boot disk must be specified.")
+        raise invalid_field("resource.disks", len(boots), "Exactly one boot disk must be specified.")
     given = boots[0].get("initializeParams", {})
     image = find_image(given.get("sourceImage", ""), project, inventory)
     size = int(given.get("diskSizeGb", image.disk_gb))
     if size < image.disk_gb:
         why = f"Requested disk size cannot be smaller than the image size ({image.disk_gb} GB)"
-        raise invalid("resource.disks[0].initializeParams.diskSizeGb", size, why)
-    kind = last(given.get("diskType", "pd-standard"))
+        raise invalid_field("resource.disks[0].initializeParams.diskSizeGb", size, why)
+    kind = last_name(given.get("diskType", "pd-standard"))
     if kind not in inventory.disk_types:
         field, url = "resource.disks[0].initializeParams.diskType", f"projects/{project}/zones/{zone}/diskTypes/{kind}"
-        raise invalid(field, url, "The referenced diskType resource cannot be found.")
+        raise invalid_field(field, url, "The referenced diskType resource cannot be found.")
     return image, {
         "disk_gib": size,
         "disk_type": kind,
@@ -265,37 +277,37 @@ def _boot_disk(body: Mapping[str, Any], project: str, zone: str, inventory: Inve
     }
 
 
-def find_image(url: str, project: str, inventory: Inventory) -> Image:
+def find_image(url: str, project: str, inventory: Inventory) -> InventoryImage:
     """The image at a full or partial URL, by name or by family. Raises `ApiError`: 404 if there is none."""
-    found = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url) or re.search(
+    match = re.search(r"(?:projects/([^/]+)/)?global/images/(family/)?([^/]+)$", url) or re.search(
         r"projects/([^/]+)/zones/[^/]+/(imageFamilyViews/)([^/]+)$", url
     )
-    if not found:
-        raise invalid("resource.disks[0].initializeParams.sourceImage", url, "The URL is malformed.")
-    owner = found[1] or project
-    image = inventory.newest(owner, found[3]) if found[2] else inventory.image(owner, found[3])
+    if not match:
+        raise invalid_field("resource.disks[0].initializeParams.sourceImage", url, "The URL is malformed.")
+    owner = match[1] or project
+    image = inventory.newest(owner, match[3]) if match[2] else inventory.image(owner, match[3])
     if image is None:
-        raise not_found(f"projects/{owner}/global/images/{found[2] or ''}{found[3]}")
+        raise not_found(f"projects/{owner}/global/images/{match[2] or ''}{match[3]}")
     return image
 
 
 def _external_ip(body: Mapping[str, Any], project: str) -> bool:
     interfaces = body.get("networkInterfaces", [])
     if not interfaces:
-        raise invalid("resource.networkInterfaces", "", "At least one network interface is required.")
+        raise invalid_field("resource.networkInterfaces", "", "At least one network interface is required.")
     for number, interface in enumerate(interfaces):
-        network = last(interface.get("network", "default"))
+        network = last_name(interface.get("network", "default"))
         if network != "default":
-            url = link(f"projects/{project}/global/networks/{network}")
+            url = self_link(f"projects/{project}/global/networks/{network}")
             why = "The referenced network resource cannot be found."
-            raise invalid(f"resource.networkInterfaces[{number}].network", url, why)
+            raise invalid_field(f"resource.networkInterfaces[{number}].network", url, why)
     return any(interface.get("accessConfigs") for interface in interfaces)
 
 
 def _service_account(body: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
     accounts = body.get("serviceAccounts", [])
     if len(accounts) > 1:
-        raise invalid("resource.serviceAccounts", len(accounts), "At most one service account is allowed.")
+        raise invalid_field("resource.serviceAccounts", len(accounts), "At most one service account is allowed.")
     if not accounts:
         return None, ()
     return accounts[0].get("email", "default"), tuple(accounts[0].get("scopes", ()))
@@ -304,16 +316,16 @@ def _service_account(body: Mapping[str, Any]) -> tuple[str | None, tuple[str, ..
 def check_labels(labels: Any, field: str) -> dict[str, str]:
     """The labels of a request. Raises `ApiError` (400) if keys or values are not valid."""
     if not isinstance(labels, dict) or len(labels) > 64:
-        raise invalid(field, labels, "It must be a map of at most 64 labels.")
+        raise invalid_field(field, labels, "It must be a map of at most 64 labels.")
     for key, value in labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(str(value)):
-            raise invalid(field, f"{key}={value}", "Label keys and values must be lower case, as documented.")
+            raise invalid_field(field, f"{key}={value}", "Label keys and values must be lower case, as documented.")
     return dict(labels)
 
 
 def check_metadata(given: Any) -> dict[str, str]:
     """The metadata of a request as a mapping. Raises `ApiError` (400) if it is not valid."""
-    with reading("metadata"):
+    with reading_body("metadata"):
         return _metadata(given)
 
 
@@ -322,12 +334,12 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, str]:
     for item in given.get("items", []):
         key, value = item.get("key", ""), item.get("value", "")
         if not METADATA_KEY.fullmatch(key) or key in items:
-            raise invalid("resource.metadata.items.key", key, "It is malformed or occurs twice.")
+            raise invalid_field("resource.metadata.items.key", key, "It is malformed or occurs twice.")
         if len(value.encode()) > METADATA_VALUE_BYTES:
-            raise invalid(
+            raise invalid_field(
                 "resource.metadata.items.value", f"({len(value)} bytes)", f"Value for key '{key}' is too large."
             )
         items[key] = value
     if sum(len(key.encode()) + len(value.encode()) for key, value in items.items()) > METADATA_TOTAL_BYTES:
-        raise invalid("resource.metadata", "(too large)", "Metadata size is too large.")
+        raise invalid_field("resource.metadata", "(too large)", "Metadata size is too large.")
     return items

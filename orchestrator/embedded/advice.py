@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, Document, invalid
+from orchestrator.embedded.documents import utc_stamp
+from orchestrator.embedded.errors import ApiError, Document, invalid_field
 from orchestrator.embedded.inventory import Inventory
 
 Zones = Mapping[str, Mapping[str, float]]
@@ -15,7 +15,7 @@ Zones = Mapping[str, Mapping[str, float]]
 values."""
 
 
-def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
+def advise_capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
     """The answer with the most obtainable of the zones in the request. Raises `ApiError` (400) if the request is not
     complete."""
     entries = body.get("distributionPolicy", {}).get("zones", [])
@@ -26,7 +26,7 @@ def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
     if not machines or int(body.get("size", 0)) < 1:
         raise ApiError(400, "Required field 'size' or 'instanceSelections' not specified", "required")
     if model != "SPOT":
-        raise invalid("instanceProperties.scheduling.provisioningModel", model, "Only SPOT is advised on.")
+        raise invalid_field("instanceProperties.scheduling.provisioningModel", model, "Only SPOT is advised on.")
     advised = [zone for zone in requested or list(zones) if "obtainability" in zones.get(zone, {})]
     if not advised:
         return {"recommendations": []}
@@ -38,7 +38,7 @@ def capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
     return {"recommendations": [{"scores": scores, "shards": [shard]}]}
 
 
-def history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -> Document:
+def capacity_history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -> Document:
     """The answer with thirty days of the zone's preemption rate. Raises `ApiError` (400) if the request is not
     complete, or for N1 machines with an attached GPU, which have no history."""
     properties = body.get("instanceProperties", {})
@@ -46,7 +46,9 @@ def history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -
     if not machine or not body.get("types"):
         raise ApiError(400, "Required field 'types' or 'machineType' not specified", "required")
     if machine.startswith("n1-") and properties.get("guestAccelerators"):
-        raise invalid("instanceProperties.guestAccelerators", machine, "There is no history of N1 with accelerators.")
+        raise invalid_field(
+            "instanceProperties.guestAccelerators", machine, "There is no history of N1 with accelerators."
+        )
     zone = _zone(body.get("locationPolicy", {}).get("location", ""), inventory)
     answer: Document = {"machineType": machine, "location": f"zones/{zone}"}
     if "PREEMPTION" in body["types"] and "preemption_rate" in zones.get(zone, {}):
@@ -54,14 +56,17 @@ def history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         days = [midnight - timedelta(days=back) for back in range(30, 0, -1)]
         answer["preemptionHistory"] = [
-            {"interval": {"startTime": stamp(day), "endTime": stamp(day + timedelta(days=1))}, "preemptionRate": rate}
+            {
+                "interval": {"startTime": utc_stamp(day), "endTime": utc_stamp(day + timedelta(days=1))},
+                "preemptionRate": rate,
+            }
             for day in days
         ]
     return answer
 
 
 def _zone(url: str, inventory: Inventory) -> str:
-    found = re.fullmatch(r"(?:.*/)?zones/([^/]+)", url)
-    if not found or found[1] not in inventory.zones:
-        raise invalid("zone", url, "The zone is not known.")
-    return found[1]
+    match = re.fullmatch(r"(?:.*/)?zones/([^/]+)", url)
+    if not match or match[1] not in inventory.zones:
+        raise invalid_field("zone", url, "The zone is not known.")
+    return match[1]

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.listener import MOST_BYTES, Reply
-from orchestrator.embedded.uploads import region
+from orchestrator.embedded.uploads import read_region
 
 MOST_LISTED = 1000
 
@@ -49,12 +49,12 @@ class Ask:
     def document(self) -> Document:
         """The body as a JSON object. Raises `ApiError` (400) if it is not one."""
         try:
-            found = json.loads(self.read() or b"{}")
+            document = json.loads(self.read() or b"{}")
         except ValueError as exc:
             raise ApiError(400, "Parse Error", "parseError") from exc
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise ApiError(400, "Parse Error", "parseError")
-        return found
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Download:
     length: int
 
     def pieces(self) -> Iterator[bytes]:
-        return region(self.file, self.start, self.start + self.length)
+        return read_region(self.file, self.start, self.start + self.length)
 
 
-def decoded(text: str) -> str:
+def decode_path_part(text: str) -> str:
     """A percent-encoded part of a path as text. Raises `ApiError` (400) if it is not UTF-8."""
     try:
         return unquote_to_bytes(text).decode()
@@ -79,7 +79,7 @@ def decoded(text: str) -> str:
         raise ApiError(400, "The request's path is not valid UTF-8.") from exc
 
 
-def listed(text: str | None) -> int:
+def parse_page_size(text: str | None) -> int:
     """The number of entries on a page, from `maxResults`. Raises `ApiError` (400) if that is not a valid number."""
     try:
         number = int(text) if text else MOST_LISTED
@@ -90,12 +90,12 @@ def listed(text: str | None) -> int:
     return min(number or MOST_LISTED, MOST_LISTED)
 
 
-def sealed(name: str) -> str:
+def make_page_token(name: str) -> str:
     """The page token of the page that begins with `name`."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
-def opened(token: str) -> str:
+def read_page_token(token: str) -> str:
     """The name with which the page of a token begins. Raises `ApiError` (400) for an invalid token."""
     try:
         return base64.urlsafe_b64decode(token.encode()).decode()
@@ -113,20 +113,20 @@ def after_all(prefix: str) -> str:
     return ""
 
 
-def ranged(text: str, size: int) -> tuple[int, int] | None:
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
     """(start, number of bytes) of a `Range` header for an object of `size` bytes. The number is 0 or less if the range
     has no byte of it. None if the header means the whole object."""
-    found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
-    if not found or found[0] == "bytes=-":
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
+    if not match or match[0] == "bytes=-":
         return None
-    if not found[1]:
-        length = min(int(found[2]), size)
+    if not match[1]:
+        length = min(int(match[2]), size)
         return size - length, length
-    start, last = int(found[1]), min(int(found[2] or size - 1), size - 1)
+    start, last = int(match[1]), min(int(match[2] or size - 1), size - 1)
     return start, last - start + 1
 
 
-def together(answers: list[tuple[str, Reply | Download]]) -> Reply:
+def batch_reply(answers: list[tuple[str, Reply | Download]]) -> Reply:
     """The answer to a batch, from (content id, answer) of each of its requests."""
     parts = []
     for number, reply in answers:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.errors import ApiError, Document, reading
+from orchestrator.embedded.documents import utc_stamp
+from orchestrator.embedded.errors import ApiError, Document, reading_body
 from orchestrator.embedded.inventory import region_of
 
 JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -39,7 +39,7 @@ JOB_STATES = (
 
 
 @dataclass(slots=True)
-class Task:
+class BatchTask:
     """One task, with its state and events so far."""
 
     index: int
@@ -72,7 +72,7 @@ class Order:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class BatchJob:
     """One job. It is changed only under the service's lock."""
 
     name: str
@@ -88,7 +88,7 @@ class Job:
     running_at: datetime | None = None
     ended_at: datetime | None = None
     events: list[Document] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[BatchTask] = field(default_factory=list)
     pending: deque[int] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
     made: int = 0
@@ -111,7 +111,7 @@ class Job:
 
     def begin(self) -> None:
         """Creates the job's tasks, all pending."""
-        self.tasks = [Task(index) for index in range(self.order.tasks)]
+        self.tasks = [BatchTask(index) for index in range(self.order.tasks)]
         self.pending = deque(range(self.order.tasks))
         self.counts = Counter({"PENDING": self.order.tasks})
 
@@ -120,7 +120,7 @@ class Job:
         self.updated_at = now
         if self.events and self.events[-1]["description"] == description:
             return
-        self.events.append({"type": kind, "description": description, "eventTime": stamp(now)})
+        self.events.append({"type": kind, "description": description, "eventTime": utc_stamp(now)})
         del self.events[1:-MOST_EVENTS]
 
     def become(self, state: str, now: datetime, why: str = "") -> None:
@@ -131,14 +131,14 @@ class Job:
         self.ended_at = self.ended_at or (now if state in OVER else None)
         self.note(now, description, "STATUS_CHANGED")
 
-    def move(self, task: Task, state: str, now: datetime, where: str = "", code: int | None = None) -> None:
+    def move(self, task: BatchTask, state: str, now: datetime, where: str = "", code: int | None = None) -> None:
         """Changes a task's state, and notes this as an event of the task. `code` is the exit code of the attempt that
         ended; None if none did."""
         why = f" with exit code {code}" if code is not None else ""
         event: Document = {
             "type": "STATUS_CHANGED",
             "description": f"Task state is updated from {task.state} to {state}{where and ' on ' + where}{why}.",
-            "eventTime": stamp(now),
+            "eventTime": utc_stamp(now),
             "taskState": state,
         }
         if code:
@@ -161,12 +161,12 @@ class Job:
             "name": self.name,
             "uid": self.uid,
             "taskGroups": [group],
-            "createTime": stamp(self.created_at),
-            "updateTime": stamp(self.updated_at),
+            "createTime": utc_stamp(self.created_at),
+            "updateTime": utc_stamp(self.updated_at),
             "status": status,
         }
 
-    def task_document(self, task: Task) -> Document:
+    def task_document(self, task: BatchTask) -> Document:
         name = f"{self.name}/taskGroups/{GROUP}/tasks/{task.index}"
         return {"name": name, "status": {"state": task.state, "statusEvents": list(task.events)}}
 
@@ -174,12 +174,12 @@ class Job:
 # Enums
 
 
-def named(value: Any, key: str = "") -> Any:
+def name_enums(value: Any, key: str = "") -> Any:
     """A request with names in place of the numbers of its enums. Raises `ApiError` (400) for an unknown number."""
     if isinstance(value, dict):
-        return {name: named(inner, name) for name, inner in value.items()}
+        return {name: name_enums(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
-        return [named(inner, key) for inner in value]
+        return [name_enums(inner, key) for inner in value]
     if key in ENUMS and isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value < len(ENUMS[key]):
             raise ApiError(400, f"Invalid value at '{key}': {value}")
@@ -187,12 +187,12 @@ def named(value: Any, key: str = "") -> Any:
     return value
 
 
-def numbered(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) -> Any:
+def number_enums(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) -> Any:
     """An answer with numbers in place of the names of its enums. `states` are the states of the resource in it."""
     if isinstance(value, dict):
-        return {name: inner if name == "labels" else numbered(inner, name, states) for name, inner in value.items()}
+        return {name: inner if name == "labels" else number_enums(inner, name, states) for name, inner in value.items()}
     if isinstance(value, list):
-        return [numbered(inner, key, states) for inner in value]
+        return [number_enums(inner, key, states) for inner in value]
     names = states if key == "state" else ENUMS.get(key, ())
     return names.index(value) if value in names else value
 
@@ -203,7 +203,7 @@ def numbered(value: Any, key: str = "", states: tuple[str, ...] = JOB_STATES) ->
 def read_order(body: Document, region: str, zones: tuple[str, ...]) -> Order:
     """The order in a request's `body`. `zones` are those of the region. Raises `ApiError` (400) for a request that
     Google would refuse."""
-    with reading("job"):
+    with reading_body("job"):
         return _read_order(body, region, zones)
 
 

@@ -10,15 +10,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.embedded.batch_jobs import DONE, Job, Task
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.batch_jobs import DONE, BatchJob, BatchTask
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.operations import DONE as FINISHED
-from orchestrator.embedded.templates import Templates, body_in, template_name
+from orchestrator.embedded.templates import TemplateStore, body_in, template_name
 from orchestrator.embedded.timeline import Alarm
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Fault, hits_job, hits_vm
 
 AGENT = "service-batch@embedded.example"
@@ -34,7 +34,7 @@ LONGEST_S = 2 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunnerPace:
     """How long the service takes, in seconds."""
 
     queue_s: float
@@ -43,54 +43,54 @@ class Pace:
     """From the refusal of a VM until the next request for one."""
 
 
-REAL = Pace(0.2, 1.0)
-SIMULATED = Pace(10.0, 60.0)
+REAL = RunnerPace(0.2, 1.0)
+SIMULATED = RunnerPace(10.0, 60.0)
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class RunnerWorker:
     """One VM of a job, from the moment of its request."""
 
-    job: Job
+    job: BatchJob
     name: str
     zone: str
     operation: str
-    vm: Vm | None = None
-    task: Task | None = None
+    vm: EmbeddedVm | None = None
+    task: BatchTask | None = None
     attempt: int = 0
     released: bool = False
     """Whether it is being deleted, and no longer counts as a VM of the job."""
     limit: Alarm | None = None
 
 
-class Runner(Part):
+class Runner(BodyPart):
     """Runs jobs. Thread-safe. Its lock is taken before the fleet's lock, never while that is held."""
 
-    def __init__(self, commons: Commons, fleet: Fleet, templates: Templates) -> None:
+    def __init__(self, commons: Commons, fleet: Fleet, templates: TemplateStore) -> None:
         super().__init__(commons)
         self.fleet = fleet
         self.templates = templates
         self.pace = SIMULATED if self.timeline.simulated else REAL
         self.lock = threading.RLock()
-        self.workers: dict[str, Worker] = {}
-        self.ended: Callable[[Job], None] = lambda _job: None
+        self.workers: dict[str, RunnerWorker] = {}
+        self.ended: Callable[[BatchJob], None] = lambda _job: None
         fleet.watchers.append(self)
 
     # A job
 
-    def start(self, job: Job) -> None:
+    def start(self, job: BatchJob) -> None:
         job.note(self.timeline.now(), f"Job {job.name} is created and queued.", "STATUS_CHANGED")
         self._later(self.pace.queue_s, lambda: self._schedule(job))
         self._later(LONGEST_S, lambda: self._give_up(job))
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: BatchJob) -> None:
         if job.state in ("QUEUED", "SCHEDULED"):
             job.become("FAILED", self.timeline.now(), "It was queued for too long.")
             for worker in self._of(job):
                 self._drop(worker)
             self.ended(job)
 
-    def _schedule(self, job: Job) -> None:
+    def _schedule(self, job: BatchJob) -> None:
         if job.state != "QUEUED":
             return
         now = self.timeline.now()
@@ -110,7 +110,7 @@ class Runner(Part):
         job.become("SCHEDULED", now)
         self._fill(job)
 
-    def cancel(self, job: Job, state: str, then: str, done: Callable[[], None]) -> None:
+    def cancel(self, job: BatchJob, state: str, then: str, done: Callable[[], None]) -> None:
         """Ends the job: it has the state `state` while its VMs are deleted, and `then` afterwards. Then `done` is
         called."""
         if not job.over and job.state not in ("CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS"):
@@ -123,7 +123,7 @@ class Runner(Part):
             job.pending.clear()
         self._await_end(job, then, done)
 
-    def _await_end(self, job: Job, then: str, done: Callable[[], None]) -> None:
+    def _await_end(self, job: BatchJob, then: str, done: Callable[[], None]) -> None:
         if any(worker.job is job for worker in self.workers.values()):
             self._later(1.0 if self.timeline.simulated else 0.05, lambda: self._await_end(job, then, done))
             return
@@ -132,20 +132,20 @@ class Runner(Part):
             self.ended(job)
         done()
 
-    def _of(self, job: Job) -> list[Worker]:
+    def _of(self, job: BatchJob) -> list[RunnerWorker]:
         """The VMs that a job has or has requested, without those that are being deleted."""
         return [worker for worker in self.workers.values() if worker.job is job and not worker.released]
 
     # VMs
 
-    def _zones(self, job: Job) -> tuple[str, ...]:
+    def _zones(self, job: BatchJob) -> tuple[str, ...]:
         try:
             properties = self.templates.find(template_name(job.order.template, self.fleet.project))["properties"]
         except ApiError:
             return ()
         return self.templates.zones(properties, job.order.zones)
 
-    def _fill(self, job: Job) -> None:
+    def _fill(self, job: BatchJob) -> None:
         """Requests VMs until there is one for each task that is left, but no more than the job may have."""
         if job.state not in ("SCHEDULED", "RUNNING"):
             return
@@ -154,17 +154,17 @@ class Runner(Part):
                 self._again(job)
                 return
 
-    def _again(self, job: Job) -> None:
+    def _again(self, job: BatchJob) -> None:
         """Schedules another attempt to get VMs after a pause."""
         if not job.asks_again:
             job.asks_again = True
             self._later(self.pace.again_s, lambda: self._look(job))
 
-    def _look(self, job: Job) -> None:
+    def _look(self, job: BatchJob) -> None:
         job.asks_again = False
         self._fill(job)
 
-    def _ask(self, job: Job) -> bool:
+    def _ask(self, job: BatchJob) -> bool:
         """Requests one VM. Returns whether the request was accepted."""
         now, zones = self.timeline.now(), self._zones(job)
         if not zones:
@@ -183,13 +183,13 @@ class Runner(Part):
         except ApiError as error:
             job.note(now, f"VM creation failed in zone {zone}: {error.message}")
             return False
-        worker = Worker(job, name, zone, str(operation))
+        worker = RunnerWorker(job, name, zone, str(operation))
         self.workers[name] = worker
         # A refusal is known when the operation is done, which is just after the VM would be provisioned.
         self._later(self.fleet.durations.provision_s * 1.01 + 0.01, lambda: self._refused(worker))
         return True
 
-    def _refused(self, worker: Worker) -> None:
+    def _refused(self, worker: RunnerWorker) -> None:
         document = self.operations.listed[worker.operation]
         if document["status"] != FINISHED or "error" not in document or worker.name not in self.workers:
             return
@@ -199,7 +199,7 @@ class Runner(Part):
         worker.job.note(self.timeline.now(), f"{code}: {error['message']} (zone {worker.zone})")
         self._again(worker.job)
 
-    def booted(self, vm: Vm) -> None:
+    def booted(self, vm: EmbeddedVm) -> None:
         """Called by the fleet when a VM has booted."""
         with self.lock:
             worker = self.workers.get(vm.name)
@@ -208,7 +208,7 @@ class Runner(Part):
             worker.vm = vm
             self._next(worker)
 
-    def gone(self, vm: Vm, by: str) -> None:
+    def gone(self, vm: EmbeddedVm, by: str) -> None:
         """Called by the fleet when a VM is gone; `by` is the reason."""
         with self.lock:
             worker = self.workers.pop(vm.name, None)
@@ -217,7 +217,7 @@ class Runner(Part):
             self._settle(worker, CODES.get(by, RECREATED))
             self._fill(worker.job)
 
-    def _drop(self, worker: Worker, state: str = "") -> None:
+    def _drop(self, worker: RunnerWorker, state: str = "") -> None:
         """Deletes a VM. If `state` is given, its task is dropped."""
         if worker.name not in self.workers:
             return
@@ -232,7 +232,7 @@ class Runner(Part):
 
     # Tasks
 
-    def _next(self, worker: Worker) -> None:
+    def _next(self, worker: RunnerWorker) -> None:
         """Gives a VM its next task, or deletes it if there is none."""
         job, now = worker.job, self.timeline.now()
         if job.state not in ("SCHEDULED", "RUNNING") or not job.pending or worker.vm is None:
@@ -266,7 +266,7 @@ class Runner(Part):
         # This is done outside the lock, because a machine may report at once.
         self.timeline.call_later(0, lambda: machine.run_task(job.order.script, variables, done))
 
-    def _done(self, worker: Worker, task: Task, attempt: int, code: int) -> None:
+    def _done(self, worker: RunnerWorker, task: BatchTask, attempt: int, code: int) -> None:
         """Called when a VM reports the end of an attempt."""
         if worker.task is not task or worker.attempt != attempt or worker.released:
             return
@@ -276,7 +276,7 @@ class Runner(Part):
         self._settle(worker, code & 0xFF if code < 0 else code)
         self._next(worker)
 
-    def _time_out(self, worker: Worker, task: Task) -> None:
+    def _time_out(self, worker: RunnerWorker, task: BatchTask) -> None:
         if worker.task is task and worker.vm is not None:
             vm = worker.vm
             self._settle(worker, TIMED_OUT)
@@ -284,12 +284,12 @@ class Runner(Part):
             self._drop(worker)
             self._fill(worker.job)
 
-    def _unlimit(self, worker: Worker) -> None:
+    def _unlimit(self, worker: RunnerWorker) -> None:
         if worker.limit is not None:
             worker.limit.cancel()
             worker.limit = None
 
-    def _settle(self, worker: Worker, code: int) -> None:
+    def _settle(self, worker: RunnerWorker, code: int) -> None:
         """Records the end of an attempt with the exit code `code`, and ends the job if no task is left."""
         task, job, now = worker.task, worker.job, self.timeline.now()
         worker.task = None
@@ -313,7 +313,7 @@ class Runner(Part):
 
     # Faults
 
-    def _reserve(self, worker: Worker) -> None:
+    def _reserve(self, worker: RunnerWorker) -> None:
         vm = worker.vm
         assert vm is not None
         hits = lambda f: hits_vm(f, "batch_recreate", "batch_mute", vm=vm.name, zone=vm.zone, run_id=None)  # noqa: E731
@@ -323,7 +323,7 @@ class Runner(Part):
             due = float(fault.params.get("seconds", STRIKES_AFTER_S))
             self._later(due, lambda: self._strike(worker, task, fault))
 
-    def _strike(self, worker: Worker, task: Task | None, fault: Fault) -> None:
+    def _strike(self, worker: RunnerWorker, task: BatchTask | None, fault: Fault) -> None:
         """Applies a fault: the VM stops reporting, or is recreated. Nothing happens if its task is done by then."""
         if worker.task is not task or task is None or worker.released:
             self.weather.release(fault)

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, Document, invalid, not_found
+from orchestrator.embedded.errors import ApiError, Document, invalid_field, not_found
 from orchestrator.embedded.filters import parse_filter
 from orchestrator.embedded.inventory import numeric_id
-from orchestrator.embedded.links import link
+from orchestrator.embedded.links import self_link
 from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import Objects, no_bucket
-from orchestrator.embedded.permissions import Policies, gate, held
+from orchestrator.embedded.permissions import Policies, check_permission, held_permissions
 
 # The common parts of Compute Engine's list methods: filter, order, pages, and lists over all zones.
 
@@ -28,24 +28,24 @@ from orchestrator.embedded.permissions import Policies, gate, held
 MOST = 500
 
 
-def page(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document], str]:
+def page_items(items: list[Document], query: Mapping[str, str]) -> tuple[list[Document], str]:
     """(items of the requested page, token of the next page). The token is empty on the last page. Raises `ApiError`
     (400) for invalid parameters."""
     passes = parse_filter(query.get("filter", ""))
-    chosen = ordered([item for item in items if passes(item)], query.get("orderBy", ""))
+    chosen = order_items([item for item in items if passes(item)], query.get("orderBy", ""))
     try:
         size = int(query.get("maxResults", MOST))
         start = int(base64.urlsafe_b64decode(query.get("pageToken", "") or "MA==").decode())
     except ValueError as exc:
         raise ApiError(400, "Invalid value for maxResults or pageToken.") from exc
     if not 0 <= size <= MOST:
-        raise invalid("maxResults", size, f"Must be between 0 and {MOST}")
+        raise invalid_field("maxResults", size, f"Must be between 0 and {MOST}")
     end = start + (size or MOST)
     token = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(chosen) else ""
     return chosen[start:end], token
 
 
-def named(items: list[Document], path: str) -> Document:
+def find_named(items: list[Document], path: str) -> Document:
     """The item whose name is at the end of the path. Raises the API's 404 if there is none."""
     for item in items:
         if item["name"] == path.rpartition("/")[2]:
@@ -53,20 +53,20 @@ def named(items: list[Document], path: str) -> Document:
     raise not_found(path)
 
 
-def ordered(items: list[Document], order: str) -> list[Document]:
+def order_items(items: list[Document], order: str) -> list[Document]:
     """The items sorted by name, or by creation, newest first. Raises `ApiError` (400) for another order."""
     if order in ("", "name"):
         return sorted(items, key=lambda item: str(item["name"]))
     if order == "creationTimestamp desc":
         moments = lambda item: str(item.get("creationTimestamp", item.get("insertTime", "")))  # noqa: E731
         return sorted(items, key=moments, reverse=True)
-    raise invalid("orderBy", order, "Only name and creationTimestamp desc are supported")
+    raise invalid_field("orderBy", order, "Only name and creationTimestamp desc are supported")
 
 
-def listing(kind: str, path: str, items: list[Document], query: Mapping[str, str]) -> Document:
+def list_response(kind: str, path: str, items: list[Document], query: Mapping[str, str]) -> Document:
     """A list response. `kind` is such as `compute#instanceList`."""
-    chosen, token = page(items, query)
-    answer: Document = {"kind": kind, "id": path, "selfLink": link(path)}
+    chosen, token = page_items(items, query)
+    answer: Document = {"kind": kind, "id": path, "selfLink": self_link(path)}
     if chosen:
         answer["items"] = chosen
     if token:
@@ -74,7 +74,7 @@ def listing(kind: str, path: str, items: list[Document], query: Mapping[str, str
     return answer
 
 
-def aggregated(
+def aggregated_response(
     kind: str,
     path: str,
     key: str,
@@ -86,7 +86,7 @@ def aggregated(
     """A list response over zones or regions. A zone or region without items has a warning instead."""
     places = {id(item): zone for zone, items in scopes.items() for item in items}
     everything = [item for items in scopes.values() for item in items]
-    chosen, token = page(everything, query)
+    chosen, token = page_items(everything, query)
     by_scope: dict[str, Document] = {}
     for zone in scopes:
         of_zone = [item for item in chosen if places[id(item)] == zone]
@@ -100,7 +100,7 @@ def aggregated(
                     "data": [{"key": "scope", "value": f"{level}/{zone}"}],
                 }
             }
-    answer: Document = {"kind": kind, "id": path, "selfLink": link(path), "items": by_scope}
+    answer: Document = {"kind": kind, "id": path, "selfLink": self_link(path), "items": by_scope}
     if token:
         answer["nextPageToken"] = token
     return answer
@@ -114,7 +114,7 @@ KEPT = ("location", "storageClass", "lifecycle", "iamConfiguration", "labels", "
 MULTI = ("US", "EU", "ASIA")
 
 
-class Buckets(Part):
+class Buckets(BodyPart):
     """Answers requests about buckets. Thread-safe. The object store decides which buckets exist."""
 
     def __init__(self, commons: Commons, policies: Policies, objects: Objects, observer: Any) -> None:
@@ -135,14 +135,14 @@ class Buckets(Part):
         """The refusal of a request to Cloud Storage, because of the API, a permission or a missing bucket; None if
         there is no reason to refuse it."""
         path = urlsplit(target).path
-        found = ANY.fullmatch(path)
-        if found is None:
+        match = ANY.fullmatch(path)
+        if match is None:
             return None
-        bucket = unquote(found["bucket"] or "")
+        bucket = unquote(match["bucket"] or "")
         try:
             if client:
                 below = path.replace("storage/v1/", "", 1).lstrip("/")
-                gate(self.weather, self.project, "storage", verb, below, self.timeline.now())
+                check_permission(self.weather, self.project, "storage", verb, below, self.timeline.now())
             if bucket and self.weather.holds(target, "bucket_missing", bucket=bucket):
                 raise no_bucket()
         except ApiError as error:
@@ -177,10 +177,10 @@ class Buckets(Part):
         split = urlsplit(target)
         if split.path == f"{ROOT}b":
             return self._make(body or {}) if verb == "POST" else self._list(target)
-        found = ONE.fullmatch(split.path)
-        assert found is not None
-        name = unquote(found["bucket"])
-        match verb, found["part"]:
+        match = ONE.fullmatch(split.path)
+        assert match is not None
+        name = unquote(match["bucket"])
+        match verb, match["part"]:
             case "GET", None:
                 return self._get(name, target)
             case "PATCH", None:
@@ -196,7 +196,7 @@ class Buckets(Part):
                 return self._policy(self._changed(f"bucket {name}", body), name)
             case "GET", "/iam/testPermissions":
                 wanted = parse_qs(split.query).get("permissions", [])
-                return {"kind": "storage#testIamPermissionsResponse", **held(self.weather, wanted, target)}
+                return {"kind": "storage#testIamPermissionsResponse", **held_permissions(self.weather, wanted, target)}
             case "GET", "/storageLayout":
                 found_ = self._get(name, target)
                 layout = {"bucket": name, "location": found_["location"], "locationType": found_["locationType"]}

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from functools import partial
 
 from orchestrator.embedded.admission import Admitted
-from orchestrator.embedded.errors import OperationError, quota_exceeded, stockout
+from orchestrator.embedded.errors import OperationError, quota_exceeded, stockout_error
 from orchestrator.embedded.inventory import Inventory, region_of
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Fault, Weather
 
 
-def used(vms: Iterable[Vm], inventory: Inventory, weather: Weather, region: str | None) -> dict[str, float]:
+def quota_usage(
+    vms: Iterable[EmbeddedVm], inventory: Inventory, weather: Weather, region: str | None
+) -> dict[str, float]:
     """How much of each quota is used, by metric, in a region or in the project (None). A stopped VM uses only its disk
     and counts as an instance."""
     total: dict[str, float] = {}
@@ -21,7 +23,7 @@ def used(vms: Iterable[Vm], inventory: Inventory, weather: Weather, region: str 
         if region is None:
             amounts = {} if stopped else project_wide(vm.admitted)
         elif region_of(vm.zone) == region:
-            amounts = vm.admitted.usage(inventory, partial(limited, inventory, weather))
+            amounts = vm.admitted.usage(inventory, partial(quota_limit, inventory, weather))
         else:
             continue
         for metric, amount in amounts.items():
@@ -35,21 +37,23 @@ def project_wide(admitted: Admitted) -> dict[str, float]:
     return {"GPUS_ALL_REGIONS": admitted.gpu_count, "CPUS_ALL_REGIONS": admitted.machine.vcpus}
 
 
-def limited(inventory: Inventory, weather: Weather, metric: str, region: str | None) -> float | None:
+def quota_limit(inventory: Inventory, weather: Weather, metric: str, region: str | None) -> float | None:
     """The limit of a quota, as far as the weather does not lower it; None if there is no such quota."""
     listed = inventory.limit(metric, region)
     lowered = weather.holds(metric, "quota_limit", metric=metric, region=region or "") if listed is not None else None
     return listed if lowered is None else float(lowered.params.get("limit", 0))
 
 
-def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather: Weather) -> OperationError | None:
+def over_quota(
+    admitted: Admitted, vms: list[EmbeddedVm], inventory: Inventory, weather: Weather
+) -> OperationError | None:
     """The operation's error for the first quota that the instance would exceed; None if it exceeds none."""
     region = region_of(admitted.zone)
-    of_region = admitted.usage(inventory, partial(limited, inventory, weather))
+    of_region = admitted.usage(inventory, partial(quota_limit, inventory, weather))
     for place, wanted in ((region, of_region), (None, project_wide(admitted))):
-        in_use = used(vms, inventory, weather, place)
+        in_use = quota_usage(vms, inventory, weather, place)
         for metric, amount in wanted.items():
-            limit = limited(inventory, weather, metric, place) or 0
+            limit = quota_limit(inventory, weather, metric, place) or 0
             if in_use.get(metric, 0) + amount > limit:
                 return quota_exceeded(metric, limit, place)
     return None
@@ -57,18 +61,18 @@ def over_quota(admitted: Admitted, vms: list[Vm], inventory: Inventory, weather:
 
 def foul_weather(admitted: Admitted, project: str, weather: Weather) -> OperationError | None:
     """The operation's error for the fault that hits this request; None if there is none. The fault is used up."""
-    fault = weather.take(admitted.name, lambda fault: refuses(fault, admitted))
+    fault = weather.take(admitted.name, lambda fault: fault_refuses(fault, admitted))
     if fault is None:
         return None
     if fault.kind == "stockout":
         available = fault.params.get("zones_available")
-        return stockout(project, admitted.zone, admitted.machine.name, admitted.attachment, available)
+        return stockout_error(project, admitted.zone, admitted.machine.name, admitted.attachment, available)
     project_quota = bool(fault.params.get("global"))
     limit = float(fault.params.get("limit", 0))
     return quota_exceeded(fault.params["metric"], limit, None if project_quota else region_of(admitted.zone))
 
 
-def refuses(fault: Fault, admitted: Admitted) -> bool:
+def fault_refuses(fault: Fault, admitted: Admitted) -> bool:
     """Whether a fault hits this request."""
     params = fault.params
     if fault.kind not in ("stockout", "quota") or params.get("zone", admitted.zone) != admitted.zone:

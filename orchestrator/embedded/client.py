@@ -69,37 +69,37 @@ class CloudAddress:
     """The GPU of this computer, which the cloud's machines measure; empty if it has none."""
 
 
-def running(home: Path | str) -> CloudAddress | None:
+def running_cloud(home: Path | str) -> CloudAddress | None:
     """The address of the cloud that runs in `home`; None if there is none or it does not answer."""
     try:
-        return living(home)
+        return living_cloud(home)
     except CloudUnavailable:
         return None
 
 
-def living(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
+def living_cloud(home: Path | str, say: Say = lambda _: None) -> CloudAddress | None:
     """The address of the cloud that runs in `home`; None if there is none, or it is starting or ending. `say` gets a
     message if the client has to wait.
 
     Raises `CloudUnavailable` if the cloud runs, but its address cannot be read or it does not answer.
     """
     home = Path(home)
-    if not locked(home):
+    if not is_locked(home):
         return None
     try:
-        address = record(home)
+        address = read_record(home)
     except FileNotFoundError as exc:
-        if not is_up(home) or not locked(home):
+        if not is_up(home) or not is_locked(home):
             return None
         raise CloudUnavailable(f"the embedded cloud in {home} runs, but {exc.filename} is missing") from exc
     except (OSError, ValueError) as exc:
         raise CloudUnavailable(f"the embedded cloud in {home} runs, but {exc}") from exc
-    if holder(home) != address.pid and not is_up(home):
+    if lock_holder(home) != address.pid and not is_up(home):
         return None  # the record of a dead cloud, which the one that is starting has not removed yet
     try:
-        ask(address, "/control/status", say=say)
+        ask_control(address, "/control/status", say=say)
     except CloudUnavailable:
-        if not locked(home) or published(home) != address:
+        if not is_locked(home) or published_address(home) != address:
             return None  # the cloud ended, or began to end, during the request
         raise
     return address
@@ -112,9 +112,9 @@ def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say
     Raises `CloudUnavailable`, and its subclass `NoRoom` if the disk is full.
     """
     home = Path(home).absolute()
-    found = living(home, say)
-    if found is not None:
-        return found
+    address = living_cloud(home, say)
+    if address is not None:
+        return address
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home)]
     if weather is not None:
         command += ["--weather", str(Path(weather).absolute())]
@@ -123,25 +123,25 @@ def ensure_running(home: Path | str, weather: Path | str | None = None, say: Say
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    found = running(home)
-    if done.returncode or found is None:
+    address = running_cloud(home)
+    if done.returncode or address is None:
         why = done.stderr.strip() or f"what {home / ADDRESS} and {TOKEN} beside it say is not what answers"
         kind = NoRoom if done.returncode == FULL else CloudUnavailable
         raise kind(f"the embedded cloud in {home} did not start: {why}")
-    return found
+    return address
 
 
-def stop(home: Path | str) -> bool:
+def stop_cloud(home: Path | str) -> bool:
     """Ends the cloud in `home` and all its VMs, and waits until it is gone. Returns whether there was one. Raises
     `CloudUnavailable` if it does not end."""
     home = Path(home)
-    if not locked(home):
+    if not is_locked(home):
         return False
-    address, pid = published(home), holder(home)
+    address, pid = published_address(home), lock_holder(home)
     try:
         if address is None:
             raise CloudUnavailable(f"{home / ADDRESS} has no address of the embedded cloud")
-        ask(address, "/control/stop", {}, timeout_s=HEARD_S)
+        ask_control(address, "/control/stop", {}, timeout_s=HEARD_S)
     except CloudUnavailable:
         _signal(pid, signal.SIGCONT, signal.SIGTERM)  # a suspended process handles no other signal before SIGCONT
         if not _gone(home, KILL_S):
@@ -161,14 +161,14 @@ def _signal(pid: int, *numbers: signal.Signals) -> None:
 
 def _gone(home: Path, within_s: float) -> bool:
     end = time.monotonic() + within_s
-    while locked(home):
+    while is_locked(home):
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
     return True
 
 
-def ask(
+def ask_control(
     address: CloudAddress, path: str, body: Any = None, timeout_s: float = PATIENT_S, say: Say = lambda _: None
 ) -> Any:
     """GETs a path of the control API, or POSTs `body` to it, and returns the JSON answer. Raises `CloudUnavailable` if
@@ -206,14 +206,14 @@ def _await(connection: http.client.HTTPConnection, address: CloudAddress, quiet_
     answers.register(connection.sock, select.POLLIN)
     if answers.poll(quiet_s * 1000):
         return
-    if suspended(address.pid):
+    if is_suspended(address.pid):
         raise CloudUnavailable(
             f"the embedded cloud (process {address.pid}) is suspended; `kill -CONT {address.pid}` continues it"
         )
     say(f"waiting for the embedded cloud (process {address.pid}), which has not answered for {quiet_s:.0f} s")
 
 
-def suspended(pid: int) -> bool:
+def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by a signal or a debugger."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(") ")[2][:1] in ("T", "t")
@@ -221,15 +221,15 @@ def suspended(pid: int) -> bool:
         return False
 
 
-def published(home: Path) -> CloudAddress | None:
+def published_address(home: Path) -> CloudAddress | None:
     """The address in `cloud.json`, which may be outdated; None if it cannot be read."""
     try:
-        return record(home)
+        return read_record(home)
     except (OSError, ValueError):
         return None
 
 
-def record(home: Path) -> CloudAddress:
+def read_record(home: Path) -> CloudAddress:
     """The address in `cloud.json`, which may be outdated, with the token from the file beside it. Raises `OSError`, and
     `ValueError` if a file is damaged."""
     try:
@@ -264,7 +264,7 @@ def _small(file: Path) -> bytes:
     return data
 
 
-def locked(home: Path) -> bool:
+def is_locked(home: Path) -> bool:
     """Whether a daemon holds the lock of `home`."""
     try:
         with (home / LOCK).open("rb") as file:
@@ -276,7 +276,7 @@ def locked(home: Path) -> bool:
     return False
 
 
-def holder(home: Path) -> int:
+def lock_holder(home: Path) -> int:
     """The id of the process that holds the lock, from the lock file; 0 if it is not there, as in older versions."""
     try:
         return int((home / LOCK).read_text("ascii").partition(" ")[0])
@@ -292,17 +292,17 @@ def is_up(home: Path) -> bool:
         return False
 
 
-def standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:
+def cloud_standing(home: Path, newest_source: Callable[[Path], float]) -> tuple[str, str]:
     """(state, detail for the user) of the cloud in `home`. The state is `up`, `down`, `stale` (it died and its address
     file is still there), `lost` (it runs but cannot be reached) or `old` (it was started before the installed version
     was written). `newest_source` returns the time of the newest source file in a folder, in seconds since 1970."""
     try:
-        address = living(home)
+        address = living_cloud(home)
     except CloudUnavailable as exc:
         return "lost", str(exc)
     if address is None:
-        left = published(home)
-        return ("stale", f" (process {left.pid})") if left else ("down", "")
+        address_left = published_address(home)
+        return ("stale", f" (process {address_left.pid})") if address_left else ("down", "")
     started = datetime.fromisoformat(address.started_at).timestamp()
     if started < newest_source(Path(__file__).parent):
         return "old", f" (since {address.started_at[:19]})"

@@ -28,7 +28,7 @@ class Commons:
     ids: Ids
 
 
-class Part:
+class BodyPart:
     """The base class of a part of the cloud. It has the shared objects as attributes."""
 
     def __init__(self, commons: Commons) -> None:

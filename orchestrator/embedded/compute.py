@@ -9,21 +9,21 @@ from typing import Any
 from urllib.parse import unquote
 
 from orchestrator.embedded import advice
-from orchestrator.embedded.buckets import aggregated, listing, named
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.buckets import aggregated_response, find_named, list_response
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.console import Output
-from orchestrator.embedded.errors import ApiError, Document, not_found, reading
+from orchestrator.embedded.errors import ApiError, Document, not_found, reading_body
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import PREFIX as BEARER
-from orchestrator.embedded.images import ImageApi, Images
-from orchestrator.embedded.links import link
-from orchestrator.embedded.listener import Reply, Request, Reset, json_reply
-from orchestrator.embedded.management import Management, serves
+from orchestrator.embedded.images import ImageApi, ImageStore
+from orchestrator.embedded.links import self_link
+from orchestrator.embedded.listener import HttpRequest, Reply, Reset, json_reply
+from orchestrator.embedded.management import Management, serves_path
 from orchestrator.embedded.operations import DONE
-from orchestrator.embedded.permissions import admit_insert, gate, held
+from orchestrator.embedded.permissions import admit_insert, check_permission, held_permissions
 from orchestrator.embedded.requests import body_of, fault_document, request_id
 from orchestrator.embedded.resources import Resources
-from orchestrator.embedded.templates import Templates
+from orchestrator.embedded.templates import TemplateStore
 from orchestrator.embedded.weather import hits_request
 
 PREFIX = "/compute/v1/"
@@ -36,7 +36,7 @@ Observer = Callable[[str, str, dict[str, str], Any, int, Any], None]
 """Called for every answered request, with method, path, query, request body, status and response body."""
 
 
-class Compute(Part):
+class Compute(BodyPart):
     """Answers requests. Thread-safe."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Compute(Part):
         *,
         fleet: Fleet,
         management: Management,
-        templates: Templates,
-        images: Images,
+        templates: TemplateStore,
+        images: ImageStore,
         observer: Observer | None = None,
         advised: advice.Zones | None = None,
     ) -> None:
@@ -63,9 +63,9 @@ class Compute(Part):
         )
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: HttpRequest) -> Reply:
         """The answer to one request. Raises `Reset` if the weather cuts the connection."""
-        service = self.management.service_of(request.path) if serves(request.path) else "compute"
+        service = self.management.service_of(request.path) if serves_path(request.path) else "compute"
         fault = self.weather.take(
             request.target, lambda fault: hits_request(fault, service, request.method, request.target)
         )
@@ -89,15 +89,15 @@ class Compute(Part):
             raise Reset
         return json_reply(status, document)
 
-    def _lose(self, request: Request) -> None:
+    def _lose(self, request: HttpRequest) -> None:
         """Delays a request for an instance if the weather says so: its client gets no answer (raises `Reset`), and the
         request still takes effect later."""
-        found = INSERT.fullmatch(request.path)
-        if request.method != "POST" or found is None:
+        match = INSERT.fullmatch(request.path)
+        if request.method != "POST" or match is None:
             return
         late = self.weather.take(
             request.target,
-            lambda fault: fault.kind == "late_insert" and fault.params.get("zone", found[1]) == found[1],
+            lambda fault: fault.kind == "late_insert" and fault.params.get("zone", match[1]) == match[1],
         )
         if late is not None:
 
@@ -107,25 +107,25 @@ class Compute(Part):
             self.timeline.call_later(float(late.params["seconds"]), arrive)
             raise Reset
 
-    def _attempt(self, request: Request) -> tuple[int, Document]:
-        is_management = serves(request.path)
+    def _attempt(self, request: HttpRequest) -> tuple[int, Document]:
+        is_management = serves_path(request.path)
         try:
             return 200, self.management.answer(request) if is_management else self._dispatch(request)
         except ApiError as error:
             return error.status, error.rpc_document() if is_management else error.document()
 
-    def _dispatch(self, request: Request) -> Document:
+    def _dispatch(self, request: HttpRequest) -> Document:
         if not request.path.startswith(PREFIX):
             raise ApiError(404, f"The requested URL {request.path} was not found on this server.")
         path = request.path[len(PREFIX) :]
         allowed = False
         for method, pattern, answer in self.routes:
-            found = pattern.fullmatch(path)
-            if found:
+            match = pattern.fullmatch(path)
+            if match:
                 if method == request.method:
-                    parts = {key: unquote(value) for key, value in found.groupdict().items()}
+                    parts = {key: unquote(value) for key, value in match.groupdict().items()}
                     if self._caller(request)[1] == "client":
-                        gate(self.weather, self.project, "compute", method, path, self.timeline.now())
+                        check_permission(self.weather, self.project, "compute", method, path, self.timeline.now())
                     self._check(parts, request.target)
                     return answer(request, **parts)
                 allowed = True
@@ -148,7 +148,7 @@ class Compute(Part):
     def _routes(self) -> list[tuple[str, str, Callable[..., Document]]]:
         at = r"projects/(?P<project>[^/]+)"
         zone = at + r"/zones/(?P<zone>[^/]+)"
-        one = zone + r"/instances/(?P<name>[^/]+)"
+        instance_path = zone + r"/instances/(?P<name>[^/]+)"
         return [
             ("GET", at, self.get_project),
             ("GET", at + "/zones", self.list_zones),
@@ -162,15 +162,15 @@ class Compute(Part):
             ),
             ("GET", at + r"/aggregated/(?P<kind>subnetworks|routers)", self.list_regional),
             ("POST", zone + "/instances", self.insert),
-            ("GET", one, self.get_instance),
-            ("DELETE", one, self.delete),
-            ("GET", one + "/serialPort", self.serial_port),
-            ("POST", one + "/setLabels", self._acting_with_body(self.fleet.set_labels)),
-            ("POST", one + "/setMetadata", self._acting_with_body(self.fleet.set_metadata)),
-            ("POST", one + "/stop", self._acting(self.fleet.stop)),
-            ("POST", one + "/start", self._acting(self.fleet.start)),
-            ("POST", one + "/simulateMaintenanceEvent", self._acting(self.fleet.simulate_maintenance)),
-            ("POST", one + "/testIamPermissions", self.test_permissions),
+            ("GET", instance_path, self.get_instance),
+            ("DELETE", instance_path, self.delete),
+            ("GET", instance_path + "/serialPort", self.serial_port),
+            ("POST", instance_path + "/setLabels", self._acting_with_body(self.fleet.set_labels)),
+            ("POST", instance_path + "/setMetadata", self._acting_with_body(self.fleet.set_metadata)),
+            ("POST", instance_path + "/stop", self._acting(self.fleet.stop)),
+            ("POST", instance_path + "/start", self._acting(self.fleet.start)),
+            ("POST", instance_path + "/simulateMaintenanceEvent", self._acting(self.fleet.simulate_maintenance)),
+            ("POST", instance_path + "/testIamPermissions", self.test_permissions),
             *self.templates.routes(at),
             ("GET", at + "/global/operations", self.list_operations),
             ("GET", at + r"/global/operations/(?P<name>[^/]+)", self.get_operation),
@@ -189,7 +189,7 @@ class Compute(Part):
 
     # The sender of a request
 
-    def _caller(self, request: Request) -> tuple[str, str]:
+    def _caller(self, request: HttpRequest) -> tuple[str, str]:
         """(the user that operations name, the sender's kind in the bill: `vm` or `client`)."""
         vm = self.fleet.by_token(request.headers.get("authorization", "").removeprefix(BEARER))
         if vm is not None:
@@ -198,16 +198,16 @@ class Compute(Part):
 
     # Instances
 
-    def insert(self, request: Request, zone: str) -> Document:
+    def insert(self, request: HttpRequest, zone: str) -> Document:
         user, _ = self._caller(request)
         body = body_of(request)
-        with reading("instance"):
+        with reading_body("instance"):
             admit_insert(self.weather, self.project, body)
             for disk in body.get("disks", []):
                 self.images.about_to_boot(str(disk.get("initializeParams", {}).get("sourceImage", "")))
         return self.fleet.insert(body, zone, request_id(request), user)
 
-    def delete(self, request: Request, zone: str, name: str) -> Document:
+    def delete(self, request: HttpRequest, zone: str, name: str) -> Document:
         user, by = self._caller(request)
         return self.fleet.delete(zone, name, request_id(request), user, by)
 
@@ -221,15 +221,15 @@ class Compute(Part):
             zone, name, body_of(request), request_id(request), self._caller(request)[0]
         )
 
-    def test_permissions(self, request: Request, zone: str, name: str) -> Document:
+    def test_permissions(self, request: HttpRequest, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)
         requested = body_of(request).get("permissions", [])
-        return held(self.weather, [str(one) for one in requested], request.target)
+        return held_permissions(self.weather, [str(one) for one in requested], request.target)
 
-    def get_instance(self, _request: Request, zone: str, name: str) -> Document:
+    def get_instance(self, _request: HttpRequest, zone: str, name: str) -> Document:
         return self.fleet.find(zone, name).document()
 
-    def serial_port(self, request: Request, zone: str, name: str) -> Document:
+    def serial_port(self, request: HttpRequest, zone: str, name: str) -> Document:
         vm = self.fleet.find(zone, name)
         try:
             port, start = int(request.query.get("port", 1)), int(request.query.get("start", 0))
@@ -239,23 +239,23 @@ class Compute(Part):
             raise ApiError(400, f"Invalid value for field 'port': '{port}'. Must be between 1 and 4")
         output = vm.guest.console.read(start) if port == 1 else NOTHING_SAID
         where = {"start": str(output.start), "next": str(output.next)}
-        link_ = link(vm.path, "serialPort")
+        link_ = self_link(vm.path, "serialPort")
         return {"kind": "compute#serialPortOutput", "selfLink": link_, "contents": output.contents, **where}
 
     # Operations
 
-    def list_operations(self, request: Request, zone: str = "") -> Document:
+    def list_operations(self, request: HttpRequest, zone: str = "") -> Document:
         """The operations of a zone, or the global ones."""
         path = self.operations.place(zone) + "/operations"
-        return listing("compute#operationList", path, self.operations.in_zone(zone), request.query)
+        return list_response("compute#operationList", path, self.operations.in_zone(zone), request.query)
 
-    def get_operation(self, _request: Request, name: str, zone: str = "") -> Document:
-        found = self.operations.get(zone, name)
-        if found is None:
+    def get_operation(self, _request: HttpRequest, name: str, zone: str = "") -> Document:
+        operation = self.operations.get(zone, name)
+        if operation is None:
             raise not_found(f"{self.operations.place(zone)}/operations/{name}")
-        return found
+        return operation
 
-    def wait(self, request: Request, name: str, zone: str = "") -> Document:
+    def wait(self, request: HttpRequest, name: str, zone: str = "") -> Document:
         """The operation, once it is done or after two minutes, as at Google."""
         self.get_operation(request, name, zone)
         self.timeline.wait_until(lambda: self.get_operation(request, name, zone)["status"] == DONE, WAIT_S)
@@ -263,21 +263,21 @@ class Compute(Part):
 
     # The project, its zones and regions, and their resources
 
-    def get_project(self, _request: Request) -> Document:
+    def get_project(self, _request: HttpRequest) -> Document:
         return self.resources.project_document(self.fleet.usage(None))
 
-    def list_zones(self, request: Request) -> Document:
+    def list_zones(self, request: HttpRequest) -> Document:
         items = [self.resources.zone(zone) for zone in self.inventory.zones]
-        return listing("compute#zoneList", f"projects/{self.project}/zones", items, request.query)
+        return list_response("compute#zoneList", f"projects/{self.project}/zones", items, request.query)
 
-    def get_zone(self, _request: Request, zone: str) -> Document:
+    def get_zone(self, _request: HttpRequest, zone: str) -> Document:
         return self.resources.zone(zone)
 
-    def list_regions(self, request: Request) -> Document:
+    def list_regions(self, request: HttpRequest) -> Document:
         items = [self.resources.region(name, self.fleet.usage(name)) for name in self.inventory.regions]
-        return listing("compute#regionList", f"projects/{self.project}/regions", items, request.query)
+        return list_response("compute#regionList", f"projects/{self.project}/regions", items, request.query)
 
-    def get_region(self, _request: Request, region: str) -> Document:
+    def get_region(self, _request: HttpRequest, region: str) -> Document:
         return self.resources.region(region, self.fleet.usage(region))
 
     def _of_kind(self, kind: str, zone: str) -> list[Document]:
@@ -295,38 +295,38 @@ class Compute(Part):
             case _:
                 return [vm.document() for vm in self.fleet.in_zone(zone)]
 
-    def list_kind(self, request: Request, zone: str, kind: str) -> Document:
+    def list_kind(self, request: HttpRequest, zone: str, kind: str) -> Document:
         path = f"projects/{self.project}/zones/{zone}/{kind}"
-        return listing(f"compute#{kind[:-1]}List", path, self._of_kind(kind, zone), request.query)
+        return list_response(f"compute#{kind[:-1]}List", path, self._of_kind(kind, zone), request.query)
 
-    def get_kind(self, _request: Request, zone: str, kind: str, name: str) -> Document:
-        return named(self._of_kind(kind, zone), f"projects/{self.project}/zones/{zone}/{kind}/{name}")
+    def get_kind(self, _request: HttpRequest, zone: str, kind: str, name: str) -> Document:
+        return find_named(self._of_kind(kind, zone), f"projects/{self.project}/zones/{zone}/{kind}/{name}")
 
-    def list_aggregated(self, request: Request, kind: str) -> Document:
+    def list_aggregated(self, request: HttpRequest, kind: str) -> Document:
         scopes = {zone: self._of_kind(kind, zone) for zone in self.inventory.zones}
         path = f"projects/{self.project}/aggregated/{kind}"
-        return aggregated(f"compute#{kind[:-1]}AggregatedList", path, kind, scopes, request.query)
+        return aggregated_response(f"compute#{kind[:-1]}AggregatedList", path, kind, scopes, request.query)
 
-    def list_regional(self, request: Request, kind: str) -> Document:
+    def list_regional(self, request: HttpRequest, kind: str) -> Document:
         of_kind = {"subnetworks": self.resources.subnetworks, "routers": self.resources.routers}[kind]
         scopes = {region: of_kind(region, request.target) for region in self.inventory.regions}
         path = f"projects/{self.project}/aggregated/{kind}"
         title = f"compute#{kind[:-1]}AggregatedList"
-        return aggregated(title, path, kind, scopes, request.query, level="regions")
+        return aggregated_response(title, path, kind, scopes, request.query, level="regions")
 
-    def list_networks(self, request: Request) -> Document:
+    def list_networks(self, request: HttpRequest) -> Document:
         path = f"projects/{self.project}/global/networks"
-        return listing("compute#networkList", path, self.resources.networks(request.target), request.query)
+        return list_response("compute#networkList", path, self.resources.networks(request.target), request.query)
 
-    def list_firewalls(self, request: Request) -> Document:
-        return listing("compute#firewallList", f"projects/{self.project}/global/firewalls", [], request.query)
+    def list_firewalls(self, request: HttpRequest) -> Document:
+        return list_response("compute#firewallList", f"projects/{self.project}/global/firewalls", [], request.query)
 
-    def get_network(self, request: Request, name: str) -> Document:
-        return named(self.resources.networks(request.target), f"projects/{self.project}/global/networks/{name}")
+    def get_network(self, request: HttpRequest, name: str) -> Document:
+        return find_named(self.resources.networks(request.target), f"projects/{self.project}/global/networks/{name}")
 
-    def advice(self, request: Request, region: str, kind: str) -> Document:
+    def advice(self, request: HttpRequest, region: str, kind: str) -> Document:
         if self.advised is not None and kind == "capacity":
-            return advice.capacity(body_of(request), self.advised, self.inventory)
+            return advice.advise_capacity(body_of(request), self.advised, self.inventory)
         if self.advised is not None and kind == "capacityHistory":
-            return advice.history(body_of(request), self.advised, self.inventory, self.timeline.now())
+            return advice.capacity_history(body_of(request), self.advised, self.inventory, self.timeline.now())
         raise ApiError(501, f"This cloud has no advice on {kind} in {region}.")

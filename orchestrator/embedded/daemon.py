@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from orchestrator.embedded.client import ADDRESS, FULL, IDLE_STOP_S, LOCK, UP, published
-from orchestrator.embedded.documents import load_yaml, private_file, private_folder, stamp, write_json
+from orchestrator.embedded.client import ADDRESS, FULL, IDLE_STOP_S, LOCK, UP, published_address
+from orchestrator.embedded.documents import load_yaml, private_file, private_folder, utc_stamp, write_json
 from orchestrator.embedded.errors import no_room
 from orchestrator.embedded.server import EmbeddedCloud
 
@@ -30,11 +30,11 @@ READY = b"ready"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     home = Path(options.home).absolute()
     try:
         private_folder(home)
-        lock = acquire(home)
+        lock = acquire_lock(home)
     except OSError as exc:
         code, why = _failure(exc)
         sys.stderr.write(f"{why}\n")
@@ -42,12 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     if lock is None:
         return 0  # another daemon was started first, and it answers
     if options.foreground:
-        serve(home, options.idle_stop, options.weather, lambda: None)
+        serve_cloud(home, options.idle_stop, options.weather, lambda: None)
         return 0
-    return detach(home, options)
+    return detach_daemon(home, options)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="orchestrator.embedded.daemon", description=__doc__)
     parser.add_argument("--home", required=True, help="directory of everything the cloud keeps")
     parser.add_argument("--idle-stop", type=float, default=IDLE_STOP_S, help="seconds without a VM or a request")
@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def acquire(home: Path) -> IO[bytes] | None:
+def acquire_lock(home: Path) -> IO[bytes] | None:
     """The lock file of the home, which the daemon holds until it ends; None if another daemon runs. If another daemon
     is ending, this waits for it. Raises `SystemExit` if that takes too long."""
     private_file(home / LOCK)
@@ -66,7 +66,7 @@ def acquire(home: Path) -> IO[bytes] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if published(home) is not None:
+            if published_address(home) is not None:
                 file.close()
                 return None
             if time.monotonic() > end:
@@ -77,7 +77,7 @@ def acquire(home: Path) -> IO[bytes] | None:
             return file
 
 
-def detach(home: Path, options: argparse.Namespace) -> int:
+def detach_daemon(home: Path, options: argparse.Namespace) -> int:
     """Forks. The child serves; the parent returns 0 once the child is ready, or prints why it is not and returns its
     exit code."""
     read_end, write_end = os.pipe()
@@ -104,7 +104,7 @@ def detach(home: Path, options: argparse.Namespace) -> int:
 
     code = 0
     try:
-        serve(home, options.idle_stop, options.weather, ready)
+        serve_cloud(home, options.idle_stop, options.weather, ready)
     except BaseException as exc:
         code, why = _failure(exc)
         with suppress(OSError):  # it was ready before it failed
@@ -121,7 +121,7 @@ def _failure(exc: BaseException) -> tuple[int, str]:
     return (1, f"{type(exc).__name__}: {exc}") if full is None else (FULL, full.message)
 
 
-def serve(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[], None]) -> None:
+def serve_cloud(home: Path, idle_stop_s: float, weather: str | None, ready: Callable[[], None]) -> None:
     """Runs the cloud of `home` until it is told to stop, or was not used for `idle_stop_s` seconds. Calls `ready` once
     it answers."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
@@ -155,7 +155,7 @@ def published_cloud(home: Path, pid: int, weather: str | None = None) -> Iterato
                 "control": cloud.control_url,
                 "project": cloud.project,
                 "bucket": cloud.bucket,
-                "started_at": stamp(cloud.started_at),
+                "started_at": utc_stamp(cloud.started_at),
                 "gpu": cloud.gpu,
             },
         )

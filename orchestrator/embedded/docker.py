@@ -44,7 +44,7 @@ exec "$@"
 """
 
 
-class Refusal(Exception):
+class DockerRefusal(Exception):
     """An error message of docker, with the exit code that docker would use."""
 
     def __init__(self, words: str, code: int = REFUSED) -> None:
@@ -69,7 +69,7 @@ class Flags:
             elif name in VALUED and (given or left):
                 flags.flags.setdefault(name, []).append(value if given else left.pop(0))
             else:
-                raise Refusal(f"unknown flag: {name}")
+                raise DockerRefusal(f"unknown flag: {name}")
         flags.rest = left
         return flags
 
@@ -77,20 +77,20 @@ class Flags:
         return self.flags.get(name, [""])[-1]
 
 
-def known(reference: str) -> str:
+def known_reference(reference: str) -> str:
     if not PINNED.fullmatch(reference):
-        raise Refusal(f"Error response from daemon: manifest for {reference} not found: manifest unknown", 1)
+        raise DockerRefusal(f"Error response from daemon: manifest for {reference} not found: manifest unknown", 1)
     return reference
 
 
-def store() -> Path:
+def references_file() -> Path:
     """The file with the references that were pulled, one on each line."""
     return Path.home() / ".docker-stand-in"
 
 
-def pull(words: Sequence[str]) -> int:
-    reference = known(words[-1])
-    with store().open("a") as pulled:
+def pull_image(words: Sequence[str]) -> int:
+    reference = known_reference(words[-1])
+    with references_file().open("a") as pulled:
         pulled.write(reference + "\n")
     sys.stdout.write(reference + "\n")
     return 0
@@ -103,19 +103,19 @@ def hidden_python() -> str:
     return str(folder) if folder.is_relative_to("/tmp") else ""
 
 
-def run(words: Sequence[str]) -> int:
+def run_image(words: Sequence[str]) -> int:
     """Replaces this process by the command. Raises `Refusal` if docker would refuse the flags."""
     flags = Flags.read(words)
     if not flags.rest:
-        raise Refusal("docker run requires at least 1 argument")
-    reference, command = known(flags.rest[0]), flags.rest[1:]
-    if not store().is_file() or reference not in store().read_text().split():
-        raise Refusal(f"Unable to find image '{reference}' locally")
+        raise DockerRefusal("docker run requires at least 1 argument")
+    reference, command = known_reference(flags.rest[0]), flags.rest[1:]
+    if not references_file().is_file() or reference not in references_file().read_text().split():
+        raise DockerRefusal(f"Unable to find image '{reference}' locally")
     if "--gpus" in flags.flags:
-        raise Refusal('could not select device driver "" with capabilities: [[gpu]]')
+        raise DockerRefusal('could not select device driver "" with capabilities: [[gpu]]')
     for name in ("--network", "--pid", "--ipc"):
         if flags.one(name) != "host":
-            raise Refusal(f"{name} {flags.one(name) or 'bridge'}: this stand-in has the machine's own alone")
+            raise DockerRefusal(f"{name} {flags.one(name) or 'bridge'}: this stand-in has the machine's own alone")
     volumes = [one.partition(":")[0] for one in flags.flags.get("--volume", [])]
     environ = dict(one.partition("=")[::2] for one in flags.flags.get("--env", []))
     environ.setdefault("PATH", f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
@@ -133,14 +133,14 @@ def main(words: Sequence[str]) -> int:
     try:
         match words:
             case ["pull", *rest] if rest:
-                return pull(rest)
+                return pull_image(rest)
             case ["run", *rest]:
-                return run(rest)
+                return run_image(rest)
             case ["rm", "--force", _] | ["login", *_]:
                 return 0
             case _:
-                raise Refusal(f"docker: '{' '.join(words[:1])}' is not a docker command", 1)
-    except Refusal as refusal:
+                raise DockerRefusal(f"docker: '{' '.join(words[:1])}' is not a docker command", 1)
+    except DockerRefusal as refusal:
         sys.stderr.write(f"docker: {refusal}\n")
         return refusal.code
 

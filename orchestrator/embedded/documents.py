@@ -52,7 +52,7 @@ def private_folder(path: Path) -> None:
     path.chmod(0o700)
 
 
-def stamp(moment: datetime) -> str:
+def utc_stamp(moment: datetime) -> str:
     """A time in UTC with microseconds and a Z, as in our documents."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

@@ -86,13 +86,13 @@ def not_found(path: str) -> ApiError:
     return ApiError(404, f"The resource '{path}' was not found")
 
 
-def invalid(field: str, value: object, why: str) -> ApiError:
+def invalid_field(field: str, value: object, why: str) -> ApiError:
     """The 400 error for a field of a request body."""
     return ApiError(400, f"Invalid value for field '{field}': '{value}'. {why}")
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading_body(what: str) -> Iterator[None]:
     """A context in which a request body is read. A value of a wrong type raises `ApiError` (400) there."""
     try:
         yield
@@ -124,7 +124,7 @@ class OperationError(Exception):
         self.details = details
 
 
-def stockout(
+def stockout_error(
     project: str, zone: str, machine_type: str, attachment: str, zones_available: list[str] | None
 ) -> OperationError:
     """The error that no machine of this kind is left in the zone."""

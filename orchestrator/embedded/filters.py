@@ -26,7 +26,7 @@ TOKEN = re.compile(
 def parse_filter(text: str) -> Predicate:
     """The predicate of a filter expression. An empty expression matches everything. Raises `ApiError` (400) for an
     invalid expression."""
-    tokens = tokenize(text)
+    tokens = tokenize_filter(text)
     if not tokens:
         return lambda _item: True
     parser = Parser(text, tokens)
@@ -36,17 +36,17 @@ def parse_filter(text: str) -> Predicate:
     return predicate
 
 
-def tokenize(text: str) -> list[tuple[str, str]]:
+def tokenize_filter(text: str) -> list[tuple[str, str]]:
     """(kind, text) pairs; kinds are `paren`, `op`, `word` and `quoted`."""
     tokens: list[tuple[str, str]] = []
     position = 0
     while position < len(text.rstrip()):
-        found = TOKEN.match(text, position)
-        if found is None:
+        match = TOKEN.match(text, position)
+        if match is None:
             raise ApiError(400, f"Invalid value for field 'filter': '{text}'. Invalid list filter expression.")
-        position = found.end()
-        kind = str(found.lastgroup)
-        value = str(found.group(kind))
+        position = match.end()
+        kind = str(match.lastgroup)
+        value = str(match.group(kind))
         if kind in ("double", "single"):
             # A backslash before any character except a quote or a backslash belongs to the regular expression.
             kind, value = "quoted", re.sub(r"""\\(["'\\])""", r"\1", value)
@@ -112,15 +112,15 @@ class Parser:
                 re.compile(wanted)
             except re.error:
                 raise self.bad() from None
-        return comparison(field, operator, wanted)
+        return make_predicate(field, operator, wanted)
 
 
-def comparison(field: str, operator: str, wanted: str) -> Predicate:
+def make_predicate(field: str, operator: str, wanted: str) -> Predicate:
     """The predicate of one comparison `field op value`."""
     test = TESTS[operator]
 
     def holds(item: Mapping[str, Any]) -> bool:
-        return test(lookup(item, field), wanted)
+        return test(lookup_path(item, field), wanted)
 
     return holds
 
@@ -133,7 +133,7 @@ def as_python(pattern: str) -> str:
     return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)
 
 
-def lookup(item: Mapping[str, Any], field: str) -> Any:
+def lookup_path(item: Mapping[str, Any], field: str) -> Any:
     """The value at a dotted path, or None if there is none."""
     value: Any = item
     for step in field.split("."):
@@ -149,7 +149,7 @@ def as_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def equals(value: Any, wanted: str) -> bool:
+def values_equal(value: Any, wanted: str) -> bool:
     if value is None:
         return wanted == ""
     pattern = ".*".join(re.escape(part) for part in wanted.split("*"))
@@ -162,15 +162,15 @@ def holds_value(value: Any, wanted: str) -> bool:
     if wanted == "*":
         return True
     if isinstance(value, (Mapping, list)):
-        return any(equals(part, wanted) for part in value)
+        return any(values_equal(part, wanted) for part in value)
     return wanted.strip("*").lower() in as_text(value).lower()
 
 
-def matches(value: Any, wanted: str) -> bool:
+def value_matches(value: Any, wanted: str) -> bool:
     return value is not None and re.fullmatch(wanted, as_text(value)) is not None
 
 
-def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, str], bool]:
+def ordered_operator(compare: Callable[[Any, Any], bool]) -> Callable[[Any, str], bool]:
     def holds(value: Any, wanted: str) -> bool:
         if value is None:
             return False
@@ -183,13 +183,13 @@ def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, str], bool]:
 
 
 TESTS: dict[str, Callable[[Any, str], bool]] = {
-    "=": equals,
-    "!=": lambda value, wanted: not equals(value, wanted),
+    "=": values_equal,
+    "!=": lambda value, wanted: not values_equal(value, wanted),
     ":": holds_value,
-    "eq": matches,
-    "ne": lambda value, wanted: not matches(value, wanted),
-    ">": ordered(lambda left, right: left > right),
-    "<": ordered(lambda left, right: left < right),
-    ">=": ordered(lambda left, right: left >= right),
-    "<=": ordered(lambda left, right: left <= right),
+    "eq": value_matches,
+    "ne": lambda value, wanted: not value_matches(value, wanted),
+    ">": ordered_operator(lambda left, right: left > right),
+    "<": ordered_operator(lambda left, right: left < right),
+    ">=": ordered_operator(lambda left, right: left >= right),
+    "<=": ordered_operator(lambda left, right: left <= right),
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
-from orchestrator.embedded.admission import admit, check_labels, check_metadata
-from orchestrator.embedded.capacity import foul_weather, over_quota, used
-from orchestrator.embedded.errors import ApiError, invalid, not_found
+from orchestrator.embedded.admission import admit_instance, check_labels, check_metadata
+from orchestrator.embedded.capacity import foul_weather, over_quota, quota_usage
+from orchestrator.embedded.errors import ApiError, invalid_field, not_found
 from orchestrator.embedded.life import Lives
-from orchestrator.embedded.links import fingerprint
-from orchestrator.embedded.operations import Target
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.links import document_fingerprint
+from orchestrator.embedded.operations import OperationTarget
+from orchestrator.embedded.vm import EmbeddedVm
 
 
 class Fleet(Lives):
@@ -19,10 +19,10 @@ class Fleet(Lives):
 
     # Finding instances
 
-    def in_zone(self, zone: str) -> list[Vm]:
+    def in_zone(self, zone: str) -> list[EmbeddedVm]:
         return [vm for vm in self.all() if vm.zone == zone]
 
-    def find(self, zone: str, name: str) -> Vm:
+    def find(self, zone: str, name: str) -> EmbeddedVm:
         """The instance. Raises the API's 404 if there is none."""
         with self.lock:
             vm = self.vms.get((zone, name))
@@ -30,17 +30,17 @@ class Fleet(Lives):
             raise not_found(f"projects/{self.project}/zones/{zone}/instances/{name}")
         return vm
 
-    def by_token(self, token: str) -> Vm | None:
+    def by_token(self, token: str) -> EmbeddedVm | None:
         """The VM whose metadata server gives out this token, or None."""
         return next((vm for vm in self.all() if hmac.compare_digest(vm.guest.token.encode(), token.encode())), None)
 
-    def named(self, name: str) -> Vm | None:
+    def named(self, name: str) -> EmbeddedVm | None:
         """The VM of this name in any zone, or None."""
         return next((vm for vm in self.all() if vm.name == name), None)
 
     def usage(self, region: str | None) -> dict[str, float]:
         """How much of each quota is used, by metric, in a region or in the project (None)."""
-        return used(self.all(), self.inventory, self.weather, region)
+        return quota_usage(self.all(), self.inventory, self.weather, region)
 
     # Requests
 
@@ -50,17 +50,17 @@ class Fleet(Lives):
         with self.lock:
             if (replayed := self.operations.replayed("insert", request_id)) is not None:
                 return replayed
-            admitted = admit(body, self.project, zone, self.inventory)
+            admitted = admit_instance(body, self.project, zone, self.inventory)
             path = f"projects/{self.project}/zones/{zone}/instances/{admitted.name}"
             if (zone, admitted.name) in self.vms:
                 raise ApiError(409, f"The resource '{path}' already exists")
             now = self.timeline.now()
             if admitted.end_at is not None and admitted.end_at <= now:
                 why = "The termination time must be in the future."
-                raise invalid("resource.scheduling.terminationTime", admitted.end_at.isoformat(), why)
+                raise invalid_field("resource.scheduling.terminationTime", admitted.end_at.isoformat(), why)
             vm_id = self.ids.new(now)
             operation = self.operations.begin(
-                "insert", Target(zone, path, vm_id), now, user=user, request_id=request_id
+                "insert", OperationTarget(zone, path, vm_id), now, user=user, request_id=request_id
             )
             failure = foul_weather(admitted, self.project, self.weather) or over_quota(
                 admitted, self.all(), self.inventory, self.weather
@@ -93,7 +93,7 @@ class Fleet(Lives):
                 return replayed
             vm = self.find(zone, name)
             labels = check_labels(body.get("labels", {}), "labels")
-            if body.get("labelFingerprint") != fingerprint(vm.labels):
+            if body.get("labelFingerprint") != document_fingerprint(vm.labels):
                 message = "Labels fingerprint either invalid or resource labels have changed"
                 raise ApiError(412, message)
             operation = self._begin("setLabels", vm, user, request_id)
@@ -109,7 +109,7 @@ class Fleet(Lives):
                 return replayed
             vm = self.find(zone, name)
             metadata = check_metadata(body)
-            if body.get("fingerprint") != fingerprint(dict(vm.guest.metadata)):
+            if body.get("fingerprint") != document_fingerprint(dict(vm.guest.metadata)):
                 raise ApiError(412, "Supplied fingerprint does not match current metadata fingerprint.")
             operation = self._begin("setMetadata", vm, user, request_id)
             vm.guest.change_metadata(metadata)
@@ -141,10 +141,10 @@ class Fleet(Lives):
             if vm.status not in ("TERMINATED", "RUNNING"):
                 raise ApiError(400, f"The resource '{vm.path}' is not ready", "resourceNotReady")
             operation = self._begin("start", vm, user, request_id)
-            others = [one for one in self.all() if one is not vm]
+            other_vms = [one for one in self.all() if one is not vm]
             failure = foul_weather(vm.admitted, self.project, self.weather) if vm.status == "TERMINATED" else None
             if vm.status == "TERMINATED" and failure is None:
-                failure = over_quota(vm.admitted, others, self.inventory, self.weather)
+                failure = over_quota(vm.admitted, other_vms, self.inventory, self.weather)
             if vm.status == "RUNNING" or failure is not None:
                 self._later(self.durations.provision_s, lambda: self._done(operation, failure))
                 return self.operations.listed[operation]
@@ -169,6 +169,6 @@ class Fleet(Lives):
         self._later(self.durations.end_s, lambda: self._done(operation))
         return self.operations.listed[operation]
 
-    def _begin(self, kind: str, vm: Vm, user: str, request_id: str) -> str:
+    def _begin(self, kind: str, vm: EmbeddedVm, user: str, request_id: str) -> str:
         now = self.timeline.now()
         return self.operations.begin(kind, vm.target, now, user=user, request_id=request_id)

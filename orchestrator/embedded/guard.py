@@ -98,7 +98,7 @@ def _from_proc(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
     return None
 
 
-def tells() -> bool:
+def knows_peers() -> bool:
     """Whether this platform tells the user of a connection."""
     return TABLES[0].exists()
 
@@ -107,7 +107,7 @@ def is_own_connection(peer: tuple[str, int], here: tuple[str, int]) -> bool:
     """Whether the client's end of a connection belongs to this user or to root. True if this platform does not tell;
     False if it does and no process holds that end."""
     uid = owner_of(peer, here)
-    return not tells() if uid is None else uid in {0, os.geteuid()}
+    return not knows_peers() if uid is None else uid in {0, os.geteuid()}
 
 
 def _cell(address: tuple[str, int]) -> str:
@@ -127,7 +127,7 @@ CATALOGUE = "/v1/services"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """Why a request is refused."""
 
     status: int
@@ -167,28 +167,28 @@ class Guard:
             return CLIENT
         return self.vm_of(given)
 
-    def stranger(self, peer: tuple[str, int], here: tuple[str, int]) -> Refused | None:
+    def stranger(self, peer: tuple[str, int], here: tuple[str, int]) -> RequestRefused | None:
         """The refusal of a connection from another user's process; None if it is allowed. This is called once for each
         connection."""
         uid = owner_of(peer, here)
-        if uid is None and (self.token or not tells()):
+        if uid is None and (self.token or not knows_peers()):
             return None  # the process is gone or cannot be known: the token decides
         if uid in self.uids:
             return None
-        return Refused(403, "This cloud serves the user who runs it.")
+        return RequestRefused(403, "This cloud serves the user who runs it.")
 
-    def refusal(self, method: str, target: str, headers: Mapping[str, str], port: int) -> Refused | None:
+    def refusal(self, method: str, target: str, headers: Mapping[str, str], port: int) -> RequestRefused | None:
         """The refusal of a request; None if it is allowed. Header names are in lower case."""
         if headers.get("host", "").lower() not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            return Refused(403, "Requests must be addressed to 127.0.0.1.")
+            return RequestRefused(403, "Requests must be addressed to 127.0.0.1.")
         if any(name in headers for name in PAGES):
-            return Refused(403, "Web pages are not served.")
+            return RequestRefused(403, "Web pages are not served.")
         if self.token and not self._known(target, headers):
-            return Refused(401, UNKNOWN, "authError")
+            return RequestRefused(401, UNKNOWN, "authError")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if self.json and has_body and method != "GET" and kind != "application/json":
-            return Refused(415, f"The body must be application/json, not {kind or 'untold'}.", "invalid")
+            return RequestRefused(415, f"The body must be application/json, not {kind or 'untold'}.", "invalid")
         return None
 
     def _known(self, target: str, headers: Mapping[str, str]) -> bool:

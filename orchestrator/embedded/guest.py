@@ -53,7 +53,7 @@ class Guest:
             self.changed.notify_all()
 
 
-class Machine(Protocol):
+class GuestMachine(Protocol):
     """Simulates the hardware and the operating system of one VM."""
 
     def boot(self) -> None:
@@ -80,4 +80,4 @@ class Machine(Protocol):
         run."""
 
 
-MachineFactory = Callable[[Guest], Machine]
+MachineFactory = Callable[[Guest], GuestMachine]

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.embedded.admission import check_labels
-from orchestrator.embedded.buckets import listing
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.buckets import list_response
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid, not_found, reading
+from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid_field, not_found, reading_body
 from orchestrator.embedded.fleet import Fleet
-from orchestrator.embedded.inventory import Image
-from orchestrator.embedded.links import fingerprint, last, link
-from orchestrator.embedded.listener import Request
-from orchestrator.embedded.operations import GLOBAL, Target
+from orchestrator.embedded.inventory import InventoryImage
+from orchestrator.embedded.links import document_fingerprint, last_name, self_link
+from orchestrator.embedded.listener import HttpRequest
+from orchestrator.embedded.operations import GLOBAL, OperationTarget
 from orchestrator.embedded.requests import body_of, request_id
 from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.timeline import Timeline
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Weather
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -37,7 +37,7 @@ ARCHIVED = 0.4
 STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
 
 
-class Images(Part):
+class ImageStore(BodyPart):
     """The project's images. Thread-safe. A PENDING image becomes FAILED if its source disk is deleted."""
 
     def __init__(self, commons: Commons, fleet: Fleet) -> None:
@@ -58,10 +58,10 @@ class Images(Part):
     def find(self, name: str) -> Document:
         """The image. Raises the API's 404 if there is none."""
         with self.lock:
-            found = self.listed.get(name)
-        if found is None:
+            image = self.listed.get(name)
+        if image is None:
             raise not_found(f"projects/{self.project}/global/images/{name}")
-        return found
+        return image
 
     def newest(self, family: str) -> Document | None:
         """The newest image of a family that is READY and not deprecated, or None."""
@@ -83,7 +83,7 @@ class Images(Part):
                 return replayed
             name = str(body.get("name", ""))
             if not NAME.fullmatch(name):
-                raise invalid("resource.name", name, "Must be a match of regex '[a-z]([-a-z0-9]{0,61}[a-z0-9])?'")
+                raise invalid_field("resource.name", name, "Must be a match of regex '[a-z]([-a-z0-9]{0,61}[a-z0-9])?'")
             labels = check_labels(body.get("labels", {}), "resource.labels")
             vm = self._source(str(body.get("sourceDisk", "")))
             path = f"projects/{self.project}/global/images/{name}"
@@ -95,21 +95,21 @@ class Images(Part):
             now = self.timeline.now()
             number = self.ids.new(now)
             operation = self.operations.begin(
-                "insert", Target(GLOBAL, path, number), now, user=user, request_id=request_id
+                "insert", OperationTarget(GLOBAL, path, number), now, user=user, request_id=request_id
             )
             document: Document = {
                 "kind": "compute#image",
                 "id": number,
                 "creationTimestamp": google_stamp(now),
                 "name": name,
-                "selfLink": link(path),
+                "selfLink": self_link(path),
                 "status": "PENDING",
                 "diskSizeGb": str(vm.admitted.disk_gib),
                 "sourceType": "RAW",
-                "sourceDisk": link("projects", self.project, "zones", vm.zone, "disks", vm.name),
+                "sourceDisk": self_link("projects", self.project, "zones", vm.zone, "disks", vm.name),
                 "architecture": "X86_64",
                 "labels": labels,
-                "labelFingerprint": fingerprint(labels),
+                "labelFingerprint": document_fingerprint(labels),
             } | {key: body[key] for key in ("family", "description", "storageLocations") if key in body}
             self._keep(document)
             seal_s = SEAL_S if self.timeline.simulated else REAL_SEAL_S
@@ -121,7 +121,7 @@ class Images(Part):
         with self.lock:
             state = str(body.get("state", "ACTIVE"))
             if state not in STATES:
-                raise invalid("resource.state", state, f"Must be one of {', '.join(STATES)}.")
+                raise invalid_field("resource.state", state, f"Must be one of {', '.join(STATES)}.")
             operation = self._begin("deprecate", name, user, request_id)
             kept = {key: str(body[key]) for key in ("replacement", "deleted", "obsolete") if key in body}
             self._keep({**self.find(name), "deprecated": {"state": state, **kept}})
@@ -140,7 +140,7 @@ class Images(Part):
 
     def about_to_boot(self, url: str) -> None:
         """Called when a machine is requested with this image. The weather may delete the image first."""
-        name = last(url)
+        name = last_name(url)
         if name not in self.listed:
             return
         gone = self.weather.take(
@@ -152,16 +152,16 @@ class Images(Part):
 
     # Making an image
 
-    def _source(self, url: str) -> Vm:
-        found = re.search(r"zones/([^/]+)/disks/([^/]+)$", url)
-        if found is None:
-            raise invalid("resource.sourceDisk", url, "The URL is malformed.")
+    def _source(self, url: str) -> EmbeddedVm:
+        match = re.search(r"zones/([^/]+)/disks/([^/]+)$", url)
+        if match is None:
+            raise invalid_field("resource.sourceDisk", url, "The URL is malformed.")
         try:
-            return self.fleet.find(found[1], found[2])
+            return self.fleet.find(match[1], match[2])
         except ApiError:
-            raise not_found(f"projects/{self.project}/zones/{found[1]}/disks/{found[2]}") from None
+            raise not_found(f"projects/{self.project}/zones/{match[1]}/disks/{match[2]}") from None
 
-    def _ripe(self, name: str, number: str, vm: Vm, operation: str) -> None:
+    def _ripe(self, name: str, number: str, vm: EmbeddedVm, operation: str) -> None:
         """Finishes an image, once the time that it takes is over."""
         with self.lock:
             document = self.listed.get(name)
@@ -194,7 +194,9 @@ class Images(Part):
         document = self.find(name)
         path = f"projects/{self.project}/global/images/{name}"
         now = self.timeline.now()
-        return self.operations.begin(kind, Target(GLOBAL, path, document["id"]), now, user=user, request_id=request_id)
+        return self.operations.begin(
+            kind, OperationTarget(GLOBAL, path, document["id"]), now, user=user, request_id=request_id
+        )
 
     def _keep(self, document: Document) -> None:
         self.listed[document["name"]] = document
@@ -204,7 +206,7 @@ class Images(Part):
         """Adds a READY image to the inventory, so that machines can boot from it."""
         if document["status"] == "READY":
             family = str(document.get("family", ""))
-            self.inventory.own[document["name"]] = Image(
+            self.inventory.own[document["name"]] = InventoryImage(
                 self.project, family, document["name"], int(document["diskSizeGb"])
             )
 
@@ -231,11 +233,11 @@ class ImageApi:
 
     def __init__(
         self,
-        images: Images,
+        images: ImageStore,
         resources: Resources,
         weather: Weather,
         timeline: Timeline,
-        caller: Callable[[Request], str],
+        caller: Callable[[HttpRequest], str],
     ) -> None:
         self.images = images
         self.resources = resources
@@ -254,21 +256,21 @@ class ImageApi:
             ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
         ]
 
-    def list_images(self, request: Request, owner: str, images: str) -> Document:
+    def list_images(self, request: HttpRequest, owner: str, images: str) -> Document:
         path = f"projects/{owner}/global/{images}"
         own_images = self.images.documents() if owner == self.images.project else []
         items = [*self.resources.images(owner, request.target), *own_images]
-        return listing("compute#imageList", path, items, request.query)
+        return list_response("compute#imageList", path, items, request.query)
 
-    def insert_image(self, request: Request) -> Document:
-        with reading("image"):
+    def insert_image(self, request: HttpRequest) -> Document:
+        with reading_body("image"):
             return self.images.insert(body_of(request), dict(request.query), request_id(request), self.caller(request))
 
-    def delete_image(self, request: Request, owner: str, image: str) -> Document:
+    def delete_image(self, request: HttpRequest, owner: str, image: str) -> Document:
         self._own(owner)
         return self.images.delete(image, request_id(request), self.caller(request))
 
-    def deprecate_image(self, request: Request, owner: str, image: str) -> Document:
+    def deprecate_image(self, request: HttpRequest, owner: str, image: str) -> Document:
         self._own(owner)
         return self.images.deprecate(image, body_of(request), request_id(request), self.caller(request))
 
@@ -276,7 +278,7 @@ class ImageApi:
         if owner != self.images.project:
             raise ApiError(403, f"Required permission on 'projects/{owner}' is missing.", "forbidden")
 
-    def image_from_family(self, request: Request, owner: str, family: str) -> Document:
+    def image_from_family(self, request: HttpRequest, owner: str, family: str) -> Document:
         """The newest image that is not deprecated."""
         gone = self.weather.take(
             request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
@@ -290,10 +292,10 @@ class ImageApi:
             raise not_found(f"projects/{owner}/global/images/family/{family}")
         return max(current, key=lambda image: str(image["name"]))
 
-    def get_image(self, _request: Request, owner: str, image: str) -> Document:
+    def get_image(self, _request: HttpRequest, owner: str, image: str) -> Document:
         if owner == self.images.project:
             return self.images.find(image)
-        found = self.images.inventory.image(owner, image)
-        if found is None:
+        listed_image = self.images.inventory.image(owner, image)
+        if listed_image is None:
             raise not_found(f"projects/{owner}/global/images/{image}")
-        return self.resources.image(found)
+        return self.resources.image(listed_image)

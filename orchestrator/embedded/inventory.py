@@ -15,7 +15,7 @@ INVENTORY = Path(__file__).with_name("inventory.yaml")
 
 
 @dataclass(frozen=True, slots=True)
-class MachineType:
+class InventoryMachineType:
     """A machine type. `bundled` is the GPU that it includes, and `attachable` are those that can be attached."""
 
     name: str
@@ -38,7 +38,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class InventoryImage:
     """A dated image of a family."""
 
     project: str
@@ -58,7 +58,7 @@ def numeric_id(text: str) -> str:
     return str((zlib.crc32(data) << 31) + zlib.crc32(data[::-1]) + 1)
 
 
-def spread(text: str) -> tuple[str, ...]:
+def spread_zones(text: str) -> tuple[str, ...]:
     """The zones in a text such as `us-east4-a/c`, which has two."""
     zones: list[str] = []
     for word in text.split():
@@ -73,9 +73,9 @@ class Inventory:
 
     def __init__(self, document: dict[str, Any], tariff: Tariff, quotas: dict[str, float] | None = None) -> None:
         self.tariff = tariff
-        self.by_accelerator = {name: frozenset(spread(text)) for name, text in document["zones"].items()}
+        self.by_accelerator = {name: frozenset(spread_zones(text)) for name, text in document["zones"].items()}
         self.machine_types = {
-            name: MachineType(
+            name: InventoryMachineType(
                 name,
                 int(entry["vcpus"]),
                 int(entry["memory_mb"]),
@@ -91,16 +91,16 @@ class Inventory:
         }
         self.disk_types: tuple[str, ...] = tuple(document["disk_types"])
         self.images = tuple(
-            Image(project, entry["family"], entry["name"], int(entry["disk_gb"]))
+            InventoryImage(project, entry["family"], entry["name"], int(entry["disk_gb"]))
             for project, entries in document["images"].items()
             for entry in entries
         )
-        self.own: dict[str, Image] = {}
+        self.own: dict[str, InventoryImage] = {}
         """Images that the project has made and that machines can boot from, by name."""
         self.global_quotas: dict[str, float] = dict(document["quotas"]["global"])
         self.region_quotas: dict[str, float] = dict(document["quotas"]["region"])
         self.overrides = dict(quotas or {})
-        self._offered: dict[str, tuple[MachineType, ...]] = {}
+        self._offered: dict[str, tuple[InventoryMachineType, ...]] = {}
 
     @classmethod
     def load(cls, tariff: Tariff, path: Path = INVENTORY, quotas: dict[str, float] | None = None) -> Inventory:
@@ -120,7 +120,7 @@ class Inventory:
     def zones_in(self, region: str) -> tuple[str, ...]:
         return tuple(zone for zone in self.zones if region_of(zone) == region)
 
-    def machine_types_in(self, zone: str) -> tuple[MachineType, ...]:
+    def machine_types_in(self, zone: str) -> tuple[InventoryMachineType, ...]:
         """The machine types that are offered in a zone: those that exist there and have a price."""
         if zone not in self._offered:
             self._offered[zone] = tuple(
@@ -130,7 +130,7 @@ class Inventory:
             )
         return self._offered[zone]
 
-    def standing(self, machine: MachineType) -> frozenset[str]:
+    def standing(self, machine: InventoryMachineType) -> frozenset[str]:
         """The zones in which a machine type exists, with or without a GPU."""
         if machine.bundled is not None:
             return self.by_accelerator[machine.bundled]
@@ -147,11 +147,11 @@ class Inventory:
         default = self.overrides.get(metric, listed.get(metric)) if metric not in self.global_quotas else None
         return self.overrides.get(f"{region}/{metric}", default)
 
-    def image(self, project: str, name: str) -> Image | None:
+    def image(self, project: str, name: str) -> InventoryImage | None:
         every = (*self.images, *self.own.values())
         return next((image for image in every if image.project == project and image.name == name), None)
 
-    def newest(self, project: str, family: str) -> Image | None:
+    def newest(self, project: str, family: str) -> InventoryImage | None:
         """The newest image of a family, or None. Names end in their date."""
-        found = [image for image in self.images if image.project == project and image.family == family]
-        return max(found, key=lambda image: image.name, default=None)
+        family_images = [image for image in self.images if image.project == project and image.family == family]
+        return max(family_images, key=lambda image: image.name, default=None)

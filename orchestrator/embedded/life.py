@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.embedded.admission import Admitted
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.console import Console
 from orchestrator.embedded.errors import OperationError
 from orchestrator.embedded.guest import Guest, MachineFactory
 from orchestrator.embedded.inventory import numeric_id, region_of
 from orchestrator.embedded.meter import Account, Rate
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Fault, due_after, due_upon, hits_vm
 
 SYSTEM = "system"
@@ -51,12 +51,12 @@ SIMULATED = Durations(4.0, 8.0, 20.0, 5.0, 1.0, 25.0)
 class Watcher(Protocol):
     """Is told about VMs that wait for tasks. Its methods are called outside the lock."""
 
-    def booted(self, vm: Vm) -> None: ...
-    def gone(self, vm: Vm, by: str) -> None: ...
+    def booted(self, vm: EmbeddedVm) -> None: ...
+    def gone(self, vm: EmbeddedVm, by: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class VmSite:
     """How the machines of a cloud are made, and where."""
 
     durations: Durations
@@ -67,11 +67,11 @@ class Site:
     """The addresses of Compute Engine and of Cloud Storage, once they are known."""
 
 
-class Lives(Part):
+class Lives(BodyPart):
     """The instances that exist. Thread-safe. Machines are started and killed outside the lock, because they call
     back."""
 
-    def __init__(self, commons: Commons, site: Site) -> None:
+    def __init__(self, commons: Commons, site: VmSite) -> None:
         super().__init__(commons)
         self.project_number = numeric_id(commons.project)[:12]
         self.durations = site.durations
@@ -79,21 +79,21 @@ class Lives(Part):
         self.scratch = site.scratch
         self.endpoints = site.endpoints
         self.lock = threading.RLock()
-        self.vms: dict[tuple[str, str], Vm] = {}
+        self.vms: dict[tuple[str, str], EmbeddedVm] = {}
         self.watchers: list[Watcher] = []
 
-    def all(self) -> list[Vm]:
+    def all(self) -> list[EmbeddedVm]:
         with self.lock:
             return list(self.vms.values())
 
-    def of_run(self, run_id: str, attempt: str) -> Vm | None:
+    def of_run(self, run_id: str, attempt: str) -> EmbeddedVm | None:
         """The VM of this attempt of a run, or None."""
         for vm in self.all():
             if vm.labels.get("bench-run") == run_id and vm.labels.get("bench-attempt") == attempt:
                 return vm
         return None
 
-    def preempt(self, vm: Vm, notice_s: float = DEFAULT_NOTICE_S) -> None:
+    def preempt(self, vm: EmbeddedVm, notice_s: float = DEFAULT_NOTICE_S) -> None:
         """Preempts the VM. The guest is told at once and shut down after `notice_s` seconds; with 0 it is killed at
         once."""
         with self.lock:
@@ -113,7 +113,7 @@ class Lives(Part):
         else:
             self._end(vm, "preemption")
 
-    def lose(self, vm: Vm) -> None:
+    def lose(self, vm: EmbeddedVm) -> None:
         """Removes the VM with no operation and no notice."""
         self._end(vm, "lost", vanish=True)
 
@@ -155,7 +155,7 @@ class Lives(Part):
             tasks=tasks,
         )
         rate = self._rate(admitted)
-        vm = Vm(
+        vm = EmbeddedVm(
             id=vm_id,
             project=self.project,
             admitted=admitted,
@@ -171,7 +171,7 @@ class Lives(Part):
         self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
         self._arm_end(vm, now)
 
-    def _arm_end(self, vm: Vm, now: datetime) -> None:
+    def _arm_end(self, vm: EmbeddedVm, now: datetime) -> None:
         """Schedules the VM's absolute end, if it has one. It holds even if the VM does not run by then."""
         vm.deadline_at = vm.admitted.end_at
         if vm.admitted.end_at is not None:
@@ -188,7 +188,7 @@ class Lives(Part):
             gpu_count=admitted.gpu_count,
         )
 
-    def _open_account(self, vm: Vm, rate: Rate) -> None:
+    def _open_account(self, vm: EmbeddedVm, rate: Rate) -> None:
         admitted = vm.admitted
         self.meter.open(
             Account(
@@ -204,14 +204,14 @@ class Lives(Part):
             )
         )
 
-    def _stage(self, vm: Vm) -> None:
+    def _stage(self, vm: EmbeddedVm) -> None:
         with self.lock:
             if vm.ending:
                 return
             vm.status = "STAGING"
         self._vm_later(vm, self.durations.stage_s, lambda: self._run(vm))
 
-    def _run(self, vm: Vm) -> None:
+    def _run(self, vm: EmbeddedVm) -> None:
         with self.lock:
             if vm.ending:
                 return
@@ -233,7 +233,7 @@ class Lives(Part):
             delay = float(slow.params["seconds"]) if slow else 0.0
             self._vm_later(vm, self.durations.boot_s + delay, lambda: self._boot(vm))
 
-    def _boot(self, vm: Vm) -> None:
+    def _boot(self, vm: EmbeddedVm) -> None:
         with self.lock:
             if vm.ending:
                 return
@@ -242,7 +242,7 @@ class Lives(Part):
         for watcher in self.watchers if vm.guest.tasks else ():
             watcher.booted(vm)
 
-    def _expire(self, vm: Vm) -> None:
+    def _expire(self, vm: EmbeddedVm) -> None:
         with self.lock:
             if vm.ending:
                 return
@@ -256,7 +256,7 @@ class Lives(Part):
             vm.closing_operations.append(operation)
         self._stop(vm, "deadline")
 
-    def _stop(self, vm: Vm, by: str) -> None:
+    def _stop(self, vm: EmbeddedVm, by: str) -> None:
         """Shuts the guest down, and ends the VM once its processes have ended or `grace_s` is over."""
         with self.lock:
             if vm.ending:
@@ -269,13 +269,13 @@ class Lives(Part):
             vm.machine.shut_down()
         self._later(self.durations.end_s, lambda: self._rest(vm, until))
 
-    def _rest(self, vm: Vm, until: datetime) -> None:
+    def _rest(self, vm: EmbeddedVm, until: datetime) -> None:
         if vm.machine.running() and self.timeline.now() < until:
             self._later(self.durations.poll_s, lambda: self._rest(vm, until))
         else:
             self._end(vm, vm.ending or "client")
 
-    def _end(self, vm: Vm, by: str, *, vanish: bool = False) -> None:
+    def _end(self, vm: EmbeddedVm, by: str, *, vanish: bool = False) -> None:
         """Ends the VM at once. It is gone when this returns, unless it stays as a stopped VM."""
         with self.lock:
             if self.vms.get((vm.zone, vm.name)) is not vm:
@@ -309,10 +309,10 @@ class Lives(Part):
 
     # Faults
 
-    def _hits(self, fault: Fault, vm: Vm, *kinds: str) -> bool:
+    def _hits(self, fault: Fault, vm: EmbeddedVm, *kinds: str) -> bool:
         return hits_vm(fault, *kinds, vm=vm.name, zone=vm.zone, run_id=vm.run_id)
 
-    def _perform(self, vm: Vm, fault: Fault) -> None:
+    def _perform(self, vm: EmbeddedVm, fault: Fault) -> None:
         with self.lock:
             if fault not in vm.reserved:
                 return
@@ -337,7 +337,7 @@ class Lives(Part):
     def _later(self, seconds: float, callback: Callable[[], None]) -> None:
         self.timeline.call_later(seconds, callback)
 
-    def _vm_later(self, vm: Vm, seconds: float, callback: Callable[[], None]) -> None:
+    def _vm_later(self, vm: EmbeddedVm, seconds: float, callback: Callable[[], None]) -> None:
         """Schedules a callback that is cancelled when the VM begins to end."""
         vm.alarms.append(self.timeline.call_later(seconds, callback))
 

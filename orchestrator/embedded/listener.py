@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from orchestrator.embedded.errors import STATUSES, error_document, no_room
-from orchestrator.embedded.guard import Guard, Refused
+from orchestrator.embedded.guard import Guard, RequestRefused
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ Now = Callable[[str], datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One request. `path` has no query and is still percent-encoded. Header names are in lower case."""
 
     method: str
@@ -69,7 +69,7 @@ def json_reply(status: int, document: Any) -> Reply:
     return Reply(status, json.dumps(document).encode(), {"Content-Type": "application/json; charset=UTF-8"})
 
 
-def refusal_reply(refused: Refused) -> Reply:
+def refusal_reply(refused: RequestRefused) -> Reply:
     """The answer to a request that the guard refuses."""
     document = error_document(refused.status, refused.message, refused.reason)
     if refused.status in STATUSES:
@@ -80,7 +80,7 @@ def refusal_reply(refused: Refused) -> Reply:
     return Reply(401, reply.body, {**reply.headers, "WWW-Authenticate": 'Bearer realm="embedded cloud"'})
 
 
-class Server(ThreadingHTTPServer):
+class ListenerServer(ThreadingHTTPServer):
     """A server that knows its open connections, so that it can close all of them."""
 
     daemon_threads = True
@@ -136,15 +136,15 @@ class Server(ThreadingHTTPServer):
                     pass  # the client closed it first
 
 
-class Handler(BaseHTTPRequestHandler):
+class ListenerHandler(BaseHTTPRequestHandler):
     """The base of all our handlers: it buffers answers, logs nothing, and can reset the connection."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
     disable_nagle_algorithm = True
-    server: Server
+    server: ListenerServer
     most_bytes = MOST_BYTES
-    stranger: Refused | None = None
+    stranger: RequestRefused | None = None
 
     def setup(self) -> None:
         super().setup()
@@ -192,12 +192,12 @@ class Handler(BaseHTTPRequestHandler):
         """The whole body. Raises `TooLarge`, and the errors of `pieces`."""
         if not self.chunked and not 0 <= int(self.headers.get("Content-Length") or 0) <= self.most_bytes:
             raise TooLarge
-        whole = bytearray()
+        body = bytearray()
         for piece in self.pieces():
-            whole += piece
-            if len(whole) > self.most_bytes:
+            body += piece
+            if len(body) > self.most_bytes:
                 raise TooLarge
-        return bytes(whole)
+        return bytes(body)
 
     def pieces(self) -> Iterator[bytes]:
         """The body, piece by piece. Raises `OSError` if it breaks off, and `ValueError` if its encoding is invalid."""
@@ -235,17 +235,17 @@ class Handler(BaseHTTPRequestHandler):
 class Listener:
     """A server on a free loopback port. It answers with `answer(request) -> Reply` the requests that `guard` allows."""
 
-    def __init__(self, name: str, answer: Callable[[Request], Reply], guard: Guard, now: Now | None = None) -> None:
-        class Answering(Handler):
+    def __init__(self, name: str, answer: Callable[[HttpRequest], Reply], guard: Guard, now: Now | None = None) -> None:
+        class Answering(ListenerHandler):
             def handle_any(self) -> None:
                 try:
                     body = self.read_body()
                 except ValueError:
                     self.close_connection = True
-                    self.reply(refusal_reply(Refused(413, "The request body is too large.", "uploadTooLarge")))
+                    self.reply(refusal_reply(RequestRefused(413, "The request body is too large.", "uploadTooLarge")))
                     return
                 split = urlsplit(self.path)
-                request = Request(
+                request = HttpRequest(
                     self.command,
                     split.path,
                     split.query,
@@ -271,7 +271,7 @@ class Listener:
         for verb in VERBS:
             setattr(Answering, f"do_{verb}", Answering.handle_any)
 
-        self.server = Server(Answering, guard, now)
+        self.server = ListenerServer(Answering, guard, now)
         self.server.start(name)
         self.url = self.server.url
 

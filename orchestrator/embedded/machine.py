@@ -14,7 +14,7 @@ from typing import IO
 
 from orchestrator.embedded.guest import Guest
 from orchestrator.embedded.metadata import MetadataServer
-from orchestrator.embedded.supervisor import descendants
+from orchestrator.embedded.supervisor import list_descendants
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 DOCKER = Path(__file__).with_name("docker.py")
@@ -25,7 +25,9 @@ TARGETS = {"harness": b"kernels.harness", "agent": b"startup.agent"}
 SIGNALS = {"hang": signal.SIGSTOP, "kill": signal.SIGKILL}
 
 
-def supervise(command: list[str], *, stay: bool, environment: dict[str, str], output: int | IO[bytes]) -> Supervised:
+def start_supervised(
+    command: list[str], *, stay: bool, environment: dict[str, str], output: int | IO[bytes]
+) -> Supervised:
     """Starts a command under a supervisor. The supervisor ends the command when told to, and when this process ends."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(SUPERVISOR), *(["--stay"] if stay else []), *command],
@@ -51,7 +53,7 @@ class Supervised:
 
     def pids(self) -> list[int]:
         """The ids of all its processes except the supervisor."""
-        return [] if self.ended else descendants(self.process.pid)
+        return [] if self.ended else list_descendants(self.process.pid)
 
     def term(self) -> None:
         """Sends SIGTERM to all its processes."""
@@ -105,7 +107,7 @@ class ProcessMachine:
             if self.dead or script is None:
                 return
             path = self._store("startup-script", script)
-            self.supervised = supervise(
+            self.supervised = start_supervised(
                 ["bash", str(path)], stay=True, environment=self._environment(), output=subprocess.PIPE
             )
             self.reader = threading.Thread(target=self._read, name=f"serial-{self.guest.name}", daemon=True)
@@ -118,7 +120,7 @@ class ProcessMachine:
             path = self._store("task-script", script)
             path.chmod(0o700)
             command = [str(path)] if script.startswith("#!") else ["/bin/sh", str(path)]
-            supervised = supervise(
+            supervised = start_supervised(
                 command, stay=False, environment=self._environment() | dict(environment), output=subprocess.PIPE
             )
             self.supervised = supervised

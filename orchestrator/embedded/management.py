@@ -14,13 +14,13 @@ from urllib.parse import parse_qs, unquote
 
 from orchestrator.embedded import requests
 from orchestrator.embedded.batch import Batch
-from orchestrator.embedded.commons import Commons, Part
-from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.commons import BodyPart, Commons
+from orchestrator.embedded.documents import utc_stamp
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
-from orchestrator.embedded.listener import Request
-from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, Policies, gate, held
-from orchestrator.embedded.skus import Catalogue
+from orchestrator.embedded.listener import HttpRequest
+from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, Policies, check_permission, held_permissions
+from orchestrator.embedded.skus import EmbeddedCatalogue
 
 Answer = Callable[..., Document]
 P = r"projects/(?P<project>[^/:]+)"
@@ -29,12 +29,12 @@ ACCOUNT_ID = re.compile(r"[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")
 ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
 
 
-def serves(path: str) -> bool:
+def serves_path(path: str) -> bool:
     """Whether a path belongs to one of these APIs."""
     return path.startswith(("/v1/", "/v3/"))
 
 
-class Management(Part):
+class Management(BodyPart):
     """Answers requests; raises `ApiError`. Thread-safe."""
 
     def __init__(self, commons: Commons, policies: Policies, batch: Batch) -> None:
@@ -47,22 +47,22 @@ class Management(Part):
         ]
 
     @cached_property
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> EmbeddedCatalogue:
         """The price catalogue. Seldom asked for, and made of thousands of parts."""
-        return Catalogue(self.inventory)
+        return EmbeddedCatalogue(self.inventory)
 
     def service_of(self, path: str) -> str:
         """The service of a request's path; empty if no method has this path."""
         return next((service for service, _, pattern, _ in self.routes if pattern.fullmatch(path)), "")
 
-    def answer(self, request: Request) -> Document:
+    def answer(self, request: HttpRequest) -> Document:
         """The answer to one request. Raises `ApiError`."""
         below = request.path.partition("/")[2].partition("/")[2]
         for service, verb, pattern, answer in self.routes:
-            found = pattern.fullmatch(request.path)
-            if found and verb == request.method:
-                parts = {key: unquote(value) for key, value in found.groupdict().items()}
-                gate(self.weather, self.project, service, verb, below, self.timeline.now())
+            match = pattern.fullmatch(request.path)
+            if match and verb == request.method:
+                parts = {key: unquote(value) for key, value in match.groupdict().items()}
+                check_permission(self.weather, self.project, service, verb, below, self.timeline.now())
                 if "project" in parts:
                     self._check_project(parts.pop("project"), request.target)
                 return answer(request, **parts)
@@ -115,13 +115,13 @@ class Management(Part):
             "state": "ENABLED" if is_known and not off else "DISABLED",
         }
 
-    def get_services(self, request: Request) -> Document:
+    def get_services(self, request: HttpRequest) -> Document:
         names = parse_qs(request.raw_query).get("names", [])
         if not 1 <= len(names) <= 30:
             raise ApiError(400, "names: between 1 and 30 services can be asked for at once")
         return {"services": [self._service(name.rpartition("/")[2], request.target) for name in names]}
 
-    def enable_services(self, request: Request) -> Document:
+    def enable_services(self, request: HttpRequest) -> Document:
         wanted = [str(api) for api in body_of(request).get("serviceIds", [])]
         if not 1 <= len(wanted) <= 20:
             raise ApiError(400, "serviceIds: between 1 and 20 services can be enabled at once")
@@ -133,9 +133,9 @@ class Management(Part):
             if slow is not None:
                 # The API is shown as enabled, but refuses requests for a while.
                 until = self.timeline.now() + timedelta(minutes=float(slow.params["minutes"]))
-                self.weather.add({"fault": "api_settling", "api": api, "until": stamp(until)})
+                self.weather.add({"fault": "api_settling", "api": api, "until": utc_stamp(until)})
         operation = {
-            "name": f"operations/acat.{numeric_id(stamp(self.timeline.now()))}",
+            "name": f"operations/acat.{numeric_id(utc_stamp(self.timeline.now()))}",
             "done": True,
             "response": {
                 "@type": "type.googleapis.com/google.api.serviceusage.v1.BatchEnableServicesResponse",
@@ -146,7 +146,7 @@ class Management(Part):
         # As at Google, a second request is needed to see that it is done.
         return {"name": operation["name"]}
 
-    def get_operation(self, _request: Request, name: str) -> Document:
+    def get_operation(self, _request: HttpRequest, name: str) -> Document:
         found: Document | None = self.store.get("service_operation", name)
         if found is None:
             raise ApiError(404, f"Operation operations/{name} not found.")
@@ -154,7 +154,7 @@ class Management(Part):
 
     # Cloud Resource Manager
 
-    def get_project(self, _request: Request) -> Document:
+    def get_project(self, _request: HttpRequest) -> Document:
         return {
             "name": f"projects/{self.number}",
             "projectId": self.project,
@@ -164,16 +164,16 @@ class Management(Part):
             "etag": "W/embedded",
         }
 
-    def test_permissions(self, request: Request) -> Document:
-        return held(self.weather, body_of(request).get("permissions", []), request.target)
+    def test_permissions(self, request: HttpRequest) -> Document:
+        return held_permissions(self.weather, body_of(request).get("permissions", []), request.target)
 
-    def get_project_policy(self, _request: Request) -> Document:
+    def get_project_policy(self, _request: HttpRequest) -> Document:
         return self.policies.get("project")
 
-    def set_project_policy(self, request: Request) -> Document:
+    def set_project_policy(self, request: HttpRequest) -> Document:
         return self.policies.set("project", body_of(request).get("policy"))
 
-    def get_project_v1(self, _request: Request) -> Document:
+    def get_project_v1(self, _request: HttpRequest) -> Document:
         return {
             "projectNumber": self.number,
             "projectId": self.project,
@@ -184,7 +184,7 @@ class Management(Part):
 
     # IAM
 
-    def testable_permissions(self, request: Request) -> Document:
+    def testable_permissions(self, request: HttpRequest) -> Document:
         """A page of the permissions that a role may have. Raises `ApiError` (400) for a resource that is not the
         project, and for an invalid page."""
         body = body_of(request)
@@ -198,8 +198,8 @@ class Management(Part):
         if not 1 <= size <= 1000 or start < 0:
             raise ApiError(400, "Request contains an invalid argument.")
         names = TESTABLE[start : start + size]
-        more = {"nextPageToken": str(start + size)} if start + size < len(TESTABLE) else {}
-        return {"permissions": [{"name": name, "stage": "GA"} for name in names], **more}
+        page_token = {"nextPageToken": str(start + size)} if start + size < len(TESTABLE) else {}
+        return {"permissions": [{"name": name, "stage": "GA"} for name in names], **page_token}
 
     def _account(self, email: str, victim: str) -> Document:
         found: Document | None = self.store.get("service_account", email)
@@ -208,7 +208,7 @@ class Management(Part):
         disabled = self.weather.holds(victim, "service_account_disabled", email=email)
         return found | ({"disabled": True} if disabled else {})
 
-    def create_account(self, request: Request) -> Document:
+    def create_account(self, request: HttpRequest) -> Document:
         body = body_of(request)
         account = str(body.get("accountId", ""))
         if not ACCOUNT_ID.fullmatch(account):
@@ -230,22 +230,22 @@ class Management(Part):
         self.store.put("service_account", email, document)
         return document
 
-    def get_account(self, request: Request, email: str) -> Document:
+    def get_account(self, request: HttpRequest, email: str) -> Document:
         return self._account(email, request.target)
 
-    def test_account_permissions(self, request: Request, email: str) -> Document:
+    def test_account_permissions(self, request: HttpRequest, email: str) -> Document:
         self._account(email, request.target)
-        return held(self.weather, body_of(request).get("permissions", []), request.target)
+        return held_permissions(self.weather, body_of(request).get("permissions", []), request.target)
 
-    def get_account_policy(self, request: Request, email: str) -> Document:
+    def get_account_policy(self, request: HttpRequest, email: str) -> Document:
         self._account(email, request.target)
         return self.policies.get(f"account {email}")
 
-    def set_account_policy(self, request: Request, email: str) -> Document:
+    def set_account_policy(self, request: HttpRequest, email: str) -> Document:
         self._account(email, request.target)
         return self.policies.set(f"account {email}", body_of(request).get("policy"))
 
-    def create_role(self, request: Request) -> Document:
+    def create_role(self, request: HttpRequest) -> Document:
         body = body_of(request)
         role = str(body.get("roleId", ""))
         if not ROLE_ID.fullmatch(role):
@@ -255,13 +255,13 @@ class Management(Part):
             raise ApiError(409, f"A role named {role} in projects/{self.project} already exists.")
         return self._put_role(name, body.get("role", {}))
 
-    def get_role(self, _request: Request, role: str) -> Document:
+    def get_role(self, _request: HttpRequest, role: str) -> Document:
         found: Document | None = self.store.get("role", f"projects/{self.project}/roles/{role}")
         if found is None:
             raise ApiError(404, f"The role named projects/{self.project}/roles/{role} was not found.")
         return found
 
-    def change_role(self, request: Request, role: str) -> Document:
+    def change_role(self, request: HttpRequest, role: str) -> Document:
         found, changes = self.get_role(request, role), body_of(request)
         mask = [part for part in request.query.get("updateMask", "").split(",") if part]
         return self._put_role(found["name"], found | {key: changes[key] for key in mask or changes})
@@ -280,7 +280,7 @@ class Management(Part):
 
     # Cloud Billing
 
-    def billing(self, request: Request) -> Document:
+    def billing(self, request: HttpRequest) -> Document:
         on = self.weather.holds(request.target, "billing_off") is None
         return {
             "name": f"projects/{self.project}/billingInfo",
@@ -289,14 +289,14 @@ class Management(Part):
             "billingEnabled": on,
         }
 
-    def list_services(self, request: Request) -> Document:
+    def list_services(self, request: HttpRequest) -> Document:
         return self.catalogue.services(request.query)
 
-    def list_skus(self, request: Request, service: str) -> Document:
+    def list_skus(self, request: HttpRequest, service: str) -> Document:
         return self.catalogue.service_skus(service, request.query)
 
 
-def body_of(request: Request) -> Document:
+def body_of(request: HttpRequest) -> Document:
     """The JSON body, which must be an object. Raises `ApiError` (400) with these APIs' message if it is not."""
     try:
         return requests.body_of(request)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.embedded.device import cpu
+from orchestrator.embedded.device import cpu_name
 from orchestrator.embedded.guard import Guard
 from orchestrator.embedded.guest import Guest
-from orchestrator.embedded.listener import Listener, Reply, Request
+from orchestrator.embedded.listener import HttpRequest, Listener, Reply
 
 ROOT = "/computeMetadata/v1"
 HERE = "embedded"
@@ -34,7 +34,7 @@ class MetadataServer:
             self.guest.changed.notify_all()
         self.listener.close()
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: HttpRequest) -> Reply:
         """The answer to one request. It is 403 without the header `Metadata-Flavor: Google`, which a web page in a
         browser cannot send."""
         if request.path == "/":
@@ -49,17 +49,17 @@ class MetadataServer:
             self._wait(request)
         return self._value(request)
 
-    def _wait(self, request: Request) -> None:
+    def _wait(self, request: HttpRequest) -> None:
         end = time.monotonic() + float(request.query.get("timeout_sec") or 300)
         known_etag = request.query.get("last_etag") or self._value(request).headers.get("ETag")
         with self.guest.changed:
             while not self.closed and self._value(request).headers.get("ETag") == known_etag:
-                left = end - time.monotonic()
-                if left <= 0:
+                seconds_left = end - time.monotonic()
+                if seconds_left <= 0:
                     return
-                self.guest.changed.wait(left)
+                self.guest.changed.wait(seconds_left)
 
-    def _value(self, request: Request) -> Reply:
+    def _value(self, request: HttpRequest) -> Reply:
         path = [part for part in request.path[len(ROOT) :].split("/") if part]
         if path[:2] == ["instance", "service-accounts"] and path[3:] == ["token"]:
             return self._token(path[2])
@@ -71,7 +71,7 @@ class MetadataServer:
         recursive = request.query.get("recursive", "").lower() == "true"
         as_json = request.query.get("alt") == "json" or (recursive and request.query.get("alt") != "text")
         if as_json and (recursive or not isinstance(value, Mapping)):
-            kind, body = "application/json", json.dumps(camel(value))
+            kind, body = "application/json", json.dumps(to_camel_case(value))
         else:
             kind, body = "application/text", as_text(value)
         etag = hashlib.sha256(body.encode()).hexdigest()[:16]
@@ -93,7 +93,7 @@ class MetadataServer:
         return {
             "instance": {
                 "attributes": dict(guest.metadata),
-                "cpu-platform": cpu(),
+                "cpu-platform": cpu_name(),
                 "hostname": f"{guest.name}.{guest.zone}.c.{guest.project}.internal",
                 "id": int(guest.id),
                 # This computer runs it, whatever was requested. So results must not name the requested machine.
@@ -125,13 +125,13 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def camel(value: Any) -> Any:
+def to_camel_case(value: Any) -> Any:
     """A value with directory names in camelCase, as the server's JSON has them. The user's own keys are not changed."""
     if not isinstance(value, Mapping):
         return value
     return {
         key.partition("-")[0] + "".join(part.title() for part in key.split("-")[1:]): inner
         if key in ("attributes", "service-accounts")
-        else camel(inner)
+        else to_camel_case(inner)
         for key, inner in value.items()
     }

@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
-from orchestrator.embedded.documents import load_bundled, parse_stamp, stamp
+from orchestrator.embedded.documents import load_bundled, parse_stamp, utc_stamp
 from orchestrator.embedded.store import Store
 
 # What a machine costs per hour in the embedded cloud. The only source is `tariff.yaml`.
@@ -116,13 +116,13 @@ class Usage:
         """The seconds for which machine, GPU and address are billed, before the minimum applies."""
         if self.started_at is None:
             return Decimal(0)
-        return seconds(self.started_at, self.stopped_at or self.ended_at or now)
+        return usage_seconds(self.started_at, self.stopped_at or self.ended_at or now)
 
     def existing_s(self, now: datetime) -> Decimal:
         """The seconds for which the disk is billed, before the minimum applies."""
         if self.started_at is None:
             return Decimal(0)
-        return seconds(self.started_at, self.ended_at or now)
+        return usage_seconds(self.started_at, self.ended_at or now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class ImageRow:
 
     def usd(self, now: datetime) -> Decimal:
         """The dollars until `now`, to six places."""
-        months = seconds(self.made_at, self.gone_at or now) / MONTH_S
+        months = usage_seconds(self.made_at, self.gone_at or now) / MONTH_S
         return (IMAGE_GIB_MONTH * Decimal(self.bytes) / 2**30 * months).quantize(MICRODOLLAR, ROUND_HALF_UP)
 
     def document(self, now: datetime) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class ImageRow:
 
     def kept(self) -> dict[str, Any]:
         """The row as it is stored on disk."""
-        return asdict(self) | {"made_at": stamp(self.made_at), "gone_at": _stamped(self.gone_at)}
+        return asdict(self) | {"made_at": utc_stamp(self.made_at), "gone_at": _stamped(self.gone_at)}
 
     @classmethod
     def restore(cls, document: dict[str, Any]) -> ImageRow:
@@ -208,16 +208,16 @@ class Bill:
 
 
 def _stamped(moment: datetime | None) -> str | None:
-    return stamp(moment) if moment else None
+    return utc_stamp(moment) if moment else None
 
 
-def seconds(start: datetime, end: datetime) -> Decimal:
+def usage_seconds(start: datetime, end: datetime) -> Decimal:
     """The exact number of seconds from `start` to `end`; 0 if `end` is earlier."""
     between = max(end - start, end - end)
     return Decimal(between.days * 86400 + between.seconds) + Decimal(between.microseconds) / 1_000_000
 
 
-def charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
+def usage_charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
     """The dollars for a VM's usage, rounded half up to six places: the sum over its parts of hourly rate times
     hours."""
     if usage.started_at is None:
@@ -246,7 +246,7 @@ class Account:
 
     def row(self, now: datetime) -> BillRow:
         usage = self.usage
-        cost: dict[str, Any] = {"seconds": usage.existing_s(now), "usd": charge(self.rate, usage, now)}
+        cost: dict[str, Any] = {"seconds": usage.existing_s(now), "usd": usage_charge(self.rate, usage, now)}
         facts = {key: value for key, value in asdict(self).items() if key not in ("vm_id", "rate", "usage")}
         return BillRow(**facts, **cost, started_at=usage.started_at, ended_at=usage.ended_at)
 

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS objects (bucket TEXT, name TEXT, body TEXT, PRIMARY K
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """One object. `blob` is the name of the file with its bytes. Times are RFC 3339 in UTC, and hashes are in
     base64."""
 
@@ -60,7 +60,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Preconditions:
     """The preconditions of a request, from its query; None: no such condition."""
 
     generation: int | None = None
@@ -69,7 +69,7 @@ class Wanted:
     not_metageneration: int | None = None
 
     @classmethod
-    def read(cls, query: Mapping[str, str], prefix: str = "if") -> Wanted:
+    def read(cls, query: Mapping[str, str], prefix: str = "if") -> Preconditions:
         """The preconditions in a query. Raises `ApiError` (400) if one is not a number."""
 
         def number(name: str) -> int | None:
@@ -88,17 +88,17 @@ class Wanted:
             number("MetagenerationNotMatch"),
         )
 
-    def check(self, found: Stored | None, *, reading: bool = False) -> None:
+    def check(self, found: StoredObject | None, *, reading: bool = False) -> None:
         """Checks the preconditions against the present object. Raises `ApiError`: 412 if one does not hold, or 304 if a
         reader has this object already."""
         generation, metageneration = (found.generation, found.metageneration) if found else (0, 0)
         if self.generation not in (None, generation) or self.metageneration not in (None, metageneration):
-            raise unmet()
+            raise precondition_error()
         if self.not_generation == generation or (found and self.not_metageneration == metageneration):
-            raise ApiError(304, "Not Modified", "notModified") if reading else unmet()
+            raise ApiError(304, "Not Modified", "notModified") if reading else precondition_error()
 
 
-def unmet() -> ApiError:
+def precondition_error() -> ApiError:
     """The 412 error of a precondition that does not hold."""
     return ApiError(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
 
@@ -216,32 +216,34 @@ class Objects:
 
     # Objects
 
-    def find(self, bucket: str, name: str) -> Stored | None:
+    def find(self, bucket: str, name: str) -> StoredObject | None:
         """The object, or None. Raises `ApiError` (404) if there is no such bucket."""
         with self.lock:
             row = self.index.execute("SELECT body FROM objects WHERE bucket=? AND name=?", (bucket, name)).fetchone()
             if row is None and not self.has_bucket(bucket):
                 raise no_bucket()
-        return Stored(**json.loads(row[0])) if row else None
+        return StoredObject(**json.loads(row[0])) if row else None
 
-    def get(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> Stored:
+    def get(self, bucket: str, name: str, wanted: Preconditions, generation: str | None = None) -> StoredObject:
         """The object. Raises `ApiError`: 404 if there is none, or the errors of `wanted.check`."""
-        found = self.find(bucket, name)
-        if found is None or generation not in (None, "", str(found.generation)):
+        stored = self.find(bucket, name)
+        if stored is None or generation not in (None, "", str(stored.generation)):
             raise ApiError(404, f"No such object: {bucket}/{name}")
-        wanted.check(found, reading=True)
-        return found
+        wanted.check(stored, reading=True)
+        return stored
 
-    def open(self, stored: Stored) -> IO[bytes]:
+    def open(self, stored: StoredObject) -> IO[bytes]:
         """The file with the object's bytes. Raises `FileNotFoundError` if the object has been replaced or deleted."""
         return (self.blobs / stored.blob).open("rb")
 
-    def read(self, bucket: str, name: str, wanted: Wanted, generation: str | None) -> tuple[Stored, IO[bytes]]:
+    def read(
+        self, bucket: str, name: str, wanted: Preconditions, generation: str | None
+    ) -> tuple[StoredObject, IO[bytes]]:
         """(object, file with its bytes), consistent with each other. Raises the errors of `get`."""
         while True:
-            found = self.get(bucket, name, wanted, generation)
+            stored = self.get(bucket, name, wanted, generation)
             try:
-                return found, self.open(found)
+                return stored, self.open(stored)
             except FileNotFoundError:
                 continue  # the object was replaced in between: try again
 
@@ -249,8 +251,15 @@ class Objects:
         return Incoming(self.blobs)
 
     def commit(
-        self, bucket: str, name: str, description: Mapping[str, Any], data: Incoming, wanted: Wanted, *, parts: int = 0
-    ) -> Stored:
+        self,
+        bucket: str,
+        name: str,
+        description: Mapping[str, Any],
+        data: Incoming,
+        wanted: Preconditions,
+        *,
+        parts: int = 0,
+    ) -> StoredObject:
         """Stores the bytes as an object, in place of an object of the same name. `description` is that in the
         request. Raises `ApiError`, and then nothing has changed."""
         try:
@@ -260,8 +269,8 @@ class Objects:
             with self.lock:
                 before = self.find(bucket, name)
                 wanted.check(before)
-                moment = stamp(self.now())
-                stored = Stored(
+                moment = storage_time(self.now())
+                stored = StoredObject(
                     bucket=bucket,
                     name=name,
                     generation=self._generation(),
@@ -285,14 +294,14 @@ class Objects:
         return stored
 
     def patch(
-        self, bucket: str, name: str, changes: Mapping[str, Any], wanted: Wanted, *, merge: bool = True
-    ) -> Stored:
+        self, bucket: str, name: str, changes: Mapping[str, Any], wanted: Preconditions, *, merge: bool = True
+    ) -> StoredObject:
         """Changes the fields of an object. A null removes a field. With `merge`, metadata keys that are not given stay,
         and a null removes a key. Raises `ApiError`."""
         with self.lock:
-            found = self.get(bucket, name, Wanted())
-            wanted.check(found)
-            fields = dict(found.fields)
+            stored = self.get(bucket, name, Preconditions())
+            wanted.check(stored)
+            fields = dict(stored.fields)
             for key in KEPT:
                 if key not in changes:
                     continue
@@ -302,24 +311,24 @@ class Objects:
                     value = {metadata_key: text for metadata_key, text in merged.items() if text is not None} or None
                 fields[key] = value
             changed = replace(
-                found,
-                metageneration=found.metageneration + 1,
-                updated=stamp(self.now()),
-                content_type=str(changes.get("contentType") or found.content_type),
+                stored,
+                metageneration=stored.metageneration + 1,
+                updated=storage_time(self.now()),
+                content_type=str(changes.get("contentType") or stored.content_type),
                 fields=fields_of(fields),
             )
             self._put(changed)
         return changed
 
-    def delete(self, bucket: str, name: str, wanted: Wanted, generation: str | None = None) -> None:
+    def delete(self, bucket: str, name: str, wanted: Preconditions, generation: str | None = None) -> None:
         """Deletes an object. Raises `ApiError`: 404 if there is none, or 412 if a precondition does not hold."""
         with self.lock:
-            found = self.get(bucket, name, Wanted(), generation)
-            wanted.check(found)
+            stored = self.get(bucket, name, Preconditions(), generation)
+            wanted.check(stored)
             self.index.execute("DELETE FROM objects WHERE bucket=? AND name=?", (bucket, name))
-        (self.blobs / found.blob).unlink(missing_ok=True)
+        (self.blobs / stored.blob).unlink(missing_ok=True)
 
-    def names_from(self, bucket: str, start: str) -> Iterator[Stored]:
+    def names_from(self, bucket: str, start: str) -> Iterator[StoredObject]:
         """A bucket's objects in the order of their names' bytes, from `start` on. They are read in groups, so that a
         change in between may be seen. Raises `ApiError` (404) if there is no such bucket."""
         if not self.has_bucket(bucket):
@@ -332,13 +341,13 @@ class Objects:
                     (bucket, start),
                 ).fetchall()
             for (body,) in rows:
-                found = Stored(**json.loads(body))
-                start, comparison = found.name, ">"
-                yield found
+                stored = StoredObject(**json.loads(body))
+                start, comparison = stored.name, ">"
+                yield stored
             if len(rows) < 500:
                 return
 
-    def _put(self, stored: Stored) -> None:
+    def _put(self, stored: StoredObject) -> None:
         self.index.execute(
             "INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (stored.bucket, stored.name, stored.body())
         )
@@ -358,6 +367,6 @@ def fields_of(description: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def stamp(moment: datetime) -> str:
+def storage_time(moment: datetime) -> str:
     """A time in RFC 3339 format, in UTC with milliseconds and a Z, as Cloud Storage writes it."""
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

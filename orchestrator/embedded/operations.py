@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import OperationError
-from orchestrator.embedded.links import link
+from orchestrator.embedded.links import self_link
 from orchestrator.embedded.store import Store
 
 DONE = "DONE"
@@ -30,7 +30,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OperationTarget:
     """The resource of an operation, by its path. `zone` is empty for a global resource."""
 
     zone: str
@@ -55,7 +55,7 @@ class Operations:
     def begin(
         self,
         kind: str,
-        target: Target,
+        target: OperationTarget,
         now: datetime,
         *,
         user: str,
@@ -71,17 +71,17 @@ class Operations:
             "id": number,
             "name": name,
             "operationType": kind,
-            "targetLink": link(target.path),
+            "targetLink": self_link(target.path),
             "targetId": target.id,
             "status": "RUNNING",
             "user": user,
             "progress": 0,
             "insertTime": google_stamp(now),
             "startTime": google_stamp(now),
-            "selfLink": link(at, "operations", name),
+            "selfLink": self_link(at, "operations", name),
         }
         if target.zone:
-            document["zone"] = link(at)
+            document["zone"] = self_link(at)
         if request_id:
             document["clientOperationId"] = request_id
         if message:
@@ -112,8 +112,8 @@ class Operations:
     def get(self, zone: str, name: str) -> dict[str, Any] | None:
         """The present state of the operation, or None if there is none."""
         with self.lock:
-            found = self.listed.get(name)
-        return found if found is not None and self._stands(found, zone) else None
+            operation = self.listed.get(name)
+        return operation if operation is not None and self._stands(operation, zone) else None
 
     def in_zone(self, zone: str) -> list[dict[str, Any]]:
         """The zone's operations, oldest first."""
@@ -125,7 +125,7 @@ class Operations:
         return f"projects/{self.project}/zones/{zone}" if zone else f"projects/{self.project}/global"
 
     def _stands(self, document: dict[str, Any], zone: str) -> bool:
-        return str(document["selfLink"]).startswith(link(self.place(zone)) + "/")
+        return str(document["selfLink"]).startswith(self_link(self.place(zone)) + "/")
 
     def replayed(self, kind: str, request_id: str) -> dict[str, Any] | None:
         """The operation that began when a request with this id came for the first time, or None."""

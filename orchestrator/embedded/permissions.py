@@ -33,7 +33,7 @@ class Policies:
 
     def get(self, resource: str) -> Document:
         found: Document | None = self.store.get("policy", resource)
-        return found or {"version": 1, "etag": etag(0), "bindings": []}
+        return found or {"version": 1, "etag": policy_etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Any) -> Document:
         """Stores a policy and returns it as stored. Raises `ApiError`: 409 if it was changed since it was read, and 400
@@ -46,8 +46,8 @@ class Policies:
             raise ApiError(400, "Policies with conditions must have version 3.")
         with self.lock:
             before = self.get(resource)
-            known = policy.get("etag") or before["etag"]  # a policy without one takes the place of any
-            if known != before["etag"]:
+            etag_given = policy.get("etag") or before["etag"]  # a policy without one takes the place of any
+            if etag_given != before["etag"]:
                 raise ApiError(
                     409,
                     "There were concurrent policy changes. Please retry the whole read-modify-write with exponential"
@@ -55,7 +55,7 @@ class Policies:
                     "aborted",
                 )
             number = int.from_bytes(base64.b64decode(before["etag"]), "big") + 1
-            stored = {"version": 3 if conditional else 1, "etag": etag(number), "bindings": bindings}
+            stored = {"version": 3 if conditional else 1, "etag": policy_etag(number), "bindings": bindings}
             self.store.put("policy", resource, stored)
         return stored
 
@@ -78,7 +78,7 @@ class Policies:
         return kept | ({"condition": binding["condition"]} if "condition" in binding else {})
 
 
-def etag(number: int) -> str:
+def policy_etag(number: int) -> str:
     """The etag of a policy's version number, as opaque text like Google's."""
     return base64.b64encode(number.to_bytes(8, "big")).decode()
 
@@ -195,7 +195,7 @@ TESTABLE = (
 TABLE = tuple((service, verb, re.compile(path), permission) for service, verb, path, permission in RULES)
 
 
-def takes(service: str, verb: str, path: str) -> str:
+def required_permission(service: str, verb: str, path: str) -> str:
     """The permission that a request needs; empty if it needs none."""
     for owner, method, pattern, permission in TABLE:
         if (owner, method) == (service, verb) and pattern.fullmatch(path):
@@ -203,18 +203,18 @@ def takes(service: str, verb: str, path: str) -> str:
     return ""
 
 
-def gate(weather: Weather, project: str, service: str, verb: str, path: str, now: datetime) -> None:
+def check_permission(weather: Weather, project: str, service: str, verb: str, path: str, now: datetime) -> None:
     """Returns if the request is allowed, and raises Google's `ApiError` (403) if not."""
     victim = f"{verb} {path}"
     api = APIS[service]
     settling = weather.holds(victim, "api_settling", api=api)
     if settling is not None and now < datetime.fromisoformat(settling.params["until"]):
-        raise disabled(api, TITLES[service], project)
+        raise disabled_error(api, TITLES[service], project)
     if weather.holds(victim, "api_disabled", api=api):
-        raise disabled(api, TITLES[service], project)
-    permission = takes(service, verb, path)
+        raise disabled_error(api, TITLES[service], project)
+    permission = required_permission(service, verb, path)
     if permission and weather.holds(victim, "permission_missing", permission=permission):
-        raise denied(permission, f"projects/{project}")
+        raise denied_error(permission, f"projects/{project}")
 
 
 def admit_insert(weather: Weather, project: str, body: Any) -> None:
@@ -237,13 +237,13 @@ def admit_insert(weather: Weather, project: str, body: Any) -> None:
                 )
 
 
-def held(weather: Weather, permissions: Iterable[str], victim: str) -> Document:
+def held_permissions(weather: Weather, permissions: Iterable[str], victim: str) -> Document:
     """The answer to `testIamPermissions`: those of `permissions` that the caller has; empty if it has none."""
     kept = [name for name in permissions if not weather.holds(victim, "permission_missing", permission=name)]
     return {"permissions": kept} if kept else {}
 
 
-def disabled(api: str, title: str, project: str) -> ApiError:
+def disabled_error(api: str, title: str, project: str) -> ApiError:
     """The 403 error of an API that is not enabled."""
     page = f"https://console.developers.google.com/apis/api/{api}/overview?project={project}"
     return ApiError(
@@ -262,6 +262,6 @@ def disabled(api: str, title: str, project: str) -> ApiError:
     )
 
 
-def denied(permission: str, resource: str) -> ApiError:
+def denied_error(permission: str, resource: str) -> ApiError:
     """The 403 error of a caller without a permission."""
     return ApiError(403, f"Required '{permission}' permission for '{resource}'", "forbidden")

@@ -7,10 +7,10 @@ import uuid
 from typing import Any
 
 from orchestrator.embedded.errors import ApiError, Document, error_document, without_nulls
-from orchestrator.embedded.listener import Request
+from orchestrator.embedded.listener import HttpRequest
 
 
-def body_of(request: Request) -> Document:
+def body_of(request: HttpRequest) -> Document:
     """The JSON body without its nulls. Raises `ApiError` (400) if it is not an object."""
     try:
         body = without_nulls(json.loads(request.body or b"{}"))
@@ -21,7 +21,7 @@ def body_of(request: Request) -> Document:
     return body
 
 
-def request_id(request: Request) -> str:
+def request_id(request: HttpRequest) -> str:
     """The `requestId`; empty if there is none. Raises `ApiError` (400) unless it is a UUID and not zero."""
     text = request.query.get("requestId", "")
     if text:

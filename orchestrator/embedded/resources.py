@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.embedded.capacity import limited
-from orchestrator.embedded.inventory import Accelerator, Image, Inventory, MachineType, numeric_id, region_of
-from orchestrator.embedded.links import link
+from orchestrator.embedded.capacity import quota_limit
+from orchestrator.embedded.inventory import (
+    Accelerator,
+    Inventory,
+    InventoryImage,
+    InventoryMachineType,
+    numeric_id,
+    region_of,
+)
+from orchestrator.embedded.links import self_link
 from orchestrator.embedded.weather import Weather
 
 BORN = "2024-01-01T00:00:00.000-08:00"
@@ -28,19 +35,19 @@ class Resources:
             "id": numeric_id(path),
             "name": name,
             "creationTimestamp": BORN,
-            "selfLink": link(path),
+            "selfLink": self_link(path),
         }
 
     def quotas(self, region: str | None, used: dict[str, float]) -> list[dict[str, Any]]:
         """Metric, limit and usage of every quota of a region, or of the project if `region` is None."""
         listed = self.inventory.region_quotas if region else self.inventory.global_quotas
         metrics = [*listed, *(name.partition("/")[2] or name for name in self.inventory.overrides)]
-        found = []
+        quota_list = []
         for metric in dict.fromkeys(metrics):
-            limit = limited(self.inventory, self.weather, metric, region)
+            limit = quota_limit(self.inventory, self.weather, metric, region)
             if limit is not None:
-                found.append({"metric": metric, "limit": float(limit), "usage": float(used.get(metric, 0))})
-        return found
+                quota_list.append({"metric": metric, "limit": float(limit), "usage": float(used.get(metric, 0))})
+        return quota_list
 
     def project_document(self, used: dict[str, float]) -> dict[str, Any]:
         number = numeric_id(self.project)[:12]
@@ -49,7 +56,7 @@ class Resources:
             "id": numeric_id(f"projects/{self.project}"),
             "name": self.project,
             "creationTimestamp": BORN,
-            "selfLink": link("projects", self.project),
+            "selfLink": self_link("projects", self.project),
             "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": "AAAAAAAAAAA="},
             "quotas": self.quotas(None, used),
             "defaultServiceAccount": f"{number}-compute@developer.gserviceaccount.com",
@@ -58,7 +65,7 @@ class Resources:
         }
 
     def region(self, name: str, used: dict[str, float]) -> dict[str, Any]:
-        zones = [link("projects", self.project, "zones", zone) for zone in self.inventory.zones_in(name)]
+        zones = [self_link("projects", self.project, "zones", zone) for zone in self.inventory.zones_in(name)]
         return self._basics("region", name, "regions") | {
             "description": name,
             "status": "UP",
@@ -70,11 +77,11 @@ class Resources:
         return self._basics("zone", name, "zones") | {
             "description": name,
             "status": "UP",
-            "region": link("projects", self.project, "regions", region_of(name)),
+            "region": self_link("projects", self.project, "regions", region_of(name)),
             "availableCpuPlatforms": ["Embedded"],
         }
 
-    def machine_type(self, machine: MachineType, zone: str) -> dict[str, Any]:
+    def machine_type(self, machine: InventoryMachineType, zone: str) -> dict[str, Any]:
         document = self._basics("machineType", machine.name, "zones", zone, "machineTypes") | {
             "description": f"{machine.vcpus} vCPUs, {machine.memory_mb // 1024} GB RAM",
             "guestCpus": machine.vcpus,
@@ -96,7 +103,7 @@ class Resources:
     def accelerator_type(self, accelerator: Accelerator, zone: str) -> dict[str, Any]:
         return self._basics("acceleratorType", accelerator.name, "zones", zone, "acceleratorTypes") | {
             "description": accelerator.description,
-            "zone": link("projects", self.project, "zones", zone),
+            "zone": self_link("projects", self.project, "zones", zone),
             "maximumCardsPerInstance": accelerator.most,
         }
 
@@ -109,13 +116,13 @@ class Resources:
             | {
                 "description": name,
                 "validDiskSize": "10GB-65536GB",
-                "zone": link("projects", self.project, "zones", zone),
+                "zone": self_link("projects", self.project, "zones", zone),
                 "defaultDiskSizeGb": "100",
             }
             for name in self.inventory.disk_types
         ]
 
-    def image(self, image: Image) -> dict[str, Any]:
+    def image(self, image: InventoryImage) -> dict[str, Any]:
         path = f"projects/{image.project}/global/images/{image.name}"
         return {
             "kind": "compute#image",
@@ -123,7 +130,7 @@ class Resources:
             "creationTimestamp": BORN,
             "name": image.name,
             "family": image.family,
-            "selfLink": link(path),
+            "selfLink": self_link(path),
             "status": "READY",
             "diskSizeGb": str(image.disk_gb),
             "archiveSizeBytes": str(image.disk_gb << 28),
@@ -134,8 +141,8 @@ class Resources:
 
     def images(self, owner: str, victim: str) -> list[dict[str, Any]]:
         """All images of a project. The weather may have moved one to another family, or deprecated it."""
-        found = [self.image(image) for image in self.inventory.images if image.project == owner]
-        for document in found:
+        image_documents = [self.image(image) for image in self.inventory.images if image.project == owner]
+        for document in image_documents:
             renamed = self.weather.holds(victim, "image_renamed", family=document["family"])
             if renamed:
                 document["family"] = str(renamed.params["to"])
@@ -144,9 +151,9 @@ class Resources:
                 status = {"state": deprecated.params.get("state", "DEPRECATED"), "deprecated": BORN}
                 if "replacement" in deprecated.params:
                     path = ("projects", owner, "global/images/family", str(deprecated.params["replacement"]))
-                    status["replacement"] = link(*path)
+                    status["replacement"] = self_link(*path)
                 document["deprecated"] = status
-        return found
+        return image_documents
 
     def networks(self, victim: str) -> list[dict[str, Any]]:
         if self.weather.holds(victim, "network_missing", network="default"):
@@ -162,16 +169,16 @@ class Resources:
         ]
 
     def _subnetwork(self, region: str) -> str:
-        return link("projects", self.project, "regions", region, "subnetworks/default")
+        return self_link("projects", self.project, "regions", region, "subnetworks/default")
 
     def subnetworks(self, region: str, victim: str) -> list[dict[str, Any]]:
         """The default network's subnet in a region. Machines in it reach Google's APIs without an external address,
         unless the weather says otherwise."""
-        place = link("projects", self.project, "regions", region)
+        place = self_link("projects", self.project, "regions", region)
         return [
             self._basics("subnetwork", "default", "regions", region, "subnetworks")
             | {
-                "network": link("projects", self.project, "global/networks/default"),
+                "network": self_link("projects", self.project, "global/networks/default"),
                 "region": place,
                 "ipCidrRange": f"10.{128 + self.inventory.regions.index(region)}.0.0/20",
                 "privateIpGoogleAccess": self.weather.holds(victim, "no_private_access", region=region) is None,
@@ -191,8 +198,8 @@ class Resources:
         return [
             self._basics("router", "router", "regions", region, "routers")
             | {
-                "network": link("projects", self.project, "global/networks/default"),
-                "region": link("projects", self.project, "regions", region),
+                "network": self_link("projects", self.project, "global/networks/default"),
+                "region": self_link("projects", self.project, "regions", region),
                 "nats": [nat],
             }
         ]

@@ -22,14 +22,23 @@ from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.compute import Compute, Observer
-from orchestrator.embedded.documents import parse_stamp, private_folder, stamp
+from orchestrator.embedded.documents import parse_stamp, private_folder, utc_stamp
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.guard import CLIENT, Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
-from orchestrator.embedded.images import Images
+from orchestrator.embedded.images import ImageStore
 from orchestrator.embedded.inventory import Inventory
-from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Site
-from orchestrator.embedded.listener import VERBS, Handler, Listener, Now, Reply, Request, Server, json_reply
+from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, VmSite
+from orchestrator.embedded.listener import (
+    VERBS,
+    HttpRequest,
+    Listener,
+    ListenerHandler,
+    ListenerServer,
+    Now,
+    Reply,
+    json_reply,
+)
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
 from orchestrator.embedded.meter import Bill, Meter, Tariff
@@ -39,7 +48,7 @@ from orchestrator.embedded.permissions import Policies
 from orchestrator.embedded.requests import fault_document
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
-from orchestrator.embedded.templates import Templates
+from orchestrator.embedded.templates import TemplateStore
 from orchestrator.embedded.timeline import RealTimeline, Timeline
 from orchestrator.embedded.weather import BadWeather, Weather, hits_request
 
@@ -69,7 +78,7 @@ class Gateway:
 
         for verb in VERBS:
             setattr(Serving, f"do_{verb}", Exchange.exchange)
-        self.server = Server(Serving, guard, now)
+        self.server = ListenerServer(Serving, guard, now)
         self.server.start("storage")
         self.url = self.server.url
 
@@ -77,7 +86,7 @@ class Gateway:
         self.server.stop()
 
 
-class Exchange(Handler):
+class Exchange(ListenerHandler):
     """One client's connection."""
 
     gateway: Gateway
@@ -121,11 +130,11 @@ class Exchange(Handler):
 
     def _drained(self, body: Iterator[bytes]) -> bool:
         """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow."""
-        left = DRAINED_BYTES
+        bytes_left = DRAINED_BYTES
         try:
             for piece in body:
-                left -= len(piece)
-                if left < 0:
+                bytes_left -= len(piece)
+                if bytes_left < 0:
                     return False
         except (OSError, ValueError):
             return False
@@ -159,13 +168,13 @@ class Controlled(Protocol):
     def request_stop(self) -> None: ...
 
 
-class Control:
+class ControlApi:
     """Answers requests to the control API. Bodies are JSON; errors are `{"error": ...}`."""
 
     def __init__(self, cloud: Controlled) -> None:
         self.cloud = cloud
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: HttpRequest) -> Reply:
         self.cloud.touch()
         try:
             document = json.loads(request.body) if request.body else {}
@@ -254,8 +263,8 @@ class EmbeddedCloud:
         self.operations = commons.operations
         self._write_off()
         pace = durations or (SIMULATED if self.timeline.simulated else REAL)
-        self.fleet = Fleet(commons, Site(pace, machines, self._scratch(), self._endpoints))
-        self.images = Images(commons, self.fleet)
+        self.fleet = Fleet(commons, VmSite(pace, machines, self._scratch(), self._endpoints))
+        self.images = ImageStore(commons, self.fleet)
         policies = Policies(project, self.store)
         compute = self._compute(commons, policies, observer, advice)
         self._open_storage(commons, policies, observer)
@@ -290,7 +299,7 @@ class EmbeddedCloud:
     def _compute(
         self, commons: Commons, policies: Policies, observer: Observer | None, advice: Zones | None
     ) -> Compute:
-        templates = Templates(commons)
+        templates = TemplateStore(commons)
         self.batch = Batch(commons, Runner(commons, self.fleet, templates))
         return Compute(
             commons,
@@ -313,13 +322,13 @@ class EmbeddedCloud:
         self.gateway.storage = self.storage
 
     def _listen(self, compute: Compute) -> None:
-        def answer(request: Request) -> Reply:
+        def answer(request: HttpRequest) -> Reply:
             self.touch()
             return compute.answer(request)
 
         strict = replace(self.guard, json=True)
         self.compute_listener = Listener("compute", answer, strict, partial(self._time_told, "compute"))
-        self.control_listener = Listener("control", Control(self).answer, replace(strict, vm_of=lambda _: None))
+        self.control_listener = Listener("control", ControlApi(self).answer, replace(strict, vm_of=lambda _: None))
         self.compute_url = self.compute_listener.url
         self.storage_url = self.gateway.url
         self.control_url = self.control_listener.url
@@ -352,7 +361,7 @@ class EmbeddedCloud:
     @cached_property
     def gpu(self) -> str:
         """The name of this computer's GPU, which its machines have; empty if there is none."""
-        return device.gpu()
+        return device.gpu_name()
 
     def instances(self) -> list[dict[str, Any]]:
         """All instances that exist now, as `GET /control/status` lists them."""
@@ -370,7 +379,7 @@ class EmbeddedCloud:
             "project": self.project,
             "bucket": self.bucket,
             "uptime_s": uptime,
-            "device": {"gpu": self.gpu, "cpu": device.cpu()},
+            "device": {"gpu": self.gpu, "cpu": device.cpu_name()},
             "simulated_prices": True,
             "instances": self.instances(),
         }
@@ -410,11 +419,11 @@ class EmbeddedCloud:
     def _write_off(self) -> None:
         """Ends the accounts and operations that were open when an earlier process died, at its last sign of life."""
         now = self.timeline.now()
-        last_seen: datetime = parse_stamp((self.store.get("heartbeat", "last") or {"at": stamp(now)})["at"])
+        last_seen: datetime = parse_stamp((self.store.get("heartbeat", "last") or {"at": utc_stamp(now)})["at"])
         self.meter.write_off(min(last_seen, now), "crash")
         self.operations.close_all(now)
 
     def _beat(self) -> None:
-        self.store.owe("heartbeat", "last", {"at": stamp(self.timeline.now())})
+        self.store.owe("heartbeat", "last", {"at": utc_stamp(self.timeline.now())})
         if not self.timeline.simulated:
             self.timeline.call_later(HEARTBEAT_S, self._beat)

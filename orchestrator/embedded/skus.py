@@ -28,7 +28,7 @@ from pathlib import Path
 
 from orchestrator.embedded.documents import load_bundled
 from orchestrator.embedded.errors import ApiError, Document
-from orchestrator.embedded.inventory import Inventory, MachineType
+from orchestrator.embedded.inventory import Inventory, InventoryMachineType
 
 NAMES = Path(__file__).with_name("skus.yaml")
 COMPUTE = "6F81-5844-456A"
@@ -57,7 +57,7 @@ class Sold:
     unit: str
 
 
-class Catalogue:
+class EmbeddedCatalogue:
     """Answers the two methods. It never changes."""
 
     def __init__(self, inventory: Inventory, names: Path = NAMES) -> None:
@@ -87,7 +87,7 @@ class Catalogue:
             }
             for number, name in self.names["services"].items()
         ]
-        return page("services", listed, query)
+        return sku_page("services", listed, query)
 
     def service_skus(self, service: str, query: Mapping[str, str]) -> Document:
         """The answer of `services.skus.list`. Raises `ApiError`: 404 for an unknown service, 400 for another
@@ -97,7 +97,7 @@ class Catalogue:
         currency = query.get("currencyCode", "USD")
         if currency != "USD":
             raise ApiError(400, f"Invalid currency code: {currency}. This cloud's prices are in USD.")
-        return page("skus", self.skus.get(service, []), query)
+        return sku_page("skus", self.skus.get(service, []), query)
 
     def _machines(self) -> Iterator[Document]:
         machines = self.inventory.tariff.document["machines"]
@@ -118,10 +118,16 @@ class Catalogue:
                         yield from self._gpu(entry["gpu"], provisioning, place, gpu_usd, tuple(regions))
 
     def _parts(
-        self, machine: MachineType, family: Document, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
+        self,
+        machine: InventoryMachineType,
+        family: Document,
+        provisioning: str,
+        place: str,
+        usd: str,
+        regions: tuple[str, ...],
     ) -> Iterator[Document]:
         gib = machine.memory_mb // 1024
-        core, ram = split(nanos(usd), machine.vcpus, gib, Decimal(family["ratio"]))
+        core, ram = split_price(to_nanos(usd), machine.vcpus, gib, Decimal(family["ratio"]))
         usage, prefix = kind_of(provisioning)
         for part, unit, group, price in (
             ("Core", "h", family["groups"][0], core),
@@ -143,7 +149,7 @@ class Catalogue:
     def _gpu(
         self, accelerator: str, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
     ) -> Iterator[Document]:
-        name, price = self.names["accelerators"][accelerator], nanos(usd)
+        name, price = self.names["accelerators"][accelerator], to_nanos(usd)
         usage, prefix = kind_of(provisioning)
         attached = " attached to Spot Preemptible VMs" if prefix else ""
         plain = f"{name}{attached} running in {place}"
@@ -166,7 +172,7 @@ class Catalogue:
                 figures.setdefault((place, prices.get(region, prices["default"])["usd"]), []).append(region)
             for (place, usd), regions in figures.items():
                 american = place == "Americas"
-                where, price = "" if american else f" in {place}", nanos(usd)
+                where, price = "" if american else f" in {place}", to_nanos(usd)
                 free = entry.get("free_gib", 0) if american else 0
                 tiers = ((0, 0), (free, price)) if free else ((0, price),)
                 name = f"{entry['name']}{where}"
@@ -178,7 +184,7 @@ class Catalogue:
         for provisioning, price in self.inventory.tariff.document["external_ip"].items():
             entry = self.names["addresses"][provisioning]
             usage, _ = kind_of(provisioning)
-            usd, free = nanos(price["usd"]), entry["free_h"]
+            usd, free = to_nanos(price["usd"]), entry["free_h"]
             tiers = ((0, 0), (free, usd)) if free else ((0, usd),)
             yield self._sku(entry["name"], Sold("Network", "IpAddress", usage, ("global",), "h"), tiers)
 
@@ -218,16 +224,16 @@ def kind_of(provisioning: str) -> tuple[str, str]:
     return ("Preemptible", "Spot Preemptible ") if provisioning == "spot" else ("OnDemand", "")
 
 
-def nanos(usd: str) -> int:
+def to_nanos(usd: str) -> int:
     """Dollars as nanodollars. Raises `ValueError` if that is not a whole number."""
     amount = Decimal(usd) * NANOS
-    whole = int(amount)
-    if whole != amount:
+    whole_nanos = int(amount)
+    if whole_nanos != amount:
         raise ValueError(f"{usd} dollars are no whole number of nanodollars")
-    return whole
+    return whole_nanos
 
 
-def split(total: int, cores: int, gib: int, ratio: Decimal) -> tuple[int, int]:
+def split_price(total: int, cores: int, gib: int, ratio: Decimal) -> tuple[int, int]:
     """(price of one core, price of one GiB) in nanodollars, so that `cores` and `gib` of them cost `total` if whole
     numbers allow it, and otherwise up to `gib` nanodollars less. A core costs about as much as `ratio` GiB."""
     about = int(total * ratio / (cores * ratio + gib))
@@ -241,7 +247,7 @@ def sku_id(text: str) -> str:
     return "-".join(re.findall("....", digits))
 
 
-def page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
+def sku_page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
     """The requested page; its token is empty on the last page. Raises `ApiError` (400) for an invalid page."""
     try:
         size = int(query.get("pageSize", "0") or 0)

@@ -15,12 +15,22 @@ from typing import Any
 from urllib.parse import quote
 
 from orchestrator.embedded import uploads
-from orchestrator.embedded.asking import Ask, Download, after_all, decoded, listed, opened, ranged, sealed, together
+from orchestrator.embedded.asking import (
+    Ask,
+    Download,
+    after_all,
+    batch_reply,
+    decode_path_part,
+    make_page_token,
+    parse_page_size,
+    parse_range,
+    read_page_token,
+)
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.errors import ApiError, Document, no_room
 from orchestrator.embedded.listener import Reply, json_reply
-from orchestrator.embedded.objects import KEPT, Objects, Stored, Wanted
-from orchestrator.embedded.uploads import Progress, Sessions
+from orchestrator.embedded.objects import KEPT, Objects, Preconditions, StoredObject
+from orchestrator.embedded.uploads import Sessions, UploadProgress
 
 B = r"/storage/v1/b/(?P<bucket>[^/]+)"
 O = B + r"/o/(?P<name>[^/]+)"  # noqa: E741 - as in the API's own paths
@@ -87,10 +97,10 @@ class Storage:
                 return self.buckets.answer(ask.method, ask.target, ask.read())
             path_exists = False
             for method, pattern, answer in self.routes:
-                found = pattern.fullmatch(ask.path)
-                if found and method == ask.method:
-                    return answer(ask, **{key: decoded(value) for key, value in found.groupdict().items()})
-                path_exists = path_exists or found is not None
+                match = pattern.fullmatch(ask.path)
+                if match and method == ask.method:
+                    return answer(ask, **{key: decode_path_part(value) for key, value in match.groupdict().items()})
+                path_exists = path_exists or match is not None
             raise ApiError(501 if path_exists else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
         except ApiError as error:
             return Reply(304) if error.status == 304 else json_reply(error.status, error.document())
@@ -105,10 +115,10 @@ class Storage:
     def upload(self, ask: Ask, bucket: str) -> Reply:
         kind, number = ask.query.get("uploadType", ""), ask.query.get("upload_id")
         if number:
-            found = self.sessions.put(number, ask.headers, ask.length, ask.body)
-            if isinstance(found, Progress):
-                return Reply(308, b"", {**found.headers, UPLOAD_ID: number})
-            return self._stored(found)
+            upload_reply = self.sessions.put(number, ask.headers, ask.length, ask.body)
+            if isinstance(upload_reply, UploadProgress):
+                return Reply(308, b"", {**upload_reply.headers, UPLOAD_ID: number})
+            return self._stored(upload_reply)
         if ask.method != "POST":
             raise ApiError(400, "Required parameter: upload_id", "required")
         match kind:
@@ -117,16 +127,16 @@ class Storage:
                 where = f"{self.url()}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
                 return Reply(200, b"", {"Location": where, UPLOAD_ID: number})
             case "multipart":
-                return self._stored(uploads.multipart(self.store, bucket, ask.query, ask.headers, ask.body))
+                return self._stored(uploads.store_multipart(self.store, bucket, ask.query, ask.headers, ask.body))
             case "media":
-                return self._stored(uploads.media(self.store, bucket, ask.query, ask.headers, ask.body))
+                return self._stored(uploads.store_media(self.store, bucket, ask.query, ask.headers, ask.body))
         raise ApiError(400, f"Invalid upload type: '{kind}'", "invalid")
 
     def cancel(self, ask: Ask, bucket: str) -> Reply:  # noqa: ARG002 - the id says all
         self.sessions.cancel(ask.query.get("upload_id", ""))
         return json_reply(499, ApiError(499, "The upload was cancelled.", "clientClosedRequest").document())
 
-    def _stored(self, stored: Stored) -> Reply:
+    def _stored(self, stored: StoredObject) -> Reply:
         """The answer to an upload. If the object is an event, the cloud learns of it before the client gets the
         answer."""
         if EVENT.fullmatch(stored.name) and stored.size <= EVENT_BYTES:
@@ -135,7 +145,7 @@ class Storage:
                 self.witness(event["run_id"], event["writer"], event["kind"], event.get("data", {}))
         return json_reply(200, self.document(stored))
 
-    def _event(self, stored: Stored) -> Document | None:
+    def _event(self, stored: StoredObject) -> Document | None:
         try:
             with self.store.open(stored) as file:
                 event = json.load(file)
@@ -154,27 +164,30 @@ class Storage:
         def pieces() -> Iterator[bytes]:
             nonlocal parts
             for source in sources:
-                wanted = Wanted.read(source.get("objectPreconditions") or {})
+                wanted = Preconditions.read(source.get("objectPreconditions") or {})
                 generation = source.get("generation")
                 found, file = self.store.read(bucket, str(source.get("name")), wanted, generation and str(generation))
                 parts += found.parts or 1
                 with file:
-                    yield from uploads.region(file, 0, found.size)
+                    yield from uploads.read_region(file, 0, found.size)
 
-        data = uploads.received(self.store, pieces())
+        data = uploads.receive_body(self.store, pieces())
         destination = body.get("destination") or {}
         return json_reply(
-            200, self.document(self.store.commit(bucket, name, destination, data, Wanted.read(ask.query), parts=parts))
+            200,
+            self.document(
+                self.store.commit(bucket, name, destination, data, Preconditions.read(ask.query), parts=parts)
+            ),
         )
 
     def rewrite(self, ask: Ask, bucket: str, name: str, to_bucket: str, to_name: str) -> Reply:
         changes = ask.document()
-        of_source = Wanted.read(ask.query, "ifSource")
+        of_source = Preconditions.read(ask.query, "ifSource")
         source, file = self.store.read(bucket, name, of_source, ask.query.get("sourceGeneration"))
         with file:
-            data = uploads.received(self.store, uploads.region(file, 0, source.size))
+            data = uploads.receive_body(self.store, uploads.read_region(file, 0, source.size))
         kept = {"contentType": source.content_type, **source.fields}
-        wanted = Wanted.read(ask.query)
+        wanted = Preconditions.read(ask.query)
         stored = self.store.commit(to_bucket, to_name, {**kept, **changes}, data, wanted, parts=source.parts)
         if "/copyTo/" in ask.path:
             return json_reply(200, self.document(stored))
@@ -195,25 +208,25 @@ class Storage:
     def list_objects(self, ask: Ask, bucket: str) -> Reply:
         query = ask.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        end, most = query.get("endOffset", ""), listed(query.get("maxResults"))
-        start = max(prefix, query.get("startOffset", ""), opened(query.get("pageToken", "")), key=str.encode)
+        end, most = query.get("endOffset", ""), parse_page_size(query.get("maxResults"))
+        start = max(prefix, query.get("startOffset", ""), read_page_token(query.get("pageToken", "")), key=str.encode)
         items: list[Document] = []
         groups: list[str] = []
         token = ""
-        more = True
-        while more:
-            more = False
+        has_more = True
+        while has_more:
+            has_more = False
             for found in self.store.names_from(bucket, start):
                 if not found.name.startswith(prefix) or (end and found.name.encode() >= end.encode()):
                     break
                 if len(items) + len(groups) == most:
-                    token = sealed(found.name)
+                    token = make_page_token(found.name)
                     break
                 cut = found.name.find(delimiter, len(prefix)) if delimiter else -1
                 if cut >= 0:
                     groups.append(found.name[: cut + len(delimiter)])
                     start = after_all(groups[-1])
-                    more = bool(start)
+                    has_more = bool(start)
                     break
                 items.append(self.document(found))
         answer: Document = {"kind": "storage#objects"}
@@ -225,14 +238,14 @@ class Storage:
     def get(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
         if ask.query.get("alt") == "media":
             return self.download(ask, bucket, name)
-        stored = self.store.get(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        stored = self.store.get(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
         return json_reply(200, self.document(stored))
 
     def download(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
-        stored, file = self.store.read(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        stored, file = self.store.read(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
         headers = {
             "Content-Type": stored.content_type,
-            "ETag": etag(stored),
+            "ETag": object_etag(stored),
             "X-Goog-Generation": str(stored.generation),
             "X-Goog-Metageneration": str(stored.metageneration),
             "X-Goog-Hash": f"crc32c={stored.crc32c}" + (f",md5={stored.md5}" if stored.md5 else ""),
@@ -244,7 +257,7 @@ class Storage:
         for key, header in SHOWN.items():
             if key in stored.fields:
                 headers[header] = str(stored.fields[key]).replace("\r", " ").replace("\n", " ")
-        piece = ranged(ask.headers.get("range", ""), stored.size)
+        piece = parse_range(ask.headers.get("range", ""), stored.size)
         if piece is None:
             return Download(200, headers, file, 0, stored.size)
         start, length = piece
@@ -257,25 +270,27 @@ class Storage:
     # Change and removal
 
     def patch(self, ask: Ask, bucket: str, name: str) -> Reply:
-        return json_reply(200, self.document(self.store.patch(bucket, name, ask.document(), Wanted.read(ask.query))))
+        return json_reply(
+            200, self.document(self.store.patch(bucket, name, ask.document(), Preconditions.read(ask.query)))
+        )
 
     def update(self, ask: Ask, bucket: str, name: str) -> Reply:
         """Replaces the fields of an object. A field that the request does not have is removed."""
         fields = dict.fromkeys(KEPT) | ask.document()
-        stored = self.store.patch(bucket, name, fields, Wanted.read(ask.query), merge=False)
+        stored = self.store.patch(bucket, name, fields, Preconditions.read(ask.query), merge=False)
         return json_reply(200, self.document(stored))
 
     def delete(self, ask: Ask, bucket: str, name: str) -> Reply:
-        self.store.delete(bucket, name, Wanted.read(ask.query), ask.query.get("generation"))
+        self.store.delete(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
         return Reply(204)
 
     def batch(self, ask: Ask) -> Reply:
         """Answers up to a hundred requests in one body, each as if it had come alone."""
-        found = re.search(r"""boundary=["']?([^"';,]+)["']?""", ask.headers.get("content-type", ""))
-        if not found:
+        match = re.search(r"""boundary=["']?([^"';,]+)["']?""", ask.headers.get("content-type", ""))
+        if not match:
             raise ApiError(400, "The batch has no boundary.", "badContent")
         answers = []
-        pieces = ask.read().split(b"--" + found[1].encode())[1:-1]
+        pieces = ask.read().split(b"--" + match[1].encode())[1:-1]
         if not 1 <= len(pieces) <= 100:
             raise ApiError(400, "A batch holds between 1 and 100 requests.", "badContent")
         for piece in pieces:
@@ -288,9 +303,9 @@ class Storage:
             method, target = words[0].decode("latin-1"), words[1].decode("latin-1")
             single = Ask(method, target, inner[0], iter([body]), len(body), ask.client)
             answers.append((outer[0].get("content-id", ""), self.answer(single)))
-        return together(answers)
+        return batch_reply(answers)
 
-    def document(self, stored: Stored) -> Document:
+    def document(self, stored: StoredObject) -> Document:
         """The object's resource as the API shows it."""
         at = f"/storage/v1/b/{quote(stored.bucket)}/o/{quote(stored.name, safe='')}"
         return {
@@ -308,7 +323,7 @@ class Storage:
             "crc32c": stored.crc32c,
             **({"md5Hash": stored.md5} if stored.md5 else {}),
             **({"componentCount": stored.parts} if stored.parts else {}),
-            "etag": etag(stored),
+            "etag": object_etag(stored),
             "timeCreated": stored.created,
             "updated": stored.updated,
             "timeStorageClassUpdated": stored.created,
@@ -316,5 +331,5 @@ class Storage:
         }
 
 
-def etag(stored: Stored) -> str:
+def object_etag(stored: StoredObject) -> str:
     return base64.b64encode(f"{stored.generation}/{stored.metageneration}".encode()).decode()

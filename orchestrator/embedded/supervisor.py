@@ -20,14 +20,14 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def prctl(option: int, value: int) -> None:
+def call_prctl(option: int, value: int) -> None:
     """Calls prctl(2), which only Linux has. On other systems only standard input ends the processes."""
     call = getattr(ctypes.CDLL(None), "prctl", None)
     if call is not None:
         call(option, value, 0, 0, 0)
 
 
-def descendants(root: int) -> list[int]:
+def list_descendants(root: int) -> list[int]:
     """The ids of all living descendants of `root`, from /proc. Zombies are left out."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs a third of this script's start
@@ -47,9 +47,9 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def send(number: int) -> int:
+def signal_descendants(number: int) -> int:
     """Sends a signal to all descendants. Returns how many there were."""
-    targets = descendants(os.getpid())
+    targets = list_descendants(os.getpid())
     for pid in targets:
         try:
             os.kill(pid, number)
@@ -58,7 +58,7 @@ def send(number: int) -> int:
     return len(targets)
 
 
-def reap(main: int) -> int | None:
+def reap_children(main: int) -> int | None:
     """Reaps ended children. Returns the exit code of the process `main` if it is among them, else None."""
     code = None
     while True:
@@ -75,13 +75,13 @@ def reap(main: int) -> int | None:
 def kill_all(main: int) -> None:
     """Sends SIGKILL until no descendant is left, for at most ten seconds: a process may be stuck in the kernel."""
     end = time.monotonic() + 10
-    while send(signal.SIGKILL) and time.monotonic() < end:
+    while signal_descendants(signal.SIGKILL) and time.monotonic() < end:
         time.sleep(0.002)
-        reap(main)
-    reap(main)
+        reap_children(main)
+    reap_children(main)
 
 
-def start(command: list[str]) -> int:
+def start_session(command: list[str]) -> int:
     """Starts the command in its own session, with no standard input. It is killed if the supervisor dies. Returns its
     process id."""
     pid = os.fork()
@@ -89,7 +89,7 @@ def start(command: list[str]) -> int:
         return pid
     try:
         os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
@@ -103,7 +103,7 @@ def start(command: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     stay = arguments[:1] == ["--stay"]
     command = arguments[1:] if stay else arguments
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    call_prctl(PR_SET_CHILD_SUBREAPER, 1)
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -111,20 +111,20 @@ def main(arguments: list[str]) -> int:
     end_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: end_signals.append(number))
-    pid = start(command)
+    pid = start_session(command)
     code: int | None = None
     while True:
         ready, _, _ = select.select([0, read_end], [], [])
         if read_end in ready:
             os.read(read_end, 4096)
-            ended = reap(pid)
+            ended = reap_children(pid)
             code = ended if ended is not None else code
-        words = os.read(0, 4096) if 0 in ready else b"-"
-        if not words or end_signals or (code is not None and not stay):
+        supervisor_command = os.read(0, 4096) if 0 in ready else b"-"
+        if not supervisor_command or end_signals or (code is not None and not stay):
             kill_all(pid)
             return 0 if code is None else code & 0xFF
-        if b"term" in words:
-            send(signal.SIGTERM)
+        if b"term" in supervisor_command:
+            signal_descendants(signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import copy
 import re
 from collections.abc import Callable
 
-from orchestrator.embedded.admission import NAME, admit
-from orchestrator.embedded.buckets import listing
-from orchestrator.embedded.commons import Commons, Part
+from orchestrator.embedded.admission import NAME, admit_instance
+from orchestrator.embedded.buckets import list_response
+from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import google_stamp
-from orchestrator.embedded.errors import ApiError, Document, invalid, not_found, reading
-from orchestrator.embedded.links import last, link
-from orchestrator.embedded.listener import Request
-from orchestrator.embedded.operations import Target
+from orchestrator.embedded.errors import ApiError, Document, invalid_field, not_found, reading_body
+from orchestrator.embedded.links import last_name, self_link
+from orchestrator.embedded.listener import HttpRequest
+from orchestrator.embedded.operations import OperationTarget
 from orchestrator.embedded.requests import body_of, request_id
 
 KIND = "instance_template"
@@ -21,7 +21,7 @@ TOGETHER = ("maxRunDuration", "terminationTime")
 URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/(?P<name>[^/]+)")
 
 
-class Templates(Part):
+class TemplateStore(BodyPart):
     """Answers requests; raises `ApiError`. Thread-safe, because the store and the operations are."""
 
     def __init__(self, commons: Commons) -> None:
@@ -47,25 +47,25 @@ class Templates(Part):
             raise not_found(self._path(name))
         return found
 
-    def get(self, _request: Request, name: str) -> Document:
+    def get(self, _request: HttpRequest, name: str) -> Document:
         return self.find(name)
 
-    def list(self, request: Request) -> Document:
+    def list(self, request: HttpRequest) -> Document:
         path = f"projects/{self.project}/global/instanceTemplates"
-        return listing("compute#instanceTemplateList", path, self.store.all(KIND), request.query)
+        return list_response("compute#instanceTemplateList", path, self.store.all(KIND), request.query)
 
-    def insert(self, request: Request) -> Document:
+    def insert(self, request: HttpRequest) -> Document:
         if (replayed := self.operations.replayed("insert", request_id(request))) is not None:
             return replayed
         body = body_of(request)
         name, properties = str(body.get("name", "")), body.get("properties")
         if not NAME.fullmatch(name):
-            raise invalid("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
+            raise invalid_field("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
         if not isinstance(properties, dict):
-            raise invalid("resource.properties", properties, "It must be specified.")
+            raise invalid_field("resource.properties", properties, "It must be specified.")
         if self.store.get(KIND, name) is not None:
             raise ApiError(409, f"The resource '{self._path(name)}' already exists")
-        with reading("instanceTemplate"):
+        with reading_body("instanceTemplate"):
             self._check(properties)
         now = self.timeline.now()
         identity = self.operations.ids.new(now)
@@ -75,23 +75,23 @@ class Templates(Part):
             "creationTimestamp": google_stamp(now),
             "name": name,
             "description": str(body.get("description", "")),
-            "selfLink": link(self._path(name)),
+            "selfLink": self_link(self._path(name)),
             "properties": properties,
         }
         self.store.put(KIND, name, document)
         return self._begun("insert", name, identity, request)
 
-    def delete(self, request: Request, name: str) -> Document:
+    def delete(self, request: HttpRequest, name: str) -> Document:
         if (replayed := self.operations.replayed("delete", request_id(request))) is not None:
             return replayed
         identity = str(self.find(name)["id"])
         self.store.drop(KIND, name)
         return self._begun("delete", name, identity, request)
 
-    def _begun(self, kind: str, name: str, identity: str, request: Request) -> Document:
+    def _begun(self, kind: str, name: str, identity: str, request: HttpRequest) -> Document:
         operation = self.operations.begin(
             kind,
-            Target("", self._path(name), identity),
+            OperationTarget("", self._path(name), identity),
             self.timeline.now(),
             user=f"user@{self.project}.example",
             request_id=request_id(request),
@@ -107,18 +107,18 @@ class Templates(Part):
             self.allow_both()
         machine = str(properties.get("machineType", ""))
         if "/" in machine:
-            raise invalid("resource.properties.machineType", machine, "It must be a name, not a URL.")
+            raise invalid_field("resource.properties.machineType", machine, "It must be a name, not a URL.")
         zones = self.zones(properties, self.inventory.zones)
         if not zones:
-            raise invalid("resource.properties.machineType", machine, "There is no such machine type.")
-        admit(body_in(properties, zones[0], "template", self.project), self.project, zones[0], self.inventory)
+            raise invalid_field("resource.properties.machineType", machine, "There is no such machine type.")
+        admit_instance(body_in(properties, zones[0], "template", self.project), self.project, zones[0], self.inventory)
 
     def allow_both(self) -> None:
         """Raises `ApiError` (400) if the weather refuses a template with both time limits: Google's documentation
         describes only one or the other."""
         if self.weather.holds("insert", "one_time_limit"):
             why = "Only one of maxRunDuration and terminationTime can be specified."
-            raise invalid("resource.properties.scheduling.terminationTime", "", why)
+            raise invalid_field("resource.properties.scheduling.terminationTime", "", why)
 
     def zones(self, properties: Document, among: tuple[str, ...]) -> tuple[str, ...]:
         """The zones of `among` that have the machine type and the GPU that is attached to it, sorted."""
@@ -127,19 +127,19 @@ class Templates(Part):
             return ()
         standing = {zone for zone in among if machine in self.inventory.machine_types_in(zone)}
         for accelerator in properties.get("guestAccelerators", []):
-            name = last(str(accelerator.get("acceleratorType", "")))
+            name = last_name(str(accelerator.get("acceleratorType", "")))
             standing &= {zone for zone in among if name in {one.name for one in self.inventory.accelerators_in(zone)}}
         return tuple(sorted(standing))
 
 
 def template_name(url: str, project: str) -> str:
     """The name in a template's full or partial URL, or the name itself. Raises `ApiError` (400)."""
-    found = URL.fullmatch(url)
-    if found is None and "/" in url:
+    match = URL.fullmatch(url)
+    if match is None and "/" in url:
         raise ApiError(400, f"The instance template {url} is malformed or of another kind.")
-    if found is not None and found["project"] != project:
+    if match is not None and match["project"] != project:
         raise ApiError(400, f"The instance template {url} is not of project {project}.")
-    return found["name"] if found is not None else url
+    return match["name"] if match is not None else url
 
 
 def body_in(properties: Document, zone: str, name: str, project: str) -> Document:
@@ -149,8 +149,8 @@ def body_in(properties: Document, zone: str, name: str, project: str) -> Documen
     for disk in body.get("disks", []):
         given = disk.get("initializeParams", {})
         if given.get("diskType"):
-            given["diskType"] = f"zones/{zone}/diskTypes/{last(given['diskType'])}"
+            given["diskType"] = f"zones/{zone}/diskTypes/{last_name(given['diskType'])}"
     for accelerator in body.get("guestAccelerators", []):
-        kind = last(accelerator["acceleratorType"])
+        kind = last_name(accelerator["acceleratorType"])
         accelerator["acceleratorType"] = f"projects/{project}/zones/{zone}/acceleratorTypes/{kind}"
     return body

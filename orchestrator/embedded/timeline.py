@@ -89,10 +89,10 @@ class RealTimeline:
     def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         while not true():
-            left = end - time.monotonic()
-            if left <= 0 or self.closed:
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0 or self.closed:
                 return true()
-            time.sleep(min(left, 0.02))
+            time.sleep(min(seconds_left, 0.02))
         return True
 
     def sleep(self, seconds: float) -> None:
@@ -111,9 +111,9 @@ class RealTimeline:
             with self.wake:
                 if self.closed:
                     return
-                left = self.alarms[0][0] - time.monotonic() if self.alarms else None
-                if left is None or left > 0:
-                    self.wake.wait(left)
+                seconds_left = self.alarms[0][0] - time.monotonic() if self.alarms else None
+                if seconds_left is None or seconds_left > 0:
+                    self.wake.wait(seconds_left)
                     continue
                 alarm = heapq.heappop(self.alarms)[2]
             alarm.fire()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from orchestrator.embedded.errors import ApiError, Document
-from orchestrator.embedded.objects import Incoming, Objects, Stored, Wanted, check_name, no_bucket
+from orchestrator.embedded.objects import Incoming, Objects, Preconditions, StoredObject, check_name, no_bucket
 
 QUANTUM = 256 << 10
 """Until its end, a resumable upload keeps a multiple of this many bytes."""
@@ -24,7 +24,7 @@ HASHES = {"crc32c": "crc32c", "md5": "md5Hash"}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class UploadProgress:
     """The state of a resumable upload that is not finished: the number of bytes kept so far."""
 
     kept: int
@@ -34,36 +34,38 @@ class Progress:
         return {"Range": f"bytes=0-{self.kept - 1}"} if self.kept else {}
 
 
-def media(
+def store_media(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
-) -> Stored:
+) -> StoredObject:
     """Stores an upload whose body is the object. Raises `ApiError`."""
     description: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
     if query.get("contentEncoding"):
         description["contentEncoding"] = query["contentEncoding"]
-    description |= promised(headers)
-    return store.commit(bucket, named(query, description), description, received(store, body), Wanted.read(query))
+    description |= promised_checksums(headers)
+    return store.commit(
+        bucket, object_name(query, description), description, receive_body(store, body), Preconditions.read(query)
+    )
 
 
-def multipart(
+def store_multipart(
     store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
-) -> Stored:
+) -> StoredObject:
     """Stores an upload with two parts: a description in JSON, and the object. Raises `ApiError`."""
-    found = re.search(r"""boundary=["']?([^"';,]+)["']?""", headers.get("content-type", ""))
-    if not found:
+    match = re.search(r"""boundary=["']?([^"';,]+)["']?""", headers.get("content-type", ""))
+    if not match:
         raise ApiError(400, "The multipart body has no boundary.", "badContent")
-    boundary = found[1].encode()
+    boundary = match[1].encode()
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(store.blobs)) as spool:
         for piece in body:
             spool.write(piece)
         description, start, end = parts_of(spool, boundary)
-        description = promised(headers) | description
+        description = promised_checksums(headers) | description
         return store.commit(
             bucket,
-            named(query, description),
+            object_name(query, description),
             description,
-            received(store, region(spool, start, end)),
-            Wanted.read(query),
+            receive_body(store, read_region(spool, start, end)),
+            Preconditions.read(query),
         )
 
 
@@ -105,22 +107,22 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
 
 def split_part(part: bytes) -> tuple[dict[str, str], bytes] | None:
     """(headers with names in lower case, the rest) of a part; None if it is malformed."""
-    found = re.match(rb"((?:[^\r\n]+\r?\n)*)\r?\n", part)
-    if found is None:
+    match = re.match(rb"((?:[^\r\n]+\r?\n)*)\r?\n", part)
+    if match is None:
         return None
-    lines = found[1].decode("latin-1").splitlines()
+    lines = match[1].decode("latin-1").splitlines()
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return headers, part[found.end() :]
+    return headers, part[match.end() :]
 
 
-def region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+def read_region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
     file.seek(start)
     while start < end and (piece := file.read(min(PIECE_BYTES, end - start))):
         start += len(piece)
         yield piece
 
 
-def received(store: Objects, body: Iterator[bytes]) -> Incoming:
+def receive_body(store: Objects, body: Iterator[bytes]) -> Incoming:
     """A body, written to a new file of the store. Raises the errors of reading it; then the file is deleted."""
     data = store.incoming()
     try:
@@ -132,7 +134,7 @@ def received(store: Objects, body: Iterator[bytes]) -> Incoming:
     return data
 
 
-def named(query: Mapping[str, str], description: Mapping[str, Any]) -> str:
+def object_name(query: Mapping[str, str], description: Mapping[str, Any]) -> str:
     """The object's name, from the query or the description. Raises `ApiError` (400) if it is missing or invalid."""
     name = query.get("name") or description.get("name")
     if not isinstance(name, str) or not name:
@@ -141,25 +143,25 @@ def named(query: Mapping[str, str], description: Mapping[str, Any]) -> str:
     return name
 
 
-def promised(headers: Mapping[str, str]) -> Document:
+def promised_checksums(headers: Mapping[str, str]) -> Document:
     """The checksums in the header `X-Goog-Hash`."""
-    found = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
-    return {HASHES[kind]: value for kind, value in found}
+    checksums = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
+    return {HASHES[kind]: value for kind, value in checksums}
 
 
 @dataclass(slots=True)
-class Session:
+class UploadSession:
     """One resumable upload. Only whole quanta of bytes are kept between requests. `description` is that of the object,
     `wanted` its preconditions, and `announced` its size in bytes, if that was given."""
 
     bucket: str
     name: str
     description: Document
-    wanted: Wanted
+    wanted: Preconditions
     data: Incoming
     announced: int | None
     lock: threading.Lock = field(default_factory=threading.Lock)
-    done: Stored | None = None
+    done: StoredObject | None = None
     cancelled: bool = False
 
 
@@ -168,20 +170,20 @@ class Sessions:
 
     def __init__(self, store: Objects) -> None:
         self.store = store
-        self.open: dict[str, Session] = {}
+        self.open: dict[str, UploadSession] = {}
 
     def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], description: Document) -> str:
         """Begins an upload of the object with this description, and returns the upload's id. Raises `ApiError`."""
         if not self.store.has_bucket(bucket):
             raise no_bucket()
         description.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
-        description = promised(headers) | description
+        description = promised_checksums(headers) | description
         length = headers.get("x-upload-content-length", "")
-        wanted = Wanted.read(query)
-        name = named(query, description)
+        wanted = Preconditions.read(query)
+        name = object_name(query, description)
         wanted.check(self.store.find(bucket, name))
         number = secrets.token_urlsafe(32)
-        self.open[number] = Session(
+        self.open[number] = UploadSession(
             bucket, name, description, wanted, self.store.incoming(), int(length) if length.isdigit() else None
         )
         return number
@@ -192,7 +194,7 @@ class Sessions:
             session.cancelled = True
             session.data.drop()
 
-    def _session(self, number: str) -> Session:
+    def _session(self, number: str) -> UploadSession:
         session = self.open.get(number)
         if session is None or session.cancelled:
             raise ApiError(404 if session is None else 499, "No such upload.")
@@ -200,7 +202,7 @@ class Sessions:
 
     def put(
         self, number: str, headers: Mapping[str, str], length: int | None, body: Iterator[bytes]
-    ) -> Stored | Progress:
+    ) -> StoredObject | UploadProgress:
         """Handles a request of an upload: a piece, the last piece, the whole object, or a question about its progress.
         Returns the object if the upload is finished, else the progress. Raises `ApiError`."""
         session = self._session(number)
@@ -210,7 +212,7 @@ class Sessions:
             first, total = self._announced(session, headers, length)
             if first is None:
                 # A question does not end the upload, unless it says that all bytes are there.
-                return self._end(session, headers) if total == session.data.size else Progress(session.data.size)
+                return self._end(session, headers) if total == session.data.size else UploadProgress(session.data.size)
             kept = session.data.size
             if first > kept:
                 raise ApiError(400, f"Invalid request. The bytes from {kept} on are missing.", "badRequest")
@@ -218,30 +220,32 @@ class Sessions:
             self._take(session, body, first, total, is_whole)
             if is_whole or session.data.size == total:
                 return self._end(session, headers)
-            return Progress(session.data.size)
+            return UploadProgress(session.data.size)
 
     def _announced(
-        self, session: Session, headers: Mapping[str, str], length: int | None
+        self, session: UploadSession, headers: Mapping[str, str], length: int | None
     ) -> tuple[int | None, int | None]:
         """(position of the piece's first byte, total size in bytes). The first is None if there is no piece, and the
         second is None if it is not known. Raises `ApiError` (400) for an invalid header."""
         text = headers.get("content-range", "")
         if not text:
             return 0, length if length is not None else session.announced
-        found = RANGE.fullmatch(text.strip())
-        if not found:
+        match = RANGE.fullmatch(text.strip())
+        if not match:
             raise ApiError(400, f"Failed to parse Content-Range header: {text}", "badRequest")
-        total = None if found[3] == "*" else int(found[3])
+        total = None if match[3] == "*" else int(match[3])
         if total is not None and session.announced not in (None, total):
             raise ApiError(400, f"Invalid request. {session.announced} bytes were announced.", "badRequest")
-        if found[1] is None:
+        if match[1] is None:
             return None, total
-        first, last = int(found[1]), int(found[2])
+        first, last = int(match[1]), int(match[2])
         if last < first or (length is not None and last - first + 1 != length) or (total is not None and last >= total):
             raise ApiError(400, f"Invalid request. {text} does not fit {length} bytes.", "badRequest")
         return first, total
 
-    def _take(self, session: Session, body: Iterator[bytes], first: int, total: int | None, is_whole: bool) -> None:
+    def _take(
+        self, session: UploadSession, body: Iterator[bytes], first: int, total: int | None, is_whole: bool
+    ) -> None:
         """Keeps the new bytes of a piece. Of a piece that is not the last, or that breaks off, only whole quanta are
         kept. Raises `ApiError` (400) if the size is not the announced one."""
         data = session.data
@@ -264,8 +268,8 @@ class Sessions:
         if total is not None and (data.size > total or (is_whole and data.size < total)):
             raise ApiError(400, f"Invalid request. {data.size} bytes came, {total} were announced.", "badRequest")
 
-    def _end(self, session: Session, headers: Mapping[str, str]) -> Stored:
-        description = session.description | promised(headers)
+    def _end(self, session: UploadSession, headers: Mapping[str, str]) -> StoredObject:
+        description = session.description | promised_checksums(headers)
         try:
             session.done = self.store.commit(session.bucket, session.name, description, session.data, session.wanted)
         except ApiError:

@@ -9,24 +9,24 @@ from decimal import Decimal
 from typing import Any
 
 from orchestrator.embedded.admission import Admitted
-from orchestrator.embedded.documents import google_stamp, stamp
-from orchestrator.embedded.guest import Guest, Machine
+from orchestrator.embedded.documents import google_stamp, utc_stamp
+from orchestrator.embedded.guest import Guest, GuestMachine
 from orchestrator.embedded.inventory import region_of
-from orchestrator.embedded.links import fingerprint, link
-from orchestrator.embedded.operations import Target
+from orchestrator.embedded.links import document_fingerprint, self_link
+from orchestrator.embedded.operations import OperationTarget
 from orchestrator.embedded.timeline import Alarm
 from orchestrator.embedded.weather import Fault
 
 
 @dataclass(slots=True, eq=False)
-class Vm:
+class EmbeddedVm:
     """One instance. It is changed only under the fleet's lock."""
 
     id: str
     project: str
     admitted: Admitted
     guest: Guest
-    machine: Machine
+    machine: GuestMachine
     created_at: datetime
     usd_per_hour: Decimal
     insert_operation: str
@@ -65,8 +65,8 @@ class Vm:
         return f"projects/{self.project}/zones/{self.zone}/instances/{self.name}"
 
     @property
-    def target(self) -> Target:
-        return Target(self.zone, self.path, self.id)
+    def target(self) -> OperationTarget:
+        return OperationTarget(self.zone, self.path, self.id)
 
     def cancel_alarms(self) -> None:
         for alarm in self.alarms:
@@ -81,10 +81,10 @@ class Vm:
             "status": self.status,
             "machine_type": self.admitted.machine.name,
             "labels": dict(self.labels),
-            "created_at": stamp(self.created_at),
+            "created_at": utc_stamp(self.created_at),
             "age_s": (now - self.created_at).total_seconds(),
             "usd_per_hour": str(self.usd_per_hour.quantize(Decimal("0.000001"))),
-            "deadline_at": stamp(self.deadline_at) if self.deadline_at else None,
+            "deadline_at": utc_stamp(self.deadline_at) if self.deadline_at else None,
             "has_deadline": self.admitted.has_end,
             "preemptible": self.admitted.spot,
         }
@@ -98,14 +98,16 @@ class Vm:
             "creationTimestamp": google_stamp(self.created_at),
             "name": self.name,
             "sizeGb": str(self.admitted.disk_gib),
-            "zone": link(at),
+            "zone": self_link(at),
             "status": "READY",
-            "selfLink": link(at, "disks", self.name),
-            "sourceImage": link("projects", self.admitted.image.project, "global/images", self.admitted.image.name),
-            "type": link(at, "diskTypes", self.admitted.disk_type),
-            "users": [link(self.path)],
+            "selfLink": self_link(at, "disks", self.name),
+            "sourceImage": self_link(
+                "projects", self.admitted.image.project, "global/images", self.admitted.image.name
+            ),
+            "type": self_link(at, "diskTypes", self.admitted.disk_type),
+            "users": [self_link(self.path)],
             "labels": dict(self.admitted.disk_labels),
-            "labelFingerprint": fingerprint(dict(self.admitted.disk_labels)),
+            "labelFingerprint": document_fingerprint(dict(self.admitted.disk_labels)),
             "physicalBlockSizeBytes": "4096",
         }
 
@@ -118,29 +120,29 @@ class Vm:
             "id": self.id,
             "creationTimestamp": google_stamp(self.created_at),
             "name": self.name,
-            "tags": {"fingerprint": fingerprint([])},
-            "machineType": link(at, "machineTypes", admitted.machine.name),
+            "tags": {"fingerprint": document_fingerprint([])},
+            "machineType": self_link(at, "machineTypes", admitted.machine.name),
             "status": self.status,
-            "zone": link(at),
+            "zone": self_link(at),
             "canIpForward": False,
             "networkInterfaces": [self._interface()],
             "disks": [self._attached_disk()],
             "metadata": {
                 "kind": "compute#metadata",
-                "fingerprint": fingerprint(dict(self.guest.metadata)),
+                "fingerprint": document_fingerprint(dict(self.guest.metadata)),
                 "items": [{"key": key, "value": value} for key, value in self.guest.metadata.items()],
             },
-            "selfLink": link(self.path),
+            "selfLink": self_link(self.path),
             "scheduling": self._scheduling(),
             "cpuPlatform": "Embedded",
             "labels": dict(self.labels),
-            "labelFingerprint": fingerprint(self.labels),
+            "labelFingerprint": document_fingerprint(self.labels),
             "startRestricted": False,
             "deletionProtection": False,
-            "fingerprint": fingerprint([self.id, self.status, self.labels]),
+            "fingerprint": document_fingerprint([self.id, self.status, self.labels]),
         }
         if admitted.gpu:
-            accelerator = link(at, "acceleratorTypes", admitted.gpu)
+            accelerator = self_link(at, "acceleratorTypes", admitted.gpu)
             document["guestAccelerators"] = [{"acceleratorType": accelerator, "acceleratorCount": admitted.gpu_count}]
         if admitted.service_account:
             document["serviceAccounts"] = [{"email": admitted.service_account, "scopes": list(admitted.scopes)}]
@@ -158,10 +160,10 @@ class Vm:
         interface: dict[str, Any] = {
             "kind": "compute#networkInterface",
             "name": "nic0",
-            "network": link("projects", self.project, "global/networks/default"),
-            "subnetwork": link("projects", self.project, "regions", region_of(self.zone), "subnetworks/default"),
+            "network": self_link("projects", self.project, "global/networks/default"),
+            "subnetwork": self_link("projects", self.project, "regions", region_of(self.zone), "subnetworks/default"),
             "networkIP": f"10.128.{number >> 8 & 255}.{number & 255}",
-            "fingerprint": fingerprint([self.id, "nic0"]),
+            "fingerprint": document_fingerprint([self.id, "nic0"]),
             "stackType": "IPV4_ONLY",
         }
         if self.admitted.external_ip:
@@ -182,7 +184,7 @@ class Vm:
             "kind": "compute#attachedDisk",
             "type": "PERSISTENT",
             "mode": "READ_WRITE",
-            "source": link("projects", self.project, "zones", self.zone, "disks", self.name),
+            "source": self_link("projects", self.project, "zones", self.zone, "disks", self.name),
             "deviceName": "persistent-disk-0",
             "index": 0,
             "boot": True,

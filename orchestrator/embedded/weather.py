@@ -56,7 +56,7 @@ CLIMATE_REQUIRED: dict[str, frozenset[str]] = {
 STATES = ("DEPRECATED", "OBSOLETE")
 
 
-def complaint(params: Mapping[str, Any]) -> str:
+def condition_fault(params: Mapping[str, Any]) -> str:
     """What is wrong with the values of a condition; empty if nothing is."""
     if params.get("state", "DEPRECATED") not in STATES:
         return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
@@ -74,7 +74,7 @@ def complaint(params: Mapping[str, Any]) -> str:
     return ""
 
 
-def concerns(params: Mapping[str, Any], **thing: str) -> bool:
+def condition_matches(params: Mapping[str, Any], **thing: str) -> bool:
     """Whether a condition concerns this thing. A key that the condition does not have matches every value."""
     return all(params.get(key, value) == value for key, value in thing.items())
 
@@ -183,7 +183,7 @@ class Weather:
     def replace(self, document: Any) -> None:
         """Replaces the faults that have not happened by those in `document`. Faults that have happened stay on record.
         Raises `BadWeather`."""
-        faults = parse(document)
+        faults = parse_weather(document)
         with self.lock:
             kept = [fault for fault in self.listed if fault.fired or fault.reserved]
             for fault in kept:
@@ -194,7 +194,7 @@ class Weather:
 
     def add(self, *faults: Mapping[str, Any]) -> None:
         """Adds faults. Raises `BadWeather`."""
-        parsed = parse({"faults": list(faults)})
+        parsed = parse_weather({"faults": list(faults)})
         with self.lock:
             self._append(parsed)
         self.changed()
@@ -220,7 +220,7 @@ class Weather:
         with self.lock:
             for entry in document["faults"]:
                 given = {key: value for key, value in entry.items() if key not in ("id", "fired", "victims")}
-                (fault,) = parse({"faults": [given]}, replayed=True)
+                (fault,) = parse_weather({"faults": [given]}, replayed=True)
                 fault.id, fault.fired, fault.victims = entry["id"], entry["fired"], list(entry["victims"])
                 self.listed.append(fault)
                 self.next_id = max(self.next_id, fault.id + 1)
@@ -241,13 +241,13 @@ class Weather:
         """The condition of this kind that hits `victim`, which is recorded; None if there is none."""
         if kind not in self.kinds:
             return None
-        return self.take(victim, lambda fault: fault.kind == kind and concerns(fault.params, **thing))
+        return self.take(victim, lambda fault: fault.kind == kind and condition_matches(fault.params, **thing))
 
     def end(self, kind: str, **thing: str) -> None:
         """Ends the conditions of this kind that concern this thing: a request has repaired it."""
         with self.lock:
             for fault in self.listed:
-                if fault.kind == kind and concerns(fault.params, **thing):
+                if fault.kind == kind and condition_matches(fault.params, **thing):
                     fault.times = fault.fired + fault.reserved
             self._sort()
         self.changed()
@@ -285,7 +285,7 @@ class Weather:
             fault.reserved -= 1
 
 
-def parse(document: Any, *, replayed: bool = False) -> list[Fault]:
+def parse_weather(document: Any, *, replayed: bool = False) -> list[Fault]:
     """The faults in a weather document. Raises `BadWeather` that names the place and what is valid there."""
     if not isinstance(document, dict) or not isinstance(document.get("faults"), list):
         raise BadWeather('a weather document is {"faults": [...]}')
@@ -312,7 +312,7 @@ def _fault(index: int, entry: Any, replayed: bool) -> Fault:
 
 
 def _check_values(place: str, params: Params, *, signed: bool) -> None:
-    if wrong := complaint(params):
+    if wrong := condition_fault(params):
         raise BadWeather(f"{place}: {wrong}")
     for key in ("seconds", "notice_s"):
         value = params.get(key, 0)

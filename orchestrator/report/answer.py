@@ -12,7 +12,7 @@ from orchestrator.analysis.case import Case, Contrast
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
 from orchestrator.core.text import count
-from orchestrator.report.text import UNKNOWN, Rate, digits, rate
+from orchestrator.report.text import UNKNOWN, WorkRate, format_digits, rate
 
 WRONG: Final = ("wrong", "untrusted")
 """The kinds of failures of an implementation that gave a wrong answer, or whose times cannot be believed."""
@@ -61,7 +61,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AnswerRow:
     """One kernel on one case in one setting, beside the fastest baseline. `verdict` is a word of `FAILURES` where the
     kernel has no time, and `why` says why there is no comparison."""
 
@@ -71,7 +71,7 @@ class Row:
     baseline: str
     baseline_us: float
     contrast: Contrast | None
-    rate: Rate
+    rate: WorkRate
     verdict: str
     style: str
     why: str = ""
@@ -109,7 +109,7 @@ def wrong_first(study: Study) -> tuple[str, ...]:
     return tuple(one.text for one in failures(study, FAULTS))
 
 
-def rows_of(study: Study) -> tuple[Row, ...]:
+def rows_of(study: Study) -> tuple[AnswerRow, ...]:
     """A row for each kernel and case in the first setting in which the case was timed: wrong ones first, then by case,
     kernels in the order of definition."""
     first: dict[str, Case] = {}
@@ -122,7 +122,7 @@ def rows_of(study: Study) -> tuple[Row, ...]:
     return (*(one for one in kept if one.style == "wrong"), *(one for one in kept if one.style != "wrong"))
 
 
-def _row(case: Case, kernel: str) -> Row | None:
+def _row(case: Case, kernel: str) -> AnswerRow | None:
     timing, contrast = case.timing(kernel), case.against_fastest(kernel)
     if timing is None:
         return None
@@ -131,10 +131,11 @@ def _row(case: Case, kernel: str) -> Row | None:
     if timing.skipped:
         kind = timing.group.fault
         style = "unavailable" if kind == HERE else "wrong"
-        return Row(case, kernel, math.nan, "", math.nan, None, rate(case, timing), FAILURES.get(kind, kind), style,
+        return AnswerRow(case, kernel, math.nan, "", math.nan, None, rate(case, timing),
+                         FAILURES.get(kind, kind), style,
                    timing.skipped)  # fmt: skip
     why = "" if contrast is not None else "no baseline was timed" if not baselines else "no block in common"
-    return Row(
+    return AnswerRow(
         case, kernel, timing.median_us.mid,
         contrast.baseline if contrast is not None else "", rival.median_us.mid if rival is not None else math.nan,
         contrast, rate(case, timing),
@@ -144,7 +145,7 @@ def _row(case: Case, kernel: str) -> Row | None:
     )  # fmt: skip
 
 
-def largest(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], int]:
+def largest(rows: Sequence[AnswerRow], most: int) -> tuple[tuple[AnswerRow, ...], int]:
     """At most `most` rows, in their order, and how many are not among them: the wrong ones and the largest differences
     are kept."""
     if len(rows) <= most:
@@ -157,5 +158,5 @@ def microseconds(us: float) -> str:
     """A time with its unit: `12.3 µs`, `4.56 ms`, `1.2 s`."""
     for limit, unit in ((1e3, "µs"), (1e6, "ms")):
         if us < limit:
-            return f"{digits(us * 1e3 / limit)} {unit}"
-    return UNKNOWN if math.isnan(us) else f"{digits(us / 1e6)} s"
+            return f"{format_digits(us * 1e3 / limit)} {unit}"
+    return UNKNOWN if math.isnan(us) else f"{format_digits(us / 1e6)} s"

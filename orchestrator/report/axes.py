@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
 from orchestrator.core.text import count
-from orchestrator.report.document import limits
+from orchestrator.report.document import interval_limits
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
-from orchestrator.report.style import Look, looks
-from orchestrator.report.svg import Area, Board, Scale, legend, span
-from orchestrator.report.text import backend, digits, shortened, tick, within
+from orchestrator.report.style import Look, assign_looks
+from orchestrator.report.svg import Area, Board, Scale, axis_span, draw_legend
+from orchestrator.report.text import display_name, format_digits, format_limits, format_tick, shorten_name
 
 LEFT: Final = 86.0
 BOTTOM: Final = 330.0
@@ -24,24 +24,24 @@ LOG_FROM: Final = 8.0
 """An axis of numbers is logarithmic if the largest is at least this many times the smallest."""
 
 
-def sections(views: Sequence[Along]) -> list[Section]:
+def axis_sections(views: Sequence[Along]) -> list[Section]:
     """A section for each axis, with its figures one below the other."""
     by_axis: dict[str, list[Part]] = {}
     drawn = 0
     for view in views:
-        for lines in pictures(view):
+        for lines in figure_lines(view):
             drawn += 1
             if drawn <= MOST_FIGURES:
-                figure = Figure(board(view, lines), caption(view, lines), board(view, lines, SLIM))
+                figure = Figure(axis_board(view, lines), figure_caption(view, lines), axis_board(view, lines, SLIM))
                 by_axis.setdefault(view.axis, []).append(figure)
     made = [Section(f"Along {axis}", parts) for axis, parts in by_axis.items()]
     if drawn > MOST_FIGURES:
-        rest = Text(f"{MOST_FIGURES} of {drawn} figures; report.json has all of them as data.", "soft")
-        made[-1] = Section(made[-1].title, [*made[-1].parts, rest])
+        hidden_note = Text(f"{MOST_FIGURES} of {drawn} figures; report.json has all of them as data.", "soft")
+        made[-1] = Section(made[-1].title, [*made[-1].parts, hidden_note])
     return made
 
 
-def pictures(view: Along) -> list[tuple[Line, ...]]:
+def figure_lines(view: Along) -> list[tuple[Line, ...]]:
     """The lines of each figure of a view."""
     if len(view.lines) <= MOST_LINES:
         return [view.lines]
@@ -49,7 +49,7 @@ def pictures(view: Along) -> list[tuple[Line, ...]]:
     return [tuple(line for line in view.lines if line.implementation == name) for name in names]
 
 
-def caption(view: Along, lines: Sequence[Line]) -> str:
+def figure_caption(view: Along, lines: Sequence[Line]) -> str:
     cases = {point.cases for line in lines for point in line.points}
     several = max(cases) > 1
     what = f"geometric means of {count(max(cases), 'case')}" if several else "medians of one case"
@@ -58,15 +58,15 @@ def caption(view: Along, lines: Sequence[Line]) -> str:
     return f"{where + ': ' if where else ''}{what}{differing}, with 95 % intervals; lower is faster."
 
 
-def board(view: Along, lines: Sequence[Line], width: float = WIDTH) -> Board:
+def axis_board(view: Along, lines: Sequence[Line], width: float = WIDTH) -> Board:
     """A figure of time, on a logarithmic scale, against the axis. With width `SLIM` it fits a phone."""
     named = _names(lines)
     look = _looks(lines, named)
     what = f" ({view.timed})" if view.timed else ""
     left, right = (66.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
-    names = [(shortened(named[line], 30), look[line]) for line in lines]
+    names = [(shorten_name(named[line], 30), look[line]) for line in lines]
     figure = Board(width, 0, f"Time along {view.axis}{what}")
-    top = legend(figure, left, 18, names, right) + 8
+    top = draw_legend(figure, left, 18, names, right) + 8
     foot = max(BOTTOM, top + 250)
     figure.height = foot + 56
     ends = [
@@ -76,10 +76,10 @@ def board(view: Along, lines: Sequence[Line], width: float = WIDTH) -> Board:
         for value in (point.time_us.low, point.time_us.mid, point.time_us.high)
         if value > 0  # this also leaves NaN out
     ]
-    y = Scale(*span(ends, log=True, pad=0.08), foot, top, log=True)
+    y = Scale(*axis_span(ends, log=True, pad=0.08), foot, top, log=True)
     for value in y.ticks():
         figure.line(left, y(value), right, y(value), "grid")
-        figure.text(left - 8, y(value) + 4.5, tick(value), "end soft")
+        figure.text(left - 8, y(value) + 4.5, format_tick(value), "end soft")
     places = _places(view, figure, Area(left, top, right - left), foot)
     figure.text(12 if width < WIDTH else 18, (top + foot) / 2, f"median µs{what}, logarithmic", "middle", turned=True)
     for number, line in enumerate(lines):
@@ -95,8 +95,8 @@ def _draw(board: Board, line: Line, name: str, look: Look, places: Mapping[str, 
         x, time_us = places[point.value], point.time_us
         if time_us.known:
             board.line(x, y(time_us.low), x, y(time_us.high), style)
-        words = f"{digits(time_us.mid, 4)} µs {within(time_us)}".strip()
-        board.mark(x, y(time_us.mid), look, note=f"{name}, {point.value}: {words}")
+        value_text = f"{format_digits(time_us.mid, 4)} µs {format_limits(time_us)}".strip()
+        board.mark(x, y(time_us.mid), look, note=f"{name}, {point.value}: {value_text}")
 
 
 def _places(view: Along, board: Board, area: Area, foot: float) -> dict[str, float]:
@@ -109,16 +109,16 @@ def _places(view: Along, board: Board, area: Area, foot: float) -> dict[str, flo
         every = max(1, round(60 / room))
         for at, (value, x) in enumerate(places.items()):
             if at % every == 0:
-                board.text(x, foot + 18, shortened(value, max(6, int(room * every / 7.6))), "middle soft")
+                board.text(x, foot + 18, shorten_name(value, max(6, int(room * every / 7.6))), "middle soft")
     else:
         log = min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_FROM
-        scale = Scale(*span(numbers, log=log), left, right, log=log)
+        scale = Scale(*axis_span(numbers, log=log), left, right, log=log)
         places = {value: scale(number) for value, number in zip(view.values, numbers, strict=True)}
         shown: list[float] = []
         for number in numbers:
             if all(abs(scale(number) - other) >= 44 for other in shown):
                 shown.append(scale(number))
-                board.text(scale(number), foot + 18, tick(number), "middle soft")
+                board.text(scale(number), foot + 18, format_tick(number), "middle soft")
     for middle in places.values():
         board.line(middle, area.y, middle, foot, "grid")
     board.text((left + right) / 2, foot + 42, view.axis, "middle")
@@ -131,7 +131,10 @@ def _names(lines: Sequence[Line]) -> dict[Line, str]:
     several = len({line.implementation for line in lines}) > 1
     return {
         line: ", ".join(
-            [*([line.device] if devices or not several else []), *([backend(line.implementation)] if several else [])]
+            [
+                *([line.device] if devices or not several else []),
+                *([display_name(line.implementation)] if several else []),
+            ]
         )
         for line in lines
     }
@@ -141,13 +144,13 @@ def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]
     """The look of each line: that of its implementation if all lines are of one device, else one look after the
     other."""
     if len({line.device for line in lines}) == 1:
-        own = looks([line.implementation for line in lines])
-        return {line: own[line.implementation] for line in lines}
-    own = looks([named[line] for line in lines])
-    return {line: own[named[line]] for line in lines}
+        looks_by_name = assign_looks([line.implementation for line in lines])
+        return {line: looks_by_name[line.implementation] for line in lines}
+    looks_by_name = assign_looks([named[line] for line in lines])
+    return {line: looks_by_name[named[line]] for line in lines}
 
 
-def document(views: Sequence[Along]) -> list[dict[str, Any]]:
+def axes_document(views: Sequence[Along]) -> list[dict[str, Any]]:
     """The data of the figures of all views, as JSON."""
     return [
         {
@@ -161,7 +164,7 @@ def document(views: Sequence[Along]) -> list[dict[str, Any]]:
                     "device": line.device,
                     "implementation": line.implementation,
                     "points": [
-                        {"value": point.value, "median_us": limits(point.time_us), "cases": point.cases}
+                        {"value": point.value, "median_us": interval_limits(point.time_us), "cases": point.cases}
                         for point in line.points
                     ],
                 }

@@ -8,40 +8,68 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.across import Change, Footing, changes, matched
-from orchestrator.analysis.energy import Shift, shifts
-from orchestrator.analysis.fingerprint import MATTERS, NAMES, Comparability, Level, comparability, same_code, steady
-from orchestrator.analysis.history import CAUSE_NAMES, brief
+from orchestrator.analysis.across import Change, Footing, find_changes, match_cases
+from orchestrator.analysis.energy import Shift, energy_shifts
+from orchestrator.analysis.fingerprint import (
+    MATTERS,
+    NAMES,
+    Comparability,
+    ComparabilityLevel,
+    compare_fingerprints,
+    has_same_libraries,
+    same_code,
+)
+from orchestrator.analysis.history import CAUSE_NAMES, short_digest
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import KERNEL, Study
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.results import is_control
-from orchestrator.core.text import begun, count
+from orchestrator.core.text import capitalize_first, count
 from orchestrator.report.figures import (
     NAMED,
     RIGHT,
     SLIM,
     WIDTH,
-    beside,
-    fitting,
+    fit_names,
     noise_band,
     rows_frame,
-    shown,
-    stacked,
+    sample_items,
+    scales_side_by_side,
+    stack_rows,
 )
-from orchestrator.report.markdown import cell, line
-from orchestrator.report.page import Cell, Page, Part, Section, Table, Text, Word, drawn, verdict, written
+from orchestrator.report.markdown import markdown_cell, table_line
+from orchestrator.report.page import (
+    Cell,
+    Page,
+    PageTable,
+    Part,
+    Section,
+    Text,
+    Word,
+    figure_parts,
+    verdict_word,
+    write_page,
+)
 from orchestrator.report.report import Report
 from orchestrator.report.style import Look
-from orchestrator.report.svg import Area, Board, Scale, legend, span
-from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, percent, ratio, within
+from orchestrator.report.svg import Area, Board, Scale, axis_span, draw_legend
+from orchestrator.report.text import (
+    UNKNOWN,
+    case_labels,
+    common_parts,
+    format_digits,
+    format_energy,
+    format_limits,
+    format_percent,
+    format_ratio,
+)
 
 # Compares two runs: whether they may be compared, what changed, and a summary in words.
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostTiming:
     """A timing that the earlier run has and the later one does not, with the reason that the later run gives."""
 
     case_id: str
@@ -62,13 +90,13 @@ class Comparison:
     tolerance: float
     """A change within it (0.02 is two per cent) is called neither faster nor slower."""
     changes: tuple[Change, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[LostTiming, ...]
     energy: tuple[Shift, ...] = ()
     """The energy of the compared calls in the two runs, where both have it."""
 
     @property
     def refused(self) -> bool:
-        return self.comparable.level is Level.REFUSED
+        return self.comparable.level is ComparabilityLevel.REFUSED
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -89,8 +117,8 @@ class Comparison:
             return f"Not comparable: {self.comparable.reasons[0]}."
         if not self.changes and not self.lost:
             return "The runs have no case, regime and implementation in common."
-        words = Counter(one.verdict for one in self.changes)
-        verdicts = ", ".join(f"{words[word]} {word}" for word in Verdict if words[word])
+        verdict_counts = Counter(one.verdict for one in self.changes)
+        verdicts = ", ".join(f"{verdict_counts[word]} {word}" for word in Verdict if verdict_counts[word])
         lost = f" {count(len(self.lost), 'timing')} lost: {self._gone()}." if self.lost else ""
         return f"{count(len(self.changes), 'comparison')}{f': {verdicts}' if verdicts else ''}.{lost}"
 
@@ -101,12 +129,12 @@ class Comparison:
     @property
     def code(self) -> tuple[str, ...]:
         """The parts of the code that differ, in words: the payload, and the kernels that ran."""
-        fingerprints = fingerprint(self.before), fingerprint(self.after)
+        fingerprints = run_fingerprint(self.before), run_fingerprint(self.after)
         key = "payload_sha256" if all(one.get("payload_sha256") for one in fingerprints) else "git_commit"
-        one, other = (brief(found.get(key) or "unknown") for found in fingerprints)
+        one, other = (short_digest(found.get(key) or "unknown") for found in fingerprints)
         versions = [f"{CAUSE_NAMES[key]} {one} → {other}"] if one != other else []
         kernels: Counter[tuple[str, str]] = Counter()
-        for case, later in matched(self.before.study, self.after.study):
+        for case, later in match_cases(self.before.study, self.after.study):
             for name in self.implementations:
                 first, second = case.timing(name), later.timing(name)
                 if first is not None and second is not None and first.backend != second.backend:
@@ -121,14 +149,14 @@ class Comparison:
             return "Energy: not given by both runs."
         middle = math.exp(sum(math.log(one.ratio) for one in self.energy) / len(self.energy))
         where = count(len(self.energy), "timing")
-        return f"Energy of a call: {ratio(middle)} of before (geometric mean of {where}; under 1 is less)."
+        return f"Energy of a call: {format_ratio(middle)} of before (geometric mean of {where}; under 1 is less)."
 
     def unit(self) -> str:
         """The unit of `before` and `after`."""
         return f"times as fast as {self.relative_to} in the same run" if self.relative_to else "µs a call"
 
 
-def compared(
+def compare_reports(
     before: Report,
     after: Report,
     *,
@@ -147,42 +175,44 @@ def compared(
 
     for ordinal, report in (("first", before), ("second", after)):
         if not report.study.cases:
-            nothing = Comparability(Level.REFUSED, (f"the {ordinal} run measured nothing",))
+            nothing = Comparability(ComparabilityLevel.REFUSED, (f"the {ordinal} run measured nothing",))
             return Comparison(before, after, nothing, relative_to, tolerance, (), ())
-    comparable = comparability(fingerprint(before), fingerprint(after), across_devices=across_devices)
+    comparable = compare_fingerprints(run_fingerprint(before), run_fingerprint(after), across_devices=across_devices)
     comparable = with_caveats(comparable, before, after)
     names = tuple(implementations) or ((KERNEL,) if both(KERNEL) else ())
     common = [name for name in before.study.baselines if both(name) and name not in names]
     base = relative_to or next((name for name in (DEFAULT, *common) if name in common and not absolute), "")
     changed: tuple[Change, ...] = ()
-    lost_timings: tuple[Lost, ...] = ()
+    lost_timings: tuple[LostTiming, ...] = ()
     energy: tuple[Shift, ...] = ()
-    if comparable.level is not Level.REFUSED:
-        fingerprints = fingerprint(before), fingerprint(after)
+    if comparable.level is not ComparabilityLevel.REFUSED:
+        fingerprints = run_fingerprint(before), run_fingerprint(after)
         busy = [ordinal for ordinal, one in (("first", before), ("second", after)) if one.busy()]
-        changed = changes(
+        changed = find_changes(
             before.study,
             after.study,
             relative_to=base,
             implementations=names,
             tolerance=tolerance,
             footing=Footing(
-                steady=steady(*fingerprints),
+                steady=has_same_libraries(*fingerprints),
                 doubt=f"the host of the {' and the '.join(busy)} run was busy" if busy else "",
                 same_code=same_code(*fingerprints),
             ),
         )
-        lost_timings = lost(before.study, after.study, names)
-        energy = tuple(one for one in shifts(before.study, after.study) if not names or one.implementation in names)
+        lost_timings = find_lost_timings(before.study, after.study, names)
+        energy = tuple(
+            one for one in energy_shifts(before.study, after.study) if not names or one.implementation in names
+        )
     return Comparison(before, after, comparable, base, tolerance, changed, lost_timings, energy)
 
 
-def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[Lost, ...]:
+def find_lost_timings(before: Study, after: Study, implementations: Sequence[str] = ()) -> tuple[LostTiming, ...]:
     """The timings that the earlier run has and the later run gave up, for example after a wrong answer. Controls are
     left out."""
     return tuple(
-        Lost(case.case_id, case.setting, timing.implementation, now.skipped)
-        for case, other in matched(before, after)
+        LostTiming(case.case_id, case.setting, timing.implementation, now.skipped)
+        for case, other in match_cases(before, after)
         for timing in case.timings
         if timing.timed
         and not is_control(timing.implementation)
@@ -192,7 +222,7 @@ def lost(before: Study, after: Study, implementations: Sequence[str] = ()) -> tu
     )
 
 
-def apart(before: Study, after: Study) -> tuple[str, ...]:
+def unmatched_cases(before: Study, after: Study) -> tuple[str, ...]:
     """Which cases of the earlier run have no counterpart in the later one, in sentences."""
     sentences = []
     missing = set(before.case_ids) - set(after.case_ids)
@@ -200,7 +230,7 @@ def apart(before: Study, after: Study) -> tuple[str, ...]:
         sentences.append(
             f"{len(missing)} of {count(len(before.case_ids), 'case')} of the first run are not in the second"
         )
-    matched_ids = {case.case_id for case, _ in matched(before, after)}
+    matched_ids = {case.case_id for case, _ in match_cases(before, after)}
     otherwise = [name for name in before.case_ids if name in after.case_ids and name not in matched_ids]
     if otherwise:
         sentences.append(f"{count(len(otherwise), 'case')} timed in other regimes or caches, not compared")
@@ -215,14 +245,14 @@ def with_caveats(comparable: Comparability, before: Report, after: Report) -> Co
         for which, report in (("first", before), ("second", after))
         for words in (*report.busy(), *report.unsteady())
     ]
-    warnings = [*apart(before.study, after.study), *warnings]
+    warnings = [*unmatched_cases(before.study, after.study), *warnings]
     if not warnings:
         return comparable
-    level = Level.CAVEAT if comparable.level is Level.COMPARABLE else comparable.level
+    level = ComparabilityLevel.CAVEAT if comparable.level is ComparabilityLevel.COMPARABLE else comparable.level
     return Comparability(level, (*comparable.reasons, *warnings))
 
 
-def fingerprint(report: Report) -> dict[str, Any]:
+def run_fingerprint(report: Report) -> dict[str, Any]:
     """Everything known about how a run was measured (`orchestrator.analysis.fingerprint`)."""
     vms = report.manifest.get("vms")
     last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
@@ -249,13 +279,13 @@ LOOKS: Mapping[Verdict, Look] = {
 """Each verdict has a shape as well as a colour, so that it can be told without colours."""
 
 
-def page(comparisons: Sequence[Comparison]) -> str:
+def comparison_page(comparisons: Sequence[Comparison]) -> str:
     """The whole file. There must be at least one comparison."""
     first = comparisons[0].before
     sections = [Section(one.after.study.run_id, [*_section(one)]) for one in comparisons]
     sections.append(Section("How this was compared", [Text(METHOD)]))
     title = f"Comparison with {first.study.run_id}"
-    return written(Page(title, f"Against {first.study.run_id}", [Text(_facts(first), "soft")], sections))
+    return write_page(Page(title, f"Against {first.study.run_id}", [Text(_facts(first), "soft")], sections))
 
 
 METHOD = (
@@ -277,13 +307,13 @@ def _facts(report: Report) -> str:
 
 
 def _section(one: Comparison) -> Iterable[Part]:
-    names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
+    names = case_labels(list(dict.fromkeys(change.case_id for change in one.changes)))
     yield Text(_facts(one.after), "soft")
     yield Text(one.headline(), "lead")
     if one.code:
         yield Text(f"{'; '.join(one.code)}.")
     yield Text(f"{one.comparable.level.value.capitalize()}.")
-    yield from (Text(begun(f"{words}."), "warn") for words in one.comparable.reasons)
+    yield from (Text(capitalize_first(f"{words}."), "warn") for words in one.comparable.reasons)
     if one.changes:
         yield from _changes(one, names)
         yield Text(one.joules())
@@ -291,57 +321,61 @@ def _section(one: Comparison) -> Iterable[Part]:
         yield _energy(one, names)
     rows = list(_environments(one))
     if rows:
-        yield Table("Environments", ("what", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
+        yield PageTable("Environments", ("what", one.before.study.run_id, one.after.study.run_id), rows, long=(1, 2))
 
 
 def _changes(one: Comparison, names: Mapping[str, str]) -> Iterable[Part]:
     common = "-".join(common_parts(list(names)))
     shared = f"All cases share {common}. " if common else ""
     who = f"{one.implementations[0]}: " if len(one.implementations) == 1 else ""
-    yield from drawn(
-        ratios(one, names),
+    yield from figure_parts(
+        ratio_board(one, names),
         f"{who}how many times as fast as before, with the 95 % interval. The grey band is the noise and the "
-        f"tolerance of {percent(one.tolerance)}: a mark within it shows no difference. {shared}",
-        ratios(one, names, SLIM),
+        f"tolerance of {format_percent(one.tolerance)}: a mark within it shows no difference. {shared}",
+        ratio_board(one, names, SLIM),
     )
     several = len(one.implementations) > 1
     for setting in one.settings:
-        told = f"{setting.meaning} " if setting.meaning else ""
-        yield Text(f"{setting.name.capitalize() or 'Changes'}. {told}{shared}Before and after: {one.unit()}.", "soft")
+        setting_text = f"{setting.meaning} " if setting.meaning else ""
+        yield Text(
+            f"{setting.name.capitalize() or 'Changes'}. {setting_text}{shared}Before and after: {one.unit()}.", "soft"
+        )
         heads = ["case", *(["implementation"] if several else [])]
         heads += ["ratio", "95 % interval", "verdict", "before", "after", "p", "noise", "spread"]
         rows = [_row(change, names, several=several) for change in one.changes if change.setting == setting]
         place = heads.index("verdict")
-        left = (1, place) if several else (place,)
-        yield Table(setting.name or "Changes", heads, rows, left=left, wrap=(place,), stack=True)
+        place_column = (1, place) if several else (place,)
+        yield PageTable(setting.name or "Changes", heads, rows, left=place_column, wrap=(place,), stack=True)
 
 
 def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[Cell]:
-    noise = percent(change.noise.floor) if change.noise is not None else UNKNOWN
+    noise = format_percent(change.noise.floor) if change.noise is not None else UNKNOWN
     p = "< 0.0001" if change.p < 1e-4 else f"{change.p:.4f}"
     return [
         names[change.case_id], *([change.implementation] if several else []),
-        f"{change.ratio.mid:.3f}×", within(change.ratio, places=3), verdict(change.verdict.value, change.doubt),
-        digits(change.before.mid, 4), digits(change.after.mid, 4), p, noise, percent(change.spread),
+        f"{change.ratio.mid:.3f}×", format_limits(change.ratio, places=3),
+        verdict_word(change.verdict.value, change.doubt),
+        format_digits(change.before.mid, 4), format_digits(change.after.mid, 4), p, noise,
+        format_percent(change.spread),
     ]  # fmt: skip
 
 
-def _energy(one: Comparison, names: Mapping[str, str]) -> Table:
+def _energy(one: Comparison, names: Mapping[str, str]) -> PageTable:
     rows: list[list[Cell]] = [
         [
             names.get(each.case_id, each.case_id), each.implementation, each.setting.name or UNKNOWN,
-            energy(each.before), energy(each.after), ratio(each.ratio),
+            format_energy(each.before), format_energy(each.after), format_ratio(each.ratio),
         ]
         for each in one.energy
     ]  # fmt: skip
     heads = ("case", "implementation", "regime", "before", "after", "ratio")
-    return Table("Energy of a call", heads, rows, left=(1, 2), stack=True)
+    return PageTable("Energy of a call", heads, rows, left=(1, 2), stack=True)
 
 
 def _environments(one: Comparison) -> Iterable[list[Cell]]:
     """Rows for the facts of the two environments that matter, if one of the runs has them. Differences are
     highlighted."""
-    before, after = fingerprint(one.before), fingerprint(one.after)
+    before, after = run_fingerprint(one.before), run_fingerprint(one.after)
     for key in dict.fromkeys(("device", *MATTERS, "git_commit", "payload_sha256")):
         values = [before.get(key), after.get(key)]
         if all(value in (None, "") for value in values):
@@ -355,10 +389,10 @@ def _brief(key: str, value: object) -> str:
     return str(value)[:12] if "sha256" in key else str(value)
 
 
-def ratios(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> Board | None:
+def ratio_board(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> Board | None:
     """A figure of the ratios with their intervals, case by case. The settings are side by side on one scale; with width
     `SLIM` they are one below the other."""
-    keys = shown(list(dict.fromkeys((change.case_id, change.implementation) for change in one.changes)))
+    keys = sample_items(list(dict.fromkeys((change.case_id, change.implementation) for change in one.changes)))
     marked = [change for change in one.changes if (change.case_id, change.implementation) in keys]
     if not marked:
         return None
@@ -366,16 +400,18 @@ def ratios(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> B
     for change in marked:
         ends += [change.ratio.low, change.ratio.high] if change.ratio.known else [change.ratio.mid]
     several, slim = len(one.implementations) > 1, width < WIDTH
-    told = [f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys]
-    start, titles = fitting(told)
+    row_names = [f"{names[case_id]}{f', {who}' if several else ''}" for case_id, who in keys]
+    start, titles = fit_names(row_names)
     start, right = (12.0, width - 12) if slim else (start, RIGHT)
     board = Board(width, 0, "Ratio of each case to the run before, with its interval")
-    top = legend(board, start, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], right) + 24
+    top = draw_legend(board, start, 18, [(verdict.value, look) for verdict, look in LOOKS.items()], right) + 24
     rows = dict(zip(keys, titles, strict=True))
     for settings in [[setting] for setting in one.settings] if slim else [one.settings]:
         area = Area(start, top, right - start)
         titles = [setting.name or "regime unknown" for setting in settings]
-        found, board.height = beside(board, titles, area, span(ends, log=True), named=len(one.settings) > 1)
+        found, board.height = scales_side_by_side(
+            board, titles, area, axis_span(ends, log=True), named=len(one.settings) > 1
+        )
         scales = dict(zip(settings, found, strict=True))
         _rows(board, [change for change in marked if change.setting in scales], scales, rows, names, one.tolerance)
         top = board.height + 28
@@ -393,7 +429,7 @@ def _rows(
     """Draws a row for each case and implementation of `rows`, below what is on the board so far."""
     above = NAMED if board.width < WIDTH else 0.0
     height, all_scales = 28.0 + above, tuple(scales.values())
-    tops = {key: y for key, (y, _) in zip(rows, stacked(board.height, len(rows), height), strict=True)}
+    tops = {key: y for key, (y, _) in zip(rows, stack_rows(board.height, len(rows), height), strict=True)}
     unit = "times as fast as before (logarithmic; right of 1 is faster)"
     rows_frame(board, all_scales, [(y, height) for y in tops.values()], list(rows.values()), unit, all_scales[0].begin)
     board.height = max(tops.values()) + height + 52
@@ -411,46 +447,50 @@ def _mark(board: Board, change: Change, tolerance: float, scale: Scale, y: float
     look, at = LOOKS[change.verdict], y + height / 2
     if change.ratio.known:
         board.line(scale(change.ratio.low), at, scale(change.ratio.high), at, f"l{look.colour[1:]}")
-    told = f"{change.ratio.mid:.3f}× {within(change.ratio, places=3)}"
-    board.mark(scale(change.ratio.mid), at, look, 5.0, f"{name}, {change.implementation}: {told}, {change.verdict}")
+    ratio_text = f"{change.ratio.mid:.3f}× {format_limits(change.ratio, places=3)}"
+    board.mark(
+        scale(change.ratio.mid), at, look, 5.0, f"{name}, {change.implementation}: {ratio_text}, {change.verdict}"
+    )
 
 
-def markdown(comparisons: Sequence[Comparison], *, title: str = "") -> str:
+def comparison_markdown(comparisons: Sequence[Comparison], *, title: str = "") -> str:
     """Markdown for a comment on a pull request. It is the same for the same runs, on whatever machine it is written."""
-    lines = [f"### {cell(title)}", ""] if title else []
+    lines = [f"### {markdown_cell(title)}", ""] if title else []
     for one in comparisons:
         lines += [*_told(one), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _told(one: Comparison) -> Iterable[str]:
-    after, before = (f"**{cell(run.study.run_id)}** ({cell(_facts(run))})" for run in (one.after, one.before))
+    after, before = (
+        f"**{markdown_cell(run.study.run_id)}** ({markdown_cell(_facts(run))})" for run in (one.after, one.before)
+    )
     yield f"{after} against {before}"
     yield ""
-    yield cell(one.headline())
+    yield markdown_cell(one.headline())
     yield ""
     if one.code:
-        yield f"{cell('; '.join(one.code))}."
+        yield f"{markdown_cell('; '.join(one.code))}."
         yield ""
     if one.comparable.reasons and not one.refused:
-        yield f"> {one.comparable.level.value.capitalize()}: {cell('; '.join(one.comparable.reasons))}."
+        yield f"> {one.comparable.level.value.capitalize()}: {markdown_cell('; '.join(one.comparable.reasons))}."
         yield ""
-    names = labels(list(dict.fromkeys(change.case_id for change in one.changes)))
+    names = case_labels(list(dict.fromkeys(change.case_id for change in one.changes)))
     for setting in one.settings:
         yield from _markdown_table(one, setting, names)
         yield ""
     if one.changes:
-        tolerated = f"changes within {percent(one.tolerance)} do not count"
+        tolerated = f"changes within {format_percent(one.tolerance)} do not count"
         yield f"Before and after: {one.unit()}. A ratio over 1 is faster; {tolerated}."
     if one.energy:
         yield ""
-        yield cell(one.joules())
+        yield markdown_cell(one.joules())
 
 
 def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str]) -> Iterable[str]:
     several = len(one.implementations) > 1
     if setting.name:
-        yield f"**{cell(setting.name)}**: {cell(setting.meaning)}"
+        yield f"**{markdown_cell(setting.name)}**: {markdown_cell(setting.meaning)}"
         yield ""
     shared = "-".join(common_parts(list(names))) or "case"
     yield f"| {shared} |{' implementation |' if several else ''} before | after | ratio | 95 % interval | verdict |"
@@ -458,10 +498,11 @@ def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str])
     for change in one.changes:
         if change.setting == setting:
             cells = (
-                names[change.case_id], *([change.implementation] if several else []), digits(change.before.mid, 4),
-                digits(change.after.mid, 4), f"{change.ratio.mid:.3f}", within(change.ratio, places=3),
+                names[change.case_id], *([change.implementation] if several else []),
+                format_digits(change.before.mid, 4),
+                format_digits(change.after.mid, 4), f"{change.ratio.mid:.3f}", format_limits(change.ratio, places=3),
                 change.said,
             )  # fmt: skip
             loud = change.verdict in (Verdict.SLOWER, Verdict.FASTER)
-            *words, last = (cell(text) for text in cells)
-            yield line((*words, f"**{last}**" if loud else last))
+            *words, last = (markdown_cell(text) for text in cells)
+            yield table_line((*words, f"**{last}**" if loud else last))

@@ -10,11 +10,11 @@ from orchestrator.analysis.across import floor_of
 from orchestrator.analysis.devices import Against, Column, Devices, Row, Time
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
-from orchestrator.report.document import known, limits, setting_of
-from orchestrator.report.markdown import cell, line
-from orchestrator.report.page import Cell, Part, Section, Table, Text, Word
+from orchestrator.report.document import finite_or_none, interval_limits, setting_of
+from orchestrator.report.markdown import markdown_cell, table_line
+from orchestrator.report.page import Cell, PageTable, Part, Section, Text, Word
 from orchestrator.report.report import Report
-from orchestrator.report.text import UNKNOWN, common_parts, digits, energy, labels, ratio
+from orchestrator.report.text import UNKNOWN, case_labels, common_parts, format_digits, format_energy, format_ratio
 
 METHOD: Final = (
     "Each device is compared with the best of its row. Times of two devices come from two runs, so their intervals are "
@@ -54,7 +54,7 @@ def column_of(report: Report, *, name: str = "", usd_per_hour: float | None = No
     )  # fmt: skip
 
 
-def sections(found: Devices) -> list[Section]:
+def device_sections(found: Devices) -> list[Section]:
     """The sections: what each device cost, and for each setting which is fastest and which gives most for a dollar."""
     if not found.columns:
         return []
@@ -63,9 +63,9 @@ def sections(found: Devices) -> list[Section]:
         rows = [row for row in found.rows if row.setting == setting]
         title = f"{setting.name.capitalize() or 'Times'}"
         said: list[Part] = [Text(setting.meaning, "soft")] if setting.meaning else []
-        made.append(Section(f"{title}: time", [*said, table(found, rows)]))
+        made.append(Section(f"{title}: time", [*said, device_table(found, rows)]))
         if any(column.usd_per_hour for column in found.columns):
-            made.append(Section(f"{title}: calls a dollar", [table(found, rows, of_value=True)]))
+            made.append(Section(f"{title}: calls a dollar", [device_table(found, rows, of_value=True)]))
     if any(cell is not None and cell.time.joules > 0 for row in found.rows for cell in row.cells):
         made.append(Section("Energy of a call", [_energy(found)]))
     made.append(Section("How devices are compared", [Text(METHOD)]))
@@ -73,39 +73,39 @@ def sections(found: Devices) -> list[Section]:
 
 
 def _summary(found: Devices) -> Iterable[Part]:
-    yield summary(found)
+    yield device_summary(found)
     if any(column.simulated for column in found.columns):
         yield Text(SIMULATED, "soft")
     yield from (Text(f"{column.name}: {column.doubt}.", "warn") for column in found.columns if column.doubt)
 
 
-def summary(found: Devices) -> Table:
+def device_summary(found: Devices) -> PageTable:
     """A row for each device: what was spent on it, and what an answer cost."""
     rows: list[list[Cell]] = []
     for place, column in enumerate(found.columns):
         rows.append(
             [
-                column.name, f"{len(column.runs):,}" if column.runs else UNKNOWN, money(column.usd_per_hour, 4),
-                money(column.cost_usd, 4), f"{column.answers:,}", money(column.usd_per_answer, 6),
+                column.name, f"{len(column.runs):,}" if column.runs else UNKNOWN, format_money(column.usd_per_hour, 4),
+                format_money(column.cost_usd, 4), f"{column.answers:,}", format_money(column.usd_per_answer, 6),
                 f"{_ahead(found, place, of_value=False)}", f"{_ahead(found, place, of_value=True)}",
             ]
         )  # fmt: skip
     heads = ("device", "runs", "$ an hour", "spent", "answers", "$ an answer", "fastest in", "most for a dollar in")
-    return Table("What each device cost", heads, rows, stack=True)
+    return PageTable("What each device cost", heads, rows, stack=True)
 
 
 def _ahead(found: Devices, place: int, *, of_value: bool) -> int:
     return sum((row.cheapest if of_value else row.fastest) == place for row in found.rows)
 
 
-def money(usd: float | None, places: int) -> str:
+def format_money(usd: float | None, places: int) -> str:
     return UNKNOWN if usd is None else f"${usd:,.{places}f}"
 
 
-def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Table:
+def device_table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> PageTable:
     """A row for each case, a column for each device: medians, or calls a dollar, with the ratio to the best of the
     row."""
-    names = labels(list(dict.fromkeys(row.case_id for row in rows)))
+    names = case_labels(list(dict.fromkeys(row.case_id for row in rows)))
     several = len({row.implementation for row in rows}) > 1
     heads = ["case", *(["implementation"] if several else []), *(column.name for column in found.columns)]
     lines: list[list[Cell]] = []
@@ -113,30 +113,30 @@ def table(found: Devices, rows: Sequence[Row], *, of_value: bool = False) -> Tab
         own: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
         lines.append([*own, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
     unit = "calls a dollar" if of_value else "median µs"
-    return Table(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
+    return PageTable(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
 
 
-def _energy(found: Devices) -> Table:
+def _energy(found: Devices) -> PageTable:
     """Joules a call where a device reports them, otherwise a dash."""
     rows = [row for row in found.rows if any(cell is not None and cell.time.joules > 0 for cell in row.cells)]
-    names = labels(list(dict.fromkeys(row.case_id for row in rows)))
+    names = case_labels(list(dict.fromkeys(row.case_id for row in rows)))
     lines: list[list[Cell]] = [
         [
             names[row.case_id], row.implementation, row.setting.name or UNKNOWN,
-            *(UNKNOWN if cell is None else energy(cell.time.joules) for cell in row.cells),
+            *(UNKNOWN if cell is None else format_energy(cell.time.joules) for cell in row.cells),
         ]
         for row in rows
     ]  # fmt: skip
     heads = ("case", "implementation", "regime", *(column.name for column in found.columns))
-    return Table("Energy of a call", heads, lines, left=(1, 2), stack=True)
+    return PageTable("Energy of a call", heads, lines, left=(1, 2), stack=True)
 
 
 def _cell(row: Row, place: int, *, of_value: bool) -> Cell:
-    own = row.cells[place]
-    if own is None or (of_value and math.isnan(own.calls_per_usd)):
+    cell = row.cells[place]
+    if cell is None or (of_value and math.isnan(cell.calls_per_usd)):
         return UNKNOWN
-    shown = f"{own.calls_per_usd:,.0f}" if of_value else digits(own.time.median_us.mid, 4)
-    against = own.value if of_value else own.speed
+    shown = f"{cell.calls_per_usd:,.0f}" if of_value else format_digits(cell.time.median_us.mid, 4)
+    against = cell.value if of_value else cell.speed
     won = (row.cheapest if of_value else row.fastest) == place
     return Word(shown, "differs" if won else "", _said(against))
 
@@ -145,42 +145,42 @@ def _said(against: Against | None) -> str:
     """The ratio and the verdict. The reason why a device cannot be compared is shown only once, beside its costs."""
     if against is None:
         return ""
-    return f"{ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}"
+    return f"{format_ratio(against.ratio.mid)} {WORDS.get(against.verdict.value, against.verdict.value)}"
 
 
 WORDS: Final = {"slower": "behind", "faster": "ahead"}
 
 
-def markdown(found: Devices) -> str:
+def devices_markdown(found: Devices) -> str:
     """The tables as Markdown, for a README or a pull request."""
     lines: list[str] = []
-    for section in sections(found):
-        lines += [f"**{cell(section.title)}**", ""]
+    for section in device_sections(found):
+        lines += [f"**{markdown_cell(section.title)}**", ""]
         for part in section.parts:
             if isinstance(part, Text):
-                lines += [cell(part.text), ""]
-            elif isinstance(part, Table):
+                lines += [markdown_cell(part.text), ""]
+            elif isinstance(part, PageTable):
                 lines += [*_markdown_table(part, found), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(part: Table, found: Devices) -> Iterable[str]:
+def _markdown_table(part: PageTable, found: Devices) -> Iterable[str]:
     shared = "-".join(common_parts(list(dict.fromkeys(row.case_id for row in found.rows))))
     heads = [shared if head == "case" and shared else head for head in part.heads]
-    yield line(map(cell, heads))
+    yield table_line(map(markdown_cell, heads))
     yield "|---|" + "--:|" * (len(heads) - 1)
     for row in part.rows:
-        yield line(map(_markdown_cell, row))
+        yield table_line(map(_markdown_cell, row))
 
 
 def _markdown_cell(one: Cell) -> str:
     if isinstance(one, str):
-        return cell(one)
-    shown = f"**{cell(one.text)}**" if one.style == "differs" else cell(one.text)
-    return f"{shown} ({cell(one.more)})" if one.more else shown
+        return markdown_cell(one)
+    shown = f"**{markdown_cell(one.text)}**" if one.style == "differs" else markdown_cell(one.text)
+    return f"{shown} ({markdown_cell(one.more)})" if one.more else shown
 
 
-def document(found: Devices) -> dict[str, Any]:
+def devices_document(found: Devices) -> dict[str, Any]:
     """The comparison as JSON. Unknown values are null."""
     return {
         "schema": 1,
@@ -196,10 +196,10 @@ def document(found: Devices) -> dict[str, Any]:
                     None
                     if own is None
                     else {
-                        "median_us": limits(own.time.median_us),
-                        "tflops": known(own.time.tflops),
-                        "joules_per_call": known(own.time.joules),
-                        "calls_per_usd": known(own.calls_per_usd),
+                        "median_us": interval_limits(own.time.median_us),
+                        "tflops": finite_or_none(own.time.tflops),
+                        "joules_per_call": finite_or_none(own.time.joules),
+                        "calls_per_usd": finite_or_none(own.calls_per_usd),
                         "speed": _against(own.speed),
                         "value": _against(own.value),
                     }
@@ -215,14 +215,16 @@ def _column(one: Column) -> dict[str, Any]:
     return {
         "name": one.name,
         "runs": list(one.runs),
-        "cost_usd": known(one.cost_usd),
-        "usd_per_hour": known(one.usd_per_hour),
+        "cost_usd": finite_or_none(one.cost_usd),
+        "usd_per_hour": finite_or_none(one.usd_per_hour),
         "answers": one.answers,
-        "usd_per_answer": known(one.usd_per_answer),
+        "usd_per_answer": finite_or_none(one.usd_per_answer),
         "prices_simulated": one.simulated,
         "doubt": one.doubt,
     }
 
 
 def _against(one: Against | None) -> dict[str, Any] | None:
-    return None if one is None else {"ratio": limits(one.ratio), "verdict": one.verdict.value, "doubt": one.doubt}
+    return (
+        None if one is None else {"ratio": interval_limits(one.ratio), "verdict": one.verdict.value, "doubt": one.doubt}
+    )

@@ -8,10 +8,10 @@ import numpy as np
 
 from orchestrator.analysis.samples import Group, Vector
 from orchestrator.analysis.study import Case, Study
-from orchestrator.report.figures import RIGHT, WIDTH, drawn, shown
-from orchestrator.report.style import Look, looks
-from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
-from orchestrator.report.text import backend, labels, shortened, tick
+from orchestrator.report.figures import RIGHT, WIDTH, drawn_implementations, sample_items
+from orchestrator.report.style import Look, assign_looks
+from orchestrator.report.svg import Area, Board, Scale, axis_span, draw_legend, tile_panels
+from orchestrator.report.text import case_labels, display_name, format_tick, shorten_name
 
 MOST_DOTS = 200
 """The most dots for one implementation on one case."""
@@ -23,18 +23,18 @@ MOST_READINGS = 150
 """The most dots for a sensor, which does not depend on the implementation."""
 
 
-def latencies(study: Study) -> Board | None:
+def latency_board(study: Study) -> Board | None:
     """A figure of the latencies of each case: dots, a box over the middle half, and a bar at the median. None without
     latencies."""
-    cases = [case for case in shown(study.cases) if any(t.timed for t in case.timings)]
-    names = drawn(study)
+    cases = [case for case in sample_items(study.cases) if any(t.timed for t in case.timings)]
+    names = drawn_implementations(study)
     if not cases or not names:
         return None
-    look, titles = looks(study.names), labels(study.case_ids)
+    look, titles = assign_looks(study.names), case_labels(study.case_ids)
     board = Board(WIDTH, 0, "Latency distributions, by case")
     most = max(20, min(MOST_DOTS, MOST_IN_ALL // (len(cases) * len(names))))
-    top = legend(board, 8, 18, [(backend(name), look[name]) for name in names], RIGHT) + 12
-    areas, bottom = tiled(len(cases), WIDTH, 40.0, top, 74.0 + 20 * len(names))
+    top = draw_legend(board, 8, 18, [(display_name(name), look[name]) for name in names], RIGHT) + 12
+    areas, bottom = tile_panels(len(cases), WIDTH, 40.0, top, 74.0 + 20 * len(names))
     for case, area in zip(cases, areas, strict=True):
         _panel(board, case, titles[case.case_id], {name: look[name] for name in names}, area, most)
     board.height = bottom + 4
@@ -45,16 +45,16 @@ def _panel(board: Board, case: Case, title: str, look: Mapping[str, Look], area:
     x, y, width = area.x, area.y, area.width
     timed = {t.implementation: t.group.latency_us for t in case.timings if t.timed and t.implementation in look}
     if not timed:
-        board.text(x, y + 16, f"{shortened(title)}: not timed", "soft")
+        board.text(x, y + 16, f"{shorten_name(title)}: not timed", "soft")
         return
     # The slowest hundredth is drawn at the edge, because it would leave too little room for the others.
     ends = [float(end) for times in timed.values() for end in (times.min(), np.quantile(times, 0.99))]
-    scale = Scale(*span(ends, log=True, pad=0.04), x + 14, x + width - 24, log=True)
+    scale = Scale(*axis_span(ends, log=True, pad=0.04), x + 14, x + width - 24, log=True)
     bottom = y + 28 + 20 * len(look)
-    board.text(x, y + 16, shortened(title, 26), "strong")
+    board.text(x, y + 16, shorten_name(title, 26), "strong")
     for value in scale.ticks(6):
         board.line(scale(value), y + 24, scale(value), bottom, "grid")
-        board.text(scale(value), bottom + 16, tick(value), "middle soft")
+        board.text(scale(value), bottom + 16, format_tick(value), "middle soft")
     board.text(x + width, y + 16, "µs a call (logarithmic)", "end soft")
     for place, (name, own) in enumerate(look.items()):
         if name in timed:
@@ -77,31 +77,31 @@ Reading = tuple[str, str, Callable[[Group], Vector], bool]
 """Title, unit, what to read from a group, and whether the axis is logarithmic."""
 
 
-def sensor(name: str) -> Callable[[Group], Vector]:
+def sensor_reader(name: str) -> Callable[[Group], Vector]:
     return lambda group: group.sensors[name]
 
 
-def relative(group: Group) -> Vector:
+def relative_latencies(group: Group) -> Vector:
     """Latencies divided by their median, so that all cases share one scale."""
     value: Vector = group.latency_us / np.median(group.latency_us)
     return value
 
 
 READINGS: Sequence[Reading] = (
-    ("latency", "times its median (logarithmic)", relative, True),
-    ("SM clock", "MHz", sensor("sm_clock_mhz"), False),
-    ("power", "W", sensor("power_w"), False),
-    ("temperature", "°C", sensor("temperature_c"), False),
-    ("host clock", "MHz", sensor("cpu_mhz"), False),
-    ("host load", "processes, 1 min", sensor("load_1m"), False),
-    ("stolen time", "% of the host", sensor("steal_percent"), False),
+    ("latency", "times its median (logarithmic)", relative_latencies, True),
+    ("SM clock", "MHz", sensor_reader("sm_clock_mhz"), False),
+    ("power", "W", sensor_reader("power_w"), False),
+    ("temperature", "°C", sensor_reader("temperature_c"), False),
+    ("host clock", "MHz", sensor_reader("cpu_mhz"), False),
+    ("host load", "processes, 1 min", sensor_reader("load_1m"), False),
+    ("stolen time", "% of the host", sensor_reader("steal_percent"), False),
 )
 
 
 def over_time(study: Study) -> Board | None:
     """A figure of latencies and sensors over the run, with a panel for each sensor that has values."""
-    names = drawn(study)
-    look = looks(study.names)
+    names = drawn_implementations(study)
+    look = assign_looks(study.names)
     groups = [t.group for case in study.cases for t in case.timings if t.timed and t.implementation in names]
     begun = min((float(np.nanmin(g.at)) for g in groups if not np.isnan(g.at).all()), default=None)
     if begun is None:
@@ -109,14 +109,14 @@ def over_time(study: Study) -> Board | None:
     panels = [one for one in READINGS if any(not np.isnan(one[2](group)).all() for group in groups)]
     ended = max(float(np.nanmax(g.at)) for g in groups if not np.isnan(g.at).all())
     board = Board(WIDTH, 0, "Latency and sensors over the run")
-    top = legend(board, 76, 18, [(backend(name), look[name]) for name in names], RIGHT) + 14
+    top = draw_legend(board, 76, 18, [(display_name(name), look[name]) for name in names], RIGHT) + 14
     across = Scale(0, max(ended - begun, 1e-3), 76, RIGHT)
     height = 120.0
     for place, panel in enumerate(panels):
         _track(board, groups, look, panel, begun, across, top + place * height)
     bottom = top + len(panels) * height
     for value in across.ticks(10):
-        board.text(across(value), bottom + 2, tick(value), "middle soft")
+        board.text(across(value), bottom + 2, format_tick(value), "middle soft")
     board.text((76 + RIGHT) / 2, bottom + 22, "seconds since the first measurement", "middle")
     board.height = bottom + 34
     return board
@@ -135,18 +135,18 @@ def _track(
     series: dict[str, list[Vector]] = {}
     for group in groups:
         series.setdefault(group.key.implementation, []).append(np.stack([group.at - begun, reading(group)]))
-    whole = {name: np.concatenate(parts, axis=1) for name, parts in series.items()}
-    known = {name: both[:, ~np.isnan(both).any(axis=0)] for name, both in whole.items()}
-    values = np.concatenate([both[1] for both in known.values()])
+    series_of_run = {name: np.concatenate(parts, axis=1) for name, parts in series.items()}
+    known_series = {name: both[:, ~np.isnan(both).any(axis=0)] for name, both in series_of_run.items()}
+    values = np.concatenate([both[1] for both in known_series.values()])
     if not values.size:
         return
     low, high = (float(q) for q in np.quantile(values, [0.0, 0.995]))
-    scale = Scale(*span((low, high), log=log), y + 92, y + 24, log=log)
+    scale = Scale(*axis_span((low, high), log=log), y + 92, y + 24, log=log)
     board.text(76, y + 14, f"{title}, {unit}", "strong")
     for value in found if len(found := scale.ticks(4)) > 1 else scale.ticks(7):
         board.line(76, scale(value), RIGHT, scale(value), "grid")
-        board.text(68, scale(value) + 4.5, tick(value), "end soft")
-    for name, both in known.items():
+        board.text(68, scale(value) + 4.5, format_tick(value), "end soft")
+    for name, both in known_series.items():
         most = MOST_OVER_TIME if log else MOST_READINGS
         chosen = both[:, :: max(1, -(-both.shape[1] // most))]
         dots = "".join(

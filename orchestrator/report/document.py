@@ -11,29 +11,33 @@ from typing import Any
 
 from orchestrator.analysis.across import Change
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.energy import energies
+from orchestrator.analysis.energy import find_energies
 from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
-from orchestrator.analysis.history import Point
+from orchestrator.analysis.history import HistoryPoint
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import Case, Contrast, Timing
+from orchestrator.analysis.study import Case, CaseTiming, Contrast
 from orchestrator.analysis.verdicts import Noise
-from orchestrator.core.bundled import convention
-from orchestrator.core.results import plain
+from orchestrator.core.bundled import counting_convention
+from orchestrator.core.results import plain_cell
 from orchestrator.report.answer import failures
 from orchestrator.report.comparing import Comparison
 from orchestrator.report.report import Report
 
 
-def known(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """`value` if JSON can hold it, otherwise None (for NaN and infinity)."""
     return None if value is None or not math.isfinite(value) else value
 
 
-def limits(interval: Interval) -> dict[str, float | None]:
-    return {"low": known(interval.low), "mid": known(interval.mid), "high": known(interval.high)}
+def interval_limits(interval: Interval) -> dict[str, float | None]:
+    return {
+        "low": finite_or_none(interval.low),
+        "mid": finite_or_none(interval.mid),
+        "high": finite_or_none(interval.high),
+    }
 
 
-def document(report: Report) -> dict[str, Any]:
+def report_document(report: Report) -> dict[str, Any]:
     """The whole report. Its `schema` is 2: a case has an entry for each setting (regime and cache) in which it was
     timed."""
     study = report.study
@@ -47,15 +51,16 @@ def document(report: Report) -> dict[str, Any]:
         "baselines": list(study.baselines),
         "measurements": study.measurements,
         "cases_planned": report.planned,
-        "cost_usd": known(report.cost_usd),
+        "cost_usd": finite_or_none(report.cost_usd),
         "prices_simulated": report.simulated,
-        "usd_per_answer": known(report.usd_per_answer),
+        "usd_per_answer": finite_or_none(report.usd_per_answer),
         "answers": study.answers,
         "energy": [
-            {**setting_of(one.setting), "cases": one.cases, "joules_per_call": one.joules} for one in energies(study)
+            {**setting_of(one.setting), "cases": one.cases, "joules_per_call": one.joules}
+            for one in find_energies(study)
         ],
         "time": report.minutes.document() if report.minutes is not None else None,
-        "flop_convention": convention(case.axes for case in study.cases),
+        "flop_convention": counting_convention(case.axes for case in study.cases),
         "fast_p": [
             {
                 "implementation": one.implementation,
@@ -92,8 +97,8 @@ def _case(case: Case) -> dict[str, Any]:
         "controls": [
             {
                 "implementation": one.implementation,
-                "ratio": limits(one.ratio),
-                "p": known(one.paired.test.p),
+                "ratio": interval_limits(one.ratio),
+                "p": finite_or_none(one.paired.test.p),
                 "verdict": one.verdict.value,
             }
             for one in case.controls
@@ -105,26 +110,26 @@ def setting_of(setting: Setting) -> dict[str, Any]:
     return {"regime": setting.regime or None, "cache": setting.cache or None}
 
 
-def _timing(timing: Timing) -> dict[str, Any]:
+def _timing(timing: CaseTiming) -> dict[str, Any]:
     return {
         "implementation": timing.implementation,
         "backend": timing.backend,
         "count": timing.count,
-        "median_us": limits(timing.median_us),
-        "p5_us": known(timing.p5_us),
-        "p95_us": known(timing.p95_us),
-        "min_us": known(timing.min_us),
-        "timer_share": known(timing.timer_share),
+        "median_us": interval_limits(timing.median_us),
+        "p5_us": finite_or_none(timing.p5_us),
+        "p95_us": finite_or_none(timing.p95_us),
+        "min_us": finite_or_none(timing.min_us),
+        "timer_share": finite_or_none(timing.timer_share),
         "launch_hidden": not timing.group.exposed,
-        "tflops": known(timing.tflops),
-        "roof_percent": known(timing.roof_percent),
-        "held_percent": known(timing.held_percent),
-        "sm_clock_mhz": known(timing.clock_mhz),
-        "throttled": known(timing.throttled),
-        "joules": known(timing.joules),
-        "peak_memory_bytes": known(timing.peak_bytes),
-        "max_abs_error": known(timing.max_abs_error),
-        "modes": [{"us": known(mode.us), "share": known(mode.share)} for mode in timing.modes],
+        "tflops": finite_or_none(timing.tflops),
+        "roof_percent": finite_or_none(timing.roof_percent),
+        "held_percent": finite_or_none(timing.held_percent),
+        "sm_clock_mhz": finite_or_none(timing.clock_mhz),
+        "throttled": finite_or_none(timing.throttled),
+        "joules": finite_or_none(timing.joules),
+        "peak_memory_bytes": finite_or_none(timing.peak_bytes),
+        "max_abs_error": finite_or_none(timing.max_abs_error),
+        "modes": [{"us": finite_or_none(mode.us), "share": finite_or_none(mode.share)} for mode in timing.modes],
         "fault": timing.group.fault,
         "skipped": timing.skipped,
     }
@@ -135,19 +140,22 @@ def _contrast(one: Contrast) -> dict[str, Any]:
         "subject": one.subject,
         "baseline": one.baseline,
         "blocks": one.paired.blocks,
-        "ratio": limits(one.ratio),
-        "p": known(one.p),
-        "effect": known(one.paired.test.effect),
-        "order_shift": known(one.order_shift),
+        "ratio": interval_limits(one.ratio),
+        "p": finite_or_none(one.p),
+        "effect": finite_or_none(one.paired.test.effect),
+        "order_shift": finite_or_none(one.order_shift),
         **_noise(one.noise),
         "verdict": one.verdict.value,
         "doubt": one.doubt,
-        "elsewhere": known(one.elsewhere),
+        "elsewhere": finite_or_none(one.elsewhere),
     }
 
 
 def _noise(noise: Noise | None) -> dict[str, Any]:
-    return {"noise": known(noise.floor) if noise else None, "noise_source": noise.source.value if noise else None}
+    return {
+        "noise": finite_or_none(noise.floor) if noise else None,
+        "noise_source": noise.source.value if noise else None,
+    }
 
 
 COLUMNS = (
@@ -195,10 +203,12 @@ def summary_csv(report: Report) -> str:
     rows = []
     for case in study.cases:
         for one in case.timings:
-            found = {each.baseline: each for each in case.contrasts if each.subject == one.implementation}
+            contrasts_by_baseline = {
+                each.baseline: each for each in case.contrasts if each.subject == one.implementation
+            }
             ratios: list[str] = []
             for name, _ in against:
-                mine = found.get(name)
+                mine = contrasts_by_baseline.get(name)
                 at = mine.ratio if mine is not None else None
                 ratios += [_cell(at.mid), _cell(at.low), _cell(at.high)] if at is not None else [""] * 3
                 ratios.append(mine.said if mine is not None else "")
@@ -219,7 +229,7 @@ def summary_csv(report: Report) -> str:
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows as CSV. Cells that a spreadsheet would take for formulas are marked as text."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (columns, *rows))
+    csv.writer(text, lineterminator="\n").writerows([plain_cell(cell) for cell in row] for row in (columns, *rows))
     return text.getvalue()
 
 
@@ -270,19 +280,19 @@ def _change(one: Change) -> dict[str, Any]:
         **setting_of(one.setting),
         "implementation": one.implementation,
         "relative_to": one.relative_to or None,
-        "before": limits(one.before),
-        "after": limits(one.after),
-        "ratio": limits(one.ratio),
-        "p": known(one.p),
+        "before": interval_limits(one.before),
+        "after": interval_limits(one.after),
+        "ratio": interval_limits(one.ratio),
+        "p": finite_or_none(one.p),
         **_noise(one.noise),
-        "spread": known(one.spread),
+        "spread": finite_or_none(one.spread),
         "verdict": one.verdict.value,
         "doubt": one.doubt,
     }
 
 
 def history_document(
-    case_id: str, setting: Setting | None, implementation: str, relative_to: str, points: Sequence[Point]
+    case_id: str, setting: Setting | None, implementation: str, relative_to: str, points: Sequence[HistoryPoint]
 ) -> dict[str, Any]:
     """The history of one case as JSON; `change` is the verdict against the run that began the previous level."""
     return {
@@ -295,14 +305,14 @@ def history_document(
     }
 
 
-def _point(one: Point) -> dict[str, Any]:
+def _point(one: HistoryPoint) -> dict[str, Any]:
     fingerprint = one.reading.fingerprint
     keys = ("git_commit", "git_dirty", "payload_sha256", "backend", "device")
     return {
         "run_id": one.reading.run_id,
         **{key: fingerprint.get(key) for key in keys},
-        "value": limits(one.reading.value),
-        "ratio": limits(one.ratio) if one.ratio is not None else None,
+        "value": interval_limits(one.reading.value),
+        "ratio": interval_limits(one.ratio) if one.ratio is not None else None,
         **_noise(one.reading.noise),
         "change": one.change.value if one.change is not None else None,
         "doubt": one.doubt,

@@ -12,9 +12,17 @@ from orchestrator.analysis.roofs import Roof
 from orchestrator.analysis.study import Case, Study
 from orchestrator.core.bundled import SLOWEST
 from orchestrator.core.results import is_control
-from orchestrator.report.style import Look, looks
-from orchestrator.report.svg import Area, Board, Scale, legend, span
-from orchestrator.report.text import backend, digits, labels, ratio, shortened, tick, within
+from orchestrator.report.style import Look, assign_looks
+from orchestrator.report.svg import Area, Board, Scale, axis_span, draw_legend
+from orchestrator.report.text import (
+    case_labels,
+    display_name,
+    format_digits,
+    format_limits,
+    format_ratio,
+    format_tick,
+    shorten_name,
+)
 
 WIDTH = 860.0
 RIGHT = WIDTH - 40
@@ -27,13 +35,13 @@ MOST_CASES = 60
 Item = TypeVar("Item")
 
 
-def shown(items: Sequence[Item]) -> tuple[Item, ...]:
+def sample_items(items: Sequence[Item]) -> tuple[Item, ...]:
     """At most `MOST_CASES` of the items, at even distances."""
     step = max(1, math.ceil(len(items) / MOST_CASES))
     return tuple(items[::step])
 
 
-def drawn(study: Study) -> tuple[str, ...]:
+def drawn_implementations(study: Study) -> tuple[str, ...]:
     """The implementations that have a time in some case, without controls; the subject is first."""
     names = study.names
     return tuple(
@@ -41,21 +49,21 @@ def drawn(study: Study) -> tuple[str, ...]:
     )
 
 
-def fitting(names: Sequence[str]) -> tuple[float, list[str]]:
+def fit_names(names: Sequence[str]) -> tuple[float, list[str]]:
     """The x at which rows begin so that all their names fit, and the names; the longest are shortened."""
-    short = [shortened(name) for name in names]
+    short = [shorten_name(name) for name in names]
     return max(110.0, 30 + 7.4 * max(map(len, short), default=0)), short
 
 
 def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
     """The baselines that are not in a speed-up figure: PyTorch's plain one, if there is another and not
     `everything`."""
-    others = [name for name in study.baselines if name not in SLOWEST and study.against(name)]
+    other_baselines = [name for name in study.baselines if name not in SLOWEST and study.against(name)]
     slow = [name for name in study.baselines if name in SLOWEST and study.against(name)]
-    return () if everything or not others else tuple(slow)
+    return () if everything or not other_baselines else tuple(slow)
 
 
-def stacked(top: float, rows: int, height: float) -> list[tuple[float, float]]:
+def stack_rows(top: float, rows: int, height: float) -> list[tuple[float, float]]:
     """The top and the height of each row. Every `IN_VIEW` pixels there is room for the scale between two rows, so that
     a scale is always in view."""
     every = max(1, int(IN_VIEW // height))
@@ -95,16 +103,16 @@ def rows_frame(
             for y, below in zip((first, *between), (*(y - AXIS for y in between), last), strict=True):
                 board.line(x, y, x, below, "grid")
             for y in (first, *between):
-                board.text(x, y - 8, tick(value), "middle soft")
+                board.text(x, y - 8, format_tick(value), "middle soft")
             if last - first > 300:
-                board.text(x, last + 18, tick(value), "middle soft")
+                board.text(x, last + 18, format_tick(value), "middle soft")
     for (top, _), name in zip(tops, names, strict=True):
         if slim:  # drawn last, so that the grid is behind it
             board.text(8, top + 14, name)
     board.text((left + scales[-1].end) / 2, last + (40 if last - first > 300 else 24), unit, "middle")
 
 
-def beside(
+def scales_side_by_side(
     board: Board, titles: Sequence[str], area: Area, ends: tuple[float, float], *, named: bool
 ) -> tuple[list[Scale], float]:
     """A scale for each setting, side by side in an area with the titles above them; and the y at which rows begin."""
@@ -124,7 +132,7 @@ def noise_band(board: Board, scale: Scale, y: float, height: float, noise: float
         board.box(left, y + 2, right - left, height - 4, "noise")
 
 
-def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> Board | None:
+def speedup_board(study: Study, *, everything: bool = False, width: float = WIDTH) -> Board | None:
     """A figure of the subject against each baseline, case by case, with intervals. The settings are side by side on one
     scale; with width `SLIM` they are one below the other. The grey band is the case's noise floor in that setting.
     Unless `everything`, the baselines of `left_out` are missing. None where there is nothing to compare."""
@@ -132,12 +140,12 @@ def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> 
     if not parts:
         return None
     compared = {case.case_id for part in parts for case in part.cases if case.contrasts}
-    ids = shown([case_id for case_id in study.case_ids if case_id in compared])
-    look, names = looks(study.names), labels(study.case_ids)
+    ids = sample_items([case_id for case_id in study.case_ids if case_id in compared])
+    look, names = assign_looks(study.names), case_labels(study.case_ids)
     absent, slim = left_out(study, everything=everything), width < WIDTH
-    baselines = [name for name in drawn(study) if name != study.subject and name not in absent]
+    baselines = [name for name in drawn_implementations(study) if name != study.subject and name not in absent]
     row_names = {case_id: names[case_id] for case_id in ids}
-    start, right = (12.0, width - 12) if slim else (fitting(list(row_names.values()))[0], RIGHT)
+    start, right = (12.0, width - 12) if slim else (fit_names(list(row_names.values()))[0], RIGHT)
     ends = [1.0]
     for contrast in (one for part in parts for one in part.contrasts if one.case_id in ids):
         if contrast.baseline in absent:
@@ -145,11 +153,11 @@ def speedup(study: Study, *, everything: bool = False, width: float = WIDTH) -> 
         interval = contrast.ratio
         ends += [interval.low, interval.mid, interval.high] if interval.known else [interval.mid]
     board = Board(width, 0, f"Speed-up of {study.subject} over each baseline, by case")
-    top = legend(board, start, 18, [(f"over {backend(name)}", look[name]) for name in baselines], right) + 24
+    top = draw_legend(board, start, 18, [(f"over {display_name(name)}", look[name]) for name in baselines], right) + 24
     baseline_looks = {name: look[name] for name in baselines}
     for beside in [[part] for part in parts] if slim else [parts]:
         area = Area(start, top, right - start)
-        _panels(board, beside, area, span(ends, log=True), row_names, baseline_looks)
+        _panels(board, beside, area, axis_span(ends, log=True), row_names, baseline_looks)
         top = board.height + 28
     return board
 
@@ -168,10 +176,10 @@ def _panels(
     height = 12.0 + 13 * len(look) + named
     titles = [part.settings[0].name for part in parts]
     several = len(parts) > 1 or bool(named)
-    scales, top = beside(board, titles, area, ends, named=several and bool(titles[0]))
-    tops = stacked(top, len(names), height)
+    scales, top = scales_side_by_side(board, titles, area, ends, named=several and bool(titles[0]))
+    tops = stack_rows(top, len(names), height)
     unit = "times as fast (logarithmic; right of 1 is faster)"
-    rows_frame(board, scales, tops, fitting(list(names.values()))[1], unit, area.x)
+    rows_frame(board, scales, tops, fit_names(list(names.values()))[1], unit, area.x)
     board.height = tops[-1][0] + height + 52
     for scale, part in zip(scales, parts, strict=True):
         by_id = {case.case_id: case for case in part.cases}
@@ -193,31 +201,31 @@ def _ratios(
         interval, baseline_look = contrast.ratio, look[contrast.baseline]
         if interval.known:
             board.line(scale(interval.low), at, scale(interval.high), at, f"l{baseline_look.colour[1:]}")
-        words = f"{ratio(interval.mid)} {within(interval)} over {contrast.baseline}"
-        note = f"{name}: {words}, {contrast.verdict}"
+        ratio_text = f"{format_ratio(interval.mid)} {format_limits(interval)} over {contrast.baseline}"
+        note = f"{name}: {ratio_text}, {contrast.verdict}"
         board.mark(scale(interval.mid), at, baseline_look, note=note)
 
 
-def roofline(study: Study, width: float = WIDTH) -> Board | None:
+def roofline_board(study: Study, width: float = WIDTH) -> Board | None:
     """A figure of rates by arithmetic intensity, under the roof of the device's data sheet where there is one. None
     without rates."""
-    look, case_names = looks(study.names), labels(study.case_ids)
+    look, case_names = assign_looks(study.names), case_labels(study.case_ids)
     points, roofs = [], []
-    for case in shown(study.cases):
+    for case in sample_items(study.cases):
         if case.work is None or math.isnan(case.work.intensity):
             continue
         for timing in case.timings:
             if timing.timed and not is_control(timing.implementation):
-                note = f"{case_names[case.case_id]}, {timing.implementation}: {digits(timing.tflops)} TFLOP/s"
-                points.append(Point(case.work.intensity, timing.tflops, look[timing.implementation], note))
+                note = f"{case_names[case.case_id]}, {timing.implementation}: {format_digits(timing.tflops)} TFLOP/s"
+                points.append(RoofPoint(case.work.intensity, timing.tflops, look[timing.implementation], note))
                 roofs += [case.roof] if case.roof is not None else []
-    names = [(backend(name), look[name]) for name in drawn(study)]
+    names = [(display_name(name), look[name]) for name in drawn_implementations(study)]
     title = "Rate by arithmetic intensity, and the device's roof"
     return under_roof(title, "arithmetic intensity, FLOP per byte", names, points, tuple(dict.fromkeys(roofs)), width)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RoofPoint:
     """A mark under a roof: FLOP per byte, TFLOP/s, and the note that shows when it is pointed at."""
 
     intensity: float
@@ -231,7 +239,7 @@ def under_roof(
     title: str,
     along: str,
     names: Sequence[tuple[str, Look]],
-    points: Sequence[Point],
+    points: Sequence[RoofPoint],
     roofs: Sequence[Roof],
     width: float,
 ) -> Board | None:
@@ -242,17 +250,19 @@ def under_roof(
     slim = width < WIDTH
     left, right, ticks = (54.0, width - 8, 4) if slim else (76.0, RIGHT, 7)
     board = Board(width, 0, title)
-    top = legend(board, left, 18, names, right) + 10
+    top = draw_legend(board, left, 18, names, right) + 10
     foot = top + (250 if slim else 330)
     board.height = foot + 54
-    x = Scale(*span([*(p.intensity for p in points), *(r.ridge for r in roofs)], log=True), left, right, log=True)
-    y = Scale(*span([*(p.tflops for p in points), *(r.tflops for r in roofs)], log=True, pad=0.08), foot, top, log=True)
+    x = Scale(*axis_span([*(p.intensity for p in points), *(r.ridge for r in roofs)], log=True), left, right, log=True)
+    y = Scale(
+        *axis_span([*(p.tflops for p in points), *(r.tflops for r in roofs)], log=True, pad=0.08), foot, top, log=True
+    )
     for value in x.ticks(ticks):
         board.line(x(value), top, x(value), foot, "grid")
-        board.text(x(value), foot + 18, tick(value), "middle soft")
+        board.text(x(value), foot + 18, format_tick(value), "middle soft")
     for value in y.ticks():
         board.line(left, y(value), right, y(value), "grid")
-        board.text(left - 8, y(value) + 4.5, tick(value), "end soft")
+        board.text(left - 8, y(value) + 4.5, format_tick(value), "end soft")
     kind = "" if slim else " (logarithmic)"
     board.text((left + right) / 2, foot + 44, along + kind, "middle")
     board.text(14 if slim else 18, (top + foot) / 2, f"TFLOP/s{kind}", "middle", turned=True)
@@ -272,16 +282,16 @@ def draw_roof(board: Board, roof: Roof, x: Scale, y: Scale) -> None:
     board.text(
         x.end - 6,
         y(roof.tflops) - 8,
-        f"{digits(roof.tflops)} TFLOP/s {'by the data sheet' if roof.names else 'measured'}",
+        f"{format_digits(roof.tflops)} TFLOP/s {'by the data sheet' if roof.names else 'measured'}",
         "end strong",
     )
 
 
-def errors(study: Study, width: float = WIDTH) -> Board | None:
+def error_board(study: Study, width: float = WIDTH) -> Board | None:
     """A figure of the largest difference from the exact answer, case by case, of the subject and PyTorch's backends. A
     case has one row, as the inputs are the same in every regime. None where no error is known."""
     slim = width < WIDTH
-    worst: dict[str, dict[str, float]] = {case_id: {} for case_id in shown(study.case_ids)}
+    worst: dict[str, dict[str, float]] = {case_id: {} for case_id in sample_items(study.case_ids)}
     for case in study.cases:
         for t in case.timings:
             if case.case_id in worst and 0 < t.max_abs_error < math.inf:
@@ -291,15 +301,15 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
     values = [value for _, by_name in rows for name, value in by_name.items() if not is_control(name)]
     if not values:
         return None
-    look, names = looks(study.names), labels(study.case_ids)
-    start, titles = fitting([names[case_id] for case_id, _ in rows])
+    look, names = assign_looks(study.names), case_labels(study.case_ids)
+    start, titles = fit_names([names[case_id] for case_id, _ in rows])
     start, right, named = (12.0, width - 12, NAMED) if slim else (start, RIGHT, 0.0)
-    scale = Scale(*span(values, log=True), start, right, log=True)
+    scale = Scale(*axis_span(values, log=True), start, right, log=True)
     board = Board(width, 100, "Largest absolute error, by case")
     present = [name for name in study.names if any(name in by_name for _, by_name in rows)]
-    top = legend(board, start, 18, [(backend(name), look[name]) for name in present], right) + 24
+    top = draw_legend(board, start, 18, [(display_name(name), look[name]) for name in present], right) + 24
     height = 26.0 + named
-    tops = stacked(top, len(rows), height)
+    tops = stack_rows(top, len(rows), height)
     against = " against a float64 reference (logarithmic; left is better)"
     unit = "largest absolute error" + (" (left is better)" if slim else against)
     rows_frame(board, [scale], tops, titles, unit, start)
@@ -308,6 +318,6 @@ def errors(study: Study, width: float = WIDTH) -> Board | None:
         drawn_names = [name for name in present if name in by_name]
         for place, name in enumerate(reversed(drawn_names)):
             shift = (place - (len(drawn_names) - 1) / 2) * 3.0
-            note = f"{names[case_id]}, {name}: {digits(by_name[name])}"
+            note = f"{names[case_id]}, {name}: {format_digits(by_name[name])}"
             board.mark(scale(by_name[name]), y + (height + named) / 2 + shift, look[name], 4.0, note)
     return board

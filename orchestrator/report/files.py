@@ -6,38 +6,38 @@ from typing import Final
 
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, rates
-from orchestrator.report.pdf import pdf
-from orchestrator.report.png import png
-from orchestrator.report.shapes import drawing
-from orchestrator.report.style import FIGURE_CSS, LIGHT, literal
+from orchestrator.report.pdf import write_pdf
+from orchestrator.report.png import write_png
+from orchestrator.report.shapes import parse_drawing
+from orchestrator.report.style import FIGURE_CSS, LIGHT, inline_colours
 from orchestrator.report.svg import Board
 
 
-def boards(study: Study, *, everything: bool = False) -> dict[str, Board]:
+def draw_boards(study: Study, *, everything: bool = False) -> dict[str, Board]:
     """Each figure that the data allow, by the name of its file. Where there are several settings, each has its own
     files."""
-    drawn = {"speedup": figures.speedup(study, everything=everything)}
+    drawn = {"speedup": figures.speedup_board(study, everything=everything)}
     for part in study.parts():
-        own = f"-{part.settings[0].slug}" if len(study.settings) > 1 else ""
-        drawn[f"rate{own}"] = rates.by_size(part)[0]
-        drawn[f"latency{own}"] = distributions.latencies(part)
-        drawn[f"roofline{own}"] = figures.roofline(part)
-        drawn[f"over-time{own}"] = distributions.over_time(part)
-    drawn["error"] = figures.errors(study)
+        name_suffix = f"-{part.settings[0].slug}" if len(study.settings) > 1 else ""
+        drawn[f"rate{name_suffix}"] = rates.by_size(part)[0]
+        drawn[f"latency{name_suffix}"] = distributions.latency_board(part)
+        drawn[f"roofline{name_suffix}"] = figures.roofline_board(part)
+        drawn[f"over-time{name_suffix}"] = distributions.over_time(part)
+    drawn["error"] = figures.error_board(study)
     return {name: board for name, board in drawn.items() if board is not None}
 
 
 def figure_svg(board: Board) -> str:
-    return board.svg(literal(FIGURE_CSS, LIGHT)) + "\n"
+    return board.svg(inline_colours(FIGURE_CSS, LIGHT)) + "\n"
 
 
 KINDS: Final = ("svg", "png", "pdf")
 
 
-def figure(board: Board, kind: str) -> bytes:
+def figure_file(board: Board, kind: str) -> bytes:
     """The figure as a file of one of `KINDS`."""
     svg = figure_svg(board)
     if kind == "svg":
         return svg.encode()
-    shapes = drawing(svg)
-    return png(shapes) if kind == "png" else pdf(shapes, board.title)
+    shapes = parse_drawing(svg)
+    return write_png(shapes) if kind == "png" else write_pdf(shapes, board.title)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from orchestrator.analysis.case import Case
-from orchestrator.analysis.timings import Timing
+from orchestrator.analysis.timings import CaseTiming
 from orchestrator.core.forms.flashinfer import BASELINE
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report
@@ -62,7 +62,7 @@ def _workload(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _evaluation(case: Case, timing: Timing) -> dict[str, Any]:
+def _evaluation(case: Case, timing: CaseTiming) -> dict[str, Any]:
     """The status of a solution, with what FlashInfer-Bench's schema has for that status. A relative error is not
     recorded, and so not a number."""
     error = "NaN" if math.isnan(timing.max_abs_error) else timing.max_abs_error

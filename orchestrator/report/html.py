@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
-from orchestrator.core.bundled import convention
+from orchestrator.core.bundled import counting_convention
 from orchestrator.core.text import count
 from orchestrator.report import distributions, figures, rates, tables
 from orchestrator.report.answer import FAILURES, FAULTS, HERE, failures, rows_of
@@ -18,19 +18,19 @@ from orchestrator.report.page import (
     Fold,
     Link,
     Page,
+    PageTable,
     Part,
     Section,
-    Table,
     Text,
     Verdicts,
-    drawn,
-    written,
+    figure_parts,
+    write_page,
 )
 from orchestrator.report.report import Report, headlines_of, sentences_of
-from orchestrator.report.text import backend, common_parts, estimate, in_words, labels, ratio
+from orchestrator.report.text import case_labels, common_parts, display_name, format_estimate, format_ratio, in_words
 
 
-def page(
+def report_page(
     report: Report,
     *,
     everything: bool = False,
@@ -41,7 +41,7 @@ def page(
     """The whole file. With `everything` the speed-up figure has the slowest baseline too. On a site, `nav` links to the
     other pages, `state` says how the run went, and `more` has further sections about it."""
     study = report.study
-    names = labels(study.case_ids)
+    names = case_labels(study.case_ids)
     sections = [
         Section("Speed-up by case", _speedups(study, everything=everything)),
         Section("Every kernel and case", _glance(study, names)),
@@ -53,9 +53,9 @@ def page(
         sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
     sections.append(Section("Correctness", _errors(study)))
     if words := report.second_clock():
-        told = tables.watched_launches(report.watched, names) if report.watched else None
+        watched_table = tables.watched_launches(report.watched, names) if report.watched else None
         sections.append(
-            Section("A second clock", [Text(words), told or tables.second_clock(study, report.clock, names)])
+            Section("A second clock", [Text(words), watched_table or tables.second_clock(study, report.clock, names)])
         )
     sections += more
     sections += [
@@ -64,7 +64,7 @@ def page(
     ]
     kept = [one for one in sections if one.parts]
     head = [*state, *_head(report)]
-    return written(Page(f"{report.title} · {study.run_id}", report.title, head, kept, nav))
+    return write_page(Page(f"{report.title} · {study.run_id}", report.title, head, kept, nav))
 
 
 def _head(report: Report) -> Iterable[Part]:
@@ -95,11 +95,11 @@ def _kernel_verdict(part: Study, kernel: str) -> Part:
     (word, most), *others = counts.most_common()
     ratios = sorted(one.ratio.mid for one in best)
     if len(best) == 1:
-        words = f"{estimate(best[0].ratio)} against {backend(best[0].baseline)}"
+        words = f"{format_estimate(best[0].ratio)} against {display_name(best[0].baseline)}"
         words += f" ({best[0].doubt})" if best[0].doubt else ""
     else:
         words = ", ".join(f"{name} in {number}" for name, number in [(word, most), *others])
-        ends = " to ".join(dict.fromkeys(map(ratio, (ratios[0], ratios[-1]))))
+        ends = " to ".join(dict.fromkeys(map(format_ratio, (ratios[0], ratios[-1]))))
         words += f" of {count(len(best), 'case')}; {ends} the fastest baseline"
     return Verdicts(kernel, word if not others else f"mostly {word}" if most * 2 > len(best) else "mixed",
                     word if most * 2 > len(best) else "inconclusive", words)  # fmt: skip
@@ -150,7 +150,7 @@ def _repeated(report: Report) -> Iterable[Part]:
 
 
 def _fewer(cases: int) -> str:
-    drawn_cases = len(figures.shown(range(cases)))
+    drawn_cases = len(figures.sample_items(range(cases)))
     return f" Of {count(cases, 'case')}, {drawn_cases} are drawn; the tables have all." if drawn_cases < cases else ""
 
 
@@ -161,15 +161,17 @@ def _speedups(study: Study, *, everything: bool) -> list[Part]:
         if not one.contrasts:
             continue
         beside = " Regimes are side by side on one scale." if len(study.settings) > 1 else ""
-        left = figures.left_out(one, everything=everything)
-        without = f" {' and '.join(left)} is far slower and is not drawn; the tables have it." if left else ""
+        hidden_names = figures.left_out(one, everything=everything)
+        without = (
+            f" {' and '.join(hidden_names)} is far slower and is not drawn; the tables have it." if hidden_names else ""
+        )
         if len(study.kernels) > 1:
             parts.append(Text(one.subject, "kernel"))
-        parts += drawn(
-            figures.speedup(one, everything=everything),
+        parts += figure_parts(
+            figures.speedup_board(one, everything=everything),
             f"{one.subject}: median ratio with its 95 % interval; right of 1 is faster. Within the grey band it "
             f"differs no more than from itself.{beside}{without}{_fewer(len(study.case_ids))}",
-            figures.speedup(one, everything=everything, width=figures.SLIM),
+            figures.speedup_board(one, everything=everything, width=figures.SLIM),
         )
     return parts
 
@@ -179,7 +181,7 @@ def _errors(study: Study) -> list[Part]:
         "The errors are those on the inputs that were timed. An implementation that fails its check is not timed."
         f"{_fewer(len(study.case_ids))}"
     )
-    return drawn(figures.errors(study), caption, figures.errors(study, figures.SLIM))
+    return figure_parts(figures.error_board(study), caption, figures.error_board(study, figures.SLIM))
 
 
 def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[tuple[str, list[Part]]]:
@@ -188,30 +190,30 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     meaning = part.settings[0].meaning if several else ""
     parts: list[Part] = [Fold(f"What {part.settings[0].name} means", [Text(meaning)])] if meaning else []
     board, caption = rates.by_size(part)
-    parts += drawn(board, caption, rates.by_size(part, figures.SLIM)[0])
+    parts += figure_parts(board, caption, rates.by_size(part, figures.SLIM)[0])
     if part.contrasts:
-        parts += [_shared(part, CORRECTED), tables.verdicts(part, names)]
+        parts += [_shared(part, CORRECTED), tables.verdict_table(part, names)]
     if any(timing.timed for case in part.cases for timing in case.timings):
-        parts += [Text(f"What ran, and its median time. {tables.MARKS}", "soft"), tables.kernels(part, names)]
-    known = [case.roof for case in part.cases if case.roof is not None]
+        parts += [Text(f"What ran, and its median time. {tables.MARKS}", "soft"), tables.kernel_table(part, names)]
+    roofs = [case.roof for case in part.cases if case.roof is not None]
     roof = (
-        f" The roof: {known[0].source}." if known else " No data sheet is known for this device, so there is no roof."
+        f" The roof: {roofs[0].source}." if roofs else " No data sheet is known for this device, so there is no roof."
     )
-    counted = convention(case.axes for case in part.cases)
+    counted = counting_convention(case.axes for case in part.cases)
     under = f"TFLOP/s by {counted}.{roof}"
-    every: list[Part] = drawn(figures.roofline(part), under, figures.roofline(part, figures.SLIM))
-    every += drawn(
-        distributions.latencies(part),
+    every: list[Part] = figure_parts(figures.roofline_board(part), under, figures.roofline_board(part, figures.SLIM))
+    every += figure_parts(
+        distributions.latency_board(part),
         "Every measurement is a dot; a box is the middle half, and a bar is the median. The slowest 1 % are "
         f"drawn at the edge.{_fewer(len(part.cases))}",
     )
-    every += drawn(
+    every += figure_parts(
         distributions.over_time(part),
         "Each dot is one measurement. Steps and slopes that all implementations share come from the machine; those of "
         "only one come from that implementation. The slowest 0.5 % are drawn at the edge.",
     )
     if parts and any(timing.timed for case in part.cases for timing in case.timings):
-        every.append(tables.times(part, names))
+        every.append(tables.times_table(part, names))
         parts.append(Fold("Every number: rate and roof, distributions, the run over time, all times", every))
     yield title, parts
 
@@ -241,18 +243,18 @@ METHOD = (
 def _method(study: Study) -> str:
     """A paragraph on how the run was measured and, where operations are counted, on how they are counted."""
     rated = any(not math.isnan(timing.tflops) for case in study.cases for timing in case.timings)
-    return f"{METHOD} TFLOP/s by {convention(case.axes for case in study.cases)}." if rated else METHOD
+    return f"{METHOD} TFLOP/s by {counting_convention(case.axes for case in study.cases)}." if rated else METHOD
 
 
 def _environment(report: Report) -> Iterable[Part]:
-    known = {**report.environment, **{f"build {key}": value for key, value in report.build.items()}}
-    known |= {
+    facts = {**report.environment, **{f"build {key}": value for key, value in report.build.items()}}
+    facts |= {
         key: report.manifest[key] for key in ("gpu", "image", "mode", "started_at", "vms") if key in report.manifest
     }
     lines = [
         [key.replace("_", " "), in_words(value)]
-        for key, value in known.items()
+        for key, value in facts.items()
         if value not in (None, "", [], {}) and key not in ("schema", "build schema", "build details")
     ]
     if lines:
-        yield Table("Environment", ("what", "value"), lines, long=(1,))
+        yield PageTable("Environment", ("what", "value"), lines, long=(1,))

@@ -11,23 +11,23 @@ from typing import Final
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.core.bundled import convention
+from orchestrator.core.bundled import counting_convention
 from orchestrator.core.text import count
 from orchestrator.report.answer import HERE, failures, largest, microseconds, rows_of, wrong_first
 from orchestrator.report.report import Report
 from orchestrator.report.text import (
     UNKNOWN,
-    backend,
+    case_labels,
     common_parts,
-    digits,
-    elsewhere,
-    estimate,
-    labels,
+    display_name,
+    format_digits,
+    format_estimate,
+    format_limits,
+    format_percent,
+    format_ratio,
     of_cases,
-    percent,
+    other_regime_text,
     rate,
-    ratio,
-    within,
 )
 
 BEGIN = "<!-- bench:begin -->"
@@ -35,7 +35,7 @@ END = "<!-- bench:end -->"
 MARK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def marks(name: str = "") -> tuple[str, str]:
+def mark_comments(name: str = "") -> tuple[str, str]:
     """The begin mark and the end mark. If a document has several pairs, each pair has a name. Raises `ValueError` for a
     name that cannot be used."""
     if name and MARK.fullmatch(name) is None:
@@ -47,31 +47,31 @@ class NoMarks(Exception):
     """The document does not have exactly one pair of the marks, in order."""
 
 
-def markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
+def report_markdown(report: Report, settings: Sequence[Setting] = ()) -> str:
     """A fragment without headings: warnings, the result of every setting in words, and a table for each of `settings`.
     The default is the first setting of the run."""
     study = report.study
     chosen = settings or study.settings[:1]
     facts = (
-        f"**{cell(report.title)}**",
-        cell(study.run_id),
-        cell(study.regime),
+        f"**{markdown_cell(report.title)}**",
+        markdown_cell(study.run_id),
+        markdown_cell(study.regime),
         f"{count(study.measurements, 'measurement')}",
     )
     lines = [" · ".join(fact for fact in facts if fact), ""]
     if wrong := wrong_first(study):
-        lines += [*(f"> **{cell(words)}**  " for words in wrong), ""]
-    lines += [f"> {cell(words)}  " for words in report.warnings()] + ([""] if report.warnings() else [])
-    said = (*report.headlines(), *report.sentences())
-    lines += [cell(words) + "  " for words in said] + ([""] if said else [])
-    names = labels(study.case_ids)
+        lines += [*(f"> **{markdown_cell(words)}**  " for words in wrong), ""]
+    lines += [f"> {markdown_cell(words)}  " for words in report.warnings()] + ([""] if report.warnings() else [])
+    sentences = (*report.headlines(), *report.sentences())
+    lines += [markdown_cell(words) + "  " for words in sentences] + ([""] if sentences else [])
+    names = case_labels(study.case_ids)
     for part in study.parts():
         if not part.settings or part.settings[0] in chosen:
             lines += [*_table(part, names), ""]
-    lines += [f"Not timed: {cell(one.text)}  " for one in failures(study, [HERE])]
-    left = [one.name for one in study.settings if one not in chosen]
-    if left:
-        lines.append(f"Also measured, and in the whole report: {cell(' and '.join(left))}.")
+    lines += [f"Not timed: {markdown_cell(one.text)}  " for one in failures(study, [HERE])]
+    other_settings = [one.name for one in study.settings if one not in chosen]
+    if other_settings:
+        lines.append(f"Also measured, and in the whole report: {markdown_cell(' and '.join(other_settings))}.")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -80,7 +80,7 @@ HEADS: Final = ("fastest baseline, µs", "ratio", "95 % interval", "noise", "ver
 
 def _table(part: Study, names: Mapping[str, str]) -> list[str]:
     setting = part.settings[0] if part.settings else Setting("")
-    lines = [f"**{cell(setting.name)}**: {cell(setting.meaning)}", ""] if setting.meaning else []
+    lines = [f"**{markdown_cell(setting.name)}**: {markdown_cell(setting.meaning)}", ""] if setting.meaning else []
     if not part.contrasts:
         return [*lines, *_times(part, names)]
     shared, several = "-".join(common_parts(list(names))), len(part.kernels) > 1
@@ -89,24 +89,34 @@ def _table(part: Study, names: Mapping[str, str]) -> list[str]:
     heads = HEADS if rated else HEADS[:-1]
     first = ["kernel", "µs"] if several else [f"{part.subject}, µs"]
     lines += [
-        line(map(cell, (shared or "case", *first, *heads))),
+        table_line(map(markdown_cell, (shared or "case", *first, *heads))),
         f"|---|{'---|' if several else ''}{'--:|' * 5}---|{'--:|' if rated else ''}",
     ]
     for row in rows:
         kernel = [row.kernel] if several else []
-        named, us = names[row.case.case_id], UNKNOWN if math.isnan(row.us) else digits(row.us)
+        named, us = names[row.case.case_id], UNKNOWN if math.isnan(row.us) else format_digits(row.us)
         speed = [f"{row.rate.text} {f'({row.rate.share} of the roof)' if row.rate.share else ''}".strip()] * rated
         one = row.contrast
         if one is None:
             why = f"{row.verdict}: {row.why}" if row.style else f"not compared: {row.why}"
             cells = [named, *kernel, us, "", "", "", "", why, *speed]
         else:
-            noise = percent(one.noise.floor) if one.noise is not None else ""
-            theirs = f"{backend(row.baseline)} {digits(row.baseline_us)}"
-            said = one.said + elsewhere(one) + (f", two modes: {row.modes}" if row.modes else "")
-            cells = [named, *kernel, us, theirs, ratio(one.ratio.mid), within(one.ratio), noise, said, *speed]
-        lines.append(line(map(cell, cells)))
-    return [*lines, "", f"A ratio over 1: {cell('the kernel' if several else part.subject)} is faster."]
+            noise = format_percent(one.noise.floor) if one.noise is not None else ""
+            theirs = f"{display_name(row.baseline)} {format_digits(row.baseline_us)}"
+            said = one.said + other_regime_text(one) + (f", two modes: {row.modes}" if row.modes else "")
+            cells = [
+                named,
+                *kernel,
+                us,
+                theirs,
+                format_ratio(one.ratio.mid),
+                format_limits(one.ratio),
+                noise,
+                said,
+                *speed,
+            ]
+        lines.append(table_line(map(markdown_cell, cells)))
+    return [*lines, "", f"A ratio over 1: {markdown_cell('the kernel' if several else part.subject)} is faster."]
 
 
 MOST_LINES: Final = 6
@@ -116,27 +126,32 @@ MOST_LINES: Final = 6
 def pull_request(report: Report) -> str:
     """The answer as a table of about ten lines for a pull request: wrong ones and the largest differences."""
     study = report.study
-    names, rows = labels(study.case_ids), rows_of(study)
+    names, rows = case_labels(study.case_ids), rows_of(study)
     shown, hidden = largest(rows, MOST_LINES)
     regime = f", {shown[0].case.setting.name}" if shown and shown[0].case.setting.name else ""
-    lines = [f"**{cell(report.title)}**{cell(regime)}"]
-    lines += [f"**{cell(words)}**" for words in wrong_first(study)[:2]]
+    lines = [f"**{markdown_cell(report.title)}**{markdown_cell(regime)}"]
+    lines += [f"**{markdown_cell(words)}**" for words in wrong_first(study)[:2]]
     lines += ["", "| case | kernel | time | fastest baseline | ratio | verdict |", "|---|---|--:|--:|--:|---|"]
     for row in shown:
-        theirs = f"{backend(row.baseline)} {microseconds(row.baseline_us)}" if row.baseline else ""
-        gain = estimate(row.contrast.ratio) if row.contrast is not None else ""
+        theirs = f"{display_name(row.baseline)} {microseconds(row.baseline_us)}" if row.baseline else ""
+        gain = format_estimate(row.contrast.ratio) if row.contrast is not None else ""
         lines.append(
-            line(map(cell, (names[row.case.case_id], row.kernel, microseconds(row.us), theirs, gain, row.verdict)))
+            table_line(
+                map(
+                    markdown_cell,
+                    (names[row.case.case_id], row.kernel, microseconds(row.us), theirs, gain, row.verdict),
+                )
+            )
         )
     if hidden:
-        lines += ["", f"{count(hidden, 'more row')} with smaller differences: {cell(study.run_id)}"]
+        lines += ["", f"{count(hidden, 'more row')} with smaller differences: {markdown_cell(study.run_id)}"]
     return "\n".join(lines) + "\n"
 
 
 def paper(report: Report) -> str:
     """The answer as a LaTeX table with booktabs' rules."""
     study = report.study
-    names, several = labels(study.case_ids), len(study.kernels) > 1
+    names, several = case_labels(study.case_ids), len(study.kernels) > 1
     heads = ["Case", *(["Kernel"] if several else []), "Time (\\si{\\micro\\second})", "Baseline",
              "(\\si{\\micro\\second})", "Speed-up", "95\\,\\% interval", "Verdict"]  # fmt: skip
     lines = [
@@ -146,9 +161,9 @@ def paper(report: Report) -> str:
     for row in rows_of(study):
         known = row.contrast is not None
         cells = [names[row.case.case_id], *([row.kernel] if several else []),
-                 digits(row.us), backend(row.baseline) or UNKNOWN, digits(row.baseline_us),
+                 format_digits(row.us), display_name(row.baseline) or UNKNOWN, format_digits(row.baseline_us),
                  f"{row.contrast.ratio.mid:.2f}" if row.contrast is not None else UNKNOWN,
-                 within(row.contrast.ratio) if row.contrast is not None else "",
+                 format_limits(row.contrast.ratio) if row.contrast is not None else "",
                  row.verdict if known or row.style else "not compared"]  # fmt: skip
         lines.append(" & ".join(map(latex, cells)) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
@@ -169,18 +184,18 @@ def _times(part: Study, names: Mapping[str, str]) -> list[str]:
         return []
     rated = any(rate(case, t).text for case, t in timed)
     heads = ("case", "implementation", "median, µs", "95 % interval", *(["rate"] if rated else []))
-    lines = [line(heads), f"|---|---|{'--:|' * (len(heads) - 2)}"]
+    lines = [table_line(heads), f"|---|---|{'--:|' * (len(heads) - 2)}"]
     for case, t in timed:
         cells = (
             names[case.case_id],
             t.implementation,
-            digits(t.median_us.mid),
-            within(t.median_us),
+            format_digits(t.median_us.mid),
+            format_limits(t.median_us),
             rate(case, t).text,
         )
-        lines.append(line(map(cell, cells[: 5 if rated else 4])))
+        lines.append(table_line(map(markdown_cell, cells[: 5 if rated else 4])))
     counted = any("FLOP" in rate(case, t).text for case, t in timed)
-    return [*lines, "", f"FLOP by {convention(case.axes for case, _ in timed)}."] if counted else lines
+    return [*lines, "", f"FLOP by {counting_convention(case.axes for case, _ in timed)}."] if counted else lines
 
 
 MEANS: Final = {"&": "&amp;", "<": "&lt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
@@ -189,20 +204,20 @@ backslash."""
 MARKUP = re.compile(r"://|www\.|[&<@\\|`*~]|\](?=[(\[:])|\b_|_\b")
 
 
-def cell(words: str) -> str:
+def markdown_cell(words: str) -> str:
     """Text of a machine, escaped so that it has no meaning in Markdown: no tag, link, mention, emphasis or end of a
     cell."""
     return MARKUP.sub(lambda found: MEANS.get(found[0], f"\\{found[0]}"), " ".join(words.split()))
 
 
-def line(cells: Iterable[str]) -> str:
+def table_line(cells: Iterable[str]) -> str:
     """A row of a table. The cells are Markdown already."""
     return f"| {' | '.join(cells)} |"
 
 
 def between_marks(document: str, fragment: str, name: str = "") -> str:
     """`document` with the text between its two marks of that name replaced by `fragment`. Raises `NoMarks`."""
-    begin, end = marks(name)
+    begin, end = mark_comments(name)
     if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
         raise NoMarks(f"expected one {begin} and, after it, one {end}")
     before, _, rest = document.partition(begin)
@@ -225,39 +240,39 @@ def _by_baseline(report: Report, study: Study, settings: Sequence[Setting]) -> s
     heads = [part.settings[0].name or "ratio" for part in parts]
     what = f"how many times as fast {study.subject} is (geometric mean with its 95 % interval; least to greatest)"
     lines = [
-        f"{cell(report.title)}, run {cell(study.run_id)}, {report.cases}: {cell(what)}.",
+        f"{markdown_cell(report.title)}, run {markdown_cell(study.run_id)}, {report.cases}: {markdown_cell(what)}.",
         "",
-        "| against |" + "".join(f" {cell(head)} | faster / slower / same / inconclusive |" for head in heads),
+        "| against |" + "".join(f" {markdown_cell(head)} | faster / slower / same / inconclusive |" for head in heads),
         "|---|" + "--:|--:|" * len(heads),
     ]
     for baseline in study.baselines:
         row = "".join(_over_cases(part, baseline, len(study.case_ids)) for part in parts)
-        lines.append(f"| {cell(backend(baseline))} |{row}")
+        lines.append(f"| {markdown_cell(display_name(baseline))} |{row}")
     lines += [
-        f"| {cell(backend(name))} itself (A/A) |" + "".join(_control(part, name) for part in parts)
+        f"| {markdown_cell(display_name(name))} itself (A/A) |" + "".join(_control(part, name) for part in parts)
         for name in dict.fromkeys(one.implementation for one in study.controls)
     ]
     return "\n".join(lines) + "\n"
 
 
 def _control(part: Study, name: str) -> str:
-    found = [one for one in part.controls if one.implementation == name]
-    if not found:
+    controls = [one for one in part.controls if one.implementation == name]
+    if not controls:
         return " not timed | |"
-    mids = [one.ratio.mid for one in found]
-    return f" {min(mids):.3f} to {max(mids):.3f} | {_counts(Counter(one.verdict for one in found))} |"
+    mids = [one.ratio.mid for one in controls]
+    return f" {min(mids):.3f} to {max(mids):.3f} | {_counts(Counter(one.verdict for one in controls))} |"
 
 
 def _over_cases(part: Study, baseline: str, total: int) -> str:
     """The mean with its interval, if every case has one; the range of the cases; and the numbers of their verdicts."""
-    found = part.against(baseline)
-    if not found:
+    contrasts = part.against(baseline)
+    if not contrasts:
         return " not timed | |"
-    mids, mean = [one.ratio.mid for one in found], part.mean(baseline)
-    words = Counter(one.verdict for one in found)
-    middle = estimate(mean.ratio) if mean is not None and mean.decided else "no mean"
-    fewer = f", {of_cases(len(found), total, 'compared')}" if len(found) < total else ""
-    return f" {middle} ({min(mids):.2f} to {max(mids):.2f}){fewer} | {_counts(words)} |"
+    mids, mean = [one.ratio.mid for one in contrasts], part.mean(baseline)
+    verdict_counts = Counter(one.verdict for one in contrasts)
+    middle = format_estimate(mean.ratio) if mean is not None and mean.decided else "no mean"
+    fewer = f", {of_cases(len(contrasts), total, 'compared')}" if len(contrasts) < total else ""
+    return f" {middle} ({min(mids):.2f} to {max(mids):.2f}){fewer} | {_counts(verdict_counts)} |"
 
 
 def _counts(words: Mapping[Verdict, int]) -> str:

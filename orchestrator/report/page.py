@@ -58,7 +58,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """A table. Columns in `left` hold words, as the first column always does. Columns in `wrap` hold several words, and
     those in `long` may break anywhere. `groups` are headings above the heads, each with its number of columns. On a
     narrow screen the cells of a row of a `stack` are placed one below the other."""
@@ -137,13 +137,13 @@ class Finder:
     kind: ClassVar[str] = "finder"
     what: str
     """What the rows are, in the plural, for example `runs`."""
-    choices: Sequence[Choice] = ()
+    choices: Sequence[PageChoice] = ()
     orders: Sequence[tuple[str, int]] = ()
     """The columns (name and index) by which rows can be sorted on a narrow screen, which shows no heads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PageChoice:
     """A choice among the values of a column; `name` is its name in the page's address."""
 
     name: str
@@ -154,7 +154,7 @@ class Choice:
 
 def is_long(part: Part) -> bool:
     """Whether the part is a table that is too long to be printed and whose rows are in a file."""
-    return isinstance(part, Table) and len(part.rows) > MOST_PRINTED
+    return isinstance(part, PageTable) and len(part.rows) > MOST_PRINTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Verdicts:
     words: str
 
 
-Part = Text | Code | Figure | Table | Box | Fold | Link | Links | Finder | Verdicts
+Part = Text | Code | Figure | PageTable | Box | Fold | Link | Links | Finder | Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +204,14 @@ class Page:
     nav: Sequence[Link] = ()
 
 
-def written(page: Page) -> str:
+def write_page(page: Page) -> str:
     """The page as an HTML file."""
     script = site_script() if page.nav else ""
     css = CSS + SITE_CSS if page.nav else CSS
-    return template().render(page=page, css=css, script=script, policy=policy(script)) + "\n"
+    return page_template().render(page=page, css=css, script=script, policy=content_policy(script)) + "\n"
 
 
-def policy(script: str) -> str:
+def content_policy(script: str) -> str:
     """The content security policy of a page. Whatever text a page contains, a browser fetches nothing but from the
     origin of the page, and runs no script but ours, which it knows by its hash."""
     rules = [
@@ -235,16 +235,16 @@ def site_script() -> str:
 
 
 @cache
-def template() -> Template:
+def page_template() -> Template:
     loader = PackageLoader("orchestrator.report", "templates")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
 
 
-def drawn(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
+def figure_parts(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
     """A figure with its caption; an empty list where there is none."""
     return [] if board is None else [Figure(board, caption, slim)]
 
 
-def verdict(word: str, doubt: str = "") -> Word:
+def verdict_word(word: str, doubt: str = "") -> Word:
     """A verdict in its colour, with the reason for doubt if there is one."""
     return Word(word, word, doubt)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, Style, Words
+from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, Style, TextShape
 
 ROUND: Final = 4 / 3 * math.tan(math.pi / 8)
 """The distance of the control points of a quarter circle, in radii."""
@@ -25,7 +25,7 @@ _WIDTHS: Final = [int(one) for one in WIDTHS.split()]
 OTHERS: Final = {"×": 584, "±": 584, "…": 1000, "°": 400, "·": 278, "’": 222, "‘": 222}
 
 
-def pdf(drawing: Drawing, title: str = "") -> bytes:
+def write_pdf(drawing: Drawing, title: str = "") -> bytes:
     """The PDF file; it has the same bytes for the same figure. A unit of the figure is three quarters of a point."""
     states: dict[tuple[float, float], str] = {}
     lines = [
@@ -81,12 +81,12 @@ def re_escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
 
 
-def _drawn(shape: Polygon | Circle | Words, states: dict[tuple[float, float], str]) -> Iterator[str]:
+def _drawn(shape: Polygon | Circle | TextShape, states: dict[tuple[float, float], str]) -> Iterator[str]:
     style = shape.style
     state = states.setdefault((style.stroke_opacity, style.fill_opacity), f"G{len(states)}")
     yield "q"
     yield f"/{state} gs"
-    if isinstance(shape, Words):
+    if isinstance(shape, TextShape):
         yield _text(shape)
     else:
         if style.stroke is not None:
@@ -132,10 +132,10 @@ def _circle(shape: Circle) -> Iterator[str]:
     yield f"{at((k, -r), (r, -k), (r, 0))} c h"
 
 
-def _text(shape: Words) -> str:
+def _text(shape: TextShape) -> str:
     style, (x, y) = shape.style, shape.at
     encodable = "".join(SAME.get(one, one) for one in shape.text)
-    back = {"end": 1.0, "middle": 0.5}.get(style.anchor, 0.0) * width(encodable, style.size, bold=style.bold)
+    back = {"end": 1.0, "middle": 0.5}.get(style.anchor, 0.0) * text_width(encodable, style.size, bold=style.bold)
     if shape.turned:
         place = f"0 1 -1 0 {_n(x)} {_n(-(y + back))}"
     else:
@@ -144,7 +144,7 @@ def _text(shape: Words) -> str:
     return f"{_rgb(style.fill or (0, 0, 0))} rg BT /{font} {_n(style.size)} Tf {place} Tm {_string(encodable)} Tj ET"
 
 
-def width(text: str, size: float, *, bold: bool = False) -> float:
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
     """The width of a text in Helvetica, in the unit of `size`; bold is a little wider."""
     total = sum(_WIDTHS[ord(one) - 32] if " " <= one <= "~" else OTHERS.get(one, 556) for one in text)
     return total / 1000 * size * (1.05 if bold else 1.0)

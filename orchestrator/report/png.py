@@ -11,7 +11,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, Style, Words
+from orchestrator.report.shapes import Circle, Colour, Drawing, Point, Polygon, Style, TextShape
 
 SCALE: Final = 2
 FINE: Final = 4
@@ -25,7 +25,7 @@ LETTERS: Final = str.maketrans(
 """Replacements for letters that Pillow's own font lacks; SVG and PDF show the letters."""
 
 
-def png(drawing: Drawing) -> bytes:
+def write_png(drawing: Drawing) -> bytes:
     """The PNG file, on white. It has the same bytes for the same figure and version of Pillow."""
     width, height = math.ceil(drawing.width * SCALE), math.ceil(drawing.height * SCALE)
     large = Image.new("RGB", (width * FINE, height * FINE), "white")
@@ -38,7 +38,7 @@ def png(drawing: Drawing) -> bytes:
                 _polygon(brush, shape)
     picture = large.reduce(FINE)
     for shape in drawing.shapes:
-        if isinstance(shape, Words):
+        if isinstance(shape, TextShape):
             _words(picture, shape)
     file = io.BytesIO()
     picture.save(file, "PNG", dpi=(96 * SCALE, 96 * SCALE))
@@ -122,7 +122,7 @@ def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size * SCALE)
 
 
-def _words(picture: Image.Image, shape: Words) -> None:
+def _words(picture: Image.Image, shape: TextShape) -> None:
     style, font = shape.style, _font(shape.style.size)
     text = shape.text.translate(LETTERS)
     ink, thick = _ink(style.fill or (0.0, 0.0, 0.0), style.fill_opacity), round(style.size * SCALE)

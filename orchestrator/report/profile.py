@@ -10,12 +10,12 @@ from typing import Any
 from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
 from orchestrator.analysis.roofs import roof_of, work_of
 from orchestrator.core.bundled import with_pass
-from orchestrator.core.text import words
-from orchestrator.report.figures import SLIM, WIDTH, Point, under_roof
-from orchestrator.report.page import Fold, Page, Part, Section, Table, Text, drawn, written
-from orchestrator.report.style import looks
+from orchestrator.core.text import clean_line
+from orchestrator.report.figures import SLIM, WIDTH, RoofPoint, under_roof
+from orchestrator.report.page import Fold, Page, PageTable, Part, Section, Text, figure_parts, write_page
+from orchestrator.report.style import assign_looks
 from orchestrator.report.svg import Board
-from orchestrator.report.text import UNKNOWN, digits, size
+from orchestrator.report.text import UNKNOWN, format_digits, format_size
 
 TORCH = "by PyTorch's profiler, which has times but no counters"
 NOT_ROWS = (
@@ -49,8 +49,8 @@ class Profiled:
     @property
     def main(self) -> KernelProfile | None:
         """The kernel that takes longest; None without counters."""
-        known = [one for one in self.kernels if not math.isnan(one.time_us)]
-        return max(known, key=lambda one: one.time_us, default=None)
+        timed_kernels = [one for one in self.kernels if not math.isnan(one.time_us)]
+        return max(timed_kernels, key=lambda one: one.time_us, default=None)
 
     @property
     def intensity(self) -> float:
@@ -80,13 +80,15 @@ class Profiles:
         return tuple(one for one in self.profiles if one.case_id == case_id)
 
 
-def read(run_id: str, summary: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]) -> Profiles:
+def read_profiles(
+    run_id: str, summary: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]
+) -> Profiles:
     """Reads `profile/summary.json` and the files that it names: `texts` are CSV pages and `tables` JSON documents, by
     file name."""
-    found = summary.get("profiles")
-    rows = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    profile_rows = summary.get("profiles")
+    rows = [one for one in profile_rows if isinstance(one, Mapping)] if isinstance(profile_rows, list) else []
     made = tuple(_read(one, texts, tables) for one in rows)
-    return Profiles(run_id, words(str(summary.get("device", "")), 120), str(summary.get("set", "")), made)
+    return Profiles(run_id, clean_line(str(summary.get("device", "")), 120), str(summary.get("set", "")), made)
 
 
 def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str, Any]) -> Profiled:
@@ -97,16 +99,16 @@ def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str,
     table: Any = next((tables[one] for one in files if one.endswith(".table.json") and one in tables), {})
     calls = table.get("calls") if isinstance(table, Mapping) else 0
     axes = row.get("axes") if isinstance(row.get("axes"), Mapping) else {}
-    case_id = words(str(row.get("case_id", "")), 200)
+    case_id = clean_line(str(row.get("case_id", "")), 200)
     work = work_of(with_pass(case_id, {str(key): str(value) for key, value in (axes or {}).items()}))
     flop = work.flop if work is not None else row.get("flops")
     operations = table.get("rows") if isinstance(table, Mapping) else None
     return Profiled(
         case_id=case_id,
-        implementation=words(str(row.get("implementation", "")), 120),
+        implementation=clean_line(str(row.get("implementation", "")), 120),
         tool=str(row.get("tool", "")),
-        why_not_ncu=words(str(row.get("why_not_ncu", "")), 400),
-        reason=words(str(row.get("reason", "")), 400),
+        why_not_ncu=clean_line(str(row.get("why_not_ncu", "")), 400),
+        reason=clean_line(str(row.get("reason", "")), 400),
         kernels=kernels_of(metrics, rules),
         operations=tuple(one for one in operations if isinstance(one, Mapping)) if isinstance(operations, list) else (),
         calls=calls if isinstance(calls, int) else 0,
@@ -126,21 +128,21 @@ def figures_of(one: Profiled) -> list[tuple[str, str]]:
     return [
         ("kernels", str(len(one.kernels))),
         ("longest kernel", kernel.name),
-        ("time, µs", known(one.time_us)),
-        ("tensor pipe, % of peak", known(kernel.tensor)),
-        ("DRAM, % of peak", known(kernel.dram)),
-        ("L2, % of peak", known(kernel.l2)),
-        ("FLOP a byte of DRAM", known(one.intensity)),
-        ("TFLOP/s while profiled", known(one.tflops)),
-        ("registers a thread", known(kernel.registers)),
-        ("shared memory a block", UNKNOWN if math.isnan(kernel.shared_bytes) else size(kernel.shared_bytes)),
-        ("occupancy, %", f"{known(kernel.occupancy)} of at most {known(kernel.possible)}{limit}"),
+        ("time, µs", known_name(one.time_us)),
+        ("tensor pipe, % of peak", known_name(kernel.tensor)),
+        ("DRAM, % of peak", known_name(kernel.dram)),
+        ("L2, % of peak", known_name(kernel.l2)),
+        ("FLOP a byte of DRAM", known_name(one.intensity)),
+        ("TFLOP/s while profiled", known_name(one.tflops)),
+        ("registers a thread", known_name(kernel.registers)),
+        ("shared memory a block", UNKNOWN if math.isnan(kernel.shared_bytes) else format_size(kernel.shared_bytes)),
+        ("occupancy, %", f"{known_name(kernel.occupancy)} of at most {known_name(kernel.possible)}{limit}"),
         ("stalls", ", ".join(f"{reason} {share:.0f} %" for reason, share in kernel.stalls) or UNKNOWN),
     ]
 
 
-def known(value: float) -> str:
-    return UNKNOWN if math.isnan(value) else digits(value)
+def known_name(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else format_digits(value)
 
 
 def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str]]]:
@@ -152,26 +154,29 @@ def side_by_side(profiles: Sequence[Profiled]) -> tuple[list[str], list[list[str
     return ["", *(name for name, _ in columns)], [[name, *(values[name] for _, values in columns)] for name in names]
 
 
-def roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) -> Board | None:
+def profile_roofline(profiles: Sequence[Profiled], device: str, width: float = WIDTH) -> Board | None:
     """A figure of rates by measured intensity, under the roof of the data sheet where there is one."""
-    known = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
-    look = looks([one.implementation for one in known])
-    found = (roof_of(device, one.dtype) for one in known)
-    roofs = tuple(dict.fromkeys(roof for roof in found if roof is not None))
+    plotted = [one for one in profiles if one.intensity > 0 and one.tflops > 0]
+    look = assign_looks([one.implementation for one in plotted])
+    device_roofs = (roof_of(device, one.dtype) for one in plotted)
+    roofs = tuple(dict.fromkeys(roof for roof in device_roofs if roof is not None))
     points = [
-        Point(one.intensity, one.tflops, look[one.implementation], note, size=6)
-        for one in known
-        if (note := f"{one.implementation}: {digits(one.tflops)} TFLOP/s at {digits(one.intensity)} FLOP/B")
+        RoofPoint(one.intensity, one.tflops, look[one.implementation], note, size=6)
+        for one in plotted
+        if (
+            note
+            := f"{one.implementation}: {format_digits(one.tflops)} TFLOP/s at {format_digits(one.intensity)} FLOP/B"
+        )
     ]
     title = "Rate by the arithmetic intensity that was measured, and the device's roof"
     return under_roof(title, "FLOP per byte of DRAM, measured", list(look.items()), points, roofs, width)
 
 
-def page(found: Profiles) -> str:
+def profile_page(found: Profiles) -> str:
     """The profiles as one HTML file."""
     sections = [Section(case_id, [*_case(found.of(case_id), found.device)]) for case_id in found.cases]
     head = [Text(f"{found.device} · run {found.run_id} · set {found.set}", "soft"), Text(NOT_ROWS)]
-    return written(Page(f"Profile · {found.run_id}", "Why it takes its time", head, sections))
+    return write_page(Page(f"Profile · {found.run_id}", "Why it takes its time", head, sections))
 
 
 def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
@@ -180,11 +185,13 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
     parts += [Text(f"No counters: {words}", "warn") for words in why]
     heads, rows = side_by_side(profiles)
     if rows:
-        parts.append(Table("Side by side", ["figure", *heads[1:]], rows, long=tuple(range(1, len(heads))), stack=True))
-    parts += drawn(
-        roofline(profiles, device),
+        parts.append(
+            PageTable("Side by side", ["figure", *heads[1:]], rows, long=tuple(range(1, len(heads))), stack=True)
+        )
+    parts += figure_parts(
+        profile_roofline(profiles, device),
         "Each mark is an implementation's whole call: operations as the workload counts them, bytes counted at DRAM.",
-        roofline(profiles, device, SLIM),
+        profile_roofline(profiles, device, SLIM),
     )
     for one in profiles:
         hints = [f"{hint.rule}: {hint.text}" for kernel in one.kernels for hint in kernel.hints]
@@ -199,10 +206,12 @@ def _case(profiles: Sequence[Profiled], device: str) -> Sequence[Part]:
             ]
             title = f"{one.implementation}, {one.calls} calls, {TORCH}"
             parts.append(Text(title))
-            parts.append(Table(title, ("operation", "calls", "host, µs", "device, µs"), lines, long=(0,), stack=True))
+            parts.append(
+                PageTable(title, ("operation", "calls", "host, µs", "device, µs"), lines, long=(0,), stack=True)
+            )
     return parts
 
 
 def _us(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
-    return digits(float(value)) if isinstance(value, (int, float)) and math.isfinite(value) else UNKNOWN
+    return format_digits(float(value)) if isinstance(value, (int, float)) and math.isfinite(value) else UNKNOWN

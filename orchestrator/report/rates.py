@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.analysis.study import Case, Study
-from orchestrator.analysis.timings import Timing
+from orchestrator.analysis.timings import CaseTiming
 from orchestrator.core import bundled
-from orchestrator.core.bundled import convention
-from orchestrator.report.figures import WIDTH, drawn
-from orchestrator.report.style import Look, looks
-from orchestrator.report.svg import Area, Board, Scale, legend, span, tiled
-from orchestrator.report.text import backend, digits, rate, shortened, tick
+from orchestrator.core.bundled import counting_convention
+from orchestrator.report.figures import WIDTH, drawn_implementations
+from orchestrator.report.style import Look, assign_looks
+from orchestrator.report.svg import Area, Board, Scale, axis_span, draw_legend, tile_panels
+from orchestrator.report.text import display_name, format_digits, format_tick, rate, shorten_name
 
 MOST_PANELS: Final = 16
-RateOf = Callable[[Case, Timing], float]
+RateOf = Callable[[Case, CaseTiming], float]
 
 
 NO_BREAK: Final = "\u00a0"
@@ -40,7 +40,7 @@ class Panel:
 def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
     """The figure of one setting and its caption. The figure is None where no axis of numbers has two values."""
     cases = [case for case in part.cases if any(timing.timed for timing in case.timings)]
-    names = drawn(part)
+    names = drawn_implementations(part)
     panels = _panels(cases)
     if not panels or not names:
         return None, ""
@@ -48,7 +48,7 @@ def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
     panels = panels[:MOST_PANELS]
     units = list(dict.fromkeys(panel.unit for panel in panels))
     title = f"{' and '.join(units)} by {panels[0].axis.replace('_', ' ')}"
-    counted = f" Operations by {convention(case.axes for case in cases)}." if "TFLOP/s" in units else ""
+    counted = f" Operations by {counting_convention(case.axes for case in cases)}." if "TFLOP/s" in units else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
     return _board(panels, title, names, part, width), f"{title}. {bars}{counted}{fewer}"
 
@@ -98,10 +98,10 @@ def _kind(own: Mapping[str, str], axis: str, follows: frozenset[str]) -> Kind:
 
 
 def _title(pairs: Sequence[tuple[str, str]]) -> str:
-    said = [
+    title_parts = [
         value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}" for name, value in pairs
     ]
-    return ", ".join(bundled.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in said)
+    return ", ".join(bundled.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in title_parts)
 
 
 def _rate(cases: Sequence[Case]) -> tuple[str, RateOf]:
@@ -123,10 +123,10 @@ def _rate(cases: Sequence[Case]) -> tuple[str, RateOf]:
 
 
 def _board(panels: Sequence[Panel], title: str, names: Sequence[str], part: Study, width: float) -> Board:
-    look = looks(part.names)
+    look = assign_looks(part.names)
     board = Board(width, 0, f"{title}, one line an implementation")
-    top = legend(board, 60, 18, [(backend(name), look[name]) for name in names], width - 40) + 8
-    areas, bottom = tiled(len(panels), width, 30.0, top, 264.0)
+    top = draw_legend(board, 60, 18, [(display_name(name), look[name]) for name in names], width - 40) + 8
+    areas, bottom = tile_panels(len(panels), width, 30.0, top, 264.0)
     for panel, area in zip(panels, areas, strict=True):
         _panel(board, panel, {name: look[name] for name in names}, Area(area.x, area.y + 14, area.width))
     board.height = bottom + 4
@@ -136,7 +136,7 @@ def _board(panels: Sequence[Panel], title: str, names: Sequence[str], part: Stud
 def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> None:
     axis, cases, unit, rate = panel.axis, panel.cases, panel.unit, panel.rate
     x, y, width = area.x, area.y, area.width
-    lines: dict[str, list[tuple[int, float, Timing]]] = {}
+    lines: dict[str, list[tuple[int, float, CaseTiming]]] = {}
     for case in sorted(cases, key=lambda case: int(case.axes[axis])):
         for timing in case.timings:
             if timing.timed and timing.implementation in look:
@@ -144,35 +144,43 @@ def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> 
                 lines.setdefault(timing.implementation, []).append(point)
     sizes = sorted({int(case.axes[axis]) for case in cases})
     values = [value for line in lines.values() for _, value, _ in line]
-    across = Scale(*span(sizes, log=True), x + 62, x + width - 14, log=True)
-    low, high = span(values, log=True) if "µs" in unit else (0.0, max(values) * 1.06)
+    across = Scale(*axis_span(sizes, log=True), x + 62, x + width - 14, log=True)
+    low, high = axis_span(values, log=True) if "µs" in unit else (0.0, max(values) * 1.06)
     up = Scale(low, high, y + 196, y + 30, log="µs" in unit)
     for above, words in enumerate(reversed(_broken(panel.title, int((width - 62) / 8)))):
         board.text(x + 62, y + 18 - 16 * above, words, "strong")
     for value in up.ticks(5):
         board.line(x + 62, up(value), x + width - 14, up(value), "grid")
-        board.text(x + 55, up(value) + 4.5, tick(value), "end soft")
+        board.text(x + 55, up(value) + 4.5, format_tick(value), "end soft")
     room = [sizes[0]]
-    room += [size for size in sizes[1:] if across(size) - across(room[-1]) >= 7.5 * len(tick(size)) + 10 or not room]
+    room += [
+        size for size in sizes[1:] if across(size) - across(room[-1]) >= 7.5 * len(format_tick(size)) + 10 or not room
+    ]
     for size in sizes:
         board.line(across(size), y + 196, across(size), y + 201, "axis")
     for size in room:
-        board.text(across(size), y + 216, tick(size), "middle soft")
+        board.text(across(size), y + 216, format_tick(size), "middle soft")
     board.text(x + 62 + (width - 76) / 2, y + 236, axis.replace("_", " "), "middle")
     board.text(x + 14, y + 113, unit, "middle", turned=True)
     for name, line in lines.items():
-        own = look[name]
-        board.path([(across(size), up(value)) for size, value, _ in line], f"l{own.colour[1:]}")
+        look_of_name = look[name]
+        board.path([(across(size), up(value)) for size, value, _ in line], f"l{look_of_name.colour[1:]}")
         for size, value, timing in line:
             middle = timing.median_us
             if middle.known:
                 ends = sorted(up(value * ratio) for ratio in (middle.mid / middle.low, middle.mid / middle.high))
                 if ends[1] - ends[0] > 8:
-                    board.line(across(size), ends[0], across(size), ends[1], f"l{own.colour[1:]}")
-            board.mark(across(size), up(value), own, 4.0, f"{name}, {tick(size)}: {digits(value)} {unit}")
+                    board.line(across(size), ends[0], across(size), ends[1], f"l{look_of_name.colour[1:]}")
+            board.mark(
+                across(size),
+                up(value),
+                look_of_name,
+                4.0,
+                f"{name}, {format_tick(size)}: {format_digits(value)} {unit}",
+            )
 
 
 def _broken(title: str, most: int) -> list[str]:
     """A title, broken into two lines of at most `most` characters."""
     lines = [line.replace(NO_BREAK, " ") for line in textwrap.wrap(title, most, break_on_hyphens=False)]
-    return lines if len(lines) < 3 else [lines[0], shortened(" ".join(lines[1:]), most)]
+    return lines if len(lines) < 3 else [lines[0], shorten_name(" ".join(lines[1:]), most)]

@@ -10,23 +10,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from orchestrator.analysis.case import Control
-from orchestrator.analysis.energy import Energy, energies
+from orchestrator.analysis.case import ControlPair
+from orchestrator.analysis.energy import Energy, find_energies
 from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
-from orchestrator.analysis.second_clock import Told, agreement, sentence
+from orchestrator.analysis.second_clock import Told, describe_agreement, measure_agreement
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.analysis.watched_launches import Watched
-from orchestrator.analysis.watched_launches import sentence as watched_sentence
+from orchestrator.analysis.watched_launches import describe_watched as watched_sentence
 from orchestrator.core import bundled
 from orchestrator.core.bundled import DEFAULT
-from orchestrator.core.config.load import again
+from orchestrator.core.config.load import repeat_config
 from orchestrator.core.mode import Mode
-from orchestrator.core.run.paid_time import PARTS, span, told
+from orchestrator.core.run.paid_time import PARTS, describe_parts, format_span
+from orchestrator.core.text import clean_line as one_line
 from orchestrator.core.text import count
-from orchestrator.core.text import words as one_line
-from orchestrator.report.text import digits, energy, estimate, of_cases, percent
+from orchestrator.report.text import format_digits, format_energy, format_estimate, format_percent, of_cases
 
 # How the time of a run's machines was spent, as its manifest records it.
 
@@ -57,10 +57,10 @@ class Minutes:
 
     @property
     def text(self) -> str:
-        sentence = f"Measuring took {self.share:.0%} of {span(self.paid_s)} of machine time"
+        sentence = f"Measuring took {self.share:.0%} of {format_span(self.paid_s)} of machine time"
         if not self.parts:
             return f"{sentence}."
-        start = f"{span(sum(self.parts.values()))} after the request ({told(dict(self.parts))})"
+        start = f"{format_span(sum(self.parts.values()))} after the request ({describe_parts(dict(self.parts))})"
         return f"{sentence}; the first case began {start}."
 
     def document(self) -> dict[str, Any]:
@@ -118,8 +118,8 @@ class Report:
         """The workload by the name in the spec. Without a name there, the tool's own workloads are recognised by the
         axes of their cases."""
         named = self.named
-        own = bool(self.study.cases) and bundled.is_of(case.axes for case in self.study.cases)
-        return str(named) if named else bundled.WORKLOAD if own else "kernels"
+        is_own_workload = bool(self.study.cases) and bundled.is_of(case.axes for case in self.study.cases)
+        return str(named) if named else bundled.WORKLOAD if is_own_workload else "kernels"
 
     @property
     def named(self) -> str:
@@ -144,14 +144,14 @@ class Report:
 
     def device_facts(self) -> tuple[str, ...]:
         """Facts about the device that a reader of a kernel's time must know."""
-        known = self.environment
+        environment = self.environment
         units = (
             ("driver", "driver {}"), ("cuda", "CUDA {}"), ("cudnn", "cuDNN {}"), ("torch", "torch {}"),
             ("sm_clock_max_mhz", "at most {} MHz"), ("power_limit_w", "{} W"),
         )  # fmt: skip
-        facts = [words.format(known[key]) for key, words in units if known.get(key)]
-        if known.get("device_kind") == "cpu":
-            cpu, threads = known.get("cpu"), known.get("threads")
+        facts = [words.format(environment[key]) for key, words in units if environment.get(key)]
+        if environment.get("device_kind") == "cpu":
+            cpu, threads = environment.get("cpu"), environment.get("threads")
             facts += [str(cpu)] if cpu else []
             facts += [count(threads, "thread")] if isinstance(threads, int) and threads else []
         return tuple(dict.fromkeys((self.device, *facts)))
@@ -173,7 +173,7 @@ class Report:
     def again(self) -> dict[str, Any]:
         """The configuration that measures the same again, for a folder that was not fetched; empty where the spec is
         not complete. A fetched run has such a configuration already."""
-        return {} if self.manifest else again(self.spec, str(self.environment.get("compute_capability") or ""))
+        return {} if self.manifest else repeat_config(self.spec, str(self.environment.get("compute_capability") or ""))
 
     def command(self) -> str:
         """The command that measures the same again; empty where the run's grid is not known."""
@@ -262,7 +262,8 @@ class Report:
         floors = sorted(one.noise.floor for one in self.study.contrasts if one.noise is not None)
         if floors and floors[len(floors) // 2] > MOST_NOISE:
             signs.append(
-                f"The noise is large: differences below {percent(floors[len(floors) // 2])} (median over comparisons) "
+                f"The noise is large: differences below {format_percent(floors[len(floors) // 2])} (median over "
+                "comparisons) "
                 "cannot be distinguished from it."
             )
         return tuple(signs)
@@ -273,16 +274,21 @@ class Report:
 
     def sentences(self) -> tuple[str, ...]:
         """Further results in sentences, setting by setting, and the cost."""
-        said = [words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))]
-        said += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
-        return (*said, *(words for words in (self.second_clock(), self.money(), self.energy(), self.time()) if words))
+        sentences = [
+            words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))
+        ]
+        sentences += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
+        return (
+            *sentences,
+            *(words for words in (self.second_clock(), self.money(), self.energy(), self.time()) if words),
+        )
 
     def second_clock(self) -> str:
         """How far our times are from CUPTI's, in one sentence; empty where there are none of CUPTI's."""
         if self.watched:
             return watched_sentence([one for one in self.watched if one.case_id in self.study.case_ids])
-        found = agreement(self.study, self.clock)
-        return sentence(found) if found is not None else ""
+        clock_agreement = measure_agreement(self.study, self.clock)
+        return describe_agreement(clock_agreement) if clock_agreement is not None else ""
 
     def money(self) -> str:
         """The cost of the run and of each answer, in words; empty where nobody is paid."""
@@ -298,7 +304,7 @@ class Report:
         """The energy of calls in joules, in words, or that it is not given; empty where nothing was timed."""
         if not self.study.measurements:
             return ""
-        return " ".join(map(energy_words, energies(self.study))) or NOT_GIVEN
+        return " ".join(map(energy_words, find_energies(self.study))) or NOT_GIVEN
 
     @property
     def minutes(self) -> Minutes | None:
@@ -316,14 +322,14 @@ class Report:
 
 def energy_words(one: Energy) -> str:
     """Joules a call in one setting, in a sentence."""
-    each = ", ".join(f"{name} {energy(joules)}" for name, joules in one.joules.items())
+    each = ", ".join(f"{name} {format_energy(joules)}" for name, joules in one.joules.items())
     over = f" (geometric mean over {count(one.cases, 'case')})" if one.cases > 1 else ""
     return f"Energy of a call, {one.setting.name or 'all'}: {each}{over}."
 
 
 def fast_p_words(one: FastP) -> str:
     """KernelBench's measure of a kernel, in a sentence."""
-    shares = [f"{percent(one.share(at), places=0)} at p = {p:g}" for at, p in enumerate(THRESHOLDS)]
+    shares = [f"{format_percent(one.share(at), places=0)} at p = {p:g}" for at, p in enumerate(THRESHOLDS)]
     return (
         f"fast_p of {one.implementation}, the share of {count(one.problems, 'problem')} that it solves correctly and "
         f"more than p times as fast as eager: {', '.join(shares)}."
@@ -366,7 +372,7 @@ def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
         mean = part.mean(baseline)
         if mean is not None and mean.decided == mean.cases > 1:
             over = of_cases(mean.cases, total, "compared")
-            results.append(f"{prefix}Geometric mean against {baseline} over {over}: {estimate(mean.ratio)}.")
+            results.append(f"{prefix}Geometric mean against {baseline} over {over}: {format_estimate(mean.ratio)}.")
     controls = part.controls
     if controls:
         names = list(dict.fromkeys(one.implementation for one in controls))
@@ -377,12 +383,12 @@ def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:
         )
     shifts = sorted(one.order_shift for one in part.contrasts if not math.isnan(one.order_shift))
     if shifts:
-        middle = digits(shifts[len(shifts) // 2])
+        middle = format_digits(shifts[len(shifts) // 2])
         results.append(f"{prefix}Running first instead of last changes the ratio by a factor of {middle} (median).")
     return tuple(results)
 
 
-def of_controls(controls: Sequence[Control]) -> str:
+def of_controls(controls: Sequence[ControlPair]) -> str:
     """The number of controls in words. A case may have several, and each regime has its own."""
     one_each = len({one.case_id for one in controls}) == len(controls)
     return count(len(controls), "case" if one_each else "comparison")

@@ -47,7 +47,7 @@ class Circle:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextShape:
     """A text. `at` is a point on the base line, at the side that the style's anchor names. `turned` text reads
     upwards."""
 
@@ -57,7 +57,7 @@ class Words:
     style: Style
 
 
-Shape = Polygon | Circle | Words
+Shape = Polygon | Circle | TextShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Drawing:
     shapes: tuple[Shape, ...]
 
 
-def drawing(svg: str) -> Drawing:
+def parse_drawing(svg: str) -> Drawing:
     """The shapes of a figure from a separate file, in the order in which they are drawn."""
     root = ElementTree.fromstring(svg)
     rules = _rules("".join(one.text or "" for one in root if _tag(one) == "style"))
@@ -88,22 +88,22 @@ def _rules(css: str) -> Mapping[str, Mapping[str, str]]:
 
 
 def _style(element: ElementTree.Element, rules: Mapping[str, Mapping[str, str]]) -> Style:
-    own = dict(rules.get(_tag(element), {}))
+    style = dict(rules.get(_tag(element), {}))
     kinds = element.get("class", "").split()
     for name, settings in rules.items():  # as in CSS, later rules win
         if name in kinds:
-            own.update(settings)
-    size = re.search(r"([\d.]+)px", own.get("font", ""))
+            style.update(settings)
+    size = re.search(r"([\d.]+)px", style.get("font", ""))
     return Style(
-        fill=_colour(own.get("fill", "#000000")),
-        fill_opacity=float(own.get("fill-opacity", "1")),
-        stroke=_colour(own.get("stroke", "none")),
-        stroke_opacity=float(own.get("stroke-opacity", "1")),
-        width=float(own.get("stroke-width", "1")),
-        dash=tuple(float(part) for part in own.get("stroke-dasharray", "").split()),
-        round=own.get("stroke-linecap") == "round",
-        anchor=own.get("text-anchor", "start"),
-        bold=own.get("font-weight", "") == "600",
+        fill=_colour(style.get("fill", "#000000")),
+        fill_opacity=float(style.get("fill-opacity", "1")),
+        stroke=_colour(style.get("stroke", "none")),
+        stroke_opacity=float(style.get("stroke-opacity", "1")),
+        width=float(style.get("stroke-width", "1")),
+        dash=tuple(float(part) for part in style.get("stroke-dasharray", "").split()),
+        round=style.get("stroke-linecap") == "round",
+        anchor=style.get("text-anchor", "start"),
+        bold=style.get("font-weight", "") == "600",
         size=float(size[1]) if size else 13.0,
     )
 
@@ -131,7 +131,7 @@ def _shapes(one: ElementTree.Element, rules: Mapping[str, Mapping[str, str]]) ->
     elif kind == CIRCLE:
         yield Circle((number("cx"), number("cy")), number("r"), style)
     elif kind == "text":
-        yield Words((number("x"), number("y")), one.text or "", "transform" in one.attrib, style)
+        yield TextShape((number("x"), number("y")), one.text or "", "transform" in one.attrib, style)
     elif kind == "path":
         open_, closed = _path(one.attrib["d"])
         if open_:

@@ -41,20 +41,20 @@ class Look:
     shape: str
 
 
-def looks(implementations: Sequence[str]) -> Mapping[str, Look]:
+def assign_looks(implementations: Sequence[str]) -> Mapping[str, Look]:
     """The look of each implementation. Known ones always have the same look. Others get the remaining looks in order;
     when none is left they share looks, but never that of the first implementation."""
-    found = {
+    known_looks = {
         name: Look(f"c{KNOWN.index(name)}", SHAPES[KNOWN.index(name)]) for name in implementations if name in KNOWN
     }
-    free = [number for number in range(MANY) if f"c{number}" not in {look.colour for look in found.values()}]
+    free = [number for number in range(MANY) if f"c{number}" not in {look.colour for look in known_looks.values()}]
     for place, name in enumerate(name for name in implementations if name not in KNOWN):
         number = free[place] if place < len(free) else 1 + (place - len(free)) % (MANY - 1)
-        found[name] = Look(f"c{number}", SHAPES[number])
-    return found
+        known_looks[name] = Look(f"c{number}", SHAPES[number])
+    return known_looks
 
 
-def variables(colours: Mapping[str, str]) -> str:
+def css_variables(colours: Mapping[str, str]) -> str:
     """The colours as CSS custom properties."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
@@ -75,7 +75,7 @@ FIGURE_CSS: Final = (
 )
 
 
-def literal(css: str, colours: Mapping[str, str]) -> str:
+def inline_colours(css: str, colours: Mapping[str, str]) -> str:
     """`css` with its colour variables replaced by colours, for a separate file."""
     for name, value in colours.items():
         css = css.replace(f"var(--{name})", value)
@@ -83,9 +83,9 @@ def literal(css: str, colours: Mapping[str, str]) -> str:
 
 
 CSS = f"""
-:root{{color-scheme:light dark;{variables(LIGHT)}}}
-@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}
-@media print{{:root{{color-scheme:light;{variables(LIGHT)}}}}}
+:root{{color-scheme:light dark;{css_variables(LIGHT)}}}
+@media (prefers-color-scheme:dark){{:root{{{css_variables(DARK)}}}}}
+@media print{{:root{{color-scheme:light;{css_variables(LIGHT)}}}}}
 *{{box-sizing:border-box}}
 body{{margin:0 auto;max-width:74rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.report.style import Look
-from orchestrator.report.text import tick
+from orchestrator.report.text import format_tick
 
 Vector = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class Scale:
         pixels from each other, or as far as two numbers side by side need."""
         kept: list[float] = []
         for value in first_ratios(self.low, self.high):
-            if all(abs(self(value) - self(other)) >= (apart or room(value, other)) for other in kept):
+            if all(abs(self(value) - self(other)) >= (apart or label_room(value, other)) for other in kept):
                 kept.append(value)
         return sorted(kept) if len(kept) >= 2 else self.ticks(5)
 
@@ -62,7 +62,7 @@ class Area:
     width: float
 
 
-def tiled(count: int, width: float, gap: float, top: float, height: float) -> tuple[list[Area], float]:
+def tile_panels(count: int, width: float, gap: float, top: float, height: float) -> tuple[list[Area], float]:
     """The areas of `count` panels, and the y at which the last row of panels ends. Two panels are side by side, unless
     there is only one or the figure is narrow."""
     columns = 2 if count > 1 and width >= 600 else 1
@@ -71,10 +71,10 @@ def tiled(count: int, width: float, gap: float, top: float, height: float) -> tu
     return areas, top - (-count // columns) * height
 
 
-def room(one: float, other: float) -> float:
+def label_room(one: float, other: float) -> float:
     """The least distance between the middles of two numbers that are written side by side, in pixels."""
-    words = tick(one) + tick(other)
-    return 3.6 * (len(words) - words.count(".") / 2) + 6
+    both_ticks = format_tick(one) + format_tick(other)
+    return 3.6 * (len(both_ticks) - both_ticks.count(".") / 2) + 6
 
 
 def first_ratios(low: float, high: float) -> list[float]:
@@ -99,14 +99,14 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     """1, 2 and 5 in each decade; fewer where there are many decades, and round steps where there is less than one."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for mantissas in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = [m * 10.0**d for d in decades for m in mantissas if low * 0.999 <= m * 10.0**d <= high * 1.001]
-        if len(found) <= most:
-            return found if len(found) >= 3 else linear_ticks(low, high, max(most, 5))
-    every = -(-len(found) // most)
-    return found[::every]
+        ticks = [m * 10.0**d for d in decades for m in mantissas if low * 0.999 <= m * 10.0**d <= high * 1.001]
+        if len(ticks) <= most:
+            return ticks if len(ticks) >= 3 else linear_ticks(low, high, max(most, 5))
+    every = -(-len(ticks) // most)
+    return ticks[::every]
 
 
-def span(values: Sequence[float], *, log: bool = False, pad: float = 0.06) -> tuple[float, float]:
+def axis_span(values: Sequence[float], *, log: bool = False, pad: float = 0.06) -> tuple[float, float]:
     """The least and the greatest value, with a margin. Values must be finite, and positive with `log`."""
     low, high = min(values), max(values)
     if log:
@@ -176,7 +176,7 @@ class Board:
         )
 
 
-def legend(board: Board, x: float, y: float, names: Sequence[tuple[str, Look]], most_x: float) -> float:
+def draw_legend(board: Board, x: float, y: float, names: Sequence[tuple[str, Look]], most_x: float) -> float:
     """Draws marks and names in a row that wraps before `most_x`. Returns the y below it."""
     at = x
     for name, look in names:

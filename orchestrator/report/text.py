@@ -13,12 +13,12 @@ from orchestrator.core.text import count
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval
     from orchestrator.analysis.case import Case, Contrast
-    from orchestrator.analysis.timings import Timing
+    from orchestrator.analysis.timings import CaseTiming
 
 UNKNOWN = "–"
 
 
-def digits(value: float, significant: int = 3) -> str:
+def format_digits(value: float, significant: int = 3) -> str:
     """`value` with `significant` digits, without an exponent for ordinary sizes; a dash for NaN."""
     if math.isnan(value):
         return UNKNOWN
@@ -30,24 +30,24 @@ def digits(value: float, significant: int = 3) -> str:
     return f"{value:,.{max(0, places)}f}"
 
 
-def tick(value: float) -> str:
+def format_tick(value: float) -> str:
     """A number on an axis, without needless digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def ratio(value: float) -> str:
+def format_ratio(value: float) -> str:
     return UNKNOWN if math.isnan(value) else f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
 
 
-def elsewhere(one: Contrast) -> str:
+def other_regime_text(one: Contrast) -> str:
     """The ratio in the other of burst and graph, as a text after a verdict; empty where the two agree."""
     if math.isnan(one.elsewhere):
         return ""
-    return f", {ratio(one.elsewhere)} in {'graph' if one.setting.regime == 'burst' else 'burst'}"
+    return f", {format_ratio(one.elsewhere)} in {'graph' if one.setting.regime == 'burst' else 'burst'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class WorkRate:
     """A rate in the unit that fits it, and its share of the device's peak in per cent (NaN where no peak is known)."""
 
     value: float
@@ -57,37 +57,39 @@ class Rate:
     @property
     def text(self) -> str:
         """`2,210 GB/s`; empty where the rate is not known."""
-        return f"{digits(self.value)} {self.unit}" if self.unit else ""
+        return f"{format_digits(self.value)} {self.unit}" if self.unit else ""
 
     @property
     def share(self) -> str:
         return "" if math.isnan(self.of_roof) else f"{self.of_roof:.0f} %"
 
 
-def rate(case: Case, timing: Timing) -> Rate:
+def rate(case: Case, timing: CaseTiming) -> WorkRate:
     """The rate of an implementation: GB/s where memory limits the case or operations are not counted, else TFLOP/s, and
     GFLOP/s below 0.1 TFLOP/s."""
     work, roof = case.work, case.roof
     if work is None or not timing.timed:
-        return Rate(math.nan, "", math.nan)
+        return WorkRate(math.nan, "", math.nan)
     by_memory = math.isnan(work.flop) or (roof is not None and work.intensity < roof.ridge)
     if by_memory:
         speed = work.bytes / timing.median_us.mid / 1e3
-        return Rate(speed, "GB/s", 100 * speed / roof.gb_per_s if roof is not None else math.nan)
+        return WorkRate(speed, "GB/s", 100 * speed / roof.gb_per_s if roof is not None else math.nan)
     share = 100 * timing.tflops / roof.tflops if roof is not None else math.nan
     return (
-        Rate(timing.tflops, "TFLOP/s", share) if timing.tflops >= 0.1 else Rate(timing.tflops * 1e3, "GFLOP/s", share)
+        WorkRate(timing.tflops, "TFLOP/s", share)
+        if timing.tflops >= 0.1
+        else WorkRate(timing.tflops * 1e3, "GFLOP/s", share)
     )
 
 
-def within(interval: Interval, *, places: int = 2) -> str:
+def format_limits(interval: Interval, *, places: int = 2) -> str:
     """The limits of an interval, in brackets; empty where they are not known."""
     return f"[{interval.low:.{places}f}, {interval.high:.{places}f}]" if interval.known else ""
 
 
-def estimate(interval: Interval) -> str:
+def format_estimate(interval: Interval) -> str:
     """A ratio with its limits: `1.29× [1.10, 1.39]`. Every place that shows a ratio shows it so."""
-    return " ".join(part for part in (ratio(interval.mid), within(interval)) if part)
+    return " ".join(part for part in (format_ratio(interval.mid), format_limits(interval)) if part)
 
 
 def of_cases(found: int, total: int, done: str = "measured") -> str:
@@ -95,31 +97,31 @@ def of_cases(found: int, total: int, done: str = "measured") -> str:
     return count(total, "case") if found >= total else f"{found} of {count(total, 'case')}, {total - found} not {done}"
 
 
-def percent(share: float, *, places: int = 1) -> str:
+def format_percent(share: float, *, places: int = 1) -> str:
     """A share (0 to 1) in per cent."""
     return UNKNOWN if math.isnan(share) else f"{100 * share:.{places}f} %"
 
 
-def size(bytes_: float) -> str:
+def format_size(bytes_: float) -> str:
     """A number of bytes, in the unit in which it has up to three digits."""
     if math.isnan(bytes_):
         return UNKNOWN
     for unit in ("B", "KiB", "MiB"):
         if abs(bytes_) < 1000:
-            return f"{bytes_:.0f} {unit}" if unit == "B" else f"{digits(bytes_)} {unit}"
+            return f"{bytes_:.0f} {unit}" if unit == "B" else f"{format_digits(bytes_)} {unit}"
         bytes_ /= 1024
-    return f"{digits(bytes_)} GiB"
+    return f"{format_digits(bytes_)} GiB"
 
 
-def energy(joules: float) -> str:
+def format_energy(joules: float) -> str:
     """A number of joules, in the unit in which it has up to three digits."""
     for unit, size_ in (("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6)):
         if joules >= size_:
-            return f"{digits(joules / size_)} {unit}"
-    return UNKNOWN if math.isnan(joules) else f"{digits(joules * 1e9)} nJ"
+            return f"{format_digits(joules / size_)} {unit}"
+    return UNKNOWN if math.isnan(joules) else f"{format_digits(joules * 1e9)} nJ"
 
 
-def backend(implementation: str) -> str:
+def display_name(implementation: str) -> str:
     """An implementation's name as figures show it."""
     return implementation.removeprefix(FAMILY)
 
@@ -133,7 +135,7 @@ def in_words(value: object) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def shortened(name: str, most: int = 42) -> str:
+def shorten_name(name: str, most: int = 42) -> str:
     """A name, shortened to at most `most` characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
@@ -147,16 +149,16 @@ def common_parts(case_ids: Sequence[str]) -> list[str]:
     return [part for part in case_ids[0].split("-") if part in shared]
 
 
-def labels(case_ids: Sequence[str]) -> dict[str, str]:
+def case_labels(case_ids: Sequence[str]) -> dict[str, str]:
     """A label for each case, of the parts that differ from other cases: `256 float32`, `q1 k300 bfloat16`."""
     common = set(common_parts(case_ids))
-    found = {}
+    label_by_case = {}
     for case_id in case_ids:
         parts = case_id.split("-")
-        own = [part for part in parts if part not in common]
+        differing_parts = [part for part in parts if part not in common]
         lengths = {part[:1]: part[1:] for part in parts if part[:1] in ("q", "k") and part[1:].isdigit()}
         if lengths.get("q") and lengths.get("q") == lengths.get("k"):
-            own = [part for part in own if part != f"k{lengths['k']}"]
-            own = [f"S {lengths['q']}" if part == f"q{lengths['q']}" else part for part in own]
-        found[case_id] = " ".join(own) or case_id
-    return found
+            differing_parts = [part for part in differing_parts if part != f"k{lengths['k']}"]
+            differing_parts = [f"S {lengths['q']}" if part == f"q{lengths['q']}" else part for part in differing_parts]
+        label_by_case[case_id] = " ".join(differing_parts) or case_id
+    return label_by_case

@@ -16,13 +16,22 @@ from typing import Any, Protocol
 from orchestrator.core.config.model import Config
 from orchestrator.core.doctor import checks, here, project
 from orchestrator.core.doctor import host as on_host
-from orchestrator.core.doctor.host import HostCheck, Ran
+from orchestrator.core.doctor.host import CommandResult, HostCheck
 from orchestrator.core.doctor.subject import Identity, Subject
-from orchestrator.core.doctor.verdicts import Check, Result, Verdict, bad, crashed, fine, skipped, too_slow
+from orchestrator.core.doctor.verdicts import (
+    CheckResult,
+    CheckVerdict,
+    DoctorCheck,
+    crash_verdict,
+    fail_verdict,
+    pass_verdict,
+    skip_verdict,
+    too_slow,
+)
 from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing
-from orchestrator.core.host_answers import looked, trouble
-from orchestrator.core.hosts import Target, gpu_for
-from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, lookup
+from orchestrator.core.host_answers import answer_error, validate_answer
+from orchestrator.core.hosts import HostTarget, gpu_for
+from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, find_gpu
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.rest import Api
@@ -34,32 +43,34 @@ from orchestrator.runs.planning import LaunchOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskRun:
     """A check, and the function that collects its facts and judges them."""
 
-    check: Check
-    make: Callable[[], Verdict]
+    check: DoctorCheck
+    make: Callable[[], CheckVerdict]
 
 
-def examine(tasks: Sequence[Task], report: Callable[[Result], None] = lambda _result: None) -> tuple[Result, ...]:
+def run_checks(
+    tasks: Sequence[TaskRun], report: Callable[[CheckResult], None] = lambda _result: None
+) -> tuple[CheckResult, ...]:
     """The results in the order of `tasks`; `report` gets each one as soon as it is there.
 
     A check that takes too long is abandoned: its thread ends with the program.
     """
-    done: dict[str, Result] = {}
-    running: dict[str, tuple[Task, float]] = {}
+    done: dict[str, CheckResult] = {}
+    running: dict[str, tuple[TaskRun, float]] = {}
     waiting = {task.check.name: task for task in tasks}
-    answers: queue.Queue[tuple[str, Verdict]] = queue.Queue()
+    answers: queue.Queue[tuple[str, CheckVerdict]] = queue.Queue()
 
-    def finish(check: Check, verdict: Verdict, seconds: float) -> None:
-        done[check.name] = Result(check, verdict, seconds)
+    def finish(check: DoctorCheck, verdict: CheckVerdict, seconds: float) -> None:
+        done[check.name] = CheckResult(check, verdict, seconds)
         report(done[check.name])
 
     while waiting or running:
         for name, task in list(waiting.items()):
             if all(need in done or need not in waiting | running for need in task.check.needs):
                 del waiting[name]
-                reason = skipped(done, (need for need in task.check.needs if need in done))
+                reason = skip_verdict(done, (need for need in task.check.needs if need in done))
                 if reason is not None:
                     finish(task.check, reason, 0.0)
                     continue
@@ -83,17 +94,17 @@ def examine(tasks: Sequence[Task], report: Callable[[Result], None] = lambda _re
     return tuple(done[task.check.name] for task in tasks)
 
 
-def _make(task: Task, answers: queue.Queue[tuple[str, Verdict]]) -> None:
+def _make(task: TaskRun, answers: queue.Queue[tuple[str, CheckVerdict]]) -> None:
     try:
         verdict = task.make()
     except BenchError as exc:
-        verdict = crashed(str(exc))
+        verdict = crash_verdict(str(exc))
     except Exception as exc:
-        verdict = crashed(f"{type(exc).__name__}: {exc}")
+        verdict = crash_verdict(f"{type(exc).__name__}: {exc}")
     answers.put((task.check.name, verdict))
 
 
-class Session(Protocol):
+class DoctorSession(Protocol):
     """Reads from a cloud, and changes nothing there."""
 
     def prove(self) -> Identity: ...
@@ -133,11 +144,15 @@ class CloudExamination:
     """What the checks of a cloud share: a session, what is checked, and the login."""
 
     def __init__(
-        self, session: Session, base: Callable[[], Subject], config: Config | None = None, gpus: tuple[str, ...] = ()
+        self,
+        session: DoctorSession,
+        base: Callable[[], Subject],
+        config: Config | None = None,
+        gpus: tuple[str, ...] = (),
     ) -> None:
         self.session = session
         self.config = config
-        self.gpus = tuple(found for name in gpus if (found := lookup(name)))
+        self.gpus = tuple(found for name in gpus if (found := find_gpu(name)))
         self.who = ""
         self._base = base
 
@@ -159,49 +174,49 @@ class CloudExamination:
             service_account=machine.service_account or subject.service_account,
         )
 
-    def prove(self) -> Verdict:
+    def prove(self) -> CheckVerdict:
         try:
             identity = self.session.prove()
         except CredentialsMissing as exc:
-            return project.credentials(None, str(exc).partition(". ")[0])
+            return project.check_credentials(None, str(exc).partition(". ")[0])
         except BenchError as exc:
-            return bad(str(exc), "bench cloud stop; bench cloud start")
+            return fail_verdict(str(exc), "bench cloud stop; bench cloud start")
         self.who = identity.member
-        return project.credentials(identity, "")
+        return project.check_credentials(identity, "")
 
-    def look(self, check: checks.CloudCheck) -> Verdict:
+    def look(self, check: checks.CloudCheck) -> CheckVerdict:
         return check(self.session.api(), self.subject())
 
-    def look_as_nobody(self, check: checks.CloudCheck) -> Verdict:
+    def look_as_nobody(self, check: checks.CloudCheck) -> CheckVerdict:
         return check(self.session.nobody(), self.subject())
 
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[TaskRun, ...]:
         """The checks of the project; the embedded cloud is checked like any other project. The list needs no request to
         the cloud."""
         images = (self.config.image_source,) if self.config else ()
         listed = checks.cloud_checks(Subject("", "", gpus=self.gpus or CATALOG, images=images))
         looks = {checks.CLOCK: self.look_as_nobody}
-        made = (Task(check, partial(looks.get(check.name, self.look), asks)) for check, asks in listed)
-        return (Task(checks.CREDENTIALS, self.prove), *made)
+        made = (TaskRun(check, partial(looks.get(check.name, self.look), asks)) for check, asks in listed)
+        return (TaskRun(checks.CREDENTIALS, self.prove), *made)
 
 
-def here_tasks(around: Surroundings, config: Path | None) -> tuple[Task, ...]:
+def here_tasks(around: Surroundings, config: Path | None) -> tuple[TaskRun, ...]:
     """The checks of this machine."""
     uses, computer, home = around.mode.simulated, around.computer, around.home
     needed = computer.requirements()
     return (
-        Task(checks.PYTHON, lambda: here.python(tuple(sys.version_info[:3]))),
-        Task(checks.LIBRARIES, lambda: here.libraries(needed, computer.installed(needed))),
-        Task(checks.HOME, lambda: here.home(str(home), *computer.writable(home))),
-        Task(checks.DOCUMENTS, lambda: _documents(around, config)),
-        Task(checks.PRICES, lambda: here.prices(around.prices().as_of, around.now().date())),
-        Task(checks.EMBEDDED, lambda: here.embedded(around.embedded)),
-        Task(checks.COMPILER, lambda: here.compiler(computer.compiler(), uses)),
-        Task(checks.TORCH, lambda: here.torch(computer.torch_version(), uses)),
+        TaskRun(checks.PYTHON, lambda: here.check_python(tuple(sys.version_info[:3]))),
+        TaskRun(checks.LIBRARIES, lambda: here.check_libraries(needed, computer.installed(needed))),
+        TaskRun(checks.HOME, lambda: here.check_home(str(home), *computer.writable(home))),
+        TaskRun(checks.DOCUMENTS, lambda: _documents(around, config)),
+        TaskRun(checks.PRICES, lambda: here.check_prices(around.prices().as_of, around.now().date())),
+        TaskRun(checks.EMBEDDED, lambda: here.check_embedded(around.embedded)),
+        TaskRun(checks.COMPILER, lambda: here.check_compiler(computer.compiler(), uses)),
+        TaskRun(checks.TORCH, lambda: here.check_torch(computer.torch_version(), uses)),
     )
 
 
-def _documents(around: Surroundings, config: Path | None) -> Verdict:
+def _documents(around: Surroundings, config: Path | None) -> CheckVerdict:
     wanted = [LaunchOptions(gpu, None, ()) for gpu in GPU_NAMES if (around.configs / f"{gpu}.yaml").is_file()]
     wanted += [LaunchOptions("", config, ())] if config else []
     troubles: list[tuple[str, str]] = []
@@ -210,7 +225,7 @@ def _documents(around: Surroundings, config: Path | None) -> Verdict:
             around.load(options)
         except ConfigError as exc:
             troubles.append((str(options.path or options.gpu), str(exc)))
-    return here.documents(troubles, len(wanted))
+    return here.check_documents(troubles, len(wanted))
 
 
 # The checks of a machine that the user owns: plain commands first, then the same checks as before a launch there.
@@ -221,20 +236,20 @@ ASK_S = 240.0
 
 
 def host_tasks(
-    host: Target,
+    host: HostTarget,
     connect: Callable[[], HostShell],
     asked: LaunchOptions,
     configured: Callable[[LaunchOptions], tuple[Config, str]],
-) -> tuple[Task, ...]:
+) -> tuple[TaskRun, ...]:
     """The checks of `host` for the run in `asked`. If that has neither a GPU nor a configuration, they are for the
     configuration that suits the host. `configured` loads a configuration. Each check has
     a connection of its own, so that one which ends its connection fails alone."""
     plan = _Plan(host, asked, configured)
     plain = tuple(
-        Task(check, partial(_guarded, connect, partial(_look, host, made))) for check, made in on_host.HOST_CHECKS
+        TaskRun(check, partial(_guarded, connect, partial(_look, host, made))) for check, made in on_host.HOST_CHECKS
     )
-    own = ((on_host.PYTHON, plan.ready), (on_host.FILES, plan.files), (on_host.TORCH, plan.packaged))
-    return (*plain, *(Task(check, partial(_guarded, connect, work)) for check, work in own))
+    host_checks = ((on_host.PYTHON, plan.ready), (on_host.FILES, plan.files), (on_host.TORCH, plan.packaged))
+    return (*plain, *(TaskRun(check, partial(_guarded, connect, work)) for check, work in host_checks))
 
 
 class _Plan:
@@ -242,7 +257,7 @@ class _Plan:
 
     def __init__(
         self,
-        host: Target,
+        host: HostTarget,
         asked: LaunchOptions,
         configured: Callable[[LaunchOptions], tuple[Config, str]],
     ) -> None:
@@ -250,39 +265,39 @@ class _Plan:
         self.config = configured(asked)[0] if asked.gpu or asked.path else None
         self.executable = ""
 
-    def ready(self, shell: HostShell) -> Verdict:
+    def ready(self, shell: HostShell) -> CheckVerdict:
         probe = self._told(shell, "probe")
         self.executable = str(probe["executable"])
         if self.config is None:
             self.config = self.configured(replace(self.asked, gpu=gpu_for(probe)))[0]
-        return on_host.ready(probe, needs_of(self.config), self.host.called)
+        return on_host.check_readiness(probe, needs_of(self.config), self.host.called)
 
-    def packaged(self, shell: HostShell) -> Verdict:
+    def packaged(self, shell: HostShell) -> CheckVerdict:
         assert self.config is not None, "the check before this one has it"
         found, torch = self._told(shell, "packages"), self.config.environment.torch
-        return on_host.packaged(found, needs_of(self.config), self.host.called, self.executable, torch)
+        return on_host.check_packages(found, needs_of(self.config), self.host.called, self.executable, torch)
 
-    def files(self, shell: HostShell) -> Verdict:
+    def files(self, shell: HostShell) -> CheckVerdict:
         shell.get("/nonexistent/bench", limit=1)
-        return fine("files can be sent and fetched")
+        return pass_verdict("files can be sent and fetched")
 
     def _told(self, shell: HostShell, operation: str) -> Mapping[str, Any]:
         python = self.config.host.python if self.config else python_of(self.asked)
         answer = shell.ask(operation, {}, python=python, timeout_s=ASK_S)
-        if (error := trouble(answer, self.host)) is not None:
+        if (error := answer_error(answer, self.host)) is not None:
             raise error
-        return looked(answer, operation)
+        return validate_answer(answer, operation)
 
 
-def _look(host: Target, check: HostCheck, shell: HostShell) -> Verdict:
-    return check(lambda line: Ran(*shell.run(line)), host)
+def _look(host: HostTarget, check: HostCheck, shell: HostShell) -> CheckVerdict:
+    return check(lambda line: CommandResult(*shell.run(line)), host)
 
 
-def _guarded(connect: Callable[[], HostShell], work: Callable[[HostShell], Verdict]) -> Verdict:
+def _guarded(connect: Callable[[], HostShell], work: Callable[[HostShell], CheckVerdict]) -> CheckVerdict:
     shell = connect()
     try:
         return work(shell)
     except BenchError as exc:
-        return bad(str(exc), exc.hint)
+        return fail_verdict(str(exc), exc.hint)
     finally:
         shell.close()

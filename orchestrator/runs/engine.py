@@ -11,17 +11,17 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
 from orchestrator.core.hosts import is_host
-from orchestrator.core.ledger.arming import NotArmed, arm
+from orchestrator.core.ledger.arming import NotArmed, arm_request
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
+from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.naming import attempt_of, cases_prefix, hold_key, instance_name
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
-from orchestrator.core.run.status import encode, status_body, status_line
+from orchestrator.core.run.status import encode_status, status_body, status_line
 from orchestrator.ports import Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
@@ -31,7 +31,7 @@ from orchestrator.runs.machines import (
     looked_for,
     note_validation,
     on_base_image,
-    requested,
+    request_machine,
 )
 from orchestrator.store.events import EventLog
 from orchestrator.store.images import Shelf
@@ -74,7 +74,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchTerms:
     """What only the client that launched a run can do: start machines."""
 
     offers: tuple[Offer, ...]
@@ -123,7 +123,9 @@ GROWING: Final = frozenset({"cost_usd", "seconds", "paid_s", "measuring_s"})
 class Engine:
     """Drives one run. Any number of engines may drive the same run at once: every command is idempotent."""
 
-    def __init__(self, world: World, run_id: str, *, launch: Launch | None = None, log: EventLog | None = None) -> None:
+    def __init__(
+        self, world: World, run_id: str, *, launch: LaunchTerms | None = None, log: EventLog | None = None
+    ) -> None:
         self.world = world
         self.run_id = run_id
         self.launch = launch
@@ -156,7 +158,7 @@ class Engine:
         if on_host or gone:
             run = self.look()
         offers, ttl_s = (self.launch.offers, self.launch.ttl_s) if self.launch else (None, None)
-        commands = do.decide(run, seen, self.world.clock.now(), self.world.policy, offers, ttl_s)
+        commands = do.decide_commands(run, seen, self.world.clock.now(), self.world.policy, offers, ttl_s)
         pause = 0.0
         for command in commands:
             if isinstance(command, do.Wait):
@@ -287,8 +289,8 @@ class Engine:
             return
         run = replay(events)
         attempt = run.vm.attempt if run is not None and run.vm is not None else 0
-        found = diagnosis_of(self.world.bucket, self.run_id, attempt, events, detail)
-        self.log.append(ev.Diagnosed(cause=found.cause, detail=found.detail[:400], remedy=found.remedy))
+        diagnosis = diagnosis_of(self.world.bucket, self.run_id, attempt, events, detail)
+        self.log.append(ev.Diagnosed(cause=diagnosis.cause, detail=diagnosis.detail[:400], remedy=diagnosis.remedy))
 
     # --- machines ---------------------------------------------------------------------------------------------------
 
@@ -297,8 +299,10 @@ class Engine:
         holds nothing for the run, or less than the machine alone can cost."""
         key, now = hold_key(self.run_id, run.generation), self.world.clock.now()
         patience = self.world.policy.insert_limit_s
-        worst = ceiling(offer.usd_per_hour, self._request(run, offer, attempt).max_run_s, 1)
-        answer = self.world.accounts.change(lambda ledger: arm(ledger, key, attempt, self._by, now, patience, worst))
+        worst = ceiling_usd(offer.usd_per_hour, self._request(run, offer, attempt).max_run_s, 1)
+        answer = self.world.accounts.change(
+            lambda ledger: arm_request(ledger, key, attempt, self._by, now, patience, worst)
+        )
         if isinstance(answer, NotArmed) and answer.kind in ("no_hold", "too_dear"):
             held = "the ledger holds no money" if answer.kind == "no_hold" else f"the ledger holds less than ${worst}"
             raise BudgetExceeded(
@@ -336,12 +340,12 @@ class Engine:
         return next(offer for offer in self.launch.offers if offer.pool == pool)
 
     def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
-        answer = requested(self.world.cloud(), request)
-        if isinstance(answer, Refusal) and lacks_image(answer, request):
+        answer = request_machine(self.world.cloud(), request)
+        if isinstance(answer, CloudRefusal) and lacks_image(answer, request):
             self.log.append(
                 ev.ImageReplaced(image=request.image, instead=request.base_image, generation=run.generation)
             )
-            answer = requested(self.world.cloud(), on_base_image(request))
+            answer = request_machine(self.world.cloud(), on_base_image(request))
         if isinstance(answer, Accepted):
             self._created(attempt, request.max_run_s, request.request_id, answer.instance)
         else:
@@ -361,7 +365,7 @@ class Engine:
             )
         )
 
-    def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: Refusal) -> None:
+    def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: CloudRefusal) -> None:
         said: dict[str, Any] = {
             "attempt": attempt, "zone": request.zone, "code": refusal.code, "message": refusal.message,
             "request_id": request.request_id, "generation": run.generation,
@@ -404,7 +408,7 @@ class Engine:
 
     def write_index(self, run: Run) -> None:
         """Caches the state for `bench status`. If the cache is lost, the events are only read again."""
-        line = encode(status_line(run, self.world.clock.now()))
+        line = encode_status(status_line(run, self.world.clock.now()))
         stable = {key: value for key, value in line.items() if key not in GROWING}
         if stable == self._indexed:
             return

@@ -18,14 +18,14 @@ from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import (
     WINDOWS,
     Caps,
+    HoldRefused,
     HoldTerms,
     Ledger,
-    Refused,
     SharedCaps,
     add_cost,
     authorize,
-    binding,
     hold,
+    lower_caps,
     set_caps,
     take_back,
 )
@@ -65,7 +65,7 @@ class Accounts:
 
         answer = self.ledger.update(judged)
         if isinstance(answer, Ledger):
-            tell(self.notifier, due)
+            send_alerts(self.notifier, due)
             if due:
                 return self._said(answer, due)
         return answer
@@ -77,7 +77,7 @@ class Accounts:
             return stored
 
 
-def tell(notifier: Notifier, due: tuple[Alert, ...]) -> None:
+def send_alerts(notifier: Notifier, due: tuple[Alert, ...]) -> None:
     """Sends each alert once, to everybody who asked for alerts."""
     for alert in due:
         data = {"window": alert.window, "key": alert.key, "threshold_percent": str(alert.threshold)}
@@ -161,20 +161,20 @@ def settle_storage(accounts: Accounts, old: str, new: str, usd: Decimal, note: s
     accounts.change(change)
 
 
-def _place(ledger: Ledger, caps: Caps, request: HoldRequest, now: datetime) -> Ledger | Refused:
+def _place(ledger: Ledger, caps: Caps, request: HoldRequest, now: datetime) -> Ledger | HoldRefused:
     caps = replace(caps, run=None) if request.storage else caps
     verdict = authorize(ledger, caps, request.usd, now, run_id=request.key, pretend=request.pretend)
-    if isinstance(verdict, Refused) and not request.prepaid:
+    if isinstance(verdict, HoldRefused) and not request.prepaid:
         return verdict
     if request.storage:
         return add_cost(ledger, CATEGORY, request.usd, request.note, now, request.key, pretend=request.pretend)
-    under = None if request.prepaid else binding(ledger, caps)
+    under = None if request.prepaid else lower_caps(ledger, caps)
     terms = HoldTerms(request.gpu, request.note, under, request.pretend)
     return hold(ledger, request.key, request.usd, request.ttl_s, now, terms)
 
 
-def _raise_refusal(answer: Ledger | Refused, request: HoldRequest) -> None:
-    if isinstance(answer, Refused):
+def _raise_refusal(answer: Ledger | HoldRefused, request: HoldRequest) -> None:
+    if isinstance(answer, HoldRefused):
         raise BudgetExceeded(
             f"{request.subject} can cost up to ${answer.needs}, which is ${answer.short_by} more than the cap of "
             f"${answer.cap} for {answer.window} leaves (${answer.spent} spent, ${answer.held} held by other runs)",
@@ -186,7 +186,7 @@ def _raise_refusal(answer: Ledger | Refused, request: HoldRequest) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class CapSharing:
     """`accounts` are this user's, whatever bucket they are of; `by` is who this is."""
 
     accounts: Accounts
@@ -198,8 +198,8 @@ class Sharing:
             caps = LedgerStore(bucket, self.accounts.clock).read().caps
         except BenchError:
             return {}
-        found = {window: caps.caps().of(window) if caps is not None else None for window in WINDOWS}
-        return {window: str(cap) for window, cap in found.items() if cap is not None}
+        cap_by_window = {window: caps.caps().of(window) if caps is not None else None for window in WINDOWS}
+        return {window: str(cap) for window, cap in cap_by_window.items() if cap is not None}
 
     def share(self, bucket: Bucket, step: ShareCaps) -> None:
         """Sets what the step names and nobody has set: a cap that is there is changed by `bench budget set` alone.

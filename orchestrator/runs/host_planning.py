@@ -9,15 +9,15 @@ from typing import Any
 from orchestrator.core.bundled import is_kernel
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, HostUnfit
-from orchestrator.core.host_answers import busy
+from orchestrator.core.host_answers import busy_error
 from orchestrator.core.hosts import (
+    HostNeeds,
     HostRecord,
+    HostTarget,
     Lack,
-    Needs,
-    Target,
-    fingerprint,
+    first_lack,
     gpu_for,
-    lacks,
+    host_fingerprint,
     lacks_packages,
     parse_target,
     why_validate,
@@ -25,7 +25,7 @@ from orchestrator.core.hosts import (
 from orchestrator.core.names import Zone
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_on_hosts
-from orchestrator.core.yamltext import scalar
+from orchestrator.core.yamltext import read_scalar
 from orchestrator.ports import Hosts
 from orchestrator.runs.engine import World
 from orchestrator.runs.planning import LaunchOptions, plan_or_raise
@@ -33,16 +33,16 @@ from orchestrator.runs.planning import LaunchOptions, plan_or_raise
 # Whether a host has what a run needs: it is probed before each run, and validated when that is due.
 
 
-def needs_of(config: Config) -> Needs:
+def needs_of(config: Config) -> HostNeeds:
     """What a run of `config` needs on a host."""
     cuda = config.gpu != "cpu"
     compiler = not cuda and any(map(is_kernel, config.measure.implementations))
-    return Needs(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
+    return HostNeeds(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
 
 
-def admit(
+def admit_host(
     hosts: Hosts,
-    target: Target,
+    target: HostTarget,
     probe: Mapping[str, Any],
     config: Config,
     say: Callable[[str], None] = lambda _: None,
@@ -50,24 +50,24 @@ def admit(
     """Checks that a host can measure `config`. Validates it if that is due, and stores the result in the bucket. Raises
     `HostUnfit` for what the host lacks, `NoCapacity` while it measures for another run."""
     needs, name, python = needs_of(config), target.called, config.host.python
-    refuse(lacks(probe, needs, name))
+    refuse(first_lack(probe, needs, name))
     if probe["busy"]:
-        raise busy(target, probe["busy"])
-    now_is, now = fingerprint(probe), hosts.clock.now()
+        raise busy_error(target, probe["busy"])
+    now_is, now = host_fingerprint(probe), hosts.clock.now()
     record = hosts.record(Zone(target.zone))
     due = why_validate(record, now_is, now)
     if not due and record is not None and needs.cuda and "+cpu" in record.torch:
         due = "its GPU was not validated before"
     if due:
         say(f"validating {target}: {due}")
-        found = hosts.validate(target, python)
-        refuse(lacks_packages(found, needs, name, str(probe["executable"]), config.environment.torch))
-        known = {"validated_at": hosts.clock.now(), "fingerprint": now_is, "torch": str(found["torch"])}
+        validation = hosts.validate(target, python)
+        refuse(lacks_packages(validation, needs, name, str(probe["executable"]), config.environment.torch))
+        known_facts = {"validated_at": hosts.clock.now(), "fingerprint": now_is, "torch": str(validation["torch"])}
     else:
-        known = {}
+        known_facts = {}
 
     def change(record: HostRecord) -> HostRecord:
-        return record.model_copy(update={**known, "target": str(target), "python": python})
+        return record.model_copy(update={**known_facts, "target": str(target), "python": python})
 
     hosts.remember(target, change)
 
@@ -77,7 +77,7 @@ def refuse(lack: Lack | None) -> None:
         raise HostUnfit(lack.what, hint=lack.remedy)
 
 
-def target_of(texts: Sequence[str], machine: str) -> Target:
+def target_of(texts: Sequence[str], machine: str) -> HostTarget:
     """The host in `texts`; `local` is `machine`. Raises `ConfigError` for several: a run is on one machine."""
     targets = tuple(parse_target(text, machine) for text in texts)
     if len(targets) > 1:
@@ -100,8 +100,10 @@ def with_gpu_of_host(options: LaunchOptions, hosts: Hosts) -> LaunchOptions:
 
 def python_of(options: LaunchOptions) -> str:
     """The interpreter on the host that the command line names; empty for its `python3`."""
-    said = next((text.partition("=")[2] for text in options.overrides if text.startswith("host.python=")), "")
-    return str(scalar(said) or "")
+    python_override = next(
+        (text.partition("=")[2] for text in options.overrides if text.startswith("host.python=")), ""
+    )
+    return str(read_scalar(python_override) or "")
 
 
 def plan_for_hosts(world: World, hosts: Hosts, config: Config, name: str, *, say: Callable[[str], None]) -> LaunchPlan:
@@ -115,7 +117,7 @@ def plan_for_hosts(world: World, hosts: Hosts, config: Config, name: str, *, say
         )
     target = target_of(config.host.targets, hosts.machine)
     probe = hosts.probe(target, config.host.python)
-    admit(hosts, target, probe, config, say)
+    admit_host(hosts, target, probe, config, say)
     device = ", ".join(str(gpu["name"]) for gpu in probe["gpus"]) or f"no GPU, {probe['cpu'] or probe['machine']}"
     notice = f"{target}: {device}; {probe['os']}; python {probe['python']}"
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.images import ImageRecord, cost_of, is_image_of
-from orchestrator.core.ledger.unlisted import most_of, outstanding
+from orchestrator.core.ledger.unlisted import most_of, outstanding_images
 from orchestrator.core.names import ImageName
 from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
@@ -45,7 +45,7 @@ def give_back(world: World, name: str) -> None:
     release_storage(world.accounts, most_of(name), f"{name} was not made")
 
 
-def made(world: World, record: ImageRecord) -> None:
+def finish_image(world: World, record: ImageRecord) -> None:
     """What is left to do of an image that is recorded: its machine hears so and ends, and its cost takes the place of
     the amount. Done twice it is done once."""
     word = json.dumps({"schema": 1, "image": record.name}).encode()
@@ -58,7 +58,7 @@ def look_after_builds(world: World) -> tuple[Build, ...]:
     """Look after every image that was not made yet. Costs one request when there is none. One that cannot be looked
     after hides no other."""
     builds = []
-    for name in outstanding(world.ledger.read()) if world.shelf is not None else ():
+    for name in outstanding_images(world.ledger.read()) if world.shelf is not None else ():
         try:
             build = look_after_build(world, name)
         except BenchError as exc:
@@ -69,7 +69,7 @@ def look_after_builds(world: World) -> tuple[Build, ...]:
 
 def look_after_build(world: World, name: str) -> Build | None:
     """Look after one image that was not made yet; None where there can be no images, or its money is given back."""
-    since = outstanding(world.ledger.read()).get(name)
+    since = outstanding_images(world.ledger.read()).get(name)
     if world.shelf is None or since is None:
         return None
     record = next((one for one in world.shelf.records.every()[0] if one.name == name), None)
@@ -79,7 +79,7 @@ def look_after_build(world: World, name: str) -> Build | None:
 def _one(world: World, shelf: Shelf, build: Build, record: ImageRecord | None, since: datetime) -> Build:
     name, run_id = build.name, build.run_id
     if record is not None:
-        made(world, record)
+        finish_image(world, record)
         return Build(name, record.run, True, "it is made")
     there = shelf.cloud().image(ImageName(name)) is not None
     if not run_id:

@@ -17,15 +17,15 @@ from orchestrator.core.images import (
     ImageRecord,
     cost_of,
     environment_of,
-    expired,
     expires_label,
     family_of,
     image_name,
+    is_expired,
     storage_usd,
 )
 from orchestrator.core.ledger.unlisted import most_of
 from orchestrator.core.names import NO_IMAGE, ImageName, ImageUrl
-from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, labels
+from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of, is_run_id, machine_labels
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
@@ -35,8 +35,8 @@ from orchestrator.core.text import count
 from orchestrator.ports import ImageRequest
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import HoldRequest, acquire, settle_storage
-from orchestrator.runs.image_builds import give_back, made
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.image_builds import finish_image, give_back
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from orchestrator.store.images import Shelf
 
 MARGIN_S: Final = 90.0
@@ -70,7 +70,7 @@ def build_plan(plan: LaunchPlan, wish: ImageWish) -> LaunchPlan:
     )
 
 
-def build(
+def build_image(
     world: World,
     order: RunOrder,
     wish: ImageWish,
@@ -86,7 +86,7 @@ def build(
     name = image_name(wish.gpu, run_id)
     try:
         _hold_storage(world, wish, order.plan.mode == "embedded", name)
-        engine = begin(world, order, say=say, cold=True)
+        engine = begin_launch(world, order, say=say, cold=True)
         run = engine.follow(watch=watch, until=lambda run: run.prepared is not None)
         if run.prepared is None or run.vm is None or not run.vm.open:
             detail = run.closed.detail if run.closed is not None else "its machine is gone"
@@ -98,7 +98,7 @@ def build(
     except (Exception, KeyboardInterrupt):
         _undo(world, run_id, name, order.where.user, say)
         raise
-    made(world, record)
+    finish_image(world, record)
     Engine(world, run_id).follow()
     return record
 
@@ -108,7 +108,7 @@ def _undo(world: World, run_id: str, name: str, by: str, say: Callable[[str], No
     whoever looks next goes on with it (`look_after_builds`)."""
     record = _recorded(world, name)
     if record is not None:
-        made(world, record)
+        finish_image(world, record)
         return
     run = replay(world.log(run_id).read())
     if run is None:
@@ -170,8 +170,8 @@ def _sealed(
     expires = began + timedelta(days=wish.days)
     left_s = (vm.deadline_at - began).total_seconds() - MARGIN_S if vm.deadline_at is not None else 600.0
     say(f"{vm.name} is ready; copying its disk into image {name}")
-    own = labels(run.run_id, vm.attempt, where.user, where.bucket)
-    marks = own | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu}
+    vm_labels = machine_labels(run.run_id, vm.attempt, where.user, where.bucket)
+    marks = vm_labels | {EXPIRES_LABEL: expires_label(expires), GPU_LABEL: wish.gpu}
     image = shelf.cloud().seal(_request(name, wish, run.run_id, vm, marks, left_s))
     now = world.clock.now()
     usd = storage_usd(image.archive_bytes, (expires - now).total_seconds())
@@ -221,7 +221,7 @@ def shelf_of(world: World) -> Shelf:
 # --- the end of an image ---------------------------------------------------------------------------------------------
 
 
-def remove(world: World, name: str, lines: Sequence[StatusLine]) -> ImageRecord:
+def remove_image(world: World, name: str, lines: Sequence[StatusLine]) -> ImageRecord:
     """Deletes an image that no live run boots from, and what is left of its cost. Raises `NotFound`, `ConfigError`."""
     shelf = shelf_of(world)
     pinned = [line.run_id for line in lines if line.image == name and not line.over]
@@ -262,9 +262,9 @@ def survey_images(world: World) -> tuple[ImageFinding, ...]:
     """Every image of this bucket with the verdict on it."""
     shelf = shelf_of(world)
     listed = shelf.cloud().images()
-    known = {one.name for one in shelf.records.every()[0]} if listed else set()
+    recorded_names = {one.name for one in shelf.records.every()[0]} if listed else set()
     return tuple(
-        ImageFinding(image, _verdict(world, image, known))
+        ImageFinding(image, _verdict(world, image, recorded_names))
         for image in listed
         if is_label_of(image.labels.get(BUCKET_LABEL, ""), world.bucket.name)
     )
@@ -272,7 +272,7 @@ def survey_images(world: World) -> tuple[ImageFinding, ...]:
 
 def _verdict(world: World, image: CloudImage, known: set[str]) -> str:
     now = world.clock.now()
-    if expired(image.labels, now):
+    if is_expired(image.labels, now):
         return "it has expired"
     if image.name in known:
         return ""

@@ -18,9 +18,9 @@ from orchestrator.core.errors import BenchError, DocumentUnreadable, HostUnfit, 
 from orchestrator.core.fleet.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import MARGIN, abandoned_from
-from orchestrator.core.ledger.budget import ZERO, Entry, Ledger
-from orchestrator.core.ledger.unlisted import most_of, name_of_most, outstanding
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry
+from orchestrator.core.ledger.unlisted import most_of, name_of_most, outstanding_images
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, generation_of, hold_key, is_label_of, run_of
 from orchestrator.core.run import events as ev
@@ -28,11 +28,11 @@ from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.runs.engine import Engine, World, is_done, request_id
 from orchestrator.runs.holds import settle
 from orchestrator.runs.image_builds import look_after_build
-from orchestrator.store.fleets import Control, FleetStore
+from orchestrator.store.fleets import FleetControl, FleetStore
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReconciledHold:
     """One hold that was not settled, and the result of looking at it."""
 
     key: str
@@ -59,7 +59,7 @@ class Kind:
     """The keys under which the ledger holds money for it."""
     exists: Callable[[World, str], bool]
     """Whether the work that money is held for has left a record, readable or not. Raises `Unavailable`."""
-    reconcile: Callable[[World, str, How], Found | None]
+    reconcile: Callable[[World, str, How], ReconciledHold | None]
     """Look after one hold whose client may be gone; None where that is not to be done now. Raises what ports raise."""
 
 
@@ -79,7 +79,7 @@ def _has_events(world: World, run_id: str) -> bool:
     return replay(world.log(run_id).read()) is not None
 
 
-def _reconcile_run(world: World, key: str, how: How) -> Found | None:
+def _reconcile_run(world: World, key: str, how: How) -> ReconciledHold | None:
     """Drive a run on, as far as it goes; None where that is not wanted."""
     run_id = run_of(key)
     engine = Engine(world, run_id)
@@ -95,16 +95,18 @@ def _reconcile_run(world: World, key: str, how: How) -> Found | None:
             if (ended := _overdue(world, key, engine, run)) is not None:
                 return ended
             raise
-        return Found(key, False, str(exc))  # a host that is switched off, or talks nonsense: the others need not wait
+        return ReconciledHold(
+            key, False, str(exc)
+        )  # a host that is switched off, or talks nonsense: the others need not wait
     entry = world.ledger.read().runs[key]
     if entry.settled_usd is not None:
-        return Found(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")
+        return ReconciledHold(key, True, f"{run.phase.value}: ${entry.settled_usd} of ${entry.hold_usd}")
     if key != hold_key(run_id, run.generation) or is_done(run):
         return _left_behind(world, key, run_id, entry)
-    return _overdue(world, key, engine, run) or Found(key, False, run.phase.value)
+    return _overdue(world, key, engine, run) or ReconciledHold(key, False, run.phase.value)
 
 
-def _overdue(world: World, key: str, engine: Engine, run: Run) -> Found | None:
+def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold | None:
     """End a run whose last deadline is over by the server's time, whatever its log says: what the cloud still lists
     under its label is deleted first, and the hold is settled at the most that its machines can have cost. None before
     that deadline, and for a run on a host, which may be out of reach. Raises what the ports raise."""
@@ -134,23 +136,23 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> Found | None:
 
 def _most_of_vm(vm: Vm) -> Decimal:
     """The dollars that a machine has cost, or can have cost at most if its end is not known."""
-    return vm.cost(vm.gone_at) if vm.gone_at is not None else ceiling(vm.usd_per_hour, vm.max_run_s, 1)
+    return vm.cost(vm.gone_at) if vm.gone_at is not None else ceiling_usd(vm.usd_per_hour, vm.max_run_s, 1)
 
 
-def _without_events(world: World, key: str, run_id: str) -> Found:
+def _without_events(world: World, key: str, run_id: str) -> ReconciledHold:
     entry = world.ledger.read().runs[key]
     if _waiting(world, entry) or _is_alive(world, RUN_LABEL, run_id):
-        return Found(key, False, "its run has no events, and a machine of it may still be running")
+        return ReconciledHold(key, False, "its run has no events, and a machine of it may still be running")
     cost = entry.hold_usd if entry.attempt else ZERO
     why = "its events are gone: the whole hold counts as spent" if entry.attempt else "no machine was ever requested"
     return _settled(world, key, entry, cost, why)
 
 
-def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
+def _left_behind(world: World, key: str, run_id: str, entry: LedgerEntry) -> ReconciledHold:
     """A hold beside the one that its run goes by: of a resumption whose client died before it said so, or of a run
     that was settled in its events and, the client having died, not in the ledger."""
     if _waiting(world, entry) or _is_alive(world, RUN_LABEL, run_id):
-        return Found(key, False, "its client may still be working on it")
+        return ReconciledHold(key, False, "its client may still be working on it")
     run = replay(world.log(run_id).read())
     generation = generation_of(key)
     vms = run.vms if run is not None else ()
@@ -158,7 +160,7 @@ def _left_behind(world: World, key: str, run_id: str, entry: Entry) -> Found:
     return _settled(world, key, entry, cost, "its run is over")
 
 
-def _waiting(world: World, entry: Entry) -> bool:
+def _waiting(world: World, entry: LedgerEntry) -> bool:
     """Whether whoever took the hold may still ask for a machine under it, or a machine still be within its deadline."""
     asked = entry.attempt > 0
     return world.clock.now() < abandoned_from(entry, world.policy.insert_limit_s, asked=asked)
@@ -168,9 +170,9 @@ def _is_alive(world: World, label: str, name: str) -> bool:
     return any(instance.labels.get(label) == name for instance in world.cloud().instances())
 
 
-def _settled(world: World, key: str, seen: Entry, cost: Decimal, why: str) -> Found:
+def _settled(world: World, key: str, seen: LedgerEntry, cost: Decimal, why: str) -> ReconciledHold:
     done = settle(world.accounts, key, cost, seen.attempt, world.policy.insert_limit_s) is not None
-    return Found(key, done, why)
+    return ReconciledHold(key, done, why)
 
 
 # --- fleets -----------------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ GIVEN_UP: Final = timedelta(days=1)
 be read is waited for, as a newer client may read it."""
 
 
-def looked_after(world: World, fleet: str, entry: Entry, margin: timedelta, *, eager: bool) -> str:
+def looked_after(world: World, fleet: str, entry: LedgerEntry, margin: timedelta, *, eager: bool) -> str:
     """Asks the scheduler of a fleet whose end is past, or whose client may be dead (`eager`), and settles what is over.
     Returns why nothing could be asked; empty where it was."""
     ends_at = _ends_at(world, fleet, entry)
@@ -204,7 +206,7 @@ def looked_after(world: World, fleet: str, entry: Entry, margin: timedelta, *, e
     return ""
 
 
-def forgotten(world: World, fleet: str, entry: Entry, margin: timedelta) -> bool:
+def is_forgotten(world: World, fleet: str, entry: LedgerEntry, margin: timedelta) -> bool:
     """Whether a fleet ended so long ago that nothing of it can be there, whatever its scheduler might say."""
     ends_at = _ends_at(world, fleet, entry)
     if ends_at is None or world.clock.now() < ends_at + margin + GIVEN_UP:
@@ -214,7 +216,7 @@ def forgotten(world: World, fleet: str, entry: Entry, margin: timedelta) -> bool
     )
 
 
-def _ends_at(world: World, fleet: str, entry: Entry) -> datetime | None:
+def _ends_at(world: World, fleet: str, entry: LedgerEntry) -> datetime | None:
     """After this no machine of a fleet lives that this hold is for; None where nothing readable says so."""
     store = FleetStore(world.bucket, world.clock, fleet)
     try:
@@ -223,7 +225,9 @@ def _ends_at(world: World, fleet: str, entry: Entry) -> datetime | None:
         return None
 
 
-def unused(world: World, fleet: str, generation: int, entry: Entry, margin: timedelta) -> tuple[Decimal, str] | None:
+def unused_hold(
+    world: World, fleet: str, generation: int, entry: LedgerEntry, margin: timedelta
+) -> tuple[Decimal, str] | None:
     """What a hold of a fleet is settled at, and why; None where its scheduler has to be asked. Whoever took
     it has its time first: `margin` more than a client may need to ask for a machine."""
     patience = timedelta(seconds=world.policy.insert_limit_s) + margin
@@ -256,7 +260,7 @@ def _has_record(world: World, fleet: str) -> bool:
     return True
 
 
-def _voided(control: Control, generation: int) -> Control:
+def _voided(control: FleetControl, generation: int) -> FleetControl:
     """Nothing is asked for under the hold of `generation` any more. As it was where something may have been."""
     begun = control.generation == generation and any(job.number >= control.first_job for job in control.jobs)
     if begun or not control.generation <= generation <= control.generation + 1:
@@ -270,39 +274,39 @@ def _open_fleets(ledger: Ledger) -> list[str]:
     return [key for key in _unsettled(ledger) if is_fleet_id(run_of(key))]
 
 
-def _reconcile_fleet(world: World, key: str, how: How) -> Found:
+def _reconcile_fleet(world: World, key: str, how: How) -> ReconciledHold:
     """A fleet has children in the place of events, and its scheduler knows of its machines."""
     fleet, entry = run_of(key), world.ledger.read().runs[key]
     if entry.settled_usd is not None:  # with the hold of an earlier generation
-        return Found(key, True, f"${entry.settled_usd} of ${entry.hold_usd}")
-    settled = unused(world, fleet, generation_of(key), entry, MARGIN)
+        return ReconciledHold(key, True, f"${entry.settled_usd} of ${entry.hold_usd}")
+    settled = unused_hold(world, fleet, generation_of(key), entry, MARGIN)
     if settled is not None:
         return _settled(world, key, entry, *settled)
     why = looked_after(world, fleet, entry, MARGIN, eager=how.eager)
     entry = world.ledger.read().runs[key]
     if entry.settled_usd is not None:
-        return Found(key, True, f"its fleet is over: ${entry.settled_usd} of ${entry.hold_usd}")
-    if why and forgotten(world, fleet, entry, MARGIN):
+        return ReconciledHold(key, True, f"its fleet is over: ${entry.settled_usd} of ${entry.hold_usd}")
+    if why and is_forgotten(world, fleet, entry, MARGIN):
         return _settled(
             world, key, entry, entry.hold_usd, ("its scheduler gives no answer: the whole hold counts as spent")
         )
-    return Found(key, False, why or f"a fleet: `bench fleet status {fleet}` settles it")
+    return ReconciledHold(key, False, why or f"a fleet: `bench fleet status {fleet}` settles it")
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
 def _open_images(ledger: Ledger) -> list[str]:
-    return [most_of(name) for name in outstanding(ledger)]
+    return [most_of(name) for name in outstanding_images(ledger)]
 
 
 def _is_recorded(world: World, name: str) -> bool:
     return world.shelf is not None and any(one.name == name for one in world.shelf.records.every()[0])
 
 
-def _reconcile_image(world: World, key: str, how: How) -> Found | None:  # noqa: ARG001 - one signature
+def _reconcile_image(world: World, key: str, how: How) -> ReconciledHold | None:  # noqa: ARG001 - one signature
     build = look_after_build(world, name_of_most(key))
-    return Found(key, build.over, build.what) if build is not None else None
+    return ReconciledHold(key, build.over, build.what) if build is not None else None
 
 
 FLEET: Final = Kind("fleet", _open_fleets, _has_record, _reconcile_fleet)

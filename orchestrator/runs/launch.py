@@ -13,18 +13,18 @@ from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import MachineName, Zone
-from orchestrator.core.naming import hold_key, labels, payload_object, plan_object
+from orchestrator.core.naming import hold_key, machine_labels, payload_object, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
-from orchestrator.runs.engine import Engine, Launch, World
+from orchestrator.runs.engine import Engine, LaunchTerms, World
 from orchestrator.runs.holds import HoldRequest, acquire
-from orchestrator.runs.takeover import Claimant, take_over, waiting
+from orchestrator.runs.takeover import Claimant, may_have_waiting, take_over
 from orchestrator.store.events import EventLog
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class PayloadSource:
     """What the machine runs: `startup/` and `kernels/` in one archive, named by its contents."""
 
     sha256: str
@@ -49,7 +49,7 @@ class RunOrder:
 
     run_id: str
     plan: LaunchPlan
-    payload: Payload
+    payload: PayloadSource
     where: LaunchContext
 
     @property
@@ -59,7 +59,7 @@ class RunOrder:
         return {"bucket": self.where.bucket, "object": payload_object(sha256), "sha256": sha256}
 
 
-def begin(
+def begin_launch(
     world: World,
     order: RunOrder,
     *,
@@ -130,19 +130,19 @@ def ended_unless_it_begins(engine: Engine) -> Iterator[None]:
 
 
 def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str], None]) -> bool:
-    if not waiting(world):
+    if not may_have_waiting(world):
         return False
     _store(world, order.payload, log, say)
     claimant = Claimant(order.run_id, order.where.user, order.payload_in_bucket, order.where.require_cuda)
     return take_over(world, order.plan, claimant, log, say)
 
 
-def _store(world: World, payload: Payload, log: EventLog, say: Callable[[str], None]) -> None:
+def _store(world: World, payload: PayloadSource, log: EventLog, say: Callable[[str], None]) -> None:
     stored = store_payload(world, payload, log)
     say(f"payload {payload.sha256[:12]}, {len(payload.data) / 1024:.0f} KiB, {'stored' if stored else 'already there'}")
 
 
-def store_payload(world: World, payload: Payload, log: EventLog) -> bool:
+def store_payload(world: World, payload: PayloadSource, log: EventLog) -> bool:
     """Stores the payload in the bucket and records that; False if the same payload was there already."""
     stored = world.bucket.create(payload_object(payload.sha256), payload.data, content_type="application/gzip")
     log.append(ev.PayloadStored(sha256=payload.sha256, size_bytes=len(payload.data), uploaded=stored))
@@ -155,7 +155,7 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
     def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
         return instance_request(order, offer, attempt, name, request_id)
 
-    return Engine(world, order.run_id, launch=Launch(order.plan.offers, request, order.plan.ttl_s), log=log)
+    return Engine(world, order.run_id, launch=LaunchTerms(order.plan.offers, request, order.plan.ttl_s), log=log)
 
 
 def hold_request(plan: LaunchPlan, run_id: str, generation: int = 0) -> HoldRequest:
@@ -205,7 +205,7 @@ def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, req
         network=machine.network,
         external_ip=machine.external_ip,
         service_account=machine.service_account or None,
-        labels=labels(run_id, attempt, where.user, where.bucket),
+        labels=machine_labels(run_id, attempt, where.user, where.bucket),
         metadata=metadata,
         request_id=request_id,
         base_image=plan.base_image,

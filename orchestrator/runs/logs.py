@@ -8,7 +8,7 @@ from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.hosts import is_host
 from orchestrator.core.market.machines import SerialChunk
 from orchestrator.core.naming import artifacts_prefix
-from orchestrator.core.run.diagnose import Diagnosis, diagnose, last_attempt
+from orchestrator.core.run.diagnose import RunDiagnosis, diagnose_run, last_attempt
 from orchestrator.core.run.events import Event
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.core.text import log_text
@@ -88,9 +88,9 @@ def log_of(bucket: Bucket, run_id: str, attempt: int) -> str:
     return log_text("\n".join(blobs[name].data.decode("utf-8", "replace") for name in names if name in blobs))
 
 
-def diagnosis_of(bucket: Bucket, run_id: str, attempt: int, events: Sequence[Event], ended: str) -> Diagnosis:
+def diagnosis_of(bucket: Bucket, run_id: str, attempt: int, events: Sequence[Event], ended: str) -> RunDiagnosis:
     """Why the run `ended` so, from everything that is left of it."""
-    return diagnose(facts=last_attempt(events), log=log_of(bucket, run_id, attempt), ended=ended)
+    return diagnose_run(facts=last_attempt(events), log=log_of(bucket, run_id, attempt), ended=ended)
 
 
 def live_serial(cloud: Callable[[], Cloud], vm: Vm | None) -> str:

@@ -12,13 +12,13 @@ from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError, PermissionDenied
 from orchestrator.core.hosts import is_host
-from orchestrator.core.images import ImageRecord, differs, short
-from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Operation, Refusal
+from orchestrator.core.images import ImageRecord, first_difference, short_url
+from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest, Operation
 from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.naming import artifacts_prefix, is_prepared
 from orchestrator.core.run import decide as do
 from orchestrator.core.run.fold import Run, Vm
-from orchestrator.core.text import document
+from orchestrator.core.text import parse_document
 from orchestrator.ports import Bucket, Cloud
 from orchestrator.store.images import Shelf
 
@@ -31,7 +31,7 @@ OF_THE_IMAGE: Final = frozenset(
 """Causes of a failure that come from the image that a machine booted from."""
 
 
-def lacks_image(refusal: Refusal, request: InstanceRequest) -> bool:
+def lacks_image(refusal: CloudRefusal, request: InstanceRequest) -> bool:
     """Whether a machine was refused because its prepared image is gone, and there is another to boot from."""
     named = request.image.rpartition("/")[2]
     return bool(request.base_image) and request.image != request.base_image and f"/images/{named}" in refusal.message
@@ -39,8 +39,8 @@ def lacks_image(refusal: Refusal, request: InstanceRequest) -> bool:
 
 def on_base_image(request: InstanceRequest) -> InstanceRequest:
     """The same request with the base image. It has a request id of its own, which is the same for each retry."""
-    own = str(uuid5(NAMESPACE_URL, f"spotbench:{request.request_id}/on/{request.base_image}"))
-    return replace(request, image=request.base_image, base_image=NO_IMAGE, request_id=own)
+    request_id = str(uuid5(NAMESPACE_URL, f"spotbench:{request.request_id}/on/{request.base_image}"))
+    return replace(request, image=request.base_image, base_image=NO_IMAGE, request_id=request_id)
 
 
 def note_validation(shelf: Shelf | None, bucket: Bucket, run: Run, now: datetime) -> None:
@@ -49,13 +49,13 @@ def note_validation(shelf: Shelf | None, bucket: Bucket, run: Run, now: datetime
     if shelf is None or not is_prepared(run.image):
         return
     try:
-        told = _environment(bucket, run) if run.measured else {}
-        shelf.records.update(short(run.image), lambda record: validated(record, run, told, now))
+        environment = _environment(bucket, run) if run.measured else {}
+        shelf.records.update(short_url(run.image), lambda record: validate_image(record, run, environment, now))
     except BenchError:
         return
 
 
-def validated(record: ImageRecord, run: Run, told: Mapping[str, Any], now: datetime) -> ImageRecord:
+def validate_image(record: ImageRecord, run: Run, told: Mapping[str, Any], now: datetime) -> ImageRecord:
     """The record after a run on the image. A case that was measured has all gates behind it; where the machine then
     tells of another kernel, driver or torch than before, this run is what the image is judged by from now on."""
     cause = next((one.cause for one in run.diagnoses if one.cause in OF_THE_IMAGE), "")
@@ -67,7 +67,7 @@ def validated(record: ImageRecord, run: Run, told: Mapping[str, Any], now: datet
     if not run.measured or (record.validated_at is not None and record.validated_at >= now):
         return record
     changed = {}
-    if differs(record, told):
+    if first_difference(record, told):
         changed = {key: str(told.get(key) or getattr(record, key)) for key in ("kernel", "driver", "torch")}
     elif not record.driver and told.get("driver"):
         changed = {"driver": str(told["driver"])}  # where the image was made there was no GPU to ask
@@ -77,7 +77,7 @@ def validated(record: ImageRecord, run: Run, told: Mapping[str, Any], now: datet
 def _environment(bucket: Bucket, run: Run) -> Mapping[str, Any]:
     blob = bucket.read(f"{artifacts_prefix(run.run_id)}environment.json")
     try:
-        return document(blob.data) if blob is not None else {}
+        return parse_document(blob.data) if blob is not None else {}
     except (ValueError, json.JSONDecodeError):
         return {}
 
@@ -88,7 +88,7 @@ def _environment(bucket: Bucket, run: Run) -> Mapping[str, Any]:
 DENIED = "PERMISSION_DENIED"
 
 
-def requested(cloud: Cloud, request: InstanceRequest) -> Accepted | Refusal:
+def request_machine(cloud: Cloud, request: InstanceRequest) -> Accepted | CloudRefusal:
     """The cloud's answer. Where this client may not ask for machines, no other zone will do, and the run need not wait
     for a machine: unless the cloud shows one all the same, of an earlier try whose answer was lost. Raises what the
     port raises; `PermissionDenied` only for a host, or where a machine may still come."""
@@ -102,7 +102,7 @@ def requested(cloud: Cloud, request: InstanceRequest) -> Accepted | Refusal:
             return Accepted(made)
         if cloud.operations_by_name(request.zone, request.name):
             raise
-        return Refusal(DENIED, str(exc), "all", exc.hint)
+        return CloudRefusal(DENIED, str(exc), "all", exc.hint)
 
 
 # Looks at one machine: its state or, if it does not exist, what the cloud's operation log says about it.
@@ -116,11 +116,11 @@ def looked_for(cloud: Cloud, vm: Vm) -> tuple[Instance | None, tuple[Operation, 
     instance = cloud.instance(vm.zone, vm.name)
     if instance is not None:
         return instance, ()
-    told = cloud.operations(vm.zone, vm.instance_id) if vm.instance_id else ()
-    if any(op.kind == "insert" for op in told):
-        return None, told
-    told = cloud.operations_by_name(vm.zone, vm.name)  # never seen, or by an id that the cloud never gave
-    return (cloud.instance(vm.zone, vm.name) if told else None), told
+    operations = cloud.operations(vm.zone, vm.instance_id) if vm.instance_id else ()
+    if any(op.kind == "insert" for op in operations):
+        return None, operations
+    operations = cloud.operations_by_name(vm.zone, vm.name)  # never seen, or by an id that the cloud never gave
+    return (cloud.instance(vm.zone, vm.name) if operations else None), operations
 
 
 def cost_by_the_cloud(

@@ -18,19 +18,19 @@ from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
-from orchestrator.core.images import choose, environments_for
-from orchestrator.core.ledger.budget import without
-from orchestrator.core.market.catalog import GPU_NAMES, lookup, unknown
+from orchestrator.core.images import choose_image, environments_for
+from orchestrator.core.ledger.budget import without_run
+from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE, ImageUrl
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
-from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
-from orchestrator.core.run.status import decode
-from orchestrator.core.text import count, words
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
+from orchestrator.core.run.status import decode_status
+from orchestrator.core.text import clean_line, count
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import after_settling_abandoned
-from orchestrator.runs.takeover import waiting
+from orchestrator.runs.takeover import may_have_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class LaunchOptions:
     @property
     def every_override(self) -> tuple[str, ...]:
         """All overrides, including those that were given by options of their own."""
-        own = [f"placement.max_usd_per_hour={self.max_price}"] if self.max_price else []
+        price_overrides = [f"placement.max_usd_per_hour={self.max_price}"] if self.max_price else []
         if self.on_demand_after is not None:
-            own.append(f"placement.on_demand_after={self.on_demand_after}")
+            price_overrides.append(f"placement.on_demand_after={self.on_demand_after}")
         if self.fallback_gpus:
-            own.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
+            price_overrides.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
         if self.keep:
-            own.append("run.keep=true")
+            price_overrides.append("run.keep=true")
         if self.hosts:
-            own.append(f"host.targets={json.dumps(self.hosts)}")
-        return (*self.overrides, *own)
+            price_overrides.append(f"host.targets={json.dumps(self.hosts)}")
+        return (*self.overrides, *price_overrides)
 
 
 def load_config(
@@ -87,13 +87,13 @@ def load_config(
             )
         path = configs / f"{gpu}.yaml"
         if gpu not in GPU_NAMES or not path.is_file():
-            raise ConfigError(unknown(gpu), hint="choose one of them with --gpu")
+            raise ConfigError(unknown_gpu_message(gpu), hint="choose one of them with --gpu")
     try:
         with path.open("rb") as file:
-            text = handwritten.text(file)
+            text = handwritten.read_text(file)
     except (OSError, ValueError) as exc:
         hint = "`bench config show l4` prints a configuration to begin with; or use --gpu"
-        raise ConfigError(f"cannot read {path}: {handwritten.why(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=hint) from exc
     grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:
@@ -102,10 +102,10 @@ def load_config(
     config = load.load(text, source=source, overrides=overrides, grids=grids)
     if config.workload is not None:
         read = workload(path.parent / config.workload.path)
-        own = config.workload.model_copy(
+        read_workload_spec = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
-        return config.model_copy(update={"workload": load.chosen(own)}), path.stem
+        return config.model_copy(update={"workload": load.select_cases(read_workload_spec)}), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
 
 
@@ -116,14 +116,16 @@ def is_workload(path: Path) -> bool:
         folder = path.is_dir()
     except (OSError, ValueError) as exc:
         hint = "check the path, and your permissions on the folders above it"
-        raise ConfigError(f"cannot open {words(str(path), 200)}: {handwritten.why(exc)}", hint=hint) from exc
+        raise ConfigError(
+            f"cannot open {clean_line(str(path), 200)}: {handwritten.os_error_text(exc)}", hint=hint
+        ) from exc
     if folder or path.suffix in (".py", ".json") or path.name in TASK_FILES:
         return True
     if path.suffix not in (".yaml", ".yml"):
         return False
     try:
         with path.open("rb") as file:
-            return is_program(handwritten.text(file))
+            return is_program(handwritten.read_text(file))
     except (OSError, ValueError):
         return False
 
@@ -137,7 +139,7 @@ def _grids(text: str) -> Mapping[str, Any]:
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
     """The settings as overrides: they replace values of a bundled configuration, and are added to the user's own."""
-    present = yamltext.read(text).lines if own and defaults else {}
+    present = yamltext.read_yaml(text).lines if own and defaults else {}
     return tuple(f"{key}={value}" for key, value in defaults.items() if tuple(key.split(".")) not in present)
 
 
@@ -157,7 +159,7 @@ def plan_for_launch(
     try:
         return after_settling_abandoned(world, lambda: make(config), say), None
     except BudgetExceeded as refused:
-        if cold or not waiting(world):
+        if cold or not may_have_waiting(world):
             raise
         free = Budget(per_run_usd=None, per_day_usd=None, per_month_usd=None, total_usd=None)
         try:
@@ -180,7 +182,7 @@ def plan_on_cloud(world: World, config: Config, name: str, site: RentedFrom, *, 
     hold that it has. Raises as `plan_or_raise`."""
 
     first = _for_one_gpu(world, config, name, site, under)
-    known = (lookup(gpu) for gpu in config.placement.fallback_gpus)
+    known = (find_gpu(gpu) for gpu in config.placement.fallback_gpus)
     others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
     fallbacks = [_for_one_gpu(world, other, name, site, under) for other in others]
     return plan_or_raise(with_fallbacks(first, fallbacks) if fallbacks else first)
@@ -196,15 +198,17 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
         prices=site.prices,
         image=ready or base,
         quotas={region: cloud.quotas(region) for region in regions},
-        ledger=without(world.ledger.read(), under),
+        ledger=without_run(world.ledger.read(), under),
         caps=config.budget.caps(),
         now=world.clock.now(),
         advice=cloud.advice(priced_offers(config, site.prices)),
         stock_outs=world.history.stock_outs(config.machine_type) if world.history else {},
         here=site.here,
-        runs=[line for entry in world.index.list_runs() if (line := decode(entry.run_id, entry.status)) is not None],
+        runs=[
+            line for entry in world.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
+        ],
     )
-    made = plan(config, name, around)
+    made = plan_launch(config, name, around)
     if isinstance(made, PlanRefused):
         return made
     return replace(made, base_image=base if ready else NO_IMAGE, notices=(*made.notices, *said))
@@ -216,15 +220,15 @@ def prepared_image(world: World, config: Config, base: ImageUrl) -> tuple[ImageU
     if world.shelf is None or not config.machine.prepared:
         return NO_IMAGE, ()
     records, odd = world.shelf.records.every()
-    said = tuple(odd.values())
+    warnings = tuple(odd.values())
     now = world.clock.now()
     if not any(one.gpu == config.gpu and one.gone_at is None for one in records):
-        return NO_IMAGE, said
+        return NO_IMAGE, warnings
     seen = {one.name: one for one in world.shelf.cloud().images()}
     wanted = environments_for(config.environment.torch, () if config.workload is None else config.workload.needs)
-    usable, others = choose([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
+    usable, others = choose_image([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
     if usable is None:
-        return NO_IMAGE, (*said, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
+        return NO_IMAGE, (*warnings, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
     days = (now - usable.record.created_at).days
     valid = (f"this launch validates it: {usable.validates}") if usable.validates else "valid"
-    return ImageUrl(usable.url), (*said, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")
+    return ImageUrl(usable.url), (*warnings, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")

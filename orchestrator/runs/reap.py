@@ -15,7 +15,16 @@ from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import RUN_LABEL, is_run_id, run_of
 from orchestrator.core.run.decide import Settle
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_alone, judge_of_fleet, owner
+from orchestrator.core.run.orphans import (
+    Keep,
+    Orphan,
+    cost_so_far,
+    judge_alone,
+    judge_machine,
+    judge_of_fleet,
+    machine_flags,
+    requesting_vm,
+)
 from orchestrator.runs.engine import Engine, World
 
 PriceOf = Callable[[Instance], Decimal | None]
@@ -26,7 +35,7 @@ PAUSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """One machine, what is known about it, and the verdict."""
 
     instance: Instance
@@ -43,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ReapFailure:
     """Something that could not be done: to what, and why."""
 
     what: str
@@ -54,14 +63,14 @@ class Failure:
 class Reaped:
     """The result of deleting the orphans. Every one was tried."""
 
-    gone: tuple[Finding, ...]
-    failed: tuple[Failure, ...]
+    gone: tuple[MachineFinding, ...]
+    failed: tuple[ReapFailure, ...]
     """Machines that are still there, and runs whose end could not be recorded."""
 
 
-def survey(
+def survey_machines(
     world: World, instances: Sequence[Instance] | None = None, price: PriceOf = lambda _: None
-) -> tuple[Finding, ...]:
+) -> tuple[MachineFinding, ...]:
     """Every machine of ours with the verdict on it. The machines are listed before their runs are read: what exists
     was recorded before it was asked for, so a machine whose run does not know it is nobody's. One whose run cannot be
     read is judged by what the cloud alone says of it, and hides no other."""
@@ -72,17 +81,17 @@ def survey(
         run_id = instance.labels.get(RUN_LABEL, "")
         if run_id not in runs:
             runs[run_id] = _readable(world, run_id)
-        found = runs[run_id]
-        run = found if isinstance(found, Run) else None
+        owning_run = runs[run_id]
+        run = owning_run if isinstance(owning_run, Run) else None
         now = world.clock.now()  # the server's, which the answers so far have told
-        vm = owner(instance, run)
+        vm = requesting_vm(instance, run)
         rate = vm.usd_per_hour if vm is not None else price(instance)
         findings.append(
-            Finding(
+            MachineFinding(
                 instance=instance,
                 run_id=run_id,
-                verdict=_verdict(world, instance, found, now),
-                flags=flags(instance, run, now),
+                verdict=_verdict(world, instance, owning_run, now),
+                flags=machine_flags(instance, run, now),
                 usd_per_hour=rate,
                 cost_usd=cost_so_far(instance, rate, now),
                 run=run,
@@ -91,7 +100,7 @@ def survey(
     return tuple(findings)
 
 
-def _verdict(world: World, instance: Instance, found: Run | BenchError | None, now: datetime) -> Keep | Orphan:
+def _verdict(world: World, instance: Instance, verdict: Run | BenchError | None, now: datetime) -> Keep | Orphan:
     bucket, fleet = world.bucket.name, instance.labels.get(FLEET_LABEL, "")
     try:
         if is_fleet_id(fleet):
@@ -99,10 +108,10 @@ def _verdict(world: World, instance: Instance, found: Run | BenchError | None, n
             held = any(run_of(key) == fleet and entry.settled_usd is None for key, entry in entries)
             return judge_of_fleet(instance, fleet, held=held, bucket=bucket, now=now, policy=world.policy)
     except BenchError as error:
-        found = error
-    if isinstance(found, BenchError):
-        return judge_alone(instance, str(found), bucket, now, world.policy)
-    return judge(instance, found, bucket, now, world.policy)
+        verdict = error
+    if isinstance(verdict, BenchError):
+        return judge_alone(instance, str(verdict), bucket, now, world.policy)
+    return judge_machine(instance, verdict, bucket, now, world.policy)
 
 
 def read_run(world: World, run_id: str) -> Run | None:
@@ -116,11 +125,11 @@ def _readable(world: World, run_id: str) -> Run | BenchError | None:
         return error
 
 
-def reap(world: World, findings: Sequence[Finding]) -> Reaped:
+def reap_orphans(world: World, findings: Sequence[MachineFinding]) -> Reaped:
     """Deletes every orphan among `findings`, and lets each run that lost one record it. One machine that cannot be
     deleted, or one run that cannot be settled, keeps nothing else from being done."""
-    gone: list[Finding] = []
-    failed: list[Failure] = []
+    gone: list[MachineFinding] = []
+    failed: list[ReapFailure] = []
     for finding in findings:
         if not finding.orphan:
             continue
@@ -128,7 +137,7 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
         try:
             world.cloud().delete(instance.zone, instance.name, request_id(instance))
         except BenchError as error:
-            failed.append(Failure(f"{instance.zone}/{instance.name} was not deleted yet", error))
+            failed.append(ReapFailure(f"{instance.zone}/{instance.name} was not deleted yet", error))
         else:
             gone.append(finding)
     for run_id in dict.fromkeys(finding.run_id for finding in gone):
@@ -139,7 +148,7 @@ def reap(world: World, findings: Sequence[Finding]) -> Reaped:
             elif run is not None and run.settled is not None:
                 _add_cost(world, run_id)
         except BenchError as error:
-            failed.append(Failure(f"the end of run {run_id} could not be recorded", error))
+            failed.append(ReapFailure(f"the end of run {run_id} could not be recorded", error))
     return Reaped(tuple(gone), tuple(failed))
 
 

@@ -8,14 +8,14 @@ from datetime import datetime
 from fractions import Fraction
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.ledger.budget import Entry, Ledger, LedgerUnreadable
-from orchestrator.core.ledger.rebuild import rebuilt, with_fleets
+from orchestrator.core.ledger.budget import Ledger, LedgerEntry, LedgerUnreadable
+from orchestrator.core.ledger.rebuild import rebuild_entries, with_fleets
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
 from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
 from orchestrator.store.documents import swap
-from orchestrator.store.fleets import Control, FleetStore, listed
+from orchestrator.store.fleets import FleetControl, FleetStore, list_fleets
 from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
 
 
@@ -28,27 +28,27 @@ class Rebuilt:
     """The object to which an unreadable ledger was moved; empty if it was readable or missing."""
 
 
-def rebuild(world: World) -> Rebuilt:
+def rebuild_from_events(world: World) -> Rebuilt:
     """Adds the holds that the runs' events mention and the ledger lacks. An unreadable ledger is moved aside first.
     Costs added by hand and caps are not in events, so they are lost with the ledger."""
     kept_as = _put_aside(world)
     names = [entry.name for entry in world.bucket.list("runs/")]
     run_ids = sorted({run for name in names if (run := _has_money(name))})
     logs = [world.log(run_id).read() for run_id in run_ids]
-    fleets = {key: entry for fleet, _ in listed(world.bucket) for key, entry in _of_fleet(world, fleet).items()}
+    fleets = {key: entry for fleet, _ in list_fleets(world.bucket) for key, entry in _of_fleet(world, fleet).items()}
     before: set[str] = set()
     now = world.clock.now()
 
     def change(ledger: Ledger) -> Ledger:
         nonlocal before
         before = set(ledger.runs)
-        return with_fleets(rebuilt(ledger, logs, now), fleets)
+        return with_fleets(rebuild_entries(ledger, logs, now), fleets)
 
     after = swap(world.bucket, world.clock, DOCUMENT, change)
     return Rebuilt(after, tuple(sorted(after.runs.keys() - before)), kept_as)
 
 
-def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
+def _of_fleet(world: World, fleet: str) -> dict[str, LedgerEntry]:
     """The holds of a fleet, none of them settled: whoever looks at it next settles what is over."""
     store = FleetStore(world.bucket, world.clock, fleet)
     try:
@@ -58,18 +58,18 @@ def _of_fleet(world: World, fleet: str) -> dict[str, Entry]:
     if not record.hold_usd:
         return {}
     ttl_s = int((record.ends_at - record.created_at).total_seconds())
-    entry = Entry(
+    entry = LedgerEntry(
         hold_usd=record.hold_usd, held_at=record.created_at, ttl_s=ttl_s, gpu="fleet", note="rebuilt",
         pretend=record.mode.simulated,
     )  # fmt: skip
     generations = [one for one in range(control.generation + 1) if one not in control.void]
-    found = dict.fromkeys(generations, entry)
-    if control.generation in found and control.generation and control.ends_at is not None:
-        found[control.generation] = _latest(entry, control, control.ends_at, world.clock.now())
-    return {hold_key(fleet, generation): one for generation, one in found.items()}
+    generation_entries = dict.fromkeys(generations, entry)
+    if control.generation in generation_entries and control.generation and control.ends_at is not None:
+        generation_entries[control.generation] = _latest(entry, control, control.ends_at, world.clock.now())
+    return {hold_key(fleet, generation): one for generation, one in generation_entries.items()}
 
 
-def _latest(first: Entry, control: Control, ends_at: datetime, now: datetime) -> Entry:
+def _latest(first: LedgerEntry, control: FleetControl, ends_at: datetime, now: datetime) -> LedgerEntry:
     """The hold of a fleet's latest generation, which lasts until that ends. How much it was is not written down: it was
     for no more machines than the first, so where it lasts longer it is that much more, and never less."""
     lasts = first.lasts_until - first.held_at
@@ -82,8 +82,8 @@ def _latest(first: Entry, control: Control, ends_at: datetime, now: datetime) ->
 
 def _has_money(name: str) -> str:
     run_id = name.removeprefix("runs/").partition("/")[0]
-    found = parse_event_object(name.rpartition("/")[2])
-    return run_id if is_run_id(run_id) and found is not None and found.kind in MONEY_EVENTS else ""
+    event = parse_event_object(name.rpartition("/")[2])
+    return run_id if is_run_id(run_id) and event is not None and event.kind in MONEY_EVENTS else ""
 
 
 def _put_aside(world: World) -> str:

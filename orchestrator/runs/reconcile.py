@@ -13,22 +13,22 @@ from typing import TypeVar
 from orchestrator.core.errors import BenchError, BudgetExceeded, CredentialsMissing, StillThere, Unavailable
 from orchestrator.core.images import image_recorded_in
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import Known, stored, unlisted_runs
+from orchestrator.core.ledger.unlisted import KnownHolds, stored_amounts, unlisted_runs
 from orchestrator.core.text import count
 from orchestrator.runs.engine import World
-from orchestrator.runs.kinds import KINDS, Found, How, kind_of
+from orchestrator.runs.kinds import KINDS, How, ReconciledHold, kind_of
 
 T = TypeVar("T")
 
 
-def reconcile(
-    world: World, *, eager: bool = False, drive: bool = True, say: Callable[[Found], None] = lambda _: None
-) -> tuple[Found, ...]:
+def reconcile_holds(
+    world: World, *, eager: bool = False, drive: bool = True, say: Callable[[ReconciledHold], None] = lambda _: None
+) -> tuple[ReconciledHold, ...]:
     """Looks after every hold that is not settled. Costs one request when there is none. With `eager`, as money is
     needed now, also after fleets that may go on. Without `drive`, no run is driven on: only fleets and images are
     looked after, and runs that have left no events. Raises what the ports raise: at once where it concerns every hold,
     else once all others have been looked after."""
-    found: list[Found] = []
+    found: list[ReconciledHold] = []
     first: BenchError | None = None
     ledger, how = world.ledger.read(), How(eager, drive)
     for kind, key in [(one, key) for one in KINDS for key in one.open_keys(ledger)]:
@@ -38,7 +38,7 @@ def reconcile(
             if concerns_every_hold(exc):
                 raise
             first = first or exc
-            seen = Found(key, False, str(exc))
+            seen = ReconciledHold(key, False, str(exc))
         if seen is not None:
             found.append(seen)
             say(seen)
@@ -54,7 +54,7 @@ def after_settling_abandoned(world: World, attempt: Callable[[], T], say: Callab
         return attempt()
     except BudgetExceeded:
         due = is_due(world.ledger.read())
-        settled = [found.key for found in reconcile(world, eager=True) if found.settled] if due else []
+        settled = [found.key for found in reconcile_holds(world, eager=True) if found.settled] if due else []
         if not settled:
             raise
         say(f"settled {count(len(settled), 'hold')} of clients that are gone: {', '.join(settled[:3])}")
@@ -71,12 +71,12 @@ def is_due(ledger: Ledger) -> bool:
     return any(True for kind in KINDS for _ in kind.open_keys(ledger))
 
 
-def known_of(world: World, ledger: Ledger, open_runs: frozenset[str]) -> Known:
+def known_of(world: World, ledger: Ledger, open_runs: frozenset[str]) -> KnownHolds:
     """What is there of that for which the ledger holds money, beside `open_runs`; whose fleets they are is not told.
     Asks nothing of the bucket where there is no such hold. Raises `Unavailable`."""
     names = unlisted_runs(ledger, open_runs)
     lost = {name for name in names if not kind_of(name).exists(world, name)}
-    shelf = world.shelf if stored(ledger) else None
+    shelf = world.shelf if stored_amounts(ledger) else None
     records, odd = shelf.records.every() if shelf is not None else ((), {})
     there = frozenset(one.name for one in records if one.gone_at is None)
-    return Known(open_runs, frozenset(lost), images=there, odd_images=frozenset(map(image_recorded_in, odd)))
+    return KnownHolds(open_runs, frozenset(lost), images=there, odd_images=frozenset(map(image_recorded_in, odd)))

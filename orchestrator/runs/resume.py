@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.ledger.budget import exposure
+from orchestrator.core.ledger.budget import window_exposure
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, launch_command, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
@@ -23,13 +23,13 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_config, resumed_on_hosts, same_image
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.core.text import Newer, count, document
+from orchestrator.core.text import Newer, count, parse_document
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World, with_confirmed_claim
 from orchestrator.runs.holds import check
 from orchestrator.runs.launch import (
     LaunchContext,
-    Payload,
+    PayloadSource,
     RunOrder,
     ended_unless_it_begins,
     engine_for,
@@ -42,7 +42,7 @@ from orchestrator.runs.planning import RentedFrom, plan_on_cloud
 # A run goes on by a plan of today's: of the one in the bucket only what is measured is believed.
 
 
-def replanned(
+def replan_run(
     world_for: Callable[[Config], World],
     today: Config,
     stored: LaunchPlan,
@@ -56,7 +56,7 @@ def replanned(
     if stored.mode is Mode.HOST:
         return resumed_on_hosts(today, stored)
     world = world_for(today)
-    spent = exposure(world.ledger.read(), "run", world.clock.now(), run_id=run_id).spent
+    spent = window_exposure(world.ledger.read(), "run", world.clock.now(), run_id=run_id).spent
     config = resumed_config(today, stored, spent)
     run = replay(world.log(run_id).read())
     under = hold_key(run_id, run.generation) if run is not None and run.closed is None else ""
@@ -64,8 +64,8 @@ def replanned(
     if made.ttl_s < stored.ttl_s - 59:
         say(f"{run_id} had {stored.ttl_s // 60} min; under your present caps and prices it gets {made.ttl_s // 60} min")
     # The hold is judged with all that the run has cost before, so under the whole of today's caps.
-    whole = made.config.model_copy(update={"budget": today.budget})
-    return same_image(replace(made, config=whole), stored)
+    whole_config = made.config.model_copy(update={"budget": today.budget})
+    return same_image(replace(made, config=whole_config), stored)
 
 
 SCRIPT = "startup/startup.sh"
@@ -82,7 +82,7 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
             hint=f"its client died before it stored a plan; {_launch_again(run_id)}",
         )
     try:
-        return plan_from(document(blob.data))
+        return plan_from(parse_document(blob.data))
     except Newer as exc:
         raise ConfigError(
             f"the plan of {run_id}: {exc}",
@@ -96,13 +96,13 @@ def _launch_again(run_id: str) -> str:
     return f"{launch_command(run_id)} with the options of this run starts a new one"
 
 
-def resume(
+def resume_run(
     world: World,
     plan: LaunchPlan,
     *,
     run_id: str,
     where: LaunchContext,
-    fresh: Callable[[], Payload],
+    fresh: Callable[[], PayloadSource],
     accept: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Engine:
@@ -175,16 +175,16 @@ def _check(run: Run) -> None:
         )
 
 
-def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept: str = "") -> Payload:
+def payload_of_run(world: World, run: Run, fresh: Callable[[], PayloadSource], accept: str = "") -> PayloadSource:
     """What the run's machines have run so far: a run must not change its kernels half way. Our own, if it is the same;
     one from the bucket only if the user named it, since every machine can write there. Raises `ConfigError`."""
-    own = fresh()
-    if run.payload is None or run.payload.sha256 == own.sha256:
-        return own
+    fresh_payload = fresh()
+    if run.payload is None or run.payload.sha256 == fresh_payload.sha256:
+        return fresh_payload
     theirs = run.payload.sha256
     if len(accept) < SHORTEST_SHA or not theirs.startswith(accept):
         raise ConfigError(
-            f"{run.run_id} runs payload {theirs[:12]}, but this installation has payload {own.sha256[:12]}",
+            f"{run.run_id} runs payload {theirs[:12]}, but this installation has payload {fresh_payload.sha256[:12]}",
             hint=(
                 "use the version of bench that launched it; or, if you trust that payload: `bench launch --resume "
                 f"{run.run_id} --accept-payload {theirs[:12]}`"
@@ -203,4 +203,4 @@ def payload_of_run(world: World, run: Run, fresh: Callable[[], Payload], accept:
         script = archive.extractfile(SCRIPT)
         if script is None:
             raise ConfigError(f"{name} has no {SCRIPT}", hint=_launch_again(run.run_id))
-        return Payload(theirs, blob.data, script.read().decode("utf-8"))
+        return PayloadSource(theirs, blob.data, script.read().decode("utf-8"))

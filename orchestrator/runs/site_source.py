@@ -11,7 +11,7 @@ from orchestrator.core.errors import BenchError, CredentialsMissing, Unavailable
 from orchestrator.core.material import Material
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.status import StatusLine, decode, iso, status_body, status_line
+from orchestrator.core.run.status import StatusLine, decode_status, iso_time, status_body, status_line
 from orchestrator.ports import Blob, Bucket
 from orchestrator.store.index import IndexLine
 
@@ -22,11 +22,11 @@ UNREADABLE: Final = "unreadable"
 
 def is_over(line: IndexLine) -> bool:
     """Whether the index says that a run is over and will not change."""
-    found = decode(line.run_id, line.status)
-    return found is not None and found.over
+    status_line = decode_status(line.run_id, line.status)
+    return status_line is not None and status_line.over
 
 
-def materials(
+def site_materials(
     bucket: Bucket, lines: Sequence[IndexLine], look: Callable[[str], Run], now: Callable[[], datetime]
 ) -> Iterator[Material]:
     """What the bucket has of each run, in order. Of finished runs the index knows everything; what open ones say is
@@ -35,13 +35,13 @@ def materials(
     for begin in range(0, len(lines), AT_ONCE):
         page = lines[begin : begin + AT_ONCE]
         bodies = bucket.read_many([index_object(one.run_id) for one in page])
-        known = [_state(one, bodies, look, now) for one in page]
-        cases = {one.line.run_id: _case_ids(one.body) for one in known}
+        states = [_state(one, bodies, look, now) for one in page]
+        cases = {one.line.run_id: _case_ids(one.body) for one in states}
         names = [f"{cases_prefix(run)}{case}.csv" for run, found in cases.items() for case in found]
         for run in cases:
             names += [f"{artifacts_prefix(run)}{name}.json" for name in ("environment", "build")]
         blobs = bucket.read_many(names)
-        for one in known:
+        for one in states:
             run = one.line.run_id
             yield Material(
                 one.line,
@@ -60,7 +60,7 @@ def materials(
 def _state(
     entry: IndexLine, bodies: Mapping[str, Blob], look: Callable[[str], Run], now: Callable[[], datetime]
 ) -> Material:
-    line = decode(entry.run_id, entry.status)
+    line = decode_status(entry.run_id, entry.status)
     body = _data(bodies, index_object(entry.run_id))
     if line is not None and line.over:
         return Material(line, body)
@@ -69,24 +69,24 @@ def _state(
     except (CredentialsMissing, Unavailable):
         raise
     except BenchError as exc:
-        return Material(line or unreadable(entry.run_id), body, problem=f"This run cannot be read: {exc}.")
+        return Material(line or unreadable_line(entry.run_id), body, problem=f"This run cannot be read: {exc}.")
     return Material(status_line(run, now()), status_body(run, now()))
 
 
-def unreadable(run_id: str) -> StatusLine:
+def unreadable_line(run_id: str) -> StatusLine:
     """The index line of a run of which only the name is known."""
     try:
         began = datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     except ValueError:
         began = datetime(1970, 1, 1, tzinfo=UTC)
-    return StatusLine(run_id, UNREADABLE, created_at=iso(began), updated_at=iso(began))
+    return StatusLine(run_id, UNREADABLE, created_at=iso_time(began), updated_at=iso_time(began))
 
 
 def _case_ids(body: bytes) -> tuple[str, ...]:
     """The cases that were stored, by the state of the run."""
     try:
-        found = json.loads(body)["cases"] if body else []
-        return tuple(dict.fromkeys(str(one["case_id"]) for one in found))
+        case_list = json.loads(body)["cases"] if body else []
+        return tuple(dict.fromkeys(str(one["case_id"]) for one in case_list))
     except (ValueError, LookupError, TypeError, RecursionError):
         return ()
 

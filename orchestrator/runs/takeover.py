@@ -17,8 +17,8 @@ from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, Vm, replay
-from orchestrator.core.run.slots import OLDEST, Slot, Wanted, owned, seconds_left, unfit
-from orchestrator.core.run.status import iso
+from orchestrator.core.run.slots import OLDEST, MachineWanted, Slot, owned_vm, seconds_left, unfit_reason
+from orchestrator.core.run.status import iso_time
 from orchestrator.ports import Blob
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import HoldRequest, acquire
@@ -54,8 +54,8 @@ def take_over(
         if slot is None or slot.state != "idle":
             continue
         owner = replay(world.log(slot.owner).read())
-        vm = owned(slot, owner)
-        why_not = unfit(slot, owner, _wanted(plan, owner), world.clock.now()) or _absent(world, slot)
+        vm = owned_vm(slot, owner)
+        why_not = unfit_reason(slot, owner, _wanted(plan, owner), world.clock.now()) or _absent(world, slot)
         if why_not or vm is None:
             say(f"kept machine {slot.vm} is not used: {why_not}")
             continue
@@ -88,20 +88,20 @@ def _let_go(world: World, name: str, run_id: str, taken: ev.MachineTaken, log: E
     """For a client that is interrupted between its claim and its word on it: the machine waits for the next launch. If
     it has taken the claim up, the run is measured there, and its log says so."""
     run = replay(log.read())
-    told = run is not None and run.guest_of is not None and naming.is_client(run.taken_by)
-    if not told and not release_slot(world.bucket, world.clock, name, run_id):
+    is_detached = run is not None and run.guest_of is not None and naming.is_client(run.taken_by)
+    if not is_detached and not release_slot(world.bucket, world.clock, name, run_id):
         log.append(taken)
 
 
-def waiting(world: World) -> bool:
+def may_have_waiting(world: World) -> bool:
     """Whether any slot is young enough that its machine may still wait: one listing."""
     return bool(_fresh(world))
 
 
 def _slots(world: World) -> Mapping[str, Blob]:
     """The slots that are not too old to matter, newest first."""
-    found = world.bucket.read_many(_fresh(world))
-    return {name: found[name] for name in sorted(found, reverse=True)}
+    slot_objects = world.bucket.read_many(_fresh(world))
+    return {name: slot_objects[name] for name in sorted(slot_objects, reverse=True)}
 
 
 def _fresh(world: World) -> list[str]:
@@ -110,14 +110,24 @@ def _fresh(world: World) -> list[str]:
     return [entry.name for entry in listed if entry.size <= SLOT_BYTES][-MOST_SLOTS:]
 
 
-def _wanted(plan: LaunchPlan, owner: Run | None) -> Wanted:
+def _wanted(plan: LaunchPlan, owner: Run | None) -> MachineWanted:
     """A machine whose own run had as many cases must have time for as many again."""
     shortest = plan.mode.shortest_s
-    told = owner.current if owner is not None else None
+    current_run = owner.current if owner is not None else None
     took = 0.0
-    if owner is not None and told is not None and told.kept is not None and told.booted_at and told.work_done_at:
-        took = (told.work_done_at - told.booted_at).total_seconds() * len(plan.cases) / max(owner.cases_total, 1)
-    return Wanted(plan.mode, plan.config.gpu, plan.image, plan.offers, max(shortest, round(took)))
+    if (
+        owner is not None
+        and current_run is not None
+        and current_run.kept is not None
+        and current_run.booted_at
+        and current_run.work_done_at
+    ):
+        took = (
+            (current_run.work_done_at - current_run.booted_at).total_seconds()
+            * len(plan.cases)
+            / max(owner.cases_total, 1)
+        )
+    return MachineWanted(plan.mode, plan.config.gpu, plan.image, plan.offers, max(shortest, round(took)))
 
 
 def _absent(world: World, slot: Slot) -> str:
@@ -128,10 +138,10 @@ def _absent(world: World, slot: Slot) -> str:
 
 def _spec(world: World, plan: LaunchPlan, vm: Vm, slot: Slot, who: Claimant) -> dict[str, Any]:
     spec = run_spec(plan, run_id=who.run_id, attempt=1, bucket=world.bucket.name, require_cuda=who.require_cuda)
-    left = seconds_left(vm, world.clock.now())
-    limits = {phase: min(seconds, left) for phase, seconds in spec["phase_limits_s"].items()}
-    taken = {"owner": slot.owner, "deadline_at": iso(vm.deadline_at) if vm.deadline_at else None}
-    return {**spec, "vm": vm.name, "deadline_s": left, "phase_limits_s": limits, "taken": taken}
+    seconds_remaining = seconds_left(vm, world.clock.now())
+    limits = {phase: min(seconds, seconds_remaining) for phase, seconds in spec["phase_limits_s"].items()}
+    taken = {"owner": slot.owner, "deadline_at": iso_time(vm.deadline_at) if vm.deadline_at else None}
+    return {**spec, "vm": vm.name, "deadline_s": seconds_remaining, "phase_limits_s": limits, "taken": taken}
 
 
 def _hold_nothing(world: World, plan: LaunchPlan, run_id: str, log: EventLog) -> None:

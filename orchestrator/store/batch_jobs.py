@@ -15,7 +15,7 @@ from orchestrator.core.bounds import Count, Moment
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.fleet.batch import record_object
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.documents import Document, swap
+from orchestrator.store.documents import StoredDocument, swap
 
 Stage = Literal["waiting", "placed", "leaving", "over"]
 """`waiting`: another job of its GPU must end first. `placed`: it is requested in its region. `leaving`: it is cancelled
@@ -79,7 +79,7 @@ class BatchRecord(BaseModel):
         return record
 
 
-class Known(Protocol):
+class KnownJob(Protocol):
     """What this client has requested. It is kept outside the bucket, where other clients cannot write."""
 
     def __contains__(self, what: str, /) -> bool: ...
@@ -114,7 +114,7 @@ class Records:
         def parse(data: bytes | None) -> BatchRecord:
             return record if data is None else BatchRecord.parse(name, data)
 
-        return swap(self.bucket, self.clock, Document(name, BatchRecord, parse, BatchRecord.dump), change)
+        return swap(self.bucket, self.clock, StoredDocument(name, BatchRecord, parse, BatchRecord.dump), change)
 
     def moved(self, record: BatchRecord, stage: Stage, now: datetime, *, why: str = "") -> BatchRecord:
         """Puts the record into another stage and returns it. A job that leaves a region goes to the next one; after the
@@ -127,8 +127,8 @@ class Records:
                 last = present.at + 1 >= len(present.regions)
                 place = {"at": present.at + (0 if last else 1), "stage": "over" if last else "placed", "since": now}
                 return present.model_copy(update=place)
-            left = (*present.left, why) if why else present.left
+            departed = (*present.left, why) if why else present.left
             since = now if stage == "placed" else present.since
-            return present.model_copy(update={"stage": stage, "left": left, "since": since})
+            return present.model_copy(update={"stage": stage, "left": departed, "since": since})
 
         return self.change(record, change)

@@ -70,8 +70,8 @@ class Copies:
         if not one.grows:
             bucket.create(one.name, data, content_type=kind)
         else:
-            known = self._generations.get(one.name, 0)
-            new = bucket.replace(one.name, data, generation=known, content_type=kind)
+            generation = self._generations.get(one.name, 0)
+            new = bucket.replace(one.name, data, generation=generation, content_type=kind)
             there = bucket.read(one.name) if new is None else None
             self._generations[one.name] = new or (there.generation if there is not None else 0)
             if new is None and (there is None or there.data != data):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from orchestrator.core.baselines import NAME, Baseline, Baselines, checked_name, dump, parse
+from orchestrator.core.baselines import NAME, Baseline, Baselines, checked_name, dump_baselines, parse_baselines
 from orchestrator.core.errors import BenchError, Unavailable
-from orchestrator.core.hosts import HostRecord, Target, record_object
+from orchestrator.core.hosts import HostRecord, HostTarget, record_object
 from orchestrator.core.naming import BASELINES_PREFIX, baseline_object
-from orchestrator.core.run.slots import Slot, claim, is_claimed_by, release
+from orchestrator.core.run.slots import Slot, is_claimed_by, with_claim, without_claim
 from orchestrator.ports import Bucket, Clock
 
 ATTEMPTS: Final = 12
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Document(Generic[D]):
+class StoredDocument(Generic[D]):
     """One object of the bucket that many clients change: its name, the type of its value, and how to read and write it.
     `parse` gets None where there is no object yet. `dump` must return the same bytes for the same value."""
 
@@ -33,7 +33,7 @@ class Document(Generic[D]):
     dump: Callable[[D], bytes]
 
 
-def swap(bucket: Bucket, clock: Clock, document: Document[D], change: Callable[[D], D | R]) -> D | R:
+def swap(bucket: Bucket, clock: Clock, document: StoredDocument[D], change: Callable[[D], D | R]) -> D | R:
     """Stores `change(value)` and returns it. When another client was faster, `change` is applied to the newer value. If
     `change` returns anything that is not of the document's kind, that is a refusal: it is returned and nothing is
     stored. A value that did not change is not stored either, unless there is no object yet.
@@ -65,17 +65,19 @@ def swap(bucket: Bucket, clock: Clock, document: Document[D], change: Callable[[
 # The records of hosts in the bucket: one small object for each host, changed by compare-and-swap.
 
 
-def host_document(target: Target) -> Document[HostRecord]:
+def host_document(target: HostTarget) -> StoredDocument[HostRecord]:
     def parse(data: bytes | None) -> HostRecord:
         return HostRecord(target=str(target)) if data is None else HostRecord.parse(target.zone, data)
 
     def dump(record: HostRecord) -> bytes:
         return record.model_dump_json(by_alias=True).encode()
 
-    return Document(record_object(target.zone), HostRecord, parse, dump)
+    return StoredDocument(record_object(target.zone), HostRecord, parse, dump)
 
 
-def update_host(bucket: Bucket, clock: Clock, target: Target, change: Callable[[HostRecord], HostRecord]) -> HostRecord:
+def update_host(
+    bucket: Bucket, clock: Clock, target: HostTarget, change: Callable[[HostRecord], HostRecord]
+) -> HostRecord:
     """Applies `change` to the host's record and returns the result. Raises `Unavailable` when others were faster every
     time."""
     return swap(bucket, clock, host_document(target), change)
@@ -95,7 +97,7 @@ class Taken:
 TAKEN: Final = Taken()
 
 
-def slot_document(name: str) -> Document[Slot]:
+def slot_document(name: str) -> StoredDocument[Slot]:
     def parse(data: bytes | None) -> Slot:
         slot = None if data is None else Slot.parse(data)
         if slot is None:
@@ -104,7 +106,7 @@ def slot_document(name: str) -> Document[Slot]:
             )
         return slot
 
-    return Document(name, Slot, parse, Slot.dump)
+    return StoredDocument(name, Slot, parse, Slot.dump)
 
 
 def claim_slot(
@@ -117,7 +119,7 @@ def claim_slot(
     def change(slot: Slot) -> Slot | Taken:
         if slot.claim is not None and (slot.claim.run_id, slot.claim.by) == (run_id, by):
             return slot
-        return claim(slot, run_id, by, spec, payload) or TAKEN
+        return with_claim(slot, run_id, by, spec, payload) or TAKEN
 
     return swap(bucket, clock, slot_document(name), change)
 
@@ -125,7 +127,7 @@ def claim_slot(
 def release_slot(bucket: Bucket, clock: Clock, name: str, run_id: str) -> bool:
     """Takes the run's claim back. Returns False where the machine already works for that run. Raises `SlotUnreadable`,
     `Unavailable`."""
-    slot = swap(bucket, clock, slot_document(name), lambda slot: release(slot, run_id))
+    slot = swap(bucket, clock, slot_document(name), lambda slot: without_claim(slot, run_id))
     return not is_claimed_by(slot, run_id)
 
 
@@ -135,14 +137,14 @@ def release_slot(bucket: Bucket, clock: Clock, name: str, run_id: str) -> bool:
 Refused = TypeVar("Refused")
 
 
-def baseline_document(name: str) -> Document[dict[str, Baseline]]:
+def baseline_document(name: str) -> StoredDocument[dict[str, Baseline]]:
     def read(data: bytes | None) -> dict[str, Baseline]:
-        return {} if data is None else parse(name, data)
+        return {} if data is None else parse_baselines(name, data)
 
     def write(baselines: dict[str, Baseline]) -> bytes:
-        return dump(name, baselines)
+        return dump_baselines(name, baselines)
 
-    return Document(baseline_object(checked_name(name)), dict, read, write)
+    return StoredDocument(baseline_object(checked_name(name)), dict, read, write)
 
 
 class BaselineStore:
@@ -163,7 +165,7 @@ class BaselineStore:
     def read(self, name: str) -> Mapping[str, Baseline]:
         """The baselines of a name by device; empty where there is no such name. Raises `BaselinesUnreadable`."""
         blob = self._bucket.read(baseline_object(checked_name(name)))
-        return {} if blob is None else parse(name, blob.data)
+        return {} if blob is None else parse_baselines(name, blob.data)
 
     def update(self, name: str, change: Callable[[Baselines], dict[str, Baseline] | Refused]) -> Baselines | Refused:
         """Stores `change(baselines)` and returns it. When another client was faster, `change` is applied to the newer
@@ -173,4 +175,4 @@ class BaselineStore:
 
     def clear(self, name: str) -> None:
         """Replaces the object of the name with an empty one, whether it is readable or not."""
-        self._bucket.replace(baseline_object(checked_name(name)), dump(name, {}), generation=None)
+        self._bucket.replace(baseline_object(checked_name(name)), dump_baselines(name, {}), generation=None)

@@ -9,8 +9,16 @@ from typing import Final
 
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix, is_client, machine_of, parse_event_object
-from orchestrator.core.run.events import Event, Fact, InstanceRequested, MachineTaken, RunPlanned, decode, encode
-from orchestrator.ports import Bucket, Clock, Entry
+from orchestrator.core.run.events import (
+    Event,
+    Fact,
+    InstanceRequested,
+    MachineTaken,
+    RunPlanned,
+    decode_event,
+    encode_event,
+)
+from orchestrator.ports import Bucket, Clock, ObjectEntry
 
 EVENT_BYTES: Final = 256 * 1024
 """The largest size of an event in bytes; larger objects are not fetched."""
@@ -48,7 +56,7 @@ class EventLog:
         when another process writes under the same writer name.
         """
         event = self._next(fact.harmless)
-        name, data = event.object_name, encode(event)
+        name, data = event.object_name, encode_event(event)
         self._unsure = event
         if not self._bucket.create(name, data):
             stored = self._bucket.read(name)
@@ -77,7 +85,7 @@ class EventLog:
         self._read(self._within_bounds(machines))
         return tuple(sorted(self._events.values(), key=lambda event: event.order))
 
-    def _unread(self, listed: Sequence[Entry]) -> tuple[list[str], dict[int, list[str]]]:
+    def _unread(self, listed: Sequence[ObjectEntry]) -> tuple[list[str], dict[int, list[str]]]:
         """The names of events that were not read yet: those of clients, and those of each attempt's machine, in order.
         An object that is too large, or whose name is not that of a client's or machine's event, is not read."""
         clients: list[str] = []
@@ -113,7 +121,7 @@ class EventLog:
 
     def _read(self, names: Sequence[str]) -> None:
         for name, blob in self._bucket.read_many(names).items():
-            event = decode(blob.data)
+            event = decode_event(blob.data)
             if event is None or event.run_id != self.run_id or not _under_its_own_name(name, event):
                 self._strange.add(name)
                 continue

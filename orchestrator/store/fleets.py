@@ -20,12 +20,12 @@ from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.fleet import children as lists
 from orchestrator.core.fleet import names
 from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.state import ChildLine, FleetState, decode, encode, fold, merge
+from orchestrator.core.fleet.state import ChildLine, FleetState, decode_line, encode_line, fold_fleet, merge_lines
 from orchestrator.core.fleet.sweep import EngineName, Sweep
 from orchestrator.core.mode import Mode
-from orchestrator.core.text import document
+from orchestrator.core.text import parse_document
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.documents import Document, swap
+from orchestrator.store.documents import StoredDocument, swap
 
 READERS: Final = 16
 LISTED_PREFIX: Final = "fleet-index/"
@@ -70,7 +70,7 @@ class JobRecord(_Stored):
     parallel: Count
 
 
-class Control(_Stored):
+class FleetControl(_Stored):
     """The decisions about a fleet since it was launched."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -117,7 +117,7 @@ class FleetStore:
 
     def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
         """Stores the record and the list of children, before anything is started."""
-        plan = json.dumps(lists.document(children), separators=(",", ":")).encode()
+        plan = json.dumps(lists.children_document(children), separators=(",", ":")).encode()
         for name, data in (
             (names.plan_object(self.fleet), plan),
             (names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode()),
@@ -132,7 +132,7 @@ class FleetStore:
         if blob is None:
             raise NotFound(f"there is no fleet {self.fleet}", hint="`bench fleet ls` lists the fleets in this bucket")
         try:
-            record = FleetRecord.model_validate(document(blob.data))
+            record = FleetRecord.model_validate(parse_document(blob.data))
         except ValueError as exc:
             raise self._unreadable(name) from exc
         if record.fleet != self.fleet:  # the name is used for a folder
@@ -147,18 +147,18 @@ class FleetStore:
         if blob is None:
             raise NotFound(f"{self.fleet} has no plan", hint=NEVER_BEGUN)
         try:
-            children = lists.read(json.loads(blob.data))
+            children = lists.read_children(json.loads(blob.data))
         except (ValueError, RecursionError) as exc:
             raise self._unreadable(name) from exc
         self._documents[name] = hashlib.sha256(blob.data).hexdigest()
         return children
 
-    def control(self) -> Control:
+    def control(self) -> FleetControl:
         """The decisions so far; the defaults where nothing was decided. Raises `DocumentUnreadable`."""
         blob = self.bucket.read(names.control_object(self.fleet))
         return self._control.parse(None if blob is None else blob.data)
 
-    def decide(self, change: Callable[[Control], Control]) -> Control:
+    def decide(self, change: Callable[[FleetControl], FleetControl]) -> FleetControl:
         """Changes the decisions by compare-and-swap and returns them. Raises `DocumentUnreadable`, and `Unavailable`
         when others were faster every time."""
         return swap(self.bucket, self.clock, self._control, change)
@@ -167,20 +167,20 @@ class FleetStore:
         """The state of the fleet, from the lines of all children. Sixteen listings run in parallel."""
 
         def lines(digit: str) -> list[ChildLine]:
-            found = self.bucket.list(names.lines_prefix(self.fleet, digit))
-            return [line for entry in found if (line := self._line(entry.name, entry.metadata)) is not None]
+            lines_read = self.bucket.list(names.lines_prefix(self.fleet, digit))
+            return [line for entry in lines_read if (line := self._line(entry.name, entry.metadata)) is not None]
 
         with ThreadPoolExecutor(READERS) as pool:
-            found = [line for part in pool.map(lines, names.SHARDS) for line in part]
-        self._written = {line.child: line for line in found}
-        return fold(children, found)
+            lines_read = [line for part in pool.map(lines, names.SHARDS) for line in part]
+        self._written = {line.child: line for line in lines_read}
+        return fold_fleet(children, lines_read)
 
     def write(self, lines: Iterable[ChildLine]) -> None:
         """Merges each line with the line that is stored, and stores those that changed."""
         changed = []
         for line in lines:
             stored = self._written.get(line.child)
-            merged = line if stored is None else merge(stored, line)
+            merged = line if stored is None else merge_lines(stored, line)
             if merged != stored:
                 self._written[line.child] = merged
                 changed.append(merged)
@@ -205,31 +205,31 @@ class FleetStore:
 
     def _write(self, line: ChildLine) -> None:
         name = names.line_object(self.fleet, line.child)
-        self.bucket.replace(name, b"{}", generation=None, metadata=encode(line))
+        self.bucket.replace(name, b"{}", generation=None, metadata=encode_line(line))
 
     def _line(self, name: str, metadata: Mapping[str, str]) -> ChildLine | None:
         """The line of a child; None where it cannot be read, or is stored under the name of another child."""
-        line = decode(metadata)
+        line = decode_line(metadata)
         return line if line is not None and name == names.line_object(self.fleet, line.child) else None
 
     def _unreadable(self, name: str) -> DocumentUnreadable:
         return _unreadable(self.bucket.name, name)
 
 
-def control_document(fleet: str, bucket: str) -> Document[Control]:
+def control_document(fleet: str, bucket: str) -> StoredDocument[FleetControl]:
     """The decisions about a fleet, as a document that changes by compare-and-swap. Reading it raises
     `DocumentUnreadable`."""
     name = names.control_object(fleet)
 
-    def parse(data: bytes | None) -> Control:
+    def parse(data: bytes | None) -> FleetControl:
         if data is None:
-            return Control()
+            return FleetControl()
         try:
-            return Control.model_validate_json(data)
+            return FleetControl.model_validate_json(data)
         except ValidationError as exc:
             raise _unreadable(bucket, name) from exc
 
-    return Document(name, Control, parse, lambda control: control.model_dump_json(by_alias=True).encode())
+    return StoredDocument(name, FleetControl, parse, lambda control: control.model_dump_json(by_alias=True).encode())
 
 
 def _unreadable(bucket: str, name: str) -> DocumentUnreadable:
@@ -239,7 +239,7 @@ def _unreadable(bucket: str, name: str) -> DocumentUnreadable:
     )
 
 
-def listed(bucket: Bucket) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+def list_fleets(bucket: Bucket) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """Every fleet in the bucket and its line, oldest first."""
     fleets = []
     for entry in bucket.list(LISTED_PREFIX):

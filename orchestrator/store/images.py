@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.images import PREFIX, ImageRecord, image_recorded_in, record_object
 from orchestrator.ports import Bucket, Clock, Images
-from orchestrator.store.documents import Document, swap
+from orchestrator.store.documents import StoredDocument, swap
 
 
-class ImageStore:
+class ImageRecords:
     """The records of all images."""
 
     def __init__(self, bucket: Bucket, clock: Clock) -> None:
@@ -44,7 +44,7 @@ class ImageStore:
                 raise NotFound(f"there is no image {name} in this bucket", hint="`bench image list` lists them")
             return ImageRecord.parse(name, data)
 
-        document = Document(record_object(name), ImageRecord, parse, ImageRecord.dump)
+        document = StoredDocument(record_object(name), ImageRecord, parse, ImageRecord.dump)
         return swap(self._bucket, self._clock, document, change)
 
 
@@ -53,5 +53,5 @@ class Shelf:
     """Prepared images: their records in the bucket, and the cloud that has them. The cloud is a function, as its client
     is slow to load."""
 
-    records: ImageStore
+    records: ImageRecords
     cloud: Callable[[], Images]

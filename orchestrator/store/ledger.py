@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from orchestrator.core.ledger.budget import Ledger, LedgerMissing
 from orchestrator.core.naming import LEDGER, is_client, parse_event_object
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.documents import Document, swap
+from orchestrator.store.documents import StoredDocument, swap
 
 Refused = TypeVar("Refused")
 
@@ -18,7 +18,7 @@ def _parse(data: bytes | None) -> Ledger:
     return Ledger() if data is None else Ledger.parse(data)
 
 
-DOCUMENT = Document(LEDGER, Ledger, _parse, Ledger.dump)
+DOCUMENT = StoredDocument(LEDGER, Ledger, _parse, Ledger.dump)
 
 
 MONEY_EVENTS: Final = frozenset({"budget_held"})

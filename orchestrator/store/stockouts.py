@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.naming import PLACEMENT_PREFIX
-from orchestrator.core.text import document, is_newer
+from orchestrator.core.text import is_newer, parse_document
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.documents import Document, swap
+from orchestrator.store.documents import StoredDocument, swap
 
 KEPT: Final = timedelta(days=1)
 """After this time a stock-out is ignored."""
@@ -53,7 +53,7 @@ class StockOuts:
             return
 
 
-def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
+def stockouts_document(machine_type: str) -> StoredDocument[dict[Pool, datetime]]:
     def read(data: bytes | None) -> dict[Pool, datetime]:
         if data is not None and is_newer(data):  # an object of a newer version is not changed
             raise DocumentUnreadable(
@@ -61,7 +61,7 @@ def stockouts_document(machine_type: str) -> Document[dict[Pool, datetime]]:
             )
         return {} if data is None else _parse(machine_type, data)
 
-    return Document(_object(machine_type), dict, read, _dump)
+    return StoredDocument(_object(machine_type), dict, read, _dump)
 
 
 def _object(machine_type: str) -> str:
@@ -78,7 +78,7 @@ def _dump(known: Mapping[Pool, datetime]) -> bytes:
 def _parse(machine_type: str, data: bytes) -> dict[Pool, datetime]:
     """The stock-outs in an object; empty where it cannot be read, as they are only hints."""
     try:
-        zones: dict[str, Any] = document(data)["stock_outs"]
+        zones: dict[str, Any] = parse_document(data)["stock_outs"]
         return {
             (zone, machine_type, provisioning): MOMENT.validate_python(at)
             for zone, models in zones.items()

@@ -15,21 +15,29 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.adapters.files import attach, installed, write_atomically
+from orchestrator.adapters.files import is_installed, run_attached, write_atomically
 from orchestrator.adapters.settings import Settings, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import run_id
 from orchestrator.embedded import device
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, NoRoom, ask, ensure_running, living, standing
-from orchestrator.embedded.client import stop as stop_cloud
+from orchestrator.embedded.client import (
+    CloudAddress,
+    CloudUnavailable,
+    NoRoom,
+    ask_control,
+    cloud_standing,
+    ensure_running,
+    living_cloud,
+)
+from orchestrator.embedded.client import stop_cloud as stop_cloud
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
     from orchestrator.adapters.fetch import Fetched
-    from orchestrator.adapters.gce_market import Market
+    from orchestrator.adapters.gce_market import GoogleMarket
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
     from orchestrator.adapters.hosts.cloud import HostCloud
@@ -38,28 +46,28 @@ if TYPE_CHECKING:
     from orchestrator.adapters.ncu_report import pages_of as ncu_pages
     from orchestrator.adapters.notify import Notifiers
     from orchestrator.adapters.price_book import PriceBook
-    from orchestrator.adapters.run_folder import lines as csv_lines
     from orchestrator.adapters.run_folder import open_folder
+    from orchestrator.adapters.run_folder import read_lines as csv_lines
     from orchestrator.adapters.setup import Setup
-    from orchestrator.adapters.sql import answered as answered_in_sql
-    from orchestrator.adapters.sql import ready as sql_ready
-    from orchestrator.adapters.timer import Timer, install_timer_files
+    from orchestrator.adapters.sql import require_duckdb as sql_ready
+    from orchestrator.adapters.sql import run_query as answered_in_sql
+    from orchestrator.adapters.timer import ReapTimer, install_timer_files
     from orchestrator.adapters.web import Token
     from orchestrator.adapters.workload_files import files_of
     from orchestrator.core.config.model import Config
     from orchestrator.core.doctor.subject import Subject
-    from orchestrator.core.hosts import Target
+    from orchestrator.core.hosts import HostTarget
     from orchestrator.core.market.machines import Instance
-    from orchestrator.core.market.skus import Catalogue
+    from orchestrator.core.market.skus import SkuCatalogue
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run.decide import Policy
     from orchestrator.core.run.fold import Run
-    from orchestrator.ports import Bucket, Clock, Cloud, Entry, HostShell, Images
-    from orchestrator.runs.doctor import Session, Surroundings
+    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images, ObjectEntry
+    from orchestrator.runs.doctor import DoctorSession, Surroundings
     from orchestrator.runs.engine import World
     from orchestrator.runs.holds import Accounts
     from orchestrator.runs.launch import LaunchContext
-    from orchestrator.runs.launch import Payload as LaunchPayload
+    from orchestrator.runs.launch import PayloadSource as LaunchPayload
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
     from orchestrator.store.documents import BaselineStore
     from orchestrator.store.events import EventLog
@@ -68,22 +76,22 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "CloudAddress", "CloudUnavailable", "Fetched", "Setup", "Timer", "Wiring", "answered_in_sql", "ask", "attach",
-    "brought", "configs", "configured", "csv_lines", "fetch_run", "files_of", "forecast", "install_timer_files",
-    "installed", "launch_context", "living", "load_settings", "ncu_pages", "new_run_id", "open_folder", "payload_of",
-    "practice_device",
-    "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "CloudAddress", "CloudUnavailable", "Fetched", "ReapTimer", "Setup", "Wiring", "answered_in_sql", "ask_control",
+    "configs_folder", "csv_lines", "download_object", "fetch_run", "files_of", "install_timer_files",
+    "is_installed", "launch_context", "living_cloud", "load_chosen_config", "load_settings", "load_weather",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "run_attached", "serve_site",
+    "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
-    "Timer": "timer.Timer",
-    "answered_in_sql": "sql.answered",
-    "csv_lines": "run_folder.lines",
+    "ReapTimer": "timer.ReapTimer",
+    "answered_in_sql": "sql.run_query",
+    "csv_lines": "run_folder.read_lines",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
     "site_server": "site_server",
-    "sql_ready": "sql.ready",
+    "sql_ready": "sql.require_duckdb",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
 
@@ -92,8 +100,8 @@ def __getattr__(name: str) -> Any:
     if name not in HANDED_ON:
         raise AttributeError(name)
     module, _, inner = HANDED_ON[name].partition(".")
-    found = importlib.import_module(f"orchestrator.adapters.{module}")
-    return getattr(found, inner) if inner else found
+    module_object = importlib.import_module(f"orchestrator.adapters.{module}")
+    return getattr(module_object, inner) if inner else module_object
 
 
 def serve_site(folder: Path, port: int) -> site_server.SiteServer:
@@ -106,69 +114,71 @@ def serve_site(folder: Path, port: int) -> site_server.SiteServer:
 
 def practice_device(gpu: str) -> str:
     """What a run of the embedded cloud measures: `its GPU, NVIDIA H200`, or `its CPU: AMD EPYC`."""
-    name = "" if gpu == "cpu" else device.gpu()
-    return f"its GPU, {name}" if name else f"its CPU: {device.cpu()}"
+    name = "" if gpu == "cpu" else device.gpu_name()
+    return f"its GPU, {name}" if name else f"its CPU: {device.cpu_name()}"
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def configs() -> Path:
+def configs_folder() -> Path:
     """The folder of the configurations, grids and prices that come with the tool."""
     from orchestrator.adapters.payload import bundle_root
 
     return bundle_root() / "configs"
 
 
-def configured(options: LaunchOptions, own: Settings | None = None) -> tuple[Config, str]:
+def load_chosen_config(options: LaunchOptions, own: Settings | None = None) -> tuple[Config, str]:
     """The configuration that was chosen, with this user's settings, and its name. Raises `ConfigError`."""
     from orchestrator.adapters.workload_files import own_workload
     from orchestrator.runs.planning import load_config
 
-    return load_config(options, configs=configs(), defaults=(own or load_settings()).defaults, workload=own_workload)
+    return load_config(
+        options, configs=configs_folder(), defaults=(own or load_settings()).defaults, workload=own_workload
+    )
 
 
 def trace_set(path: Path) -> Mapping[str, Any]:
     """The description of a trace set of FlashInfer-Bench, or of one definition in it. Raises `ConfigError`."""
-    from orchestrator.adapters.workload_files import form_of, found
+    from orchestrator.adapters.workload_files import form_of, read_workload
 
     if not path.exists() or form_of(path) != "flashinfer":
         hint = "--trace-set takes what was launched: the trace set's folder, or the file of a definition in it"
         raise ConfigError(f"{path} is no trace set of FlashInfer-Bench", hint=hint)
-    return found(path).description or {}
+    return read_workload(path).description or {}
 
 
-def forecast(path: Path) -> Any:
+def load_weather(path: Path) -> Any:
     """The weather in a file, fit for an embedded cloud. Raises `ConfigError`."""
     from orchestrator.core import text, yamltext
-    from orchestrator.embedded.weather import parse
+    from orchestrator.embedded.weather import parse_weather
 
     hint = "docs/embedded-cloud.md has examples"
     try:
         with path.open("rb") as file:
-            document = yamltext.read(text.text(file))
+            document = yamltext.read_yaml(text.read_text(file))
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {text.why(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {text.os_error_text(exc)}", hint=hint) from exc
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=hint)
-    found = document.data or {"faults": []}
+    weather = document.data or {"faults": []}
     try:
-        parse(found)
-        return json.loads(json.dumps(found, default=str))  # a time in YAML is no text
+        parse_weather(weather)
+        return json.loads(json.dumps(weather, default=str))  # a time in YAML is no text
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{path}: {exc}", hint=hint) from exc
 
 
 def payload_of(config: Config) -> LaunchPayload:
     """What the machine will run: our own trees, and the files of the user's own workload."""
-    from orchestrator.adapters.payload import bundle_root, find_root, pack
+    from orchestrator.adapters.payload import bundle_root, find_root, pack_payload
     from orchestrator.adapters.workload_files import files_of
-    from orchestrator.runs.launch import Payload as LaunchPayload
+    from orchestrator.runs.launch import PayloadSource as LaunchPayload
 
     root = config.payload.root
     base = bundle_root() if root is None else find_root((Path(root).expanduser().resolve(),))
-    packed = pack(base, files_of(config.workload))
+    packed = pack_payload(base, files_of(config.workload))
     return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
 
 
@@ -209,7 +219,7 @@ class Wiring:
         if weather is not None and not weather.is_file():
             raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
         if weather is not None:
-            forecast(weather)
+            load_weather(weather)
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -297,7 +307,7 @@ class Wiring:
 
             return gce_images.GoogleImages(**self._compute)
 
-        return image_store.Shelf(image_store.ImageStore(self.bucket, self.clock), images)
+        return image_store.Shelf(image_store.ImageRecords(self.bucket, self.clock), images)
 
     @cached_property
     def hosts(self) -> HostCloud:
@@ -306,7 +316,7 @@ class Wiring:
 
         return host_cloud.HostCloud(self.bucket, self.clock, self.shell, self.machine)
 
-    def shell(self, target: Target) -> HostShell:
+    def shell(self, target: HostTarget) -> HostShell:
         """The way into a host that a command of this user's has named: a process here for this machine itself, SSH for
         every other. Raises `Unavailable`."""
         if self.named.reachable(target).machine:
@@ -335,11 +345,11 @@ class Wiring:
 
         return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
 
-    def _market(self, **patience: Any) -> Market:
+    def _market(self, **patience: Any) -> GoogleMarket:
         from orchestrator.adapters import gce_market
 
         endpoint = self.address.compute if self.address else None
-        return gce_market.Market(self.project, endpoint, self.key, self.clock, **patience)
+        return gce_market.GoogleMarket(self.project, endpoint, self.key, self.clock, **patience)
 
     def cloud(self) -> Cloud:
         return self.everywhere
@@ -407,9 +417,11 @@ class Wiring:
         """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
         from orchestrator.adapters import price_book
 
-        return price_book.PriceBook(configs() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue)
+        return price_book.PriceBook(
+            configs_folder() / "prices.yaml", self.home / f"prices.{self.mode}.yaml", self._catalogue
+        )
 
-    def _catalogue(self) -> tuple[Catalogue, str]:
+    def _catalogue(self) -> tuple[SkuCatalogue, str]:
         from orchestrator.adapters import price_catalog
 
         return price_catalog.catalogue_for(
@@ -438,15 +450,15 @@ class Wiring:
         return doctor.Surroundings(
             mode=self.mode,
             home=self.home,
-            configs=configs(),
+            configs=configs_folder(),
             prices=self.price_book.current,
-            load=configured,
+            load=load_chosen_config,
             now=utc_now,
             computer=local_shell,
-            embedded=here.Embedded(*standing(self.home / "cloud", local_shell.newest_source)),
+            embedded=here.Embedded(*cloud_standing(self.home / "cloud", local_shell.newest_source)),
         )
 
-    def checking_session(self) -> Session:
+    def checking_session(self) -> DoctorSession:
         from orchestrator.adapters import setup
 
         return setup.CheckingSession(self._login, self._rest_endpoints)
@@ -459,7 +471,7 @@ class Wiring:
         login = google_auth.billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
         changes = rest.Rest(login, self._rest_endpoints(), changes=True)
-        shared = holds.Sharing(self.accounts(), self.user)
+        shared = holds.CapSharing(self.accounts(), self.user)
         return setup.Setup(changes, login, self.home / "settings.yaml", shared, storage=storage)
 
     def _login(self) -> Any:
@@ -477,7 +489,7 @@ class Wiring:
         from orchestrator.runs import host_planning
 
         self.name_hosts(options.hosts)
-        config, name = configured(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
+        config, name = load_chosen_config(host_planning.with_gpu_of_host(options, self.hosts), self.settings)
         self.name_hosts(config.host.targets)
         return config, name
 
@@ -507,8 +519,8 @@ class Wiring:
         stored = resume.stored_plan(self.bucket, run_id)
         if stored.mode is Mode.HOST:
             self.named.chosen([offer.host for offer in stored.offers], run_id)
-        today, _ = configured(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        return resume.replanned(self.world, today, stored, run_id, self.rented_from, say=self.say)
+        today, _ = load_chosen_config(replace(options, gpu=stored.config.gpu if options.path is None else ""))
+        return resume.replan_run(self.world, today, stored, run_id, self.rented_from, say=self.say)
 
     @property
     def policy(self) -> Policy:
@@ -561,8 +573,8 @@ def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
     return fetch_run(bucket, run, into)
 
 
-def brought(bucket: Bucket, entry: Entry, path: Path) -> bool:
+def download_object(bucket: Bucket, entry: ObjectEntry, path: Path) -> bool:
     """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
-    from orchestrator.adapters.fetch import brought
+    from orchestrator.adapters.fetch import download_object
 
-    return brought(bucket, entry, path)
+    return download_object(bucket, entry, path)

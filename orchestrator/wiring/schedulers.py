@@ -10,7 +10,7 @@ from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.batch import check_object
-from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict, parse, refusal
+from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict, gate_refusal, parse_gate
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.market.offers import region_of
@@ -61,7 +61,7 @@ def check_gate(wiring: Wiring) -> None:
     """Raises `ConfigError` where Google Cloud Batch has not been seen to bound dollars in this project."""
     project = wiring.project
     blob = wiring.bucket.read(check_object(project))
-    why = refusal(project, parse(blob.data if blob is not None else None))
+    why = gate_refusal(project, parse_gate(blob.data if blob is not None else None))
     if why:
         raise ConfigError(
             why, hint="`bench fleet check-batch` checks it, for a few cents, in about a quarter of an hour"
@@ -82,11 +82,11 @@ def batch_of(wiring: Wiring, gate: Callable[[], None]) -> GoogleBatch:
     )
 
 
-def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> Verdict:
+def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> GateVerdict:
     """Looks at Batch in this project, and leaves the verdict in the bucket. Raises `ProviderError` and its kin; nothing
     that it made is left over either way."""
     endpoint, embedded = (wiring.endpoints or {}).get("compute", ""), wiring.mode is Mode.EMBEDDED
-    site = Site(
+    site = GateSite(
         project=wiring.project,
         region=region_of(config.allowed_zones()[0]),
         machine_type="e2-standard-4" if embedded else "e2-micro",
@@ -96,7 +96,7 @@ def check_batch(wiring: Wiring, config: Config, say: Callable[[str], None]) -> V
         labels={TOOL_LABEL: TOOL},
         compute=endpoint,
     )
-    pace = Pace(end_s=40, late_s=12, quiet_s=12, poll_s=0.5, step_s=3) if embedded else Pace()
+    pace = GatePace(end_s=40, late_s=12, quiet_s=12, poll_s=0.5, step_s=3) if embedded else GatePace()
     verdict = batch_of(wiring, lambda: None).check(site, pace, say)
     wiring.bucket.replace(check_object(wiring.project), verdict.dump(), generation=None)
     return verdict

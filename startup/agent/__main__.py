@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from startup.agent.agent import Agent, Site
-from startup.agent.clock import Clock, Patience
+from startup.agent.agent import Agent, RunSite
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.container import INSIDE, Container
 from startup.agent.diagnosis import Halt
 from startup.agent.events import EventWriter, boot_id, writer_name
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.http_client import Unreachable
 from startup.agent.logs import Log
 from startup.agent.metadata import Metadata, PreemptionWatcher
-from startup.agent.slot_keeper import Claim, Keeper, folder_of
-from startup.agent.spec import BadSpec, parse
+from startup.agent.slot_keeper import Keeper, MachineClaim, folder_of
+from startup.agent.spec import InvalidSpec, parse_spec
 from startup.agent.stop import Signals, Stop
-from startup.agent.storage import Storage, StorageError
+from startup.agent.storage import AgentStorage, StorageError
 
 GOOGLE_STORAGE = "https://storage.googleapis.com"
 CANNOT_START = 3
@@ -38,14 +38,14 @@ class Conductor:
     use `clock`; None is the VM's own clock.
     """
 
-    def __init__(self, environ: Mapping[str, str], stream: TextIO, clock: Clock | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str], stream: TextIO, clock: AgentClock | None = None) -> None:
         self.home = Path(environ.get("BENCH_VM_DIR", "/var/lib/bench"))
         self.environ = environ
-        self.clock = clock or Clock()
+        self.clock = clock or AgentClock()
         self.log = Log(stream, self.clock)
         self.stop = Stop()
         self.metadata = Metadata(environ.get("GCE_METADATA_HOST", "metadata.google.internal"), self.clock)
-        own = parse(self.metadata.attribute("bench-run") or "")
+        own_spec = parse_spec(self.metadata.attribute("bench-run") or "")
         endpoints = json.loads(self.metadata.attribute("bench-endpoints") or "{}")
         payload = json.loads(self.metadata.attribute("bench-payload") or "{}")
         self.own_sha256 = str(payload.get("sha256", ""))
@@ -55,19 +55,21 @@ class Conductor:
         machine["container"] = environ.get(INSIDE, "")
         machine = {key: told for key, told in machine.items() if told}
         instance_id = self.metadata.get("instance/id") or ""
-        storage = Storage(endpoints.get("storage", GOOGLE_STORAGE), own.bucket, self.metadata, own.timing)
-        writer = writer_name(own.attempt, instance_id, boot_id())
-        own_events = EventWriter(own.run_id, writer, self.home / "events", storage, self.clock)
+        storage = AgentStorage(
+            endpoints.get("storage", GOOGLE_STORAGE), own_spec.bucket, self.metadata, own_spec.timing
+        )
+        writer = writer_name(own_spec.attempt, instance_id, boot_id())
+        own_events = EventWriter(own_spec.run_id, writer, self.home / "events", storage, self.clock)
         claim = self.claim(environ.get("BENCH_NEXT", ""))
         if claim is None:
-            self.spec, self.events = own, own_events
-            site = Site(self.home, zone, instance_id, self.own_sha256, machine)
+            self.spec, self.events = own_spec, own_events
+            site = RunSite(self.home, zone, instance_id, self.own_sha256, machine)
         else:
-            self.spec = parse(json.dumps(claim.spec))
+            self.spec = parse_spec(json.dumps(claim.spec))
             folder = f"runs/{self.spec.run_id}"
             writer = writer_name(self.spec.attempt, instance_id, boot_id())
             self.events = EventWriter(self.spec.run_id, writer, self.home / folder / "events", storage, self.clock)
-            site = Site(
+            site = RunSite(
                 self.home,
                 zone,
                 instance_id,
@@ -81,10 +83,10 @@ class Conductor:
         env = {"HOME": str(self.home), **environ}
         # The python3 that the bootstrap found, even if it is a wrapper.
         self.python = shutil.which("python3", path=env.get("PATH")) or sys.executable
-        self.host = host = Host(self.home, env, self.python, self.clock, self.stop, self.log)
+        self.host = host = LocalHost(self.home, env, self.python, self.clock, self.stop, self.log)
         self.agent = Agent(self.spec, site, storage, self.events, host)
         self.own_events = own_events
-        self.keeper = Keeper(host, own.vm, zone, own.run_id, storage, own_events, own.timing.keep_poll_s)
+        self.keeper = Keeper(host, own_spec.vm, zone, own_spec.run_id, storage, own_events, own_spec.timing.keep_poll_s)
 
     def into_container(self) -> int:
         """Replaces this process by the same agent in the run's container. Returns only if that fails, with the exit
@@ -103,12 +105,12 @@ class Conductor:
         except (Halt, OSError, Unreachable) as error:
             return self.agent.unable(error)
 
-    def claim(self, path: str) -> Claim | None:
+    def claim(self, path: str) -> MachineClaim | None:
         """The run that this VM is lent to. Raises ValueError for a claim that cannot be read."""
         if not path:
             return None
         try:
-            return Claim.read(json.loads(Path(path).read_text(encoding="utf-8")))
+            return MachineClaim.read(json.loads(Path(path).read_text(encoding="utf-8")))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path}: {type(error).__name__} {error}") from error
 
@@ -172,7 +174,7 @@ def main(environ: Mapping[str, str], stream: TextIO) -> int:
     event."""
     try:
         conductor = Conductor(environ, stream)
-    except (BadSpec, Unreachable, ValueError, OSError) as error:
+    except (InvalidSpec, Unreachable, ValueError, OSError) as error:
         stream.write(f"the agent cannot start: {error}\n")
         return CANNOT_START
     Signals(conductor.on_signal).install()

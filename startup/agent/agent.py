@@ -12,17 +12,17 @@ from pathlib import Path
 
 from startup.agent import requirements
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import Diagnosis, Ending, Halt, failed
+from startup.agent.diagnosis import Diagnosis, Ending, Halt, halt_for
 from startup.agent.events import EventWriter
-from startup.agent.facts import Facts, Files
+from startup.agent.facts import Files, RecordedFacts
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.image import PREPARED, Preparation
 from startup.agent.logs import LogUploader
 from startup.agent.packages import Packages
-from startup.agent.remediation import Healed, clock_skew, cuda_path, disk_space, driver_wait
+from startup.agent.remediation import HealRecord, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.spec import RunSpec
-from startup.agent.storage import Storage, StorageError
+from startup.agent.storage import AgentStorage, StorageError
 
 CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
 """The path of a case file of a user's own workload, whose axes are defined only in its own file."""
@@ -31,7 +31,7 @@ PROFILE_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Site:
+class RunSite:
     """Where the agent works: the VM, and the payload that it runs. `home` holds payload/, out/ and log.txt. `machine`
     is what the metadata server says about the VM (zone, machine_type, image), for the record of the environment.
 
@@ -56,7 +56,9 @@ class Site:
 class Agent:
     """Takes the VM through the phases; `run` returns the exit code and never raises."""
 
-    def __init__(self, spec: RunSpec, site: Site, storage: Storage, events: EventWriter, host: Host) -> None:
+    def __init__(
+        self, spec: RunSpec, site: RunSite, storage: AgentStorage, events: EventWriter, host: LocalHost
+    ) -> None:
         self.spec = spec
         self.site = site
         self.clock = host.clock
@@ -76,7 +78,7 @@ class Agent:
         )
         self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
         self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
-        prepared = Storage.name_of(spec.run_id, "sealed.json")
+        prepared = AgentStorage.name_of(spec.run_id, "sealed.json")
         self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
         self.requirements = requirements.Requirements(host, self.packages, self.payload, site.work / "out")
         self.phase = "boot"
@@ -138,7 +140,7 @@ class Agent:
         with self.entered("preflight"):
             if storage_error is not None:
                 self.stop.check()
-                raise failed("storage_unreachable", str(storage_error))
+                raise halt_for("storage_unreachable", str(storage_error))
             self.healed(corrected)
             done = self.finished_cases()
             self.preflight()
@@ -160,10 +162,10 @@ class Agent:
             return Ending("incorrect", INCORRECT, what)
         return Ending("succeeded", DONE, "every case is measured")
 
-    def needed(self) -> requirements.Wanted:
+    def needed(self) -> requirements.RequirementList:
         """What the workload needs installed. On a machine that becomes an image nothing is built: the result would be
         part of the payload, which no image keeps."""
-        wanted = requirements.read(self.payload)
+        wanted = requirements.read_requirements(self.payload)
         return replace(wanted, build="") if self.spec.prepare else wanted
 
     def profile(self) -> None:
@@ -219,14 +221,14 @@ class Agent:
             names = self.storage.names(self.prefix + "cases/", self.patience())
         except StorageError as error:
             self.stop.check()
-            raise failed("storage_unreachable", str(error)) from error
-        found = (CASE.match(name[len(self.prefix) :]) for name in names)
-        cases = [match.group(1) for match in found if match]
+            raise halt_for("storage_unreachable", str(error)) from error
+        matches = (CASE.match(name[len(self.prefix) :]) for name in names)
+        cases = [match.group(1) for match in matches if match]
         if cases:
             self.log.say(f"{len(cases)} cases are finished already and will be skipped")
         return cases
 
-    def healed(self, heal: Healed | None) -> None:
+    def healed(self, heal: HealRecord | None) -> None:
         """Records a heal; None means that there was nothing to heal."""
         if heal is not None:
             self.events.append("healed", what=heal.what, detail=heal.detail)
@@ -244,20 +246,27 @@ class Agent:
         """Writes the harness's spec, and writes the payload's checksum into its folder, as the payload cannot contain
         it."""
         skip = list(dict.fromkeys([*self.spec.harness.get("skip_cases", []), *done]))
-        own = {"run_id": self.spec.run_id, "vm": self.spec.vm, "skip_cases": skip, "machine": dict(self.site.machine)}
-        harness = {**self.spec.harness, **own}
+        run_facts = {
+            "run_id": self.spec.run_id,
+            "vm": self.spec.vm,
+            "skip_cases": skip,
+            "machine": dict(self.site.machine),
+        }
+        harness = {**self.spec.harness, **run_facts}
         self.harness.spec_path.write_text(json.dumps(harness), encoding="utf-8")
         self.files.out.mkdir(parents=True, exist_ok=True)
         manifest = self.payload / "manifest.json"
         try:
-            known = json.loads(manifest.read_text(encoding="utf-8"))
+            manifest_document = json.loads(manifest.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            known = {"schema": 1}
-        manifest.write_text(json.dumps({**known, "payload_sha256": self.site.payload_sha256}), encoding="utf-8")
+            manifest_document = {"schema": 1}
+        manifest.write_text(
+            json.dumps({**manifest_document, "payload_sha256": self.site.payload_sha256}), encoding="utf-8"
+        )
 
     def step(self, name: str) -> None:
         """One step of the harness. Raises Halt when the run cannot go on after it."""
-        facts = Facts(self.files, self.events, self.log, self.patience, self.stop)
+        facts = RecordedFacts(self.files, self.events, self.log, self.patience, self.stop)
         outcome = self.harness.run(name, self.limit, facts.receive)
         if outcome.code == DONE and facts.diagnosis is None:
             return
@@ -270,7 +279,7 @@ class Agent:
             self.diagnose(None if self.incorrect else wrong)
             self.incorrect = True
         else:
-            diagnosis = facts.diagnosis or unexplained(name, outcome)
+            diagnosis = facts.diagnosis or unexplained_exit(name, outcome)
             code = outcome.code if outcome.code >= 0 else SIGNALLED - outcome.code
             raise Halt(Ending("failed", code or GATE_FAILED, diagnosis.detail, diagnosis))
 
@@ -322,7 +331,7 @@ def first_line(text: str) -> str:
     return text.split("\n", 1)[0]
 
 
-def unexplained(step: str, outcome: HarnessExit) -> Diagnosis:
+def unexplained_exit(step: str, outcome: HarnessExit) -> Diagnosis:
     """What an exit code stands for when the harness said nothing about it."""
     if outcome.code == BAD_SPEC:
         return Diagnosis("spec_refused", f"the harness refuses its spec in step {step}:\n{outcome.log_tail}")

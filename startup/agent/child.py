@@ -25,7 +25,7 @@ class Message(NamedTuple):
     text: str = ""
 
 
-class Child:
+class ChildProcess:
     """Starts a command. Its messages arrive in order; `exit` comes after all of its output.
 
     It has its own process group, but not its own session: whoever ends the session of the VM's run ends this too.
@@ -34,7 +34,7 @@ class Child:
     def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str], stop: Stop) -> None:
         self.messages: SimpleQueue[Message] = SimpleQueue()
         self.stop = stop
-        self.process = start(command, cwd, env)
+        self.process = start_process(command, cwd, env)
         self.pid = self.process.pid
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -108,7 +108,7 @@ class Child:
         return int(self.process.returncode)
 
 
-def start(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+def start_process(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
     group: dict[str, Any] = {"process_group": 0}
     if sys.version_info < (3, 11):  # noqa: UP036  (the image's Python may be older than ours)
         # setpgrp is only a system call: it needs no lock that another thread could hold during the fork.

@@ -13,7 +13,7 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Clock:
+class AgentClock:
     """The time, corrected by an offset once one is known, and the monotonic clock. The wall clock is read only once: if
     somebody corrected it later, the time would be corrected twice."""
 
@@ -38,7 +38,7 @@ class Clock:
 class Patience:
     """How long a caller goes on trying: until a time is up, or until an event interrupts it."""
 
-    def __init__(self, clock: Clock, seconds: float, interrupt: threading.Event | None = None) -> None:
+    def __init__(self, clock: AgentClock, seconds: float, interrupt: threading.Event | None = None) -> None:
         self.clock = clock
         self.until = clock.monotonic() + seconds
         self.interrupt = interrupt
@@ -59,11 +59,11 @@ class Patience:
         return self.left() > 0
 
 
-def iso(moment: datetime) -> str:
+def iso_time(moment: datetime) -> str:
     """`2026-11-21T04:05:06.000001Z`."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def stamp(moment: datetime) -> str:
+def name_stamp(moment: datetime) -> str:
     """`20261121T040506.000001Z`: fixed width, so that names sort by time."""
     return moment.strftime("%Y%m%dT%H%M%S.%fZ")

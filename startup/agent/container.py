@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import failed
-from startup.agent.host import Host, Ran
+from startup.agent.diagnosis import halt_for
+from startup.agent.host import CompletedCommand, LocalHost
 from startup.agent.remediation import package_lists
 
 NAME = "bench"
@@ -28,14 +28,14 @@ PASSED = ("GCE_METADATA_HOST", "GCE_METADATA_IP", "BENCH_REQUEST_TIMEOUT_S", "PY
 class Container:
     """Fetches an image and gives the command that runs it."""
 
-    def __init__(self, host: Host, reference: str, home: Path, gpu: bool, allow_install: bool) -> None:
+    def __init__(self, host: LocalHost, reference: str, home: Path, gpu: bool, allow_install: bool) -> None:
         self.host, self.reference, self.home, self.gpu = host, reference, home, gpu
         self.allow_install = allow_install
 
     def fetch(self, token: str, patience: Patience) -> None:
         """Fetches the image to this machine. Raises Halt with `container_unavailable`."""
         if not REFERENCE.match(self.reference):
-            raise failed("container_unavailable", f"{self.reference} is not pinned by a digest")
+            raise halt_for("container_unavailable", f"{self.reference} is not pinned by a digest")
         self.engine(patience)
         registry = self.reference.partition("/")[0]
         if GOOGLE.match(self.reference) and token:
@@ -61,12 +61,12 @@ class Container:
                 self.host.run("nvidia-ctk", "runtime", "configure", "--runtime=docker", patience=patience)
                 self.host.run("systemctl", "restart", "docker", patience=patience)
         if self.host.which("docker") is None:
-            raise failed("container_unavailable", "there is no docker on this machine, and none could be installed")
+            raise halt_for("container_unavailable", "there is no docker on this machine, and none could be installed")
 
-    def tried(self, ran: Ran, what: str) -> None:
+    def tried(self, ran: CompletedCommand, what: str) -> None:
         if not ran.ok:
             tail = "\n".join(ran.output.splitlines()[-6:])
-            raise failed("container_unavailable", f"{self.reference}: could not {what}: {tail or ran.last_line}")
+            raise halt_for("container_unavailable", f"{self.reference}: could not {what}: {tail or ran.last_line}")
 
     def command(self, payload: Path, environ: Mapping[str, str]) -> list[str]:
         """The command that replaces this process."""

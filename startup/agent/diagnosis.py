@@ -69,7 +69,7 @@ class Halt(Exception):
         self.ending = ending
 
 
-def failed(cause: str, detail: str, exit_code: int = 1) -> Halt:
+def halt_for(cause: str, detail: str, exit_code: int = 1) -> Halt:
     """The Halt for a run that cannot go on, for a named cause."""
     return Halt(Ending("failed", exit_code, detail, Diagnosis(cause, detail)))
 

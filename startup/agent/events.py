@@ -9,8 +9,8 @@ from collections import deque
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from startup.agent.clock import Clock, Patience, iso, stamp
-from startup.agent.storage import Storage, StorageError
+from startup.agent.clock import AgentClock, Patience, iso_time, name_stamp
+from startup.agent.storage import AgentStorage, StorageError
 
 FOREVER_S = 1e9
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -39,7 +39,7 @@ class EventWriter:
     numbering.
     """
 
-    def __init__(self, run_id: str, writer: str, directory: Path, storage: Storage, clock: Clock) -> None:
+    def __init__(self, run_id: str, writer: str, directory: Path, storage: AgentStorage, clock: AgentClock) -> None:
         self.run_id = run_id
         self.writer = writer
         self.directory = directory
@@ -50,7 +50,7 @@ class EventWriter:
         self.closing = threading.Event()
         self.pending.mkdir(parents=True, exist_ok=True)
         self.queue = deque((path.name, path.read_bytes()) for path in sorted(self.pending.glob("*.json")))
-        self.seq = max((sequence(path.name) for path in directory.glob("**/*.json")), default=0)
+        self.seq = max((event_sequence(path.name) for path in directory.glob("**/*.json")), default=0)
         self.last = datetime.fromtimestamp(0, timezone.utc)  # noqa: UP017
         self.thread = threading.Thread(target=self.deliver, name="events", daemon=True)
 
@@ -64,12 +64,12 @@ class EventWriter:
             self.seq += 1
             # Names sort by time, so an event is always later than the one before it, whatever the clock did between.
             self.last = max(self.clock.now(), self.last + timedelta(microseconds=1))
-            name = f"{stamp(self.last)}-{self.writer}-{self.seq:06d}-{kind}.json"
+            name = f"{name_stamp(self.last)}-{self.writer}-{self.seq:06d}-{kind}.json"
             event = {
                 "schema": 1,
                 "run_id": self.run_id,
                 "kind": kind,
-                "time": iso(self.last),
+                "time": iso_time(self.last),
                 "writer": self.writer,
                 "seq": self.seq,
                 "data": data,
@@ -135,7 +135,7 @@ class EventWriter:
         return True
 
 
-def sequence(name: str) -> int:
+def event_sequence(name: str) -> int:
     """The number in an event's name; 0 for any other file."""
     parts = name.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0

@@ -7,11 +7,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import Diagnosis, failed
+from startup.agent.diagnosis import Diagnosis, halt_for
 from startup.agent.events import EventWriter
 from startup.agent.logs import Log
 from startup.agent.stop import Stop
-from startup.agent.storage import Storage, StorageError
+from startup.agent.storage import AgentStorage, StorageError
 
 CONTENT_TYPES = {".csv": "text/csv", ".json": "application/json"}
 ARTIFACTS = ("environment.json", "build.json", "correctness.csv")
@@ -41,7 +41,7 @@ CHECKED = ("implementation", "case_id", "passed", "max_abs_error", "limit", "rea
 class Files:
     """Stores what the harness wrote below `out`, under the run's prefix in the bucket."""
 
-    def __init__(self, run_id: str, out: Path, storage: Storage) -> None:
+    def __init__(self, run_id: str, out: Path, storage: AgentStorage) -> None:
         self.prefix = f"runs/{run_id}/"
         self.out = out
         self.storage = storage
@@ -80,7 +80,7 @@ class Files:
         return lost
 
 
-class Facts:
+class RecordedFacts:
     """Receives the facts of one step. `diagnosis` is the cause that they show when the step fails."""
 
     def __init__(
@@ -111,20 +111,20 @@ class Facts:
             self.report(str(fact["fact"]), fact)
         except StorageError as error:
             self.stop.check()
-            raise failed("storage_unreachable", str(error)) from error
+            raise halt_for("storage_unreachable", str(error)) from error
         except (KeyError, TypeError, ValueError, OSError) as error:
             reason = f"the harness's fact {fact.get('fact')!r} cannot be used: {type(error).__name__} {error}"
-            raise failed("harness_crashed", reason) from error
+            raise halt_for("harness_crashed", reason) from error
         # Interrupted, the wait ends early too; then the stop that interrupted it is the reason, not the bucket.
         if "path" in fact and not self.events.flush(self.patience()):
             self.stop.check()
-            raise failed("storage_unreachable", "the event of a finished file could not be stored")
+            raise halt_for("storage_unreachable", "the event of a finished file could not be stored")
 
     def report(self, name: str, fact: Mapping[str, Any]) -> None:
         if name in SIMPLE:
             kind, keys = SIMPLE[name]
             self.events.append(kind, **{key: fact[key] for key in keys})
-            self.log.say(describe(name, fact))
+            self.log.say(describe_fact(name, fact))
         elif name == "gate":
             self.gate(str(fact["name"]), bool(fact["passed"]), str(fact.get("detail", "")))
         elif name == "checked":
@@ -161,7 +161,7 @@ class Facts:
         return next(iter(self.problems + self.failed_gates), None)
 
 
-def describe(name: str, fact: Mapping[str, Any]) -> str:
+def describe_fact(name: str, fact: Mapping[str, Any]) -> str:
     """One line for the log, for people."""
     if name == "case_finished":
         medians = ", ".join(f"{key} {value:g} us" for key, value in fact["median_us"].items())

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from startup.agent.child import Child
+from startup.agent.child import ChildProcess
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import timed_out
-from startup.agent.host import Host
-from startup.agent.spec import Timing
+from startup.agent.host import LocalHost
+from startup.agent.spec import PhaseTiming
 
 # Removes what a harness that was killed has left in memory: folders with answers that nobody holds any more. The same
 # as `kernels/harness/scratch.py` does before it makes one: the agent shares no code with what it runs.
@@ -28,7 +28,7 @@ MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "bench-answers-"
 
 
-def places(env: Mapping[str, str]) -> tuple[Path, ...]:
+def scratch_places(env: Mapping[str, str]) -> tuple[Path, ...]:
     """The places where a harness with this environment may have made its folder."""
     return MEMORY, Path(env.get("TMPDIR") or "/tmp")
 
@@ -68,7 +68,7 @@ class HarnessExit:
 class Harness:
     """`python -m kernels.harness STEP`, from the payload's root, for the spec that is in a file."""
 
-    def __init__(self, host: Host, spec_path: Path, out: Path, payload: Path, timing: Timing) -> None:
+    def __init__(self, host: LocalHost, spec_path: Path, out: Path, payload: Path, timing: PhaseTiming) -> None:
         self.host = host
         self.spec_path = spec_path
         self.out = out
@@ -84,7 +84,7 @@ class Harness:
         """
         python = self.host.python
         command = [python, "-m", "kernels.harness", step, "--spec", str(self.spec_path), "--out", str(self.out)]
-        child = Child(command, self.payload, self.host.env, self.host.stop)
+        child = ChildProcess(command, self.payload, self.host.env, self.host.stop)
         # The bootstrap ends this group should the agent be killed.
         self.group_file.write_text(str(child.pid))
         tail: deque[str] = deque(maxlen=STDERR_LINES)
@@ -112,7 +112,7 @@ class Harness:
         finally:
             code = child.close(grace_s)
             self.group_file.unlink()
-            remove_abandoned(places(self.host.env))
+            remove_abandoned(scratch_places(self.host.env))
         self.host.stop.check()
         if message is None:
             raise timed_out(f"the harness's step {step} took longer than the phase may")

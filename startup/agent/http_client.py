@@ -17,7 +17,7 @@ TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 507})
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """An HTTP response, whatever its status. Header names are in lower case."""
 
     status: int
@@ -29,26 +29,28 @@ class Unreachable(Exception):
     """There was no usable answer. The message names the request and the result of the last try."""
 
 
-def send(
+def send_request(
     method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, timeout_s: float = 20.0
-) -> Answer:
+) -> HttpResponse:
     """One request. Raises Unreachable when there is no complete HTTP answer to it."""
     request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
     try:
         with OPENER.open(request, timeout=timeout_s) as response:
-            return Answer(response.status, lower(response.headers), response.read())
+            return HttpResponse(response.status, lower_names(response.headers), response.read())
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, lower(error.headers), error.read())
+            return HttpResponse(error.code, lower_names(error.headers), error.read())
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{method} {url.split('?')[0]}: {error or type(error).__name__}") from error
 
 
-def lower(headers: Message[str, str]) -> dict[str, str]:
+def lower_names(headers: Message[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def repeat(attempt: Callable[[], Answer], patience: Patience, first_s: float, most_s: float) -> Answer:
+def repeat_request(
+    attempt: Callable[[], HttpResponse], patience: Patience, first_s: float, most_s: float
+) -> HttpResponse:
     """Repeats a request, with pauses that double, while it fails in a way that may pass.
 
     Raises Unreachable when the patience is used up. The first try is always made.

@@ -13,12 +13,12 @@ from pathlib import Path
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import Diagnosis, Ending
 from startup.agent.events import EventWriter
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.packages import Packages
 from startup.agent.remediation import driver_version
 from startup.agent.spec import RunSpec
 from startup.agent.stop import Stop
-from startup.agent.storage import Storage, StorageError
+from startup.agent.storage import AgentStorage, StorageError
 
 PREPARED = Path("/opt/bench")
 """The folder of an image for what is prepared; the run's own folder is never part of an image."""
@@ -33,9 +33,9 @@ class Preparation:
 
     def __init__(
         self,
-        host: Host,
+        host: LocalHost,
         packages: Packages,
-        storage: Storage,
+        storage: AgentStorage,
         sealed: str,
         spec: RunSpec,
         home: Path,
@@ -60,11 +60,11 @@ class Preparation:
             for step in steps:
                 step(limit)
                 stop.check()
-        found = self.packages.probe(limit)
+        probe = self.packages.probe(limit)
         self.quiet(limit)
         events.append(
             "image_prepared",
-            torch=found.torch or "",
+            torch=probe.torch or "",
             driver=driver_version(self.host, limit) or self.installed_driver(),
             kernel=platform.release(),
             ncu=ncu,
@@ -74,13 +74,15 @@ class Preparation:
     def ncu(self, limit: Patience) -> str:
         """The path of the profiler, which is installed where it is missing; empty where there is none, which is no
         failure."""
-        found = self.host.which("ncu")
+        ncu_path = self.host.which("ncu")
         for folder in NCU_DIRECTORIES:
-            found = found or next((str(path) for path in sorted(Path(folder).rglob("ncu")) if path.is_file()), None)
-        if found is None and self.spec.allow_install and self.spec.prepare.get("ncu"):
+            ncu_path = ncu_path or next(
+                (str(path) for path in sorted(Path(folder).rglob("ncu")) if path.is_file()), None
+            )
+        if ncu_path is None and self.spec.allow_install and self.spec.prepare.get("ncu"):
             self.packages.apt("nsight-compute", patience=limit)
-            found = self.host.which("ncu")
-        return found or ""
+            ncu_path = self.host.which("ncu")
+        return ncu_path or ""
 
     def hold_kernel(self, limit: Patience) -> None:
         """Excludes kernel and driver from automatic updates, as the two must match at every later boot."""

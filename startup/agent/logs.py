@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from startup.agent.clock import Clock, Patience
-from startup.agent.storage import Storage, StorageError
+from startup.agent.clock import AgentClock, Patience
+from startup.agent.storage import AgentStorage, StorageError
 
 LONGEST_LINE = 500
 
@@ -17,7 +17,7 @@ LONGEST_LINE = 500
 class Log:
     """Writes one timestamped line at a time. The bootstrap copies them to the serial console and to log.txt."""
 
-    def __init__(self, stream: TextIO, clock: Clock) -> None:
+    def __init__(self, stream: TextIO, clock: AgentClock) -> None:
         self.stream = stream
         self.clock = clock
         self.lock = threading.Lock()
@@ -43,12 +43,12 @@ class Log:
                 return
         except (OSError, ValueError):
             return
-        while self.last.encode("utf-8", "replace") not in tail(path, start):
+        while self.last.encode("utf-8", "replace") not in file_tail(path, start):
             if not patience.pause(0.01):
                 return
 
 
-def tail(path: Path, start: int, size: int = 8192) -> bytes:
+def file_tail(path: Path, start: int, size: int = 8192) -> bytes:
     """The last `size` bytes of a file, none of them before byte `start`; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -61,7 +61,9 @@ def tail(path: Path, start: int, size: int = 8192) -> bytes:
 class LogUploader:
     """A thread that stores log.txt from byte `start` on, every `every_s` seconds if it has changed."""
 
-    def __init__(self, path: Path, name: str, storage: Storage, clock: Clock, every_s: float, start: int = 0) -> None:
+    def __init__(
+        self, path: Path, name: str, storage: AgentStorage, clock: AgentClock, every_s: float, start: int = 0
+    ) -> None:
         self.start_at = start
         self.path = path
         self.name = name

@@ -6,8 +6,8 @@ import json
 import threading
 from collections.abc import Callable
 
-from startup.agent.clock import Clock, Patience
-from startup.agent.http_client import Answer, Unreachable, repeat, send
+from startup.agent.clock import AgentClock, Patience
+from startup.agent.http_client import HttpResponse, Unreachable, repeat_request, send_request
 
 HEADERS = {"Metadata-Flavor": "Google"}
 RENEW_BEFORE_S = 120.0
@@ -16,19 +16,19 @@ RENEW_BEFORE_S = 120.0
 class Metadata:
     """Reads the metadata server at `host`, e.g. `metadata.google.internal`."""
 
-    def __init__(self, host: str, clock: Clock) -> None:
+    def __init__(self, host: str, clock: AgentClock) -> None:
         self.root = f"http://{host}/computeMetadata/v1/"
         self.clock = clock
         self.lock = threading.Lock()
         self.cached = ""
         self.renew_at = 0.0
 
-    def read(self, path: str, timeout_s: float = 10.0) -> Answer:
-        return send("GET", self.root + path, HEADERS, timeout_s=timeout_s)
+    def read(self, path: str, timeout_s: float = 10.0) -> HttpResponse:
+        return send_request("GET", self.root + path, HEADERS, timeout_s=timeout_s)
 
     def get(self, path: str, patience_s: float = 20.0) -> str | None:
         """A value, or None when there is none of that name. Raises Unreachable."""
-        answer = repeat(lambda: self.read(path), Patience(self.clock, patience_s), 0.2, 2.0)
+        answer = repeat_request(lambda: self.read(path), Patience(self.clock, patience_s), 0.2, 2.0)
         if answer.status == 404:
             return None
         if answer.status != 200:
@@ -65,7 +65,7 @@ class Metadata:
             return False
 
 
-def is_true(answer: Answer) -> bool:
+def is_true(answer: HttpResponse) -> bool:
     return answer.status == 200 and answer.body.strip().upper() == b"TRUE"
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import failed
-from startup.agent.host import Host, Ran
-from startup.agent.remediation import Healed, disk_space, driver_version, package_lists
+from startup.agent.diagnosis import halt_for
+from startup.agent.host import CompletedCommand, LocalHost
+from startup.agent.remediation import HealRecord, disk_space, driver_version, package_lists
 
 # The oldest driver branch that serves a torch release's default wheel, by the CUDA release that wheel is built for
 # (CUDA 13.0: 580, 12.8: 570, 12.6: 560, 12.4: 550, 12.1: 530, after NVIDIA's CUDA release notes), newest first.
@@ -63,7 +63,9 @@ class CannotInstall(Exception):
 class Packages:
     """Finds and installs Python packages with the tools of the image. `record` is called for every heal."""
 
-    def __init__(self, host: Host, allow_install: bool, min_free_gb: float, record: Callable[[Healed], None]) -> None:
+    def __init__(
+        self, host: LocalHost, allow_install: bool, min_free_gb: float, record: Callable[[HealRecord], None]
+    ) -> None:
         self.host = host
         self.allow_install = allow_install
         self.min_free_gb = min_free_gb
@@ -86,23 +88,23 @@ class Packages:
     def torch(self, wanted: str, require_cuda: bool, patience: Patience) -> Torch:
         """A torch that can be used: that of the image if it works, else `wanted`, else the newest that the driver
         supports."""
-        found = self.probe(patience)
-        if suits(found, require_cuda):
-            return found
-        cause, detail = self.explain(found, patience)
+        probe = self.probe(patience)
+        if suits_torch(probe, require_cuda):
+            return probe
+        cause, detail = self.explain(probe, patience)
         if not self.allow_install:
-            raise failed(cause, f"{detail}; nothing may be installed")
+            raise halt_for(cause, f"{detail}; nothing may be installed")
         version = self.choose(wanted, require_cuda, patience)
         try:
             self.install(f"torch=={version}" if version else "torch", "numpy", patience=patience)
         except CannotInstall as error:
-            raise failed(cause, f"{detail}; {error}") from error
-        found = self.probe(patience)
-        if not suits(found, require_cuda):
-            cause, detail = self.explain(found, patience)
-            raise failed(cause, f"{detail}, although torch {version} was just installed")
-        self.record(Healed("torch", f"{detail}; installed {found.torch}"))
-        return found
+            raise halt_for(cause, f"{detail}; {error}") from error
+        probe = self.probe(patience)
+        if not suits_torch(probe, require_cuda):
+            cause, detail = self.explain(probe, patience)
+            raise halt_for(cause, f"{detail}, although torch {version} was just installed")
+        self.record(HealRecord("torch", f"{detail}; installed {probe.torch}"))
+        return probe
 
     def numpy(self, found: Torch, patience: Patience) -> None:
         """Provides a numpy that can exchange arrays with this torch, as an older torch was built for numpy 1."""
@@ -110,16 +112,16 @@ class Packages:
             return
         detail = f"numpy {found.numpy or 'is absent and'} does not fit torch {found.torch}: {found.error}"
         if not self.allow_install:
-            raise failed("numpy_mismatch", f"{detail}; nothing may be installed")
+            raise halt_for("numpy_mismatch", f"{detail}; nothing may be installed")
         requirement = "numpy<2" if found.numpy and not found.numpy.startswith("1.") else "numpy"
         try:
             self.install(requirement, patience=patience)
         except CannotInstall as error:
-            raise failed("numpy_mismatch", f"{detail}; {error}") from error
+            raise halt_for("numpy_mismatch", f"{detail}; {error}") from error
         healed = self.probe(patience)
         if not healed.exchange:
-            raise failed("numpy_mismatch", f"{detail}; with numpy {healed.numpy} it is: {healed.error}")
-        self.record(Healed("numpy", f"{detail}; installed {healed.numpy}"))
+            raise halt_for("numpy_mismatch", f"{detail}; with numpy {healed.numpy} it is: {healed.error}")
+        self.record(HealRecord("numpy", f"{detail}; installed {healed.numpy}"))
 
     def explain(self, found: Torch, patience: Patience) -> tuple[str, str]:
         """The cause, and a sentence, for a torch that cannot be used."""
@@ -130,20 +132,20 @@ class Packages:
         driver = driver_version(self.host, patience)
         if driver is None:
             return "no_cuda", "the NVIDIA driver does not answer"
-        if major(driver) < needed_driver(found.torch):
+        if major_version(driver) < needed_driver(found.torch):
             return "driver_too_old", f"torch {found.torch} (CUDA {found.cuda}) needs a newer driver than {driver}"
         return "no_cuda", f"torch {found.torch} (CUDA {found.cuda}) finds no usable GPU with driver {driver}"
 
     def choose(self, wanted: str, require_cuda: bool, patience: Patience) -> str:
         """The torch to install: `wanted` if the driver supports it, else the newest that it supports."""
         driver = driver_version(self.host, patience) if require_cuda else None
-        if driver is None or major(driver) >= needed_driver(wanted):
+        if driver is None or major_version(driver) >= needed_driver(wanted):
             return wanted
         for _, version, branch in TORCH_NEEDS_DRIVER:
-            if version and major(driver) >= branch:
+            if version and major_version(driver) >= branch:
                 self.host.log.say(f"driver {driver} is too old for torch {wanted}: taking {version}")
                 return version
-        raise failed("driver_too_old", f"no known torch runs with driver {driver}; torch {wanted} needs a newer one")
+        raise halt_for("driver_too_old", f"no known torch runs with driver {driver}; torch {wanted} needs a newer one")
 
     def install(self, *requirements: str, patience: Patience) -> None:
         """Installs with pip, which is installed first if needed; into a venv if the system's Python refuses."""
@@ -160,7 +162,7 @@ class Packages:
         if not ran.ok:
             raise CannotInstall(f"pip could not install {' '.join(requirements)}: {ran.last_line}")
 
-    def pip_install(self, requirements: tuple[str, ...], patience: Patience) -> Ran:
+    def pip_install(self, requirements: tuple[str, ...], patience: Patience) -> CompletedCommand:
         self.host.log.say("installing " + " ".join(requirements))
         options = ("--no-input", "--disable-pip-version-check", "--no-cache-dir", "--quiet")
         return self.python("-m", "pip", "install", *options, *requirements, patience=patience)
@@ -170,12 +172,12 @@ class Packages:
             return
         self.python("-m", "ensurepip", "--upgrade", patience=patience)
         if self.python("-m", "pip", "--version", patience=patience).ok:
-            self.record(Healed("pip", "installed by ensurepip"))
+            self.record(HealRecord("pip", "installed by ensurepip"))
             return
         last = self.apt("python3-pip", "python3-venv", patience=patience)
         if not self.python("-m", "pip", "--version", patience=patience).ok:
             raise CannotInstall(f"there is no pip, and neither ensurepip nor apt could install it: {last.last_line}")
-        self.record(Healed("pip", "installed by apt"))
+        self.record(HealRecord("pip", "installed by apt"))
 
     def make_venv(self, patience: Patience) -> None:
         """Moves the run into a venv that still sees the image's own packages."""
@@ -187,23 +189,23 @@ class Packages:
             if not ran.ok:
                 raise CannotInstall(f"the system's Python is externally managed, and no venv: {ran.last_line}")
         self.host.python = str(home / "bin" / "python")
-        self.record(Healed("python_venv", f"the system's Python is externally managed; using {home}"))
+        self.record(HealRecord("python_venv", f"the system's Python is externally managed; using {home}"))
 
-    def apt(self, *names: str, patience: Patience) -> Ran:
+    def apt(self, *names: str, patience: Patience) -> CompletedCommand:
         self.host.env["DEBIAN_FRONTEND"] = "noninteractive"
         lock = ("-o", "DPkg::Lock::Timeout=120")
         package_lists(self.host, patience)
         return self.host.run("apt-get", *lock, "-qq", "-y", "install", *names, patience=patience)
 
-    def python(self, *arguments: str, patience: Patience) -> Ran:
+    def python(self, *arguments: str, patience: Patience) -> CompletedCommand:
         return self.host.run(self.host.python, *arguments, patience=patience)
 
 
-def suits(found: Torch, require_cuda: bool) -> bool:
+def suits_torch(found: Torch, require_cuda: bool) -> bool:
     return found.torch is not None and (found.usable or not require_cuda)
 
 
-def major(version: str) -> int:
+def major_version(version: str) -> int:
     """580 for driver `580.95.05`; 0 for what is not a version."""
     digits = version.split(".")[0]
     return int(digits) if digits.isdigit() else 0

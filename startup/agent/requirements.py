@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import Halt, failed
-from startup.agent.host import Host, Ran
+from startup.agent.diagnosis import Halt, halt_for
+from startup.agent.host import CompletedCommand, LocalHost
 from startup.agent.packages import Packages
 
 TOLD = "own.requirements.json"
@@ -44,7 +44,7 @@ PINNED = ("torch", "numpy")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequirementList:
     """What a workload needs. `pip` holds requirements, or names of wheels beside the workload; `build` is a command for
     /bin/sh."""
 
@@ -54,26 +54,26 @@ class Wanted:
     build_limit_s: float = 300.0
 
 
-def read(payload: Path) -> Wanted:
+def read_requirements(payload: Path) -> RequirementList:
     """What the payload lists as needed; nothing where it has no list. Raises Halt where the list cannot be read."""
     try:
-        told = json.loads((payload / TOLD).read_text(encoding="utf-8"))
-        pip, apt = tuple(map(str, told["pip"])), tuple(map(str, told["apt"]))
-        return Wanted(pip, apt, str(told["build"]), float(told["build_limit_s"]))
+        requirements = json.loads((payload / TOLD).read_text(encoding="utf-8"))
+        pip, apt = tuple(map(str, requirements["pip"])), tuple(map(str, requirements["apt"]))
+        return RequirementList(pip, apt, str(requirements["build"]), float(requirements["build_limit_s"]))
     except FileNotFoundError:
-        return Wanted()
+        return RequirementList()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise failed("requirements_failed", f"{TOLD} of the payload cannot be read: {error}") from error
+        raise halt_for("requirements_failed", f"{TOLD} of the payload cannot be read: {error}") from error
 
 
 class Requirements:
     """Provides what a workload needs, within the phase's patience, and records what was installed."""
 
-    def __init__(self, host: Host, packages: Packages, payload: Path, out: Path) -> None:
+    def __init__(self, host: LocalHost, packages: Packages, payload: Path, out: Path) -> None:
         self.host, self.packages = host, packages
         self.own, self.out = payload / "own", out
 
-    def provide(self, wanted: Wanted, patience: Patience) -> None:
+    def provide(self, wanted: RequirementList, patience: Patience) -> None:
         """Provides everything that is wanted. Raises Halt with `requirements_failed` or `build_failed`."""
         if wanted.apt:
             self.by_apt(wanted.apt, patience)
@@ -89,10 +89,10 @@ class Requirements:
             return
         if not self.packages.allow_install:
             detail = f"{' '.join(missing)} not installed, and packages may not be installed on this machine"
-            raise failed("requirements_failed", f"{detail}: sudo apt-get install {' '.join(missing)}")
+            raise halt_for("requirements_failed", f"{detail}: sudo apt-get install {' '.join(missing)}")
         ran = self.packages.apt(*missing, patience=patience)
         if not ran.ok:
-            raise failed("requirements_failed", f"apt could not install {' '.join(missing)}:\n{tail(ran)}")
+            raise halt_for("requirements_failed", f"apt could not install {' '.join(missing)}:\n{output_tail(ran)}")
 
     def installed(self, name: str, patience: Patience) -> bool:
         ran = self.host.run("dpkg-query", "-W", "-f", "${Status}", name, patience=patience)
@@ -103,37 +103,48 @@ class Requirements:
         ran = self.packages.python("-c", PARENT, patience=patience)
         parent: Mapping[str, Any] = json.loads(ran.output.strip().split("\n")[-1])
         given = [str(self.own / one) if one.endswith(".whl") else one for one in specs]
-        hashes = {Path(one).name: digest(Path(one)) for one in given if one.endswith(".whl")}
-        told = {"specs": list(specs), "wheels": hashes, **{key: parent[key] for key in ("python", "platform", *PINNED)}}
-        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-        home = cache(self.host.env) / key
+        hashes = {Path(one).name: wheel_digest(Path(one)) for one in given if one.endswith(".whl")}
+        environment_key = {
+            "specs": list(specs),
+            "wheels": hashes,
+            **{key: parent[key] for key in ("python", "platform", *PINNED)},
+        }
+        key = hashlib.sha256(json.dumps(environment_key, sort_keys=True).encode()).hexdigest()[:16]
+        home = environments_folder(self.host.env) / key
         began = self.host.clock.monotonic()
-        with locked(home.with_suffix(".lock")):
+        with hold_lock(home.with_suffix(".lock")):
             done = home / RECORD
-            known = done.is_file()
-            if not known:
+            is_installed = done.is_file()
+            if not is_installed:
                 shutil.rmtree(home, ignore_errors=True)
                 try:
-                    found = self.made(home, parent, given, patience)
+                    environment = self.made(home, parent, given, patience)
                 except Halt:
                     shutil.rmtree(home, ignore_errors=True)
                     raise
-                done.write_text(json.dumps(found), encoding="utf-8")
+                done.write_text(json.dumps(environment), encoding="utf-8")
             packages = json.loads(done.read_text(encoding="utf-8"))
         self.host.python = str(home / "bin" / "python")
         self.host.prepend("PATH", home / "bin")
         seconds = round(self.host.clock.monotonic() - began, 3)
-        record = {"schema": 1, "environment": key, **told, "cached": known, "seconds": seconds, "installed": packages}
+        record = {
+            "schema": 1,
+            "environment": key,
+            **environment_key,
+            "cached": is_installed,
+            "seconds": seconds,
+            "installed": packages,
+        }
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        how = "kept from before" if known else f"installed in {seconds:.1f} s"
+        how = "kept from before" if is_installed else f"installed in {seconds:.1f} s"
         self.host.log.say(f"the workload's environment {key}: {', '.join(specs)}, {how}")
 
     def made(self, home: Path, parent: Mapping[str, Any], given: list[str], patience: Patience) -> list[dict[str, str]]:
         """Makes a new environment. Returns what pip installed into it, by name, version and hash."""
         ran = self.packages.python("-m", "venv", str(home), patience=patience)
         if not ran.ok:
-            raise failed("requirements_failed", f"no environment could be made (python3-venv?):\n{tail(ran)}")
+            raise halt_for("requirements_failed", f"no environment could be made (python3-venv?):\n{output_tail(ran)}")
         (site,) = (home / "lib").glob("python*/site-packages")
         (site / "machine.pth").write_text("".join(f"{one}\n" for one in parent["site"]), encoding="utf-8")
         pinned = home / "pinned.txt"
@@ -144,15 +155,15 @@ class Requirements:
         self.host.log.say("installing " + " ".join(given))
         ran = self.host.run(python, "-m", "pip", "install", *options, "--", *given, patience=patience)
         if not ran.ok:
-            raise failed("requirements_failed", f"pip could not install {' '.join(given)}:\n{tail(ran)}")
-        told = json.loads(report.read_text(encoding="utf-8"))
+            raise halt_for("requirements_failed", f"pip could not install {' '.join(given)}:\n{output_tail(ran)}")
+        pip_report = json.loads(report.read_text(encoding="utf-8"))
         return [
             {
                 "name": one["metadata"]["name"],
                 "version": one["metadata"]["version"],
                 "sha256": one.get("download_info", {}).get("archive_info", {}).get("hashes", {}).get("sha256", ""),
             }
-            for one in told["install"]
+            for one in pip_report["install"]
         ]
 
     def build(self, command: str, limit_s: float, patience: Patience) -> None:
@@ -162,30 +173,30 @@ class Requirements:
         ran = self.host.run("sh", "-c", line, str(self.own), patience=patience, timeout_s=limit_s)
         if not ran.ok:
             how = f"did not end within {limit_s:g} s" if ran.code == 124 else f"ended with exit code {ran.code}"
-            raise failed("build_failed", f"`{command}` {how}:\n{tail(ran)}")
+            raise halt_for("build_failed", f"`{command}` {how}:\n{output_tail(ran)}")
 
 
-def tail(ran: Ran) -> str:
+def output_tail(ran: CompletedCommand) -> str:
     """The last lines of a command's output, which say what was wrong."""
     return "\n".join(ran.output.splitlines()[-12:])
 
 
-def digest(file: Path) -> str:
+def wheel_digest(file: Path) -> str:
     """The sha256 of a wheel. Raises Halt where it is not there."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise failed("requirements_failed", f"{file.name} is not in the payload: {error.strerror}") from error
+        raise halt_for("requirements_failed", f"{file.name} is not in the payload: {error.strerror}") from error
 
 
-def cache(env: Mapping[str, str]) -> Path:
+def environments_folder(env: Mapping[str, str]) -> Path:
     """Where environments are kept on this machine."""
     base = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or "/root") / ".cache")
     return base / "spotbench" / "environments"
 
 
 @contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
+def hold_lock(file: Path) -> Iterator[None]:
     """Holds a lock on a file, so that only one run makes an environment at a time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

@@ -18,18 +18,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from startup.agent.clock import Patience, iso
+from startup.agent.clock import Patience, iso_time
 from startup.agent.diagnosis import Ending
 from startup.agent.events import EventWriter
-from startup.agent.host import Host
-from startup.agent.storage import Storage, StorageError
+from startup.agent.host import LocalHost
+from startup.agent.storage import AgentStorage, StorageError
 
 BRIEF_S = 15.0
 """How long a request is repeated that must not hold up the VM, in seconds."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class MachineClaim:
     """The next run: its spec, and the payload that it runs."""
 
     run_id: str
@@ -38,7 +38,7 @@ class Claim:
     sha256: str
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Claim:
+    def read(cls, raw: Mapping[str, Any]) -> MachineClaim:
         """The claim in a document. Raises KeyError, TypeError, ValueError. The payload must be below payloads/, where
         no machine may write: a claim alone must not make the VM run any other object."""
         payload, spec = raw["payload"], dict(raw["spec"])
@@ -55,7 +55,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMachine:
     """The result of the VM's own run, and the slot's generation: all that a later agent on this VM must know."""
 
     outcome: str
@@ -73,7 +73,7 @@ class Keeper:
     """Writes events for the run that the VM was made for, from the end of its work to its last event."""
 
     def __init__(
-        self, host: Host, vm: str, zone: str, owner: str, storage: Storage, events: EventWriter, poll_s: float
+        self, host: LocalHost, vm: str, zone: str, owner: str, storage: AgentStorage, events: EventWriter, poll_s: float
     ) -> None:
         self.home = host.home
         self.vm = vm
@@ -87,22 +87,22 @@ class Keeper:
         self.poll_s = poll_s
         self.name = f"machines/{vm}.json"
         self.file = self.home / "kept.json"
-        self.kept = Kept(**json.loads(self.file.read_text())) if self.file.exists() else None
+        self.kept = KeptMachine(**json.loads(self.file.read_text())) if self.file.exists() else None
 
-    def remember(self, kept: Kept) -> None:
+    def remember(self, kept: KeptMachine) -> None:
         self.kept = kept
         self.file.write_text(json.dumps(asdict(kept)))
 
-    def wait(self, ending: Ending, idle_limit_s: float) -> Claim | None:
+    def wait(self, ending: Ending, idle_limit_s: float) -> MachineClaim | None:
         """Waits for the next run. None when none came within the limit or a stop was requested. The first time,
         `ending` is that of the VM's own run. If the bucket is unreachable for longer than the limit, the wait ends
         too."""
         if self.kept is None:
-            self.remember(Kept(ending.outcome, ending.exit_code, ending.detail))
+            self.remember(KeptMachine(ending.outcome, ending.exit_code, ending.detail))
         kept = self.kept
         assert kept is not None
         limit = Patience(self.clock, idle_limit_s, self.stop.requested)
-        until = iso(self.clock.now() + timedelta(seconds=idle_limit_s))
+        until = iso_time(self.clock.now() + timedelta(seconds=idle_limit_s))
         self.events.start()
         try:
             opening = Patience(self.clock, max(idle_limit_s, BRIEF_S), self.stop.requested)
@@ -124,7 +124,7 @@ class Keeper:
             self.log.say(f"the slot cannot be reached: {error}")
         return None
 
-    def polled(self, limit: Patience) -> Claim | None:
+    def polled(self, limit: Patience) -> MachineClaim | None:
         """Accepts the first claim that comes within the limit. A bucket that is away meanwhile may be there again at
         its end, when a claim is still accepted."""
         unreachable = False
@@ -140,7 +140,7 @@ class Keeper:
                     return claim
         return None
 
-    def claimed(self, patience: Patience) -> Claim | None:
+    def claimed(self, patience: Patience) -> MachineClaim | None:
         """Accepts the claim in the slot and returns it; None while there is none, or when it cannot be read."""
         there = self.storage.get(self.name, patience)
         if there is None:
@@ -158,7 +158,7 @@ class Keeper:
         if generation is None:
             return None
         try:
-            claim = Claim.read(wish)
+            claim = MachineClaim.read(wish)
         except (KeyError, TypeError, ValueError) as error:
             self.log.say(f"the claim cannot be read: {type(error).__name__} {error}")
             return None
@@ -180,10 +180,10 @@ class Keeper:
         }
         new = self.storage.swap(self.name, json.dumps(slot, indent=1).encode(), generation, patience)
         if new is not None and self.kept is not None:
-            self.remember(Kept(self.kept.outcome, self.kept.exit_code, self.kept.detail, new))
+            self.remember(KeptMachine(self.kept.outcome, self.kept.exit_code, self.kept.detail, new))
         return new
 
-    def payload(self, claim: Claim, own_sha256: str) -> Path:
+    def payload(self, claim: MachineClaim, own_sha256: str) -> Path:
         """The folder of the claim's unpacked payload, kept from an earlier run or fetched now. Raises StorageError."""
         folder = self.home / folder_of(claim.sha256, own_sha256)
         if (folder / "manifest.json").exists():
@@ -197,7 +197,7 @@ class Keeper:
         fresh.rename(folder)
         return folder
 
-    def lend(self, claim: Claim) -> None:
+    def lend(self, claim: MachineClaim) -> None:
         """Writes an event to the log of the VM's own run: it works for another run now."""
         self.events.append("lent", to=claim.run_id)
         self.events.flush(self.brief())
@@ -223,7 +223,7 @@ class Keeper:
     def close(self, generation: int, patience: Patience) -> None:
         """Closes the slot, also when it has become idle in a generation that this VM has not seen: a client has taken
         its claim back, or a request of this VM has arrived late. Nobody may claim a VM that is gone."""
-        now = iso(self.clock.now())
+        now = iso_time(self.clock.now())
         if self.swap(generation, "closed", now, patience) is not None:
             return
         there = self.storage.get(self.name, patience)

@@ -10,12 +10,12 @@ from typing import Any
 PHASES = ("preflight", "environment", "build", "correctness", "measure", "finish")
 
 
-class BadSpec(ValueError):
+class InvalidSpec(ValueError):
     """The run spec is not valid. The message names the key and what is expected of it."""
 
 
 @dataclass(frozen=True)
-class Timing:
+class PhaseTiming:
     """Intervals and limits that are not a phase's, in seconds; the spec's optional `timing` overrides them."""
 
     request_timeout_s: float = 20.0
@@ -51,7 +51,7 @@ class RunSpec:
     allow_install: bool
     min_free_gb: float
     harness: Mapping[str, Any]
-    timing: Timing
+    timing: PhaseTiming
     idle_limit_s: float = 0.0
     """How long the VM waits for another run after this one, in seconds; 0 for not at all."""
     taken: Mapping[str, Any] = field(default_factory=dict)
@@ -70,20 +70,20 @@ class RunSpec:
         return [name for name in self.harness["implementations"] if name not in ("bench", "bench:aa")]
 
 
-def parse(text: str) -> RunSpec:
+def parse_spec(text: str) -> RunSpec:
     """Reads a run spec of schema 1. Unknown keys are ignored: an older agent must serve a newer client."""
     try:
         raw = json.loads(text)
     except ValueError as error:
-        raise BadSpec(f"bench-run is not JSON: {error}") from error
+        raise InvalidSpec(f"bench-run is not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get("schema") != 1:
-        raise BadSpec("bench-run is not a run spec of schema 1")
+        raise InvalidSpec("bench-run is not a run spec of schema 1")
     try:
         environment = raw.get("environment", {})
         limits = {phase: float(raw["phase_limits_s"][phase]) for phase in PHASES}
         implementations = raw["harness"]["implementations"]
         if not isinstance(implementations, list) or not implementations:
-            raise BadSpec("harness.implementations of bench-run is not a list of names")
+            raise InvalidSpec("harness.implementations of bench-run is not a list of names")
         return RunSpec(
             run_id=str(raw["run_id"]),
             vm=str(raw["vm"]),
@@ -102,11 +102,11 @@ def parse(text: str) -> RunSpec:
             container=str(raw.get("container", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, BadSpec):
+        if isinstance(error, InvalidSpec):
             raise
-        raise BadSpec(f"bench-run lacks or misspells a key: {type(error).__name__} {error}") from error
+        raise InvalidSpec(f"bench-run lacks or misspells a key: {type(error).__name__} {error}") from error
 
 
-def read_timing(raw: Mapping[str, Any]) -> Timing:
-    known = {one.name for one in fields(Timing)}
-    return Timing(**{key: float(value) for key, value in raw.items() if key in known})
+def read_timing(raw: Mapping[str, Any]) -> PhaseTiming:
+    field_names = {one.name for one in fields(PhaseTiming)}
+    return PhaseTiming(**{key: float(value) for key, value in raw.items() if key in field_names})

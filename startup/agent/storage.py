@@ -11,19 +11,19 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlencode
 
 from startup.agent.clock import Patience
-from startup.agent.http_client import Answer, Unreachable, repeat, send
+from startup.agent.http_client import HttpResponse, Unreachable, repeat_request, send_request
 from startup.agent.metadata import Metadata
-from startup.agent.spec import Timing
+from startup.agent.spec import PhaseTiming
 
 
 class StorageError(Exception):
     """An object could not be stored or listed: unreachable for too long, or refused."""
 
 
-class Storage:
+class AgentStorage:
     """One bucket. Every method raises only StorageError."""
 
-    def __init__(self, base_url: str, bucket: str, metadata: Metadata, timing: Timing) -> None:
+    def __init__(self, base_url: str, bucket: str, metadata: Metadata, timing: PhaseTiming) -> None:
         self.base_url = base_url
         self.bucket = bucket
         self.metadata = metadata
@@ -89,14 +89,14 @@ class Storage:
         self.expect(answer, "read " + name)
         return answer.body, int(answer.headers.get("x-goog-generation", "0"))
 
-    def generation_of(self, answer: Answer, what: str) -> int:
+    def generation_of(self, answer: HttpResponse, what: str) -> int:
         """The generation that an upload made."""
         try:
             return int(json.loads(answer.body)["generation"])
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{what}: the answer names no generation") from error
 
-    def upload(self, name: str, body: bytes, content_type: str, patience: Patience, generation: int) -> Answer:
+    def upload(self, name: str, body: bytes, content_type: str, patience: Patience, generation: int) -> HttpResponse:
         """Sends an object that is to replace this generation of it; 0: there must be none yet."""
         boundary = uuid.uuid4().hex
         digest = base64.b64encode(hashlib.md5(body).digest()).decode()
@@ -143,7 +143,7 @@ class Storage:
         clock = self.metadata.clock
         asked = answered = clock.now()
 
-        def ask() -> Answer:
+        def ask() -> HttpResponse:
             nonlocal asked, answered
             asked = clock.now()
             answer = self.request("GET", url, patience)
@@ -161,25 +161,25 @@ class Storage:
 
     def request(
         self, method: str, url: str, patience: Patience, body: bytes | None = None, content_type: str = ""
-    ) -> Answer:
+    ) -> HttpResponse:
         headers = {"Authorization": "Bearer " + self.metadata.token()}
         if content_type:
             headers["Content-Type"] = content_type
         timeout_s = min(self.timing.request_timeout_s, max(1.0, patience.left()))
-        answer = send(method, url, headers, body, timeout_s)
+        answer = send_request(method, url, headers, body, timeout_s)
         if answer.status == 401:
             self.metadata.forget_token()
             headers["Authorization"] = "Bearer " + self.metadata.token()
-            answer = send(method, url, headers, body, timeout_s)
+            answer = send_request(method, url, headers, body, timeout_s)
         return answer
 
-    def persist(self, attempt: Callable[[], Answer], patience: Patience, what: str) -> Answer:
+    def persist(self, attempt: Callable[[], HttpResponse], patience: Patience, what: str) -> HttpResponse:
         try:
-            return repeat(attempt, patience, self.timing.retry_first_s, self.timing.retry_max_s)
+            return repeat_request(attempt, patience, self.timing.retry_first_s, self.timing.retry_max_s)
         except Unreachable as error:
             raise StorageError(f"could not {what} in bucket {self.bucket}: {error}") from error
 
-    def expect(self, answer: Answer, what: str) -> None:
+    def expect(self, answer: HttpResponse, what: str) -> None:
         if answer.status not in (200, 201):
             reason = answer.body[:200].decode("utf-8", "replace")
             raise StorageError(f"could not {what} in bucket {self.bucket}: HTTP {answer.status} {reason}")

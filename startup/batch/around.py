@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from startup.agent.http_client import Unreachable, send
+from startup.agent.http_client import Unreachable, send_request
 from startup.host.services import OwnServer, QuietHandler
 
 METADATA = "/computeMetadata/v1/"
@@ -24,7 +24,7 @@ class Around(OwnServer):
     """Serves one child. `host` is the real metadata server's."""
 
     def __init__(self, host: str, name: str, attributes: Mapping[str, str], storage: str) -> None:
-        super().__init__(Handler)
+        super().__init__(MetadataHandler)
         self.host = host
         self.name = name
         self.deleted = threading.Event()
@@ -36,7 +36,7 @@ class Around(OwnServer):
         threading.Thread(target=self.serve_forever, name="around", daemon=True).start()
 
 
-class Handler(QuietHandler):
+class MetadataHandler(QuietHandler):
     server: Around
 
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
@@ -60,9 +60,11 @@ class Handler(QuietHandler):
 
     def pass_on(self) -> None:
         try:
-            told = send("GET", f"http://{self.server.host}{self.path}", {"Metadata-Flavor": "Google"}, timeout_s=WAIT_S)
+            answer = send_request(
+                "GET", f"http://{self.server.host}{self.path}", {"Metadata-Flavor": "Google"}, timeout_s=WAIT_S
+            )
         except Unreachable:
             self.answer(503)
         else:
-            kept = {name.replace("-", "_"): told.headers[name] for name in PASSED_ON if name in told.headers}
-            self.answer(told.status, told.body, **kept)
+            kept = {name.replace("-", "_"): answer.headers[name] for name in PASSED_ON if name in answer.headers}
+            self.answer(answer.status, answer.body, **kept)

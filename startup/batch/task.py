@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from startup.agent.clock import Clock, Patience, iso
+from startup.agent.clock import AgentClock, Patience, iso_time
 from startup.agent.http_client import Unreachable
 from startup.agent.metadata import Metadata
-from startup.agent.spec import Timing
-from startup.agent.storage import Storage, StorageError
+from startup.agent.spec import PhaseTiming
+from startup.agent.storage import AgentStorage, StorageError
 from startup.batch.around import Around
 
 MEASURED, WRONG, TAKEN, FAILED = 0, 10, 75, 1
@@ -41,19 +41,19 @@ LINGER_S = 90.0
 PATIENCE_S = 120.0
 
 
-class Task:
+class DoctorTask:
     """One child, as the variables of the job name it."""
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, environ: Mapping[str, str], clock: AgentClock | None = None) -> None:
         self.folder = folder
         self.environ = environ
-        self.clock = clock or Clock()
+        self.clock = clock or AgentClock()
         self.fleet = environ["BENCH_FLEET"]
         self.prefix = f"machines/batch/{self.fleet}/"
         self.host = environ.get("GCE_METADATA_HOST", "metadata.google.internal")
         self.metadata = Metadata(self.host, self.clock)
         self.base = environ.get("BENCH_STORAGE", "https://storage.googleapis.com")
-        self.storage = Storage(self.base, environ["BENCH_BUCKET"], self.metadata, Timing())
+        self.storage = AgentStorage(self.base, environ["BENCH_BUCKET"], self.metadata, PhaseTiming())
         self.process: subprocess.Popen[bytes] | None = None
         self.signalled = False
 
@@ -78,7 +78,7 @@ class Task:
             sys.stderr.write(f"child {index} was tried {ATTEMPTS} times\n")
             return FAILED
         began = self.clock.monotonic()
-        started_at = iso(self.clock.now())
+        started_at = iso_time(self.clock.now())
         code = self.measured(order, attempt, left_s)
         taken = self.signalled or self.metadata.preempted()
         outcome = MEASURED if code in (MEASURED, WRONG) else TAKEN if taken or code in SIGNALLED else FAILED
@@ -88,7 +88,7 @@ class Task:
             "machine": self.metadata.get("instance/name") or "",
             "zone": (self.metadata.get("instance/zone") or "").rpartition("/")[2],
             "started_at": started_at,
-            "ended_at": iso(self.clock.now()),
+            "ended_at": iso_time(self.clock.now()),
             "seconds": round(self.clock.monotonic() - began, 3),
             "exit_code": TAKEN if outcome == TAKEN else code,
         }
@@ -103,7 +103,7 @@ class Task:
             "schema": 1,
             "child": index,
             "machine": self.metadata.get("instance/name") or "",
-            "at": iso(self.clock.now()),
+            "at": iso_time(self.clock.now()),
         }
         for attempt in range(first, ATTEMPTS + 1):
             if self.create(f"claims/{index}-{attempt}.json", {**claim, "attempt": attempt}):
@@ -146,10 +146,10 @@ class Task:
             self.process.send_signal(signal.SIGTERM)
 
     def read(self, name: str) -> Any:
-        found = self.storage.get(self.prefix + name, Patience(self.clock, PATIENCE_S))
-        if found is None:
+        record = self.storage.get(self.prefix + name, Patience(self.clock, PATIENCE_S))
+        if record is None:
             raise ValueError(f"there is no {self.prefix}{name}")
-        return json.loads(found[0])
+        return json.loads(record[0])
 
     def create(self, name: str, document: Mapping[str, Any]) -> bool:
         """Creates an object once, on whichever machine; False when somebody was first. A try whose answer was lost is
@@ -163,7 +163,7 @@ class Task:
 
 
 def main(folder: str, environ: Mapping[str, str]) -> int:
-    return Task(Path(folder), environ).run()
+    return DoctorTask(Path(folder), environ).run()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.heartbeats import beating
-from startup.host.paths import Trouble, own, read_json, write_json
+from startup.host.heartbeats import keep_heartbeat
+from startup.host.paths import Trouble, own_folder, read_json, write_json
 from startup.host.spool import Spool
 from startup.host.supervisor import Steward
 
@@ -37,7 +37,7 @@ ATTEMPTS = 12
 OUTCOMES = {"succeeded": MEASURED, "incorrect": WRONG, "preempted": TAKEN, "stopped": TAKEN, "terminated": TAKEN}
 
 
-def create(path: Path, document: dict[str, Any]) -> bool:
+def create_once(path: Path, document: dict[str, Any]) -> bool:
     """Creates a file whole, once, on whichever machine; False when somebody was first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -54,29 +54,29 @@ def create(path: Path, document: dict[str, Any]) -> bool:
     return True
 
 
-def node() -> str:
+def node_name() -> str:
     """What the cluster calls this machine."""
     return os.environ.get("SLURMD_NODENAME") or os.environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
 
 
-def claimed(fleet: Path, index: int, first: int) -> int | None:
+def claim_attempt(fleet: Path, index: int, first: int) -> int | None:
     """The attempt that this process may measure; None when there have been too many."""
     for attempt in range(first, ATTEMPTS + 1):
         claim = {
             "schema": 1,
             "child": index,
             "attempt": attempt,
-            "machine": node(),
+            "machine": node_name(),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "started_at": time.time(),
             "job": os.environ.get("SLURM_JOB_ID", ""),
         }
-        if create(fleet / "claims" / f"{index}-{attempt}.json", claim):
+        if create_once(fleet / "claims" / f"{index}-{attempt}.json", claim):
             return attempt
     return None
 
 
-def told(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
+def child_order(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
     """The run as a steward takes it: `order` with the name of this attempt's machine in it."""
     spec = {**order["spec"], "attempt": attempt, "vm": f"bench-{order['run_id']}-{attempt}"}
     now = time.time()
@@ -94,21 +94,21 @@ def told(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
     }
 
 
-def outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
+def attempt_outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:
     """Exit code and detail of an attempt, from its machine's last word in the spool: the agent's, or else the
     bootstrap's."""
     events = spool / "runs" / run_id / "events"
     names = sorted([*events.glob(f"*-vm-{attempt}-*.json"), *events.glob(f"*-boot-{attempt}-*.json")])
-    said = {"finished": {}, "vm_exiting": {}, "diagnosed": {}}  # type: dict[str, dict[str, Any]]
+    last_words = {"finished": {}, "vm_exiting": {}, "diagnosed": {}}  # type: dict[str, dict[str, Any]]
     for path in names:
         event = read_json(path) or {}
         kind, data = event.get("kind"), event.get("data")
-        if isinstance(kind, str) and kind in said and isinstance(data, dict):
-            said[kind] = data
-    last = said["finished"] or said["vm_exiting"]
+        if isinstance(kind, str) and kind in last_words and isinstance(data, dict):
+            last_words[kind] = data
+    last = last_words["finished"] or last_words["vm_exiting"]
     if not last:
         return FAILED, "it ended without reporting why"
-    why = said["diagnosed"]
+    why = last_words["diagnosed"]
     detail = f"{why.get('cause', '')}: {why.get('detail', '')}" if why else str(last.get("detail", ""))
     return OUTCOMES.get(str(last.get("outcome")), FAILED), detail
 
@@ -118,7 +118,7 @@ def scratch_folder() -> Path:
     where another user has put something of that name there first: a folder, a link or a file."""
     folder = usual_scratch()
     try:
-        own(folder)
+        own_folder(folder)
     except (Trouble, FileExistsError, NotADirectoryError, PermissionError):
         folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     return folder
@@ -129,7 +129,7 @@ def usual_scratch() -> Path:
     return base / f"spotbench-{os.getuid()}"
 
 
-def measured(fleet: Path, index: int) -> int:
+def measure_child(fleet: Path, index: int) -> int:
     """Measures one child; its exit code."""
     done = read_json(fleet / "done" / f"{index}.json")
     if done is not None:
@@ -139,29 +139,29 @@ def measured(fleet: Path, index: int) -> int:
     if order is None:
         sys.stderr.write(f"{fleet}/children/{index}.json is not there\n")
         return FAILED
-    attempt = claimed(fleet, index, int(order["attempt"]))
+    attempt = claim_attempt(fleet, index, int(order["attempt"]))
     if attempt is None:
         sys.stderr.write(f"child {index} was tried {ATTEMPTS} times\n")
         return FAILED
-    run = told(order, fleet, attempt)
+    run = child_order(order, fleet, attempt)
     scratch = scratch_folder()
     folder = scratch / "runs" / run["vm"]
     spool = fleet / "spool" / str(index)
     try:
         for path in (folder.parent, folder, scratch / "build"):
-            own(path)
+            own_folder(path)
         for path in (spool, fleet / "log"):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(folder / "run.json", run)
         (folder / "alive").touch()
         fresh = spool / f".unfinished-{attempt}"
         Steward(folder, Spool(spool, fresh=fresh)).work()
-        code, detail = outcome(spool, order["run_id"], attempt)
+        code, detail = attempt_outcome(spool, order["run_id"], attempt)
         state = read_json(folder / "state.json") or {}
         ended = {
             "child": index,
             "attempt": attempt,
-            "machine": node(),
+            "machine": node_name(),
             "exit_code": code,
             "detail": detail[:500],
             "ended_by": state.get("ended_by", ""),
@@ -169,9 +169,9 @@ def measured(fleet: Path, index: int) -> int:
             "ended_at": time.time(),
         }
         shutil.copyfile(folder / "serial.log", fleet / "log" / f"{index}-{attempt}.txt")
-        create(fleet / "ended" / f"{index}-{attempt}.json", ended)
+        create_once(fleet / "ended" / f"{index}-{attempt}.json", ended)
         if code in (MEASURED, WRONG):
-            create(fleet / "done" / f"{index}.json", ended)
+            create_once(fleet / "done" / f"{index}.json", ended)
         return code
     finally:
         shutil.rmtree(folder if scratch == usual_scratch() else scratch, ignore_errors=True)
@@ -184,8 +184,8 @@ def main(fleet: Path, number: str) -> int:
         sys.stderr.write(f"job {number} has no child {place}\n")
         return FAILED
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with beating(fleet / "alive" / f"{number}-{place}.{node()}"):
-        return measured(fleet, int(job["children"][place]))
+    with keep_heartbeat(fleet / "alive" / f"{number}-{place}.{node_name()}"):
+        return measure_child(fleet, int(job["children"][place]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from startup.host.heartbeats import signs, silent
-from startup.host.paths import read_json, sound, write_json
+from startup.host.heartbeats import read_heartbeats, silent_tasks
+from startup.host.paths import read_json, read_known_keys, write_json
 from startup.host.remote_ops import ANSWER
 
 PART_BYTES = 48 << 20
@@ -26,33 +26,33 @@ MARGIN_S = 60.0
 """How far the clocks of nodes and of the shared folder may be apart."""
 
 
-def look(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
+def look_at_fleet(fleet: Path, _: dict[str, Any]) -> dict[str, Any]:
     """Every claim and every end, what was stored since everything was brought home, by child, and whose nodes have gone
     silent."""
-    home = sound(fleet / "home.json", {"since": float})[0]
+    home = read_known_keys(fleet / "home.json", {"since": float})[0]
     since = float(home.get("since", 0)) - MARGIN_S
     began = time.time()
-    alive = signs(fleet / "alive")
-    stored = {folder.name: files(folder, since) for folder in sorted((fleet / "spool").glob("*"))}
+    alive = read_heartbeats(fleet / "alive")
+    stored = {folder.name: changed_files(folder, since) for folder in sorted((fleet / "spool").glob("*"))}
     return {
         "now": began,
-        "claims": documents(fleet / "claims"),
-        "ended": documents(fleet / "ended"),
+        "claims": read_documents(fleet / "claims"),
+        "ended": read_documents(fleet / "ended"),
         "signs": sorted(alive),
-        "silent": silent(fleet, alive, began),
+        "silent": silent_tasks(fleet, alive, began),
         "stored": {child: found for child, found in stored.items() if found},
     }
 
 
-def homed(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
+def mark_synced(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
     """Everything that was stored before `since` is in the bucket."""
-    home, _ = sound(fleet / "home.json", {"since": float})
+    home, _ = read_known_keys(fleet / "home.json", {"since": float})
     since = max(float(arguments["since"]), float(home.get("since", 0)))
     write_json(fleet / "home.json", {"since": since})
     return {"since": since}
 
 
-def files(folder: Path, since: float) -> list[list[Any]]:
+def changed_files(folder: Path, since: float) -> list[list[Any]]:
     """Name, size and time of change in nanoseconds of what is in a spool and has changed since."""
     found: list[list[Any]] = []
     for above, _, names in os.walk(folder):
@@ -69,7 +69,7 @@ def files(folder: Path, since: float) -> list[list[Any]]:
     return sorted(found)
 
 
-def documents(folder: Path) -> list[dict[str, Any]]:
+def read_documents(folder: Path) -> list[dict[str, Any]]:
     try:
         entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError:
@@ -77,7 +77,7 @@ def documents(folder: Path) -> list[dict[str, Any]]:
     return [document for path in entries if (document := read_json(path)) is not None]
 
 
-def pack(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
+def pack_files(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
     """An archive of the files that are named (by child), as many as fit into one part; how many of them it has."""
     spool = fleet / "spool"
     into = fleet / "incoming"
@@ -101,7 +101,7 @@ def pack(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"path": str(archive), "count": count, "size": archive.stat().st_size}
 
 
-OPERATIONS = {"look": look, "pack": pack, "homed": homed}
+OPERATIONS = {"look": look_at_fleet, "pack": pack_files, "homed": mark_synced}
 
 
 def main(operation: str, fleet: Path, asked: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ Known = Mapping[str, Mapping[str, Any]]
 
 
 @contextmanager
-def beating(path: Path) -> Iterator[None]:
+def keep_heartbeat(path: Path) -> Iterator[None]:
     """Gives signs of life while the block lasts; afterwards the file is gone."""
     over = threading.Event()
 
@@ -54,7 +54,7 @@ def beating(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def signs(folder: Path) -> dict[str, list[int]]:
+def read_heartbeats(folder: Path) -> dict[str, list[int]]:
     """What each file says now, by its name: when it changed, and its size. Opened, as a client of a network's folder
     may know a file's times from a minute ago."""
     found: dict[str, list[int]] = {}
@@ -66,7 +66,7 @@ def signs(folder: Path) -> dict[str, list[int]]:
     return found
 
 
-def judged(known: Known, there: Mapping[str, list[int]], now: float) -> dict[str, dict[str, Any]]:
+def judge_heartbeats(known: Known, there: Mapping[str, list[int]], now: float) -> dict[str, dict[str, Any]]:
     """What is known after a look, by what was known before it."""
     after: dict[str, dict[str, Any]] = {}
     for name, sign in there.items():
@@ -87,13 +87,13 @@ def _past(value: object, now: float) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= now else None
 
 
-def silent(fleet: Path, there: Mapping[str, list[int]], now: float) -> dict[str, int]:
+def silent_tasks(fleet: Path, there: Mapping[str, list[int]], now: float) -> dict[str, int]:
     """For how many seconds the tasks, named `<job>-<place>.<node>`, have given no sign that are held for dead, by the
     `signs` that are there now."""
-    told = read_json(fleet / "alive.json") or {}
-    known = {name: one for name, one in told.items() if isinstance(one, dict)}
-    after = judged(known, there, now)
-    if after != known:
+    alive_document = read_json(fleet / "alive.json") or {}
+    known_nodes = {name: one for name, one in alive_document.items() if isinstance(one, dict)}
+    after = judge_heartbeats(known_nodes, there, now)
+    if after != known_nodes:
         with suppress(OSError):  # two clients at once: the other one's is as good
             write_json(fleet / "alive.json", after)
     dead = {name: one for name, one in after.items() if "doubted" in one and now - one["doubted"] >= SURE_S}

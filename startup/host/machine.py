@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from startup.host.paths import Trouble, cache_folder, make, own
-from startup.host.processes import busy, patiently_locked
+from startup.host.paths import Trouble, cache_folder, make_private, own_folder
+from startup.host.processes import measuring_machine, patiently_locked
 
 
-def ran(*command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, text=True, errors="replace"
@@ -26,33 +26,35 @@ def ran(*command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[s
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error}")
 
 
-def gpus() -> dict[str, Any]:
+def list_gpus() -> dict[str, Any]:
     """Every NVIDIA GPU, or why there is none. The serial number leaves the host as a hash only."""
     fields = "name,uuid,driver_version,compute_cap,memory.total"
-    asked = ran("nvidia-smi", "--query-gpu=" + fields, "--format=csv,noheader,nounits")
-    found = []
+    asked = run_command("nvidia-smi", "--query-gpu=" + fields, "--format=csv,noheader,nounits")
+    gpu_list = []
     for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5:
             digest = hashlib.sha256(cells[1].encode()).hexdigest()
-            found.append(
+            gpu_list.append(
                 {"name": cells[0], "uuid_sha256": digest, "driver": cells[2], "compute_capability": cells[3],
                  "memory_mib": cells[4]}
             )  # fmt: skip
-    why = "" if found else (asked.stderr or asked.stdout or "nvidia-smi prints nothing").strip().splitlines()[0][:200]
-    return {"gpus": found, "no_gpu": why}
+    why = (
+        "" if gpu_list else (asked.stderr or asked.stdout or "nvidia-smi prints nothing").strip().splitlines()[0][:200]
+    )
+    return {"gpus": gpu_list, "no_gpu": why}
 
 
-def compiler() -> str:
+def compiler_version() -> str:
     """The first line of what the C++ compiler says of itself, or nothing. The same search as the CPU kernel's."""
     for program in [os.environ["CXX"].split()[0]] if os.environ.get("CXX", "").strip() else ["g++", "c++"]:
-        answer = ran(program, "--version")
+        answer = run_command(program, "--version")
         if answer.returncode == 0 and answer.stdout:
             return answer.stdout.splitlines()[0].strip()
     return ""
 
 
-def system() -> str:
+def system_name() -> str:
     """Name and version of the system, and its kernel's."""
     name = ""
     try:
@@ -65,7 +67,7 @@ def system() -> str:
     return f"{name}, {kernel}" if name else kernel
 
 
-def processor() -> str:
+def processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -73,7 +75,7 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def nearest(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -81,7 +83,7 @@ def nearest(folder: Path) -> Path:
 
 
 def free_gb(folder: Path) -> float:
-    return round(shutil.disk_usage(str(nearest(folder))).free / 1e9, 3)
+    return round(shutil.disk_usage(str(nearest_existing(folder))).free / 1e9, 3)
 
 
 def interpreter() -> str:
@@ -89,23 +91,23 @@ def interpreter() -> str:
     return os.environ.get("BENCH_INTERPRETER") or sys.executable
 
 
-def probe(arguments: dict[str, Any]) -> dict[str, Any]:
+def probe_host(arguments: dict[str, Any]) -> dict[str, Any]:
     """What the host is and has: cheap, so that every launch can ask, and changing nothing."""
     cache = cache_folder(arguments.get("cache", ""))
     return {
         "platform": sys.platform,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "executable": interpreter(),
-        "os": system(),
+        "os": system_name(),
         "machine": os.uname().machine,
-        "cpu": processor(),
+        "cpu": processor_name(),
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "cache": str(cache),
         "free_gb": free_gb(cache),
-        "compiler": compiler(),
+        "compiler": compiler_version(),
         "missing": [name for name in ("bash", "curl", "tar", "sha256sum") if shutil.which(name) is None],
-        "busy": busy(cache),
-        **gpus(),
+        "busy": measuring_machine(cache),
+        **list_gpus(),
     }
 
 
@@ -128,37 +130,42 @@ print("\\n" + json.dumps(found))
 VALIDATION = b"another client's validation"
 
 
-def validate(arguments: dict[str, Any]) -> dict[str, Any]:
+def validate_host(arguments: dict[str, Any]) -> dict[str, Any]:
     """From scratch: torch and numpy are imported, a small C++ program is built and run, the cache folder is written
     to. What earlier runs built here is thrown away: it was built by what was here then. A run that another client has
     started since the look is neither disturbed nor robbed of what it builds: raises `Trouble`."""
     cache = cache_folder(arguments.get("cache", ""))
-    own(cache)
-    whole = patiently_locked(cache / "lock")
-    if whole is None:
-        raise Trouble("measuring", busy(cache) or "another run", str(cache))
+    own_folder(cache)
+    cache_lock = patiently_locked(cache / "lock")
+    if cache_lock is None:
+        raise Trouble("measuring", measuring_machine(cache) or "another run", str(cache))
     try:
-        os.ftruncate(whole, 0)
-        os.write(whole, VALIDATION)
+        os.ftruncate(cache_lock, 0)
+        os.write(cache_lock, VALIDATION)
         shutil.rmtree(str(cache / "build"), ignore_errors=True)
-        found = imported(interpreter())
-        others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
-        return {**found, "pythons": others, "writable": "", "compiles": compiles(writable(cache))}
+        import_result = import_check(interpreter())
+        other_pythons = [] if import_result["torch"] else pythons_with_torch(arguments.get("pythons", []))
+        return {
+            **import_result,
+            "pythons": other_pythons,
+            "writable": "",
+            "compiles": compile_check(writable_cache(cache)),
+        }
     finally:
-        os.close(whole)
+        os.close(cache_lock)
 
 
-def packages(arguments: dict[str, Any]) -> dict[str, Any]:
+def check_packages(arguments: dict[str, Any]) -> dict[str, Any]:
     """What `validate` says of torch, numpy and the compiler, with nothing below the cache folder touched."""
-    found = imported(interpreter())
+    import_result = import_check(interpreter())
     work = Path(tempfile.mkdtemp(prefix="bench-look-"))
-    others = [] if found["torch"] else pythons_with_torch(arguments.get("pythons", []))
-    return {**found, "pythons": others, "compiles": compiles(work)}
+    other_pythons = [] if import_result["torch"] else pythons_with_torch(arguments.get("pythons", []))
+    return {**import_result, "pythons": other_pythons, "compiles": compile_check(work)}
 
 
-def imported(python: str, timeout_s: float = 180) -> dict[str, Any]:
+def import_check(python: str, timeout_s: float = 180) -> dict[str, Any]:
     """What importing torch and numpy comes to in that interpreter."""
-    answer = ran(python, "-B", "-c", TORCH, timeout_s=timeout_s)  # -B: nothing is written beside the packages
+    answer = run_command(python, "-B", "-c", TORCH, timeout_s=timeout_s)  # -B: nothing is written beside the packages
     for line in reversed(answer.stdout.splitlines()):  # libraries have words of their own, some as they are unloaded
         if line.startswith('{"torch": '):
             try:
@@ -195,30 +202,30 @@ def pythons_with_torch(last: list[str], started: int = 8) -> list[str]:
         if len(tried) > started:
             break
         tried.add(folder)
-        if imported(str(python), 60)["torch"]:
+        if import_check(str(python), 60)["torch"]:
             return [str(python)]
     return []
 
 
-def writable(cache: Path) -> Path:
+def writable_cache(cache: Path) -> Path:
     """A folder of our own below the cache folder, written to and read back."""
-    own(cache)
-    own(cache / "incoming")
+    own_folder(cache)
+    own_folder(cache / "incoming")
     work = cache / "incoming" / f"check-{os.getpid()}"
-    make(work)
+    make_private(work)
     (work / "bytes").write_bytes(b"\0" * 65536)
     return work
 
 
-def compiles(work: Path) -> str:
+def compile_check(work: Path) -> str:
     """Nothing when a C++ program can be built and run, else why not."""
     try:
         (work / "hello.cpp").write_text("#include <vector>\nint main() { return std::vector<int>(3).size() - 3; }\n")
         command = os.environ.get("CXX", "").split() or ["g++" if shutil.which("g++") else "c++"]
-        built = ran(*command, "-std=c++17", "-o", str(work / "hello"), str(work / "hello.cpp"))
+        built = run_command(*command, "-std=c++17", "-o", str(work / "hello"), str(work / "hello.cpp"))
         if built.returncode:
             return last_line(built.stderr)
-        done = ran(str(work / "hello"))
+        done = run_command(str(work / "hello"))
         return "" if done.returncode == 0 else f"what it built ends with exit code {done.returncode}"
     finally:
         shutil.rmtree(str(work), ignore_errors=True)

@@ -99,22 +99,22 @@ def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             return None, f"has more than {MOST_BYTES // 1024**2} MB"
-        found = json.loads(data.decode("utf-8"))
+        document = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         return None, "is not there"
     except OSError as error:
         return None, f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
         return None, "is not JSON: it was cut off or overwritten"
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return None, "is not a JSON object"
-    schema = found.get("schema", 1)
+    schema = document.get("schema", 1)
     if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
         return None, "has a schema that is not a number"
-    return (None, NEWER) if schema > SCHEMA else (found, "")
+    return (None, NEWER) if schema > SCHEMA else (document, "")
 
 
-def sound(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
+def read_known_keys(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     """Of the object in a file what a run's record has, by key and kind (`float` is any number that a time may be), and
     what is wrong with the file, in words. What has another kind is left out, and what is new to this version."""
     found, why = looked_at(path)
@@ -130,13 +130,13 @@ def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def steady() -> float:
+def boot_seconds() -> float:
     """Seconds since this machine booted, those that it slept included: nobody sets this clock, and every process reads
     the same."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def boot() -> str:
+def boot_id() -> str:
     """What the kernel calls the time since it booted; empty where it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -144,7 +144,7 @@ def boot() -> str:
         return ""
 
 
-def make(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Makes a folder, and those above it that are not there, for this user alone, whatever the umask lets others do."""
     for one in (*reversed(folder.parents), folder):
         try:
@@ -156,12 +156,12 @@ def make(folder: Path) -> None:
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def own(folder: Path) -> None:
+def own_folder(folder: Path) -> None:
     """Makes a folder, or takes from others the right to write one that is this user's. What runs is kept below it:
     raises `Trouble` where it is another user's."""
-    make(folder)
-    found = folder.stat()
-    if not {found.st_uid, folder.lstat().st_uid} <= {0, os.geteuid()}:  # of a link, who made it may turn it elsewhere
+    make_private(folder)
+    status = folder.stat()
+    if not {status.st_uid, folder.lstat().st_uid} <= {0, os.geteuid()}:  # of a link, who made it may turn it elsewhere
         raise Trouble("not_writable", "another user's folder: files that they put there would run as you", str(folder))
-    if found.st_mode & OTHERS_MAY_WRITE:
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)
+    if status.st_mode & OTHERS_MAY_WRITE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_MAY_WRITE)

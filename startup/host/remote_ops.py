@@ -14,17 +14,12 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
-from startup.host.machine import packages, probe, validate
 from startup.host.paths import Trouble
-from startup.host.runs import accept, forget, prepare, read_log, runs, start, state, stop
 
 ANSWER = "@@spotbench@@"
 """Begins the line that holds the answer: a login shell may print before it."""
 
-OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    operation.__name__: operation
-    for operation in (probe, validate, packages, prepare, accept, start, state, read_log, stop, forget, runs)
-}
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 KINDS = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",

@@ -14,8 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from startup.host.machine import interpreter
-from startup.host.paths import Trouble, boot, cache_folder, keep_names, make, own, run_folder, sound, steady, write_json
-from startup.host.processes import busy, is_held, locked, patiently_locked, stewards, sweep
+from startup.host.paths import (
+    Trouble,
+    boot_id,
+    boot_seconds,
+    cache_folder,
+    keep_names,
+    make_private,
+    own_folder,
+    read_known_keys,
+    run_folder,
+    write_json,
+)
+from startup.host.processes import find_supervisors, is_held, kill_run, measuring_machine, patiently_locked, try_lock
 
 START_S = 15.0
 OLD_PAYLOAD_S = 30 * 86400.0
@@ -42,12 +53,12 @@ def is_right(path: Path, sha256: str) -> bool:
         return False
 
 
-def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
+def prepare_payload(arguments: dict[str, Any]) -> dict[str, Any]:
     """Whether the payload is here and right; if not, where to put it: a file of its size, so there is room for it."""
     cache, sha256 = cache_folder(arguments.get("cache", "")), str(arguments["sha256"])
     for folder in (cache, *(cache / name for name in ("payloads", "incoming", "runs", "build"))):
-        own(folder)
-    tidy(cache, sha256)
+        own_folder(folder)
+    remove_stale_uploads(cache, sha256)
     if is_right(payload_path(cache, sha256), sha256):
         return {"present": True, "incoming": ""}
     if not arguments["size"]:  # only asked
@@ -66,7 +77,7 @@ def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"present": False, "incoming": str(incoming)}
 
 
-def tidy(cache: Path, sha256: str) -> None:
+def remove_stale_uploads(cache: Path, sha256: str) -> None:
     """Throws away uploads that nobody finished and payloads that nobody has used for a month."""
     kept = payload_path(cache, sha256)
     for folder, age_s in (("incoming", OLD_UPLOAD_S), ("payloads", OLD_PAYLOAD_S)):
@@ -78,7 +89,7 @@ def tidy(cache: Path, sha256: str) -> None:
                 continue  # another client was first
 
 
-def accept(arguments: dict[str, Any]) -> dict[str, Any]:
+def accept_upload(arguments: dict[str, Any]) -> dict[str, Any]:
     """An upload becomes a payload, if it is what its name says."""
     cache, sha256 = cache_folder(arguments.get("cache", "")), str(arguments["sha256"])
     incoming = Path(str(arguments["incoming"]))
@@ -91,58 +102,58 @@ def accept(arguments: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def start(arguments: dict[str, Any]) -> dict[str, Any]:
+def start_run(arguments: dict[str, Any]) -> dict[str, Any]:
     """Starts the steward of a run, detached from this connection. Started twice it is one run."""
     cache, run = cache_folder(arguments.get("cache", "")), dict(arguments["run"])
     vm, sha256 = str(run["vm"]), str(run["sha256"])
     folder = run_folder(cache, vm)
     if (folder / "run.json").exists():
-        return state(arguments)
+        return run_state(arguments)
     payload = payload_path(cache, sha256)
     if not is_right(payload, sha256):
         raise Trouble("checksum", "the payload is missing, or does not have the checksum in its name", str(payload))
     os.utime(str(payload))
-    whole = patiently_locked(cache / "lock")
-    if whole is None:
-        return already(cache, folder, vm)
+    cache_lock = patiently_locked(cache / "lock")
+    if cache_lock is None:
+        return existing_run(cache, folder, vm)
     fresh = folder.with_name(".new-" + vm)
     try:
-        os.ftruncate(whole, 0)
-        os.write(whole, vm.encode())
+        os.ftruncate(cache_lock, 0)
+        os.write(cache_lock, vm.encode())
         shutil.rmtree(str(fresh), ignore_errors=True)
-        make(fresh / "spool")
+        make_private(fresh / "spool")
         with tarfile.open(str(payload)) as archive:
             ours = [entry for entry in archive if entry.isfile() and entry.name.startswith("startup/")]
             archive.extractall(str(fresh / "steward"), members=ours)
         run.update(executable=interpreter(), payload=str(payload), host_time=time.time())
         write_json(fresh / "run.json", run)
-        alone = locked(fresh / "alive")
+        alone = try_lock(fresh / "alive")
         assert alone is not None, "a folder that is new has no other owner"
         fresh.rename(folder)
         keep_names(folder.parent)
-        launch_steward(folder, (whole, alone))
+        launch_steward(folder, (cache_lock, alone))
         os.close(alone)
     finally:
         shutil.rmtree(str(fresh), ignore_errors=True)  # of a start that failed, on a disk that is full say
-        os.close(whole)
+        os.close(cache_lock)
     until = time.monotonic() + START_S
     while not (folder / "state.json").exists() and is_held(folder / "alive") and time.monotonic() < until:
         time.sleep(0.02)
-    return state(arguments)
+    return run_state(arguments)
 
 
-def already(cache: Path, folder: Path, vm: str) -> dict[str, Any]:
+def existing_run(cache: Path, folder: Path, vm: str) -> dict[str, Any]:
     """What somebody else who holds the host has started: this very run, when an earlier try was only slow to answer.
     Raises `Trouble` for any other."""
     until = time.monotonic() + START_S
     while not (folder / "run.json").exists():
-        holder = busy(cache) or "another run"
+        holder = measuring_machine(cache) or "another run"
         if holder != vm:
             raise Trouble("busy", holder, str(cache))
         if time.monotonic() > until:
             raise Trouble("failed", f"an earlier attempt to start {vm} is still running", str(cache))
         time.sleep(0.05)
-    return told(folder)
+    return read_state(folder)
 
 
 def launch_steward(folder: Path, held: tuple[int, int]) -> None:
@@ -161,37 +172,39 @@ def launch_steward(folder: Path, held: tuple[int, int]) -> None:
         )
 
 
-def state(arguments: dict[str, Any]) -> dict[str, Any]:
+def run_state(arguments: dict[str, Any]) -> dict[str, Any]:
     """What became of one run, and what is in its spool. A run whose steward is dead is ended here."""
     cache = cache_folder(arguments.get("cache", ""))
-    return told(run_folder(cache, vm_of(arguments)))
+    return read_state(run_folder(cache, vm_of(arguments)))
 
 
 def vm_of(arguments: dict[str, Any]) -> str:
     return str(arguments["run"]["vm"]) if "run" in arguments else str(arguments["vm"])
 
 
-def told(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         return {"exists": False}
-    run, odd = sound(folder / "run.json", RECORD)  # one that is damaged takes nothing from what is in the spool
+    run, odd = read_known_keys(
+        folder / "run.json", RECORD
+    )  # one that is damaged takes nothing from what is in the spool
     living = is_held(folder / "alive")
-    known, odder = known_of(folder)
-    if not living and not is_over(known):
-        known, odder = known_of(folder)  # it may have ended between the two looks
-        if not is_over(known):
-            known = bury(folder, run, known)
+    state, odder = known_of(folder)
+    if not living and not is_over(state):
+        state, odder = known_of(folder)  # it may have ended between the two looks
+        if not is_over(state):
+            state = mark_dead(folder, run, state)
     log, now = folder / "serial.log", time.time()
     return {
         "exists": True,
         "status": "running",
-        **known,
-        **on_this_clock(known, now),
+        **state,
+        **on_this_clock(state, now),
         "vm": folder.name,
         "labels": run.get("labels", {}),
         "deadline_s": run.get("deadline_s", 0),
         "now": now,
-        "files": spooled(folder / "spool"),
+        "files": list_spool(folder / "spool"),
         "spool": str(folder / "spool"),
         "log_size": log.stat().st_size if log.exists() else 0,
         "odd": "; ".join(filter(None, (odd, odder))),
@@ -202,7 +215,7 @@ def known_of(folder: Path) -> tuple[dict[str, Any], str]:
     """What the steward wrote down of a run, and what is wrong with that. A steward that has only begun, or whose disk
     is full, has written nothing."""
     path = folder / "state.json"
-    known, odd = sound(path, STATE)
+    known, odd = read_known_keys(path, STATE)
     if known.get("status") not in ("running", "gone") and path.exists():
         known.pop("status", None)
         odd = odd or f"{path} has no usable value for status"
@@ -214,45 +227,45 @@ def is_over(known: dict[str, Any]) -> bool:
     return known.get("status") == "gone" and {"started_at", "ended_at"} <= known.keys()
 
 
-def bury(folder: Path, run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def mark_dead(folder: Path, run: dict[str, Any], ended_state: dict[str, Any]) -> dict[str, Any]:
     """A run without its steward, killed or ended with the power: nothing of it goes on, and what it stored is kept."""
-    sweep(folder.name, folder / "scratch")
+    kill_run(folder.name, folder / "scratch")
     for name in ("scratch", "steward"):
         shutil.rmtree(str(folder / name), ignore_errors=True)
-    known, how = {**known, **on_this_clock(known, time.time())}, known.get("ended_by", "lost")
+    ended_state, how = {**ended_state, **on_this_clock(ended_state, time.time())}, ended_state.get("ended_by", "lost")
     alive = folder / "alive"
-    ended = float(known.get("ended_at", alive.stat().st_mtime if alive.exists() else time.time()))
-    began = float(known.get("started_at", min(run.get("host_time", ended), ended)))
-    known = {"id": run.get("id", ""), "started_at": began, "ended_at": max(ended, began)}
-    known |= {"status": "gone", "ended_by": how}
+    ended = float(ended_state.get("ended_at", alive.stat().st_mtime if alive.exists() else time.time()))
+    began = float(ended_state.get("started_at", min(run.get("host_time", ended), ended)))
+    ended_state = {"id": run.get("id", ""), "started_at": began, "ended_at": max(ended, began)}
+    ended_state |= {"status": "gone", "ended_by": how}
     try:
-        write_json(folder / "state.json", known)
+        write_json(folder / "state.json", ended_state)
     except OSError:
         pass  # a disk that is full, or lets nothing be written any more: whoever looks next finds the same
-    return known
+    return ended_state
 
 
 def on_this_clock(known: dict[str, Any], now: float) -> dict[str, float]:
     """When a run began and ended by what the clock says now: it may have been set in between. How long ago that was
     does not change by it, as long as the machine has not been started anew."""
-    if not known.get("boot") or known["boot"] != boot():
+    if not known.get("boot") or known["boot"] != boot_id():
         return {}
-    here = steady()
+    here = boot_seconds()
     since = {name: known.get(name + "_steady") for name in ("started", "ended")}
     return {name + "_at": now - (here - at) for name, at in since.items() if at is not None}
 
 
-def spooled(spool: Path) -> list[list[Any]]:
+def list_spool(spool: Path) -> list[list[Any]]:
     """Name, size and time of change of every object in the spool, in name order."""
-    found = []
+    spool_entries = []
     for path in sorted(spool.rglob("*")):
         try:
             if path.is_file():
                 status = path.stat()
-                found.append([path.relative_to(spool).as_posix(), status.st_size, status.st_mtime_ns])
+                spool_entries.append([path.relative_to(spool).as_posix(), status.st_size, status.st_mtime_ns])
         except OSError:
             continue  # replaced while we looked
-    return found
+    return spool_entries
 
 
 def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -270,7 +283,7 @@ def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"exists": True, "text": data.decode("utf-8", "replace"), "next": begin + len(data)}
 
 
-def stop(arguments: dict[str, Any]) -> dict[str, Any]:
+def stop_run(arguments: dict[str, Any]) -> dict[str, Any]:
     """Asks the steward to end its run, with time to store what there is. What is gone is stopped."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
     if known_of(folder)[0].get("status") != "gone" and is_held(folder / "alive"):
@@ -278,15 +291,15 @@ def stop(arguments: dict[str, Any]) -> dict[str, Any]:
             (folder / "stop").touch()
         except OSError:
             pass  # a disk that is full: the signal ends it all the same
-        for pid in stewards(folder):  # it may not have written down yet, or could not, that it is there
+        for pid in find_supervisors(folder):  # it may not have written down yet, or could not, that it is there
             try:
                 os.kill(pid, signal.SIGTERM)
             except OSError:
                 continue  # it ended first
-    return told(folder)
+    return read_state(folder)
 
 
-def forget(arguments: dict[str, Any]) -> dict[str, Any]:
+def forget_run(arguments: dict[str, Any]) -> dict[str, Any]:
     """Removes what is left of a run that is over."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
     until = time.monotonic() + 3
@@ -294,13 +307,13 @@ def forget(arguments: dict[str, Any]) -> dict[str, Any]:
         if time.monotonic() > until:
             raise Trouble("busy", "it still runs", str(folder))
         time.sleep(0.05)
-    sweep(folder.name, folder / "scratch")
+    kill_run(folder.name, folder / "scratch")
     shutil.rmtree(str(folder), ignore_errors=True)
     return {"exists": folder.exists()}
 
 
-def runs(arguments: dict[str, Any]) -> dict[str, Any]:
+def list_runs(arguments: dict[str, Any]) -> dict[str, Any]:
     """Every run that has left anything here."""
     folder = cache_folder(arguments.get("cache", "")) / "runs"
     there = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
-    return {"runs": [one for one in map(told, there) if one["exists"]]}
+    return {"runs": [one for one in map(read_state, there) if one["exists"]]}

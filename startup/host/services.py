@@ -29,7 +29,7 @@ PROJECT = "host"
 
 
 @dataclass
-class Machine:
+class ServedMachine:
     """What the run is told of its machine. `now` is the client's time: this host's clock may be off."""
 
     run: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Machine:
         return {**self.run["metadata"], "bench-endpoints": endpoints}
 
 
-def owns(peer: tuple[str, int], server: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
+def owns_peer(peer: tuple[str, int], server: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> bool:
     """Whether the process at the other end of a loopback connection is of our own user, or of root.
 
     Of a connection that no process holds any more the table says root, whoever made it: it has no inode, and is
@@ -80,7 +80,7 @@ class OwnServer(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         try:
-            return owns(client_address, request.getsockname())
+            return owns_peer(client_address, request.getsockname())
         except OSError:  # it is gone already
             return False
 
@@ -104,17 +104,17 @@ class QuietHandler(BaseHTTPRequestHandler):
             self.close_connection = True  # whoever asked is gone
 
 
-class Server(OwnServer):
+class ServicesServer(OwnServer):
     """Serves one machine."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: ServedMachine) -> None:
         self.machine = machine
-        super().__init__(Handler)
+        super().__init__(ServicesHandler)
         machine.url = self.url
 
 
-class Handler(QuietHandler):
-    server: Server
+class ServicesHandler(QuietHandler):
+    server: ServicesServer
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return formatdate(self.server.machine.now() if timestamp is None else timestamp, usegmt=True)
@@ -129,8 +129,8 @@ class Handler(QuietHandler):
             self.answer(404)
 
     def do_POST(self) -> None:
-        said = self.headers.get("Content-Length") or "0"
-        length = int(said) if said.isdecimal() and len(said) < 12 else -1
+        length_text = self.headers.get("Content-Length") or "0"
+        length = int(length_text) if length_text.isdecimal() and len(length_text) < 12 else -1
         if not 0 <= length <= LONGEST_BODY:  # fewer than none would be read to the end, which may never come
             self.close_connection = True
             self.answer(413)
@@ -153,8 +153,8 @@ class Handler(QuietHandler):
             # The agent insists for a while on what may pass: a disk can be cleared while it does.
             self.answer(503, f"the spool cannot be written: {error.strerror}".encode())
         else:
-            told = {"name": name, "generation": str(generation)}
-            self.answer(200 if generation else 412, json.dumps(told).encode())
+            object_facts = {"name": name, "generation": str(generation)}
+            self.answer(200 if generation else 412, json.dumps(object_facts).encode())
 
     def do_DELETE(self) -> None:
         ours = self.path.rpartition("/")[2] == self.server.machine.run["vm"]
@@ -177,7 +177,7 @@ class Handler(QuietHandler):
             self.answer(200, b"TRUE" if machine.preempted.is_set() else b"FALSE")
             return
         run = machine.run
-        known = {
+        metadata_values = {
             "instance/id": run["id"],
             "instance/name": run["vm"],
             "instance/zone": f"projects/{PROJECT}/zones/{run['zone']}",
@@ -185,7 +185,7 @@ class Handler(QuietHandler):
             "instance/service-accounts/default/token": json.dumps({"access_token": NO_TOKEN, "expires_in": 86400}),
         }
         attribute = key.removeprefix("instance/attributes/")
-        value = machine.attributes.get(attribute) if attribute != key else known.get(key)
+        value = machine.attributes.get(attribute) if attribute != key else metadata_values.get(key)
         self.answer(404 if value is None else 200, (value or "").encode(), content_type="text/plain")
 
     def storage(self, path: str, query: Mapping[str, list[str]]) -> None:
@@ -197,11 +197,11 @@ class Handler(QuietHandler):
             return
         name = unquote(rest.removeprefix("o/"))
         payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
-        found = (Path(machine.run["payload"]).read_bytes(), 1) if name == payload else machine.spool.read(name)
-        if found is None:
+        stored = (Path(machine.run["payload"]).read_bytes(), 1) if name == payload else machine.spool.read(name)
+        if stored is None:
             self.answer(404)
         else:
-            data, generation = found
+            data, generation = stored
             self.answer(200, data, content_type="application/octet-stream", x_goog_generation=str(generation))
 
     def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:

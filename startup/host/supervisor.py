@@ -21,9 +21,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from startup.host.paths import boot, read_json, steady, write_json
-from startup.host.processes import MARK, belonging, sweep
-from startup.host.services import Machine, Server
+from startup.host.paths import boot_id, boot_seconds, read_json, write_json
+from startup.host.processes import MARK, kill_run, run_processes
+from startup.host.services import ServedMachine, ServicesServer
 from startup.host.spool import Spool
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,7 +41,7 @@ class Steward:
     `spool`, which is below `folder` unless it is named. `clock` is what the deadline goes by: it goes on while the
     machine sleeps, and nobody sets it."""
 
-    def __init__(self, folder: Path, spool: Spool | None = None, clock: Callable[[], float] = steady) -> None:
+    def __init__(self, folder: Path, spool: Spool | None = None, clock: Callable[[], float] = boot_seconds) -> None:
         self.folder = folder
         run = read_json(folder / "run.json")
         if run is None:
@@ -54,8 +54,8 @@ class Steward:
         self.started_at = time.time()
         clients = self.started_at + float(run["client_time"]) - float(run["host_time"])
         spool = spool or Spool(folder / "spool", frozenset(run.get("known", ())))
-        self.machine = Machine(run, spool, now=lambda: clients + clock() - self.began)
-        self.server = Server(self.machine)
+        self.machine = ServedMachine(run, spool, now=lambda: clients + clock() - self.began)
+        self.server = ServicesServer(self.machine)
         self.signals: SimpleQueue[int] = SimpleQueue()
         self.ended_by = ""
 
@@ -71,7 +71,7 @@ class Steward:
         try:
             self.run_to_its_end()
         finally:
-            sweep(self.vm, self.scratch, os.getpid())
+            kill_run(self.vm, self.scratch, os.getpid())
             self.reap()
             for name in ("scratch", "steward"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -97,12 +97,12 @@ class Steward:
 
     def tell(self, status: str) -> None:
         """What a client may know. A disk that is full keeps nobody from ending."""
-        known = {"status": status, "pid": os.getpid(), "started_at": self.started_at, "id": self.run["id"]}
-        known |= {"boot": boot(), "started_steady": self.began}
+        state = {"status": status, "pid": os.getpid(), "started_at": self.started_at, "id": self.run["id"]}
+        state |= {"boot": boot_id(), "started_steady": self.began}
         if status == "gone":
-            known |= {"ended_at": time.time(), "ended_steady": self.clock(), "ended_by": self.ended_by or "failed"}
+            state |= {"ended_at": time.time(), "ended_steady": self.clock(), "ended_by": self.ended_by or "failed"}
         try:
-            write_json(self.folder / "state.json", known)
+            write_json(self.folder / "state.json", state)
         except OSError as error:
             sys.stderr.write(f"cannot write state.json: {error}\n")
 
@@ -171,7 +171,7 @@ class Steward:
             except ChildProcessError:
                 return
             if not pid:
-                if not belonging(self.vm, self.scratch, os.getpid()):
+                if not run_processes(self.vm, self.scratch, os.getpid()):
                     return
                 time.sleep(TICK_S)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator import __version__
-from orchestrator.adapters.payload import bundle_root, pack
+from orchestrator.adapters.payload import bundle_root, pack_payload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +112,7 @@ def test_a_machine_gets_the_same_payload_from_the_wheel_as_from_the_checkout(pyt
     done = subprocess.run([str(python), "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     root, files = json.loads(done.stdout)
     assert Path(root).is_relative_to(python.parent.parent)
-    assert files == [file["path"] for file in json.loads(pack(bundle_root()).manifest)["files"]]
+    assert files == [file["path"] for file in json.loads(pack_payload(bundle_root()).manifest)["files"]]
 
 
 def test_the_installed_wheel_measures(python: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def watched(one: Subject, regime: str) -> watching.Watched | watching.Missed:
     except Unavailable as exc:
         return watching.Missed(str(exc))
     assert isinstance(timer, CudaTimer)
-    return watching.watched(timer, contender)
+    return watching.watch_samples(timer, contender)
 
 
 def middle(taken: Sequence[Timed]) -> float:

@@ -13,7 +13,7 @@ from kernels.attention.case import Case, Shape
 from kernels.harness import axes
 from kernels.harness.clocks import NoClocks
 from kernels.harness.timers import Timed, Timer
-from kernels.harness.timing import Extent, Instruments, Measured, Sample, measure
+from kernels.harness.timing import Extent, Instruments, Measured, Sample, measure_contenders
 from kernels.harness.turns import Contender
 
 CASE = Case(Shape(batch=2, heads=4, kv_heads=2, seq_q=9, seq_k=11, head_dim=8, causal=True), "bfloat16")
@@ -74,7 +74,13 @@ class Journal:
 def measured(journal: Journal, names: str, **changes: Any) -> tuple[Measured, list[Sample]]:
     """A measurement of contenders in the journal, and what it kept."""
     kept: list[Sample] = []
-    asked = {"blocks": 5, "warmup": 0, "rng": axes.order(CASE, 1), "clocks": NoClocks(), "pause": lambda _: None}
+    asked = {
+        "blocks": 5,
+        "warmup": 0,
+        "rng": axes.shuffle_generator(CASE, 1),
+        "clocks": NoClocks(),
+        "pause": lambda _: None,
+    }
     contenders = [journal.contender(name) for name in names]
     return played(contenders, timer=journal.timer, keep=kept.append, **(asked | changes)), kept
 
@@ -83,4 +89,4 @@ def played(contenders: Sequence[Contender], **asked: Any) -> Measured:
     """What `measure` says, asked by the names of what it takes."""
     extent = Extent(**{field.name: asked.pop(field.name) for field in fields(Extent) if field.name in asked})
     by = Instruments(**{field.name: asked.pop(field.name) for field in fields(Instruments) if field.name in asked})
-    return measure(contenders, extent, by, **asked)
+    return measure_contenders(contenders, extent, by, **asked)

@@ -48,11 +48,11 @@ def problem(
 
 def run(kernel: CpuAttention, p: Problem) -> torch.Tensor:
     """The kernel's answer, with its output memory poisoned first."""
-    with correctness.poisoned(p.q, through_torch=True):
+    with correctness.poison_memory(p.q, through_torch=True):
         return kernel.run(p.q, p.k, p.v, causal=p.causal, scale=p.scale)
 
 
 def verdict(kernel: CpuAttention, p: Problem) -> Check:
     """The gate's verdict on the kernel's answer."""
-    by = correctness.yardstick(p.q, p.k, p.v, causal=p.causal, max_abs_error=math.inf, scale=p.scale)
-    return correctness.judge(run(kernel, p), by)
+    by = correctness.exact_answer(p.q, p.k, p.v, causal=p.causal, max_abs_error=math.inf, scale=p.scale)
+    return correctness.judge_output(run(kernel, p), by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention.baseline import NAMES, Sdpa, chosen, dispatched, reason
+from kernels.attention.baseline import NAMES, Sdpa, chosen_backend, dispatched_backend, refusal_reason
 from kernels.attention.interface import Unavailable
 from tests.kernels.problems import problem
 
@@ -40,7 +40,7 @@ def test_which_backend_ran_is_read_off_the_operators_that_ran(name: str, inferen
         p = problem(heads=4, kv_heads=2)
         baseline = Sdpa(name)
         with baseline.scope():
-            assert dispatched(lambda: baseline.prepare(p.q, p.k, p.v, True)) == name
+            assert dispatched_backend(lambda: baseline.prepare(p.q, p.k, p.v, True)) == name
             assert Sdpa("default").resolved(p.q, p.k, p.v, True) == f"default:{name}"
 
 
@@ -54,10 +54,10 @@ def test_where_the_operators_do_not_tell_pytorchs_own_word_is_taken() -> None:
                 torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v)
 
     with torch.inference_mode():
-        assert dispatched(both) == ""
-    assert dispatched(lambda: p.q + 1) == ""
-    assert dispatched(lambda: Sdpa("cudnn").prepare(p.q, p.k, p.v, False)) == ""
-    assert chosen(p.q, p.k, p.v, False, None) == "flash"
+        assert dispatched_backend(both) == ""
+    assert dispatched_backend(lambda: p.q + 1) == ""
+    assert dispatched_backend(lambda: Sdpa("cudnn").prepare(p.q, p.k, p.v, False)) == ""
+    assert chosen_backend(p.q, p.k, p.v, False, None) == "flash"
 
 
 @pytest.mark.parametrize("name", ["efficient", "cudnn"])
@@ -79,15 +79,15 @@ def test_of_pytorchs_many_warnings_the_cause_is_kept_in_one_short_line() -> None
         """Flash attention only supports gpu architectures in the range [sm80, sm121].
         This is an sm 7.5 gpu. (Triggered internally at /build/sdp_utils.cpp:34.)""",
     ]
-    words = reason("flash", "No available kernel. Aborting execution.", told)
+    words = refusal_reason("flash", "No available kernel. Aborting execution.", told)
     assert words.startswith("Flash attention only supports gpu architectures in the range [sm80, sm121]")
     assert words.endswith("sm 7.5 gpu")
     assert "\n" not in words
     assert "cpp" not in words
-    assert reason("flash", "No available kernel. Aborting execution.", []) == "No available kernel"
+    assert refusal_reason("flash", "No available kernel. Aborting execution.", []) == "No available kernel"
     long = "Both fused kernels require the same num_heads. Query.sizes(): " + "[2, 16, 512, 64], " * 20
-    assert reason("flash", "No available kernel.", [long]) == "Both fused kernels require the same num_heads"
-    assert len(reason("flash", "No available kernel.", ["x" * 500])) == 160
+    assert refusal_reason("flash", "No available kernel.", [long]) == "Both fused kernels require the same num_heads"
+    assert len(refusal_reason("flash", "No available kernel.", ["x" * 500])) == 160
 
 
 TOLD = [
@@ -101,8 +101,10 @@ TOLD = [
 
 
 def test_the_reason_is_the_backends_own_and_not_what_was_said_first() -> None:
-    assert reason("flash", "No available kernel.", TOLD).startswith("Expected query, key and value to all be of dtype")
+    assert refusal_reason("flash", "No available kernel.", TOLD).startswith(
+        "Expected query, key and value to all be of dtype"
+    )
     for other in ("efficient", "cudnn"):
-        assert reason(other, "No available kernel. Aborting execution.", TOLD) == "No available kernel"
+        assert refusal_reason(other, "No available kernel. Aborting execution.", TOLD) == "No available kernel"
     turned = [words.replace("Flash attention", "cuDNN attention") for words in TOLD[:4]]
-    assert reason("cudnn", "No available kernel.", turned).startswith("Expected query")
+    assert refusal_reason("cudnn", "No available kernel.", turned).startswith("Expected query")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kernels.attention import registry
-from kernels.attention.cpu.compile import SOURCES, build, find_compiler
+from kernels.attention.cpu.compile import SOURCES, build_library, find_compiler
 from kernels.attention.cpu.kernel import CpuAttention, torch_openmp
 from kernels.attention.interface import BuildFailed, Unavailable
 
@@ -30,14 +30,14 @@ def program(path: Path, text: str) -> Path:
 
 def failure(environ: Mapping[str, str], tmp_path: Path) -> BuildFailed:
     with pytest.raises(BuildFailed) as told:
-        build(tmp_path / "out", tmp_path / "cache", environ=environ)
+        build_library(tmp_path / "out", tmp_path / "cache", environ=environ)
     return told.value
 
 
 def test_a_second_build_comes_from_the_cache_and_is_the_same_library(
     kernel: CpuAttention, kernel_cache: Path, tmp_path: Path
 ) -> None:
-    first, second = build(tmp_path, kernel_cache), build(tmp_path, kernel_cache)
+    first, second = build_library(tmp_path, kernel_cache), build_library(tmp_path, kernel_cache)
     assert first.record.cached
     assert second.record.cached
     assert first.library == second.library
@@ -45,7 +45,7 @@ def test_a_second_build_comes_from_the_cache_and_is_the_same_library(
 
 
 def test_the_record_names_compiler_flags_and_hashes(kernel: CpuAttention, kernel_cache: Path, tmp_path: Path) -> None:
-    record = build(tmp_path, kernel_cache).record.as_json()
+    record = build_library(tmp_path, kernel_cache).record.as_json()
     wanted = "schema implementation compiler compiler_version flags seconds cached source_sha256 artifact_sha256"
     assert set(wanted.split()) <= set(record)
     assert record["implementation"] == "bench"
@@ -56,20 +56,20 @@ def test_the_record_names_compiler_flags_and_hashes(kernel: CpuAttention, kernel
 def test_a_damaged_library_in_the_cache_is_built_again(
     kernel: CpuAttention, kernel_cache: Path, tmp_path: Path
 ) -> None:
-    library = build(tmp_path, kernel_cache).library
+    library = build_library(tmp_path, kernel_cache).library
     own = tmp_path / "cache"
     own.mkdir()
     shutil.copy(library.with_suffix(".sha256"), own)
     (own / library.name).write_bytes(library.read_bytes()[:-100])
-    healed = build(tmp_path, own)
+    healed = build_library(tmp_path, own)
     assert not healed.record.cached
-    assert build(tmp_path, own).record.cached
+    assert build_library(tmp_path, own).record.cached
 
 
 def test_a_sealed_library_that_does_not_load_is_built_again(
     kernel: CpuAttention, kernel_cache: Path, tmp_path: Path
 ) -> None:
-    name = build(tmp_path, kernel_cache).library.name
+    name = build_library(tmp_path, kernel_cache).library.name
     own = tmp_path / "cache"
     own.mkdir()
     (own / name).write_bytes(b"not a library")
@@ -117,8 +117,8 @@ def test_compilers_that_differ_never_share_a_library(kernel: CpuAttention, kerne
         tmp_path / "other-g++",
         f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "other 1.0"; exit 0; }}\nexec {real} "$@"\n',
     )
-    built = build(tmp_path, kernel_cache, environ={**os.environ, "CXX": str(other)})
-    assert built.library != build(tmp_path, kernel_cache).library
+    built = build_library(tmp_path, kernel_cache, environ={**os.environ, "CXX": str(other)})
+    assert built.library != build_library(tmp_path, kernel_cache).library
 
 
 def test_an_unwritable_cache_is_a_build_failure_with_a_remedy(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_the_kernel_borrows_the_openmp_threads_that_pytorch_has() -> None:
 
 
 def test_the_registry_picks_by_device_and_names_what_is_missing() -> None:
-    assert isinstance(registry.find(torch.device("cpu"), threads=1), CpuAttention)
+    assert isinstance(registry.find_kernel(torch.device("cpu"), threads=1), CpuAttention)
     with pytest.raises(Unavailable, match="no bundled kernel for device type meta"):
-        registry.find(torch.device("meta"))
+        registry.find_kernel(torch.device("meta"))
 
 
 def test_a_payload_without_cuda_sources_says_so(tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ from kernels.attention.interface import Plan
 from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.attention.workload import WORKLOAD
 from kernels.harness import axes
-from kernels.harness.contenders import Bound, bind, build, check_copies
+from kernels.harness.contenders import Bound, bind_contender, build_contender, check_copies
 from kernels.harness.input_sets import (
     AIM,
     MOST_SETS,
     Rotation,
     cache_bytes,
-    copies,
+    copy_inputs,
     cpu_cache_bytes,
     free_bytes,
-    rotation,
+    plan_rotation,
 )
 from kernels.harness.workload import Call, Check, Site
 
@@ -39,7 +39,7 @@ SIZE = st.integers(1, 1 << 40)
 
 @given(SIZE, SIZE, SIZE)
 def test_what_is_called_cold_has_turned_the_cache_over_since_it_was_last_read(size: int, cache: int, free: int) -> None:
-    turns = rotation("cold", size, cache, free, MOST)
+    turns = plan_rotation("cold", size, cache, free, MOST)
     assert 1 <= turns.sets <= MOST
     assert turns.sets == 1 or turns.sets * size <= free
     passed_through = max((turns.sets - 1) * size, size / AIM)
@@ -49,7 +49,7 @@ def test_what_is_called_cold_has_turned_the_cache_over_since_it_was_last_read(si
 
 @given(SIZE, SIZE)
 def test_with_memory_to_spare_only_problems_tiny_beside_the_cache_are_not_cold(size: int, cache: int) -> None:
-    turns = rotation("cold", size, cache, 1 << 60, MOST)
+    turns = plan_rotation("cold", size, cache, 1 << 60, MOST)
     assert turns.cache == "cold" or (MOST - 1) * size < cache
     if turns.sets < MOST:
         assert (turns.sets - 1) * size >= AIM * cache > (turns.sets - 2) * size or turns.sets == 2
@@ -57,18 +57,18 @@ def test_with_memory_to_spare_only_problems_tiny_beside_the_cache_are_not_cold(s
 
 @given(SIZE, SIZE, SIZE)
 def test_a_warm_cache_takes_one_set(size: int, cache: int, free: int) -> None:
-    assert rotation("warm", size, cache, free) == Rotation(1, "warm")
+    assert plan_rotation("warm", size, cache, free) == Rotation(1, "warm")
 
 
 def test_a_set_is_what_one_call_reads_and_writes() -> None:
-    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
+    inputs = PROBLEM.inputs(CASE, axes.case_generator(CASE, CPU, 1))
     tensors = (inputs.q, inputs.k, inputs.v, inputs.q)
     assert PROBLEM.set_bytes(CASE, inputs) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def test_copies_hold_the_same_values_in_memory_of_their_own() -> None:
-    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
-    made = copies(inputs, 4, PROBLEM.copied)
+    inputs = PROBLEM.inputs(CASE, axes.case_generator(CASE, CPU, 1))
+    made = copy_inputs(inputs, 4, PROBLEM.copied)
     assert made[0] is inputs
     for name in ("q", "k", "v"):
         tensors = [getattr(one, name) for one in made]
@@ -104,12 +104,12 @@ def test_this_machines_cache_and_memory_are_found() -> None:
 
 
 def contender(name: str, inputs: Inputs) -> Bound:
-    return bind(name, {name: build(WORKLOAD, name, Site(CPU, 1, Path(), Path()))}, CASE, inputs)
+    return bind_contender(name, {name: build_contender(WORKLOAD, name, Site(CPU, 1, Path(), Path()))}, CASE, inputs)
 
 
 def bound_on() -> tuple[Bound, correctness.Yardstick, Inputs]:
-    inputs = PROBLEM.inputs(CASE, axes.generator(CASE, CPU, 1))
-    by = correctness.yardstick(inputs.q, inputs.k, inputs.v, causal=True, max_abs_error=0.01)
+    inputs = PROBLEM.inputs(CASE, axes.case_generator(CASE, CPU, 1))
+    by = correctness.exact_answer(inputs.q, inputs.k, inputs.v, causal=True, max_abs_error=0.01)
     return contender("sdpa:math", inputs), by, inputs
 
 

@@ -18,13 +18,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def measured(dtype: torch.dtype = torch.float32, max_abs_error: float = 0.01) -> tuple[torch.Tensor, Yardstick]:
     p = problem(heads=4, kv_heads=2, seq_q=33, seq_k=65, head_dim=64, dtype=dtype)
-    by = correctness.yardstick(p.q, p.k, p.v, causal=False, max_abs_error=max_abs_error)
+    by = correctness.exact_answer(p.q, p.k, p.v, causal=False, max_abs_error=max_abs_error)
     out = torch.nn.functional.scaled_dot_product_attention(p.q, p.k, p.v, enable_gqa=True)
     return out, by
 
 
 def judged(out: torch.Tensor, by: Yardstick) -> Check:
-    check = correctness.judge(out, by)
+    check = correctness.judge_output(out, by)
     assert check.passed == (check.reason == "")
     return check
 
@@ -94,7 +94,7 @@ def test_where_the_dtype_cannot_hold_the_answer_closely_rounding_is_not_an_error
     one = torch.ones(1, 1, 1, 8, dtype=torch.bfloat16)
     keys = torch.ones(1, 1, 2, 8, dtype=torch.bfloat16)
     values = torch.tensor([100.0, 101.5], dtype=torch.bfloat16).view(1, 1, 2, 1).expand(1, 1, 2, 8).contiguous()
-    by = correctness.yardstick(one, keys, values, causal=False, max_abs_error=0.01)
+    by = correctness.exact_answer(one, keys, values, causal=False, max_abs_error=0.01)
     exact = by.exact.to(torch.bfloat16)
     assert (exact.double() - by.exact).abs().max() > 0.01
     assert judged(exact, by).passed
@@ -103,7 +103,7 @@ def test_where_the_dtype_cannot_hold_the_answer_closely_rounding_is_not_an_error
 @pytest.mark.parametrize("through_torch", [True, False])
 def test_memory_that_is_never_written_shows_as_nan(through_torch: bool) -> None:
     like = torch.empty(1 << 16)
-    with correctness.poisoned(like, through_torch=through_torch):
+    with correctness.poison_memory(like, through_torch=through_torch):
         fresh = torch.empty(1 << 16)
     if through_torch:  # the other way depends on the allocator handing the same block out again
         assert bool(fresh.isnan().all())
@@ -111,7 +111,7 @@ def test_memory_that_is_never_written_shows_as_nan(through_torch: bool) -> None:
 
 
 def test_poisoning_ends_even_when_the_call_raises() -> None:
-    with pytest.raises(ZeroDivisionError), correctness.poisoned(torch.empty(4), through_torch=True):
+    with pytest.raises(ZeroDivisionError), correctness.poison_memory(torch.empty(4), through_torch=True):
         raise ZeroDivisionError
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -13,11 +13,11 @@ from kernels.forms.definition import Arguments, in_double
 from kernels.harness.criterion import (
     Errors,
     ReferenceRaised,
-    allowance,
-    distance,
+    allowed_errors,
+    error_distance,
     exact_of,
-    judged,
-    pieces,
+    judge_output,
+    matching_pieces,
     with_stale,
 )
 
@@ -33,9 +33,9 @@ def verdict(
     exact = exact_of(lambda a: reference(*a.args), given, noise, in_double)
     errors: Errors | None = None
     if baseline is not None:
-        found, errors = judged(baseline(*inputs), exact, None, None)
+        found, errors = judge_output(baseline(*inputs), exact, None, None)
         assert found.passed, f"the baseline: {found.reason}"
-    return judged(kernel(*inputs), exact, None, errors, **how)[0]
+    return judge_output(kernel(*inputs), exact, None, errors, **how)[0]
 
 
 def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,9 @@ def test_a_long_sum_by_one_thread_is_right_and_one_in_half_precision_is_not() ->
 @pytest.mark.parametrize("most", [1, 10, 64])
 def test_pieces_hold_every_element_once_and_no_more_than_asked(shape: tuple[int, ...], most: int) -> None:
     one = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-    parts = list(pieces(one, one.clone().as_strided(one.shape, one.stride()) if one.numel() else one, most=most))
+    parts = list(
+        matching_pieces(one, one.clone().as_strided(one.shape, one.stride()) if one.numel() else one, most=most)
+    )
     assert all(a.numel() <= most for a, _ in parts)
     assert sorted(value for a, _ in parts for value in a.reshape(-1).tolist()) == one.reshape(-1).tolist()
     assert all(torch.equal(a, b) for a, b in parts)
@@ -168,7 +170,7 @@ def test_pieces_hold_every_element_once_and_no_more_than_asked(shape: tuple[int,
 
 def test_a_distance_skips_what_is_not_finite_and_has_both_norms() -> None:
     out, right = torch.tensor([1.0, 2.0, math.inf, 4.0]), torch.tensor([1.0, 2.5, math.inf, 2.0])
-    assert distance(out, right) == (2.0, math.sqrt((0.25 + 4.0) / 4))
+    assert error_distance(out, right) == (2.0, math.sqrt((0.25 + 4.0) / 4))
 
 
 def test_a_workloads_tolerance_may_be_widened_by_what_the_baseline_itself_is_off() -> None:
@@ -178,7 +180,7 @@ def test_a_workloads_tolerance_may_be_widened_by_what_the_baseline_itself_is_off
     off = Errors(((0.05, 0.05),))
 
     def allowed(tolerance: dict[str, float], baseline: Errors | None, *, tf32: bool = False) -> float:
-        return allowance(right, torch.float32, exact, 0, baseline, tolerance, tf32)[0][0]
+        return allowed_errors(right, torch.float32, exact, 0, baseline, tolerance, tf32)[0][0]
 
     assert allowed(strict, off) == pytest.approx(0.0101)
     assert allowed(wide, None) == pytest.approx(0.0101)
@@ -206,7 +208,7 @@ def kernelbench(reference: Function, kernel: Function, *inputs: torch.Tensor, at
     exact = exact_of(lambda a: reference(*a.args), given, torch.Generator().manual_seed(3), in_double)
     other = Arguments(tuple(torch.rand(one.shape, generator=torch.Generator().manual_seed(4)) for one in inputs), {})
     exact = with_stale(exact, exact_of(lambda a: reference(*a.args), other, None, in_double))
-    return judged(kernel(*inputs), exact, None, None, {"rtol": atol, "atol": atol, "baselines": 3.0})[0]
+    return judge_output(kernel(*inputs), exact, None, None, {"rtol": atol, "atol": atol, "baselines": 3.0})[0]
 
 
 SMALL_ANSWERS: dict[str, Function] = {
@@ -251,10 +253,10 @@ def test_integers_obey_the_workloads_tolerance_and_without_one_are_equal() -> No
     far = right.clone()
     far[3, 5] += 3
     exact = exact_of(lambda _: right, Arguments((torch.rand(64, 64),), {}), None, in_double)
-    assert judged(off, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
-    assert not judged(far, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
-    assert not judged(off, exact, None, None)[0].passed
-    assert not judged(torch.zeros_like(right), exact, None, None, {"rtol": 0.0, "atol": 200.0})[0].passed
+    assert judge_output(off, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
+    assert not judge_output(far, exact, None, None, {"rtol": 0.0, "atol": 1.0})[0].passed
+    assert not judge_output(off, exact, None, None)[0].passed
+    assert not judge_output(torch.zeros_like(right), exact, None, None, {"rtol": 0.0, "atol": 200.0})[0].passed
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -13,7 +13,7 @@ import pytest
 
 from kernels.harness.clocks import Nvml, Sensors
 from kernels.harness.device_clock import InKernelClock
-from kernels.harness.energy import LEAD_S, LEAST_STEPS, LONGEST_S, Drawn, Step, between_steps, drawn
+from kernels.harness.energy import LEAD_S, LEAST_STEPS, LONGEST_S, Drawn, Step, between_steps, measure_energy
 from tests.support.patience import await_truth
 
 # An NVML whose device draws 400 W, and whose counter moves every 20 ms of `now_ms`, as a library that is loaded by name.
@@ -59,7 +59,7 @@ def test_joules_of_a_call_are_the_power_of_its_device_times_its_seconds(library:
             await_truth(lambda: looks >= before + 3, "a whole look at the counter", 0.001)
         return 10
 
-    found = drawn(work, counter, lambda: now_ms.value / 1000)
+    found = measure_energy(work, counter, lambda: now_ms.value / 1000)
     assert found is not None
     assert found.joules_per_call == pytest.approx(400 * 0.005 / 10)
     assert found.seconds > 0.5
@@ -67,7 +67,7 @@ def test_joules_of_a_call_are_the_power_of_its_device_times_its_seconds(library:
 
 def test_a_counter_unasked_or_silent_gives_nothing_and_costs_no_call(library: str) -> None:
     for counter in (Nvml("GPU-1", library=library).energy_j, lambda: None):
-        assert drawn(calls_that_fail, counter) is None
+        assert measure_energy(calls_that_fail, counter) is None
 
 
 def calls_that_fail() -> int:
@@ -91,13 +91,13 @@ class Played:
 
 def test_a_counter_that_stands_still_is_followed_for_so_long_and_gives_nothing() -> None:
     played = Played(lambda _: 7.0)
-    assert drawn(played.work, played.counter, lambda: played.now) is None
+    assert measure_energy(played.work, played.counter, lambda: played.now) is None
     assert played.now <= LONGEST_S + 0.2
 
 
 def test_nothing_is_begun_that_the_time_left_is_too_short_for() -> None:
     played = Played(lambda at: at)
-    assert drawn(played.work, played.counter, lambda: played.now, patience_s=0.5) is None
+    assert measure_energy(played.work, played.counter, lambda: played.now, patience_s=0.5) is None
     assert played.calls == 0
 
 

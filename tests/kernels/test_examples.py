@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.workload_files import gathered, own_workload
+from orchestrator.adapters.workload_files import gather_files, own_workload
 from tests.kernels.harness_process import HarnessProcess, named
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -22,7 +22,7 @@ FORMS = {
 def test_an_example_is_read_in_its_form_and_its_files_travel(name: str) -> None:
     read = own_workload(EXAMPLES / name)
     assert read.form == FORMS[name]
-    files = gathered(EXAMPLES / name)
+    files = gather_files(EXAMPLES / name)
     assert files
     assert all(path.startswith("own") for path in files)
 

@@ -11,7 +11,7 @@ from tests.kernels.measured import CASE, CPU
 
 
 def drawn(case: Case, seed: int) -> Inputs:
-    return AttentionProblem().inputs(case, axes.generator(case, CPU, seed))
+    return AttentionProblem().inputs(case, axes.case_generator(case, CPU, seed))
 
 
 def test_inputs_depend_on_seed_and_case_alone_and_are_never_zeros() -> None:

@@ -67,9 +67,9 @@ def test_nothing_is_left_running_when_the_agent_hangs_up(tmp_path: Path) -> None
 
 
 def children(root: int) -> list[int]:
-    from kernels.harness.processes import descendants
+    from kernels.harness.processes import list_descendants
 
-    return descendants(root)
+    return list_descendants(root)
 
 
 def alive(pid: int) -> bool:

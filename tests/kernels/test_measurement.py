@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernels.attention.interface import Unavailable
 from kernels.harness import axes
 from kernels.harness.clocks import NoClocks
-from kernels.harness.stopping import rule
+from kernels.harness.stopping import precision_rule
 from kernels.harness.timers import Timed, Timer
 from kernels.harness.timing import Sample
 from kernels.harness.turns import Contender
@@ -21,7 +21,7 @@ from tests.kernels.measured import CASE, Journal, measured, played
 
 
 def taken(journal: Journal, names: str, blocks: int, warmup: int, seed: int = 1) -> list[Sample]:
-    return measured(journal, names, blocks=blocks, warmup=warmup, rng=axes.order(CASE, seed))[1]
+    return measured(journal, names, blocks=blocks, warmup=warmup, rng=axes.shuffle_generator(CASE, seed))[1]
 
 
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 3))
@@ -92,7 +92,7 @@ def test_the_counter_of_energy_is_looked_at_after_the_last_sample_and_never_befo
     kept: list[str] = []
     done = played(
         [journal.contender(name) for name in "ab"],
-        blocks=3, warmup=1, timer=journal.timer, rng=axes.order(CASE, 1), clocks=Meter(journal),
+        blocks=3, warmup=1, timer=journal.timer, rng=axes.shuffle_generator(CASE, 1), clocks=Meter(journal),
         keep=lambda sample: kept.append(journal.lines.append("kept") or sample.implementation),
         pause=lambda _: None,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_contender_that_a_regime_cannot_time_is_left_out_with_the_reason() -> 
 
     kept: list[Sample] = []
     done = played(
-        [journal.contender(name) for name in "abc"], blocks=4, warmup="steady", timer=timer, rng=axes.order(CASE, 1),
+        [journal.contender(name) for name in "abc"], blocks=4, warmup="steady", timer=timer, rng=axes.shuffle_generator(CASE, 1),
         clocks=NoClocks(), keep=kept.append, pause=lambda _: None,
     )  # fmt: skip
     assert done.refused == {"b": "its calls cannot be captured in a graph"}
@@ -164,8 +164,8 @@ def test_a_contender_that_can_no_longer_be_timed_is_left_out_alone(
     kept: list[Sample] = []
     done = played(
         [journal.contender(name) for name in "abc"], blocks=12, warmup=warmup,
-        timer=lambda one: Greedy(journal, one.implementation), rng=axes.order(CASE, 1), clocks=NoClocks(),
-        keep=kept.append, pause=lambda _: None, enough=rule(0.5),
+        timer=lambda one: Greedy(journal, one.implementation), rng=axes.shuffle_generator(CASE, 1), clocks=NoClocks(),
+        keep=kept.append, pause=lambda _: None, enough=precision_rule(0.5),
     )  # fmt: skip
     refused = {"b": told} if when < 30 else {}
     assert dict(done.refused) == refused
@@ -178,7 +178,7 @@ def test_where_nothing_can_be_timed_nothing_is() -> None:
         raise Unavailable("no")
 
     done = played(
-        [Journal().contender("a")], blocks=4, warmup="steady", timer=timer, rng=axes.order(CASE, 1), clocks=NoClocks(),
+        [Journal().contender("a")], blocks=4, warmup="steady", timer=timer, rng=axes.shuffle_generator(CASE, 1), clocks=NoClocks(),
         keep=lambda _: pytest.fail("kept"),
     )  # fmt: skip
     assert (dict(done.latencies), done.stopped) == ({}, "repeats")

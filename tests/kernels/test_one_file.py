@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.forms.definition import BadWorkload, Definition, in_double
-from kernels.forms.expressions import value
-from kernels.forms.one_file import load
+from kernels.forms.expressions import evaluate
+from kernels.forms.one_file import load_one_file
 from kernels.harness.own import OwnWorkload, case_id
 from kernels.harness.reading import BadSpec
 
@@ -40,7 +40,7 @@ def read(folder: Path, text: str, **files: str) -> Definition:
     (folder / "mine.py").write_text(text)
     for name, content in files.items():
         (folder / name.replace("_dot_", ".")).write_text(content)
-    return load(folder / "mine.py")
+    return load_one_file(folder / "mine.py")
 
 
 def test_cases_are_every_combination_and_a_dtype_arrives_as_one(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_folder_brings_its_siblings_along(tmp_path: Path) -> None:
     (folder / "helper.py").write_text("def twice(x):\n    return x * 2\n")
     text = GOOD.replace("import torch\n", "import torch\nfrom helper import twice\n", 1)
     (folder / "thing.py").write_text(text)
-    assert load(folder).name == "thing"
+    assert load_one_file(folder).name == "thing"
 
 
 def test_cases_may_be_listed_and_skipped_with_a_reason(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_cuda_file_without_its_entry_is_refused_with_what_it_has(tmp_path: Pat
     ("text", "made"), [("rows", 12), ("cdiv(rows, 5)", 3), ("max(rows, 2 * 8) - 1", 15), ("1 << 4", 16), (7, 7)]
 )
 def test_expressions_are_arithmetic_over_the_axes(text: object, made: int) -> None:
-    assert value(text, {"rows": 12}) == made
+    assert evaluate(text, {"rows": 12}) == made
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_expressions_are_arithmetic_over_the_axes(text: object, made: int) -> No
 )
 def test_nothing_else_is_an_expression(text: object) -> None:
     with pytest.raises(ValueError, match=r"."):
-        value(text, {"rows": 12})
+        evaluate(text, {"rows": 12})
 
 
 def test_a_grid_chooses_among_the_axes_and_names_what_it_does_not_know() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.core.template import written
+from orchestrator.core.template import template_text
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.kernels.test_cheats import own
 
@@ -90,7 +90,7 @@ def test_on_a_gpu_each_fault_and_cheat_costs_its_own_row(tmp_path: Path) -> None
 
 def test_the_workload_that_bench_new_writes_measures_triton(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    (tmp_path / "norm.py").write_text(written("norm"))
+    (tmp_path / "norm.py").write_text(template_text("norm"))
     with HarnessProcess("measure", own(tmp_path / "norm.py", repeats=10, regime="both"), tmp_path) as harness:
         code, facts = harness.finish()
     assert code == 0, [case["skipped"] for case in named(facts, "case_finished")] + [harness.log()[-2000:]]

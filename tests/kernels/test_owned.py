@@ -19,7 +19,7 @@ def library(folder: Path) -> Callable[[], bool]:
     path, seal = folder / "library.so", folder / "library.sha256"
     path.write_bytes(b"code")
     seal.write_text(hashlib.sha256(b"code").hexdigest())
-    return lambda: owned.sealed(path, seal)
+    return lambda: owned.is_sealed(path, seal)
 
 
 def cubin(folder: Path) -> Callable[[], bool]:
@@ -56,7 +56,7 @@ def test_code_of_another_user_is_not_loaded(
     keep: Callable[[Path], Callable[[], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_taken = keep(tmp_path)
-    monkeypatch.setattr(owned, "trusted", lambda: (os.geteuid() + 1,))
+    monkeypatch.setattr(owned, "trusted_ids", lambda: (os.geteuid() + 1,))
     assert not is_taken()
 
 
@@ -74,7 +74,7 @@ def test_code_behind_a_link_of_another_user_is_not_loaded(
     assert is_taken()
     os.lchown(link, 65534, 65534)
     assert not is_taken()
-    assert not owned.ready(link)
+    assert not owned.make_private_folder(link)
 
 
 def test_a_folder_of_ours_that_others_may_write_is_closed_to_them(
@@ -83,10 +83,10 @@ def test_a_folder_of_ours_that_others_may_write_is_closed_to_them(
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
-    assert owned.ready(folder)
+    assert owned.make_private_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-    monkeypatch.setattr(owned, "trusted", lambda: (os.geteuid() + 1,))
-    assert not owned.ready(folder)
+    monkeypatch.setattr(owned, "trusted_ids", lambda: (os.geteuid() + 1,))
+    assert not owned.make_private_folder(folder)
 
 
 def test_what_is_kept_is_closed_to_others_whatever_the_umask_is(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_what_is_kept_is_closed_to_others_whatever_the_umask_is(tmp_path: Path) 
         cache.store(cache.folder / "one.cubin", b"image", "")
         fresh, kept, seal = tmp_path / "fresh", cache.folder / "one.so", cache.folder / "one.sha256"
         fresh.write_bytes(b"code")
-        owned.keep(fresh, kept, seal)
+        owned.seal_file(fresh, kept, seal)
     finally:
         os.umask(before)
     assert cache.load(cache.folder / "one.cubin") == (b"image", "")
-    assert owned.sealed(kept, seal)
+    assert owned.is_sealed(kept, seal)
     assert not fresh.exists()
     assert not any(path.stat().st_mode & 0o022 for path in (cache.folder, *cache.folder.iterdir()))
 

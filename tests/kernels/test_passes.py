@@ -11,7 +11,7 @@ import torch
 from kernels.attention import reference
 from kernels.attention.case import CASE_ID, PASSES, Case, Shape
 from kernels.attention.gradient_gate import GradientYardstick
-from kernels.attention.implementations import Baseline, bench
+from kernels.attention.implementations import Baseline, bundled_kernel
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.attention.workload import WORKLOAD
@@ -94,7 +94,7 @@ def test_a_device_without_a_backward_pass_says_so(tmp_path: Path) -> None:
     case, inputs = made("backward")
     site = Site(torch.device("cpu"), 1, tmp_path, tmp_path)
     with pytest.raises(Unavailable, match="no backward pass"):
-        bench("bench", site).bind(case, inputs)
+        bundled_kernel("bench", site).bind(case, inputs)
 
 
 def test_a_backend_that_cannot_is_unavailable_with_a_reason() -> None:

@@ -19,13 +19,13 @@ from kernels.harness.profiling import (
     Tool,
     by_ncu,
     find_tool,
+    is_restricted,
     profile_all,
-    recorded,
-    restricted,
+    recorded_machine,
     write_pages,
 )
 from kernels.harness.reading import BadSpec
-from kernels.harness.spec import Profile, parse
+from kernels.harness.spec import Profile, parse_spec
 from tests.kernels.harness_process import HarnessProcess, shape, spec
 
 CASE, MISSING = "b1-h2-kv2-q8-k8-d16-full-float32", "b9-h2-kv2-q8-k8-d16-full-float32"
@@ -140,7 +140,7 @@ def test_while_one_is_profiled_the_texts_of_the_one_before_are_written(
     monkeypatch.setenv("PATH", f"{ncu.parent}:{os.environ['PATH']}")
     heard: Any = Heard()
     both = {**SMALL, "implementations": ["sdpa:math", "bench"]}
-    asked = parse(json.dumps(spec(**both, profile={"cases": [CASE]})), None)
+    asked = parse_spec(json.dumps(spec(**both, profile={"cases": [CASE]})), None)
     assert profile_all(asked, tmp_path, heard, Machine("cuda", "a GPU")) == 0
     assert heard.told[-1] == "profile/summary.json"
     rows = json.loads((tmp_path / "profile/summary.json").read_text())["profiles"]
@@ -153,12 +153,12 @@ def test_while_one_is_profiled_the_texts_of_the_one_before_are_written(
 
 
 def test_what_the_environment_step_wrote_down_is_not_asked_of_pytorch_again(tmp_path: Path) -> None:
-    assert recorded(tmp_path) is None
+    assert recorded_machine(tmp_path) is None
     (tmp_path / "environment.json").write_text('{"device": "NVIDIA H200", "device_kind": "cuda", "torch": "2"}')
-    assert recorded(tmp_path) == Machine("cuda", "NVIDIA H200")
+    assert recorded_machine(tmp_path) == Machine("cuda", "NVIDIA H200")
     for spoilt in ("[]", "{", '{"device": "x"}'):
         (tmp_path / "environment.json").write_text(spoilt)
-        assert recorded(tmp_path) is None
+        assert recorded_machine(tmp_path) is None
     program = (
         "import json, sys; from pathlib import Path; from kernels.harness.__main__ import main;"
         "code = main(sys.argv[1:]); print('torch' in sys.modules, code, file=sys.stderr)"
@@ -216,7 +216,7 @@ def test_the_tool_is_ncu_only_where_it_is_there_and_may_read_counters(
     closed, open_ = tmp_path / "closed", tmp_path / "open"
     closed.write_text("EnableMSI: 1\nRmProfilingAdminOnly: 1\n")
     open_.write_text("RmProfilingAdminOnly: 0\n")
-    assert (restricted(closed), restricted(open_), restricted(tmp_path / "none")) == (True, False, False)
+    assert (is_restricted(closed), is_restricted(open_), is_restricted(tmp_path / "none")) == (True, False, False)
     there = {"PATH": str(Path(fake(tmp_path)).parent)}
     assert find_tool("cuda", "roofline", there, open_) == Tool(f"{there['PATH']}/ncu")
     assert "processor" in find_tool("cpu", "roofline", there, open_).why_not
@@ -232,6 +232,8 @@ def test_the_tool_is_ncu_only_where_it_is_there_and_may_read_counters(
 )
 def test_what_cannot_be_meant_is_refused(wrong: object) -> None:
     with pytest.raises(BadSpec):
-        parse(json.dumps(spec(profile=wrong)))
-    assert parse(json.dumps(spec())).profile is None
-    assert parse(json.dumps(spec(profile={"cases": [CASE], "set": "full"}))).profile == Profile((CASE,), (), "full")
+        parse_spec(json.dumps(spec(profile=wrong)))
+    assert parse_spec(json.dumps(spec())).profile is None
+    assert parse_spec(json.dumps(spec(profile={"cases": [CASE], "set": "full"}))).profile == Profile(
+        (CASE,), (), "full"
+    )

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.baseline import Sdpa, chosen, dispatched
+from kernels.attention.baseline import Sdpa, chosen_backend, dispatched_backend
 from kernels.attention.case import Case, Shape
 from kernels.attention.implementations import Baseline
 from kernels.attention.interface import Plan, Unavailable
 from kernels.attention.problem import AttentionProblem, Inputs
-from kernels.harness.clocks import clocks, nvml
+from kernels.harness.clocks import device_clocks, open_nvml
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.input_sets import cache_bytes, free_bytes
 from kernels.harness.memory import peak_bytes
@@ -38,7 +38,7 @@ def busy() -> None:
 
 
 def test_the_kernels_clock_agrees_with_nvml() -> None:
-    clock, sensors = in_kernel_clock(DEV), nvml(DEV)
+    clock, sensors = in_kernel_clock(DEV), open_nvml(DEV)
     busy()
     pairs = []
     for _ in range(11):
@@ -50,7 +50,7 @@ def test_the_kernels_clock_agrees_with_nvml() -> None:
             pairs.append(seen / told)
     if pairs:
         assert 0.93 < statistics.median(pairs) < 1.07
-    assert clocks(DEV).read().sm_clock_mhz is not None
+    assert device_clocks(DEV).read().sm_clock_mhz is not None
 
 
 def test_an_empty_pair_of_events_takes_a_few_microseconds_at_most() -> None:
@@ -141,7 +141,7 @@ def test_the_backend_that_ran_is_named(name: str) -> None:
     except Unavailable as exc:
         pytest.skip(str(exc))
     with baseline.scope():
-        assert dispatched(lambda: baseline.prepare(q, q, q, False)) == name
+        assert dispatched_backend(lambda: baseline.prepare(q, q, q, False)) == name
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -149,7 +149,11 @@ def test_the_default_is_named_after_the_backend_that_it_equals_bit_for_bit(head_
     generator = torch.Generator(DEV).manual_seed(1)
     q, k, v = (torch.randn(2, 8, 1024, head_dim, device=DEV, generator=generator).half() for _ in range(3))
     named_as = Sdpa("default").resolved(q, k, v, False).removeprefix("default:")
-    assert named_as == dispatched(lambda: Sdpa("default").prepare(q, k, v, False)) == chosen(q, k, v, False, None)
+    assert (
+        named_as
+        == dispatched_backend(lambda: Sdpa("default").prepare(q, k, v, False))
+        == chosen_backend(q, k, v, False, None)
+    )
     baseline = Sdpa(named_as)
     with baseline.scope():
         pinned = baseline.prepare(q, k, v, False)()

@@ -54,8 +54,8 @@ def test_a_folder_goes_once_its_owner_is_killed_and_not_before(tmp_path: Path, w
 
 def test_both_look_for_the_same_names_in_the_same_places() -> None:
     assert of_agent.PREFIX == of_harness.PREFIX
-    assert of_agent.places({}) == (of_harness.MEMORY, Path("/tmp"))
-    assert of_agent.places({"TMPDIR": tempfile.gettempdir()})[1] == Path(tempfile.gettempdir())
+    assert of_agent.scratch_places({}) == (of_harness.MEMORY, Path("/tmp"))
+    assert of_agent.scratch_places({"TMPDIR": tempfile.gettempdir()})[1] == Path(tempfile.gettempdir())
 
 
 def test_a_harness_that_is_killed_as_it_hangs_leaves_nothing_to_the_next(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.harness.answers import written
+from kernels.harness.answers import write_answer
 from kernels.harness.arena import Arena
 from kernels.harness.hands import Hand
 from kernels.harness.own import OwnCase
@@ -64,6 +64,6 @@ def test_there_is_no_third_try_and_none_after_an_answer_or_a_fault_of_its_own() 
 def test_nothing_but_the_answer_itself_holds_its_memory(tmp_path: Path) -> None:
     """Answers of gigabytes cannot wait for the garbage collector."""
     storage = torch.ones(8)
-    told = written({"a": [storage, storage]}, str(tmp_path))
+    told = write_answer({"a": [storage, storage]}, str(tmp_path))
     assert told["tree"] == {"map": {"a": {"list": [0, 1]}}}
     assert sys.getrefcount(storage) == 2

@@ -13,7 +13,7 @@ import torch
 from kernels.harness import rows, watching
 from kernels.harness.judging import Session, build_all
 from kernels.harness.second_clock import ask_cupti, of_case
-from kernels.harness.spec import parse
+from kernels.harness.spec import parse_spec
 from kernels.harness.timers import timer_for
 from tests.kernels.harness_process import spec
 
@@ -36,7 +36,7 @@ class Said:
 
 
 def session(out: Path) -> Any:
-    asked = parse(json.dumps(spec(implementations=["sdpa:default", "sdpa:math", "sdpa:default:aa"])))
+    asked = parse_spec(json.dumps(spec(implementations=["sdpa:default", "sdpa:math", "sdpa:default:aa"])))
     said: Any = Said()
     return Session(asked, out, out, said, CPU, asked.workload.problem())  # type: ignore[union-attr]
 

@@ -14,7 +14,7 @@ from kernels.attention.case import CASE_ID, DTYPE_NAMES, Case, Shape
 from kernels.attention.registry import REGISTRY
 from kernels.harness.reading import BadSpec
 from kernels.harness.registry import Entry, Registry
-from kernels.harness.spec import parse
+from kernels.harness.spec import parse_spec
 from tests.kernels.harness_process import ROOT, shape, spec
 
 SIZE = st.integers(1, 10**6)
@@ -26,7 +26,7 @@ SHAPES = st.builds(
 
 def refusal(data: Any) -> str:
     with pytest.raises(BadSpec) as told:
-        parse(json.dumps(data))
+        parse_spec(json.dumps(data))
     return str(told.value)
 
 
@@ -45,53 +45,53 @@ def test_the_contracts_own_example_of_a_case_id_is_what_a_case_is_called() -> No
 
 def test_cases_come_shape_by_shape_and_those_done_are_left_out() -> None:
     asked = spec(measure={"shapes": [shape(4), shape(5)], "dtypes": ["float32", "float16"]})
-    ids = [case.id for case in parse(json.dumps(asked)).measure]
+    ids = [case.id for case in parse_spec(json.dumps(asked)).measure]
     assert [case_id.split("-")[3] + case_id.rsplit("-", 1)[1] for case_id in ids] == [
         "q4float32", "q4float16", "q5float32", "q5float16",
     ]  # fmt: skip
-    resumed = parse(json.dumps(asked | {"skip_cases": [ids[1], "b9-h9-kv9-q9-k9-d9-full-float32"]}))
+    resumed = parse_spec(json.dumps(asked | {"skip_cases": [ids[1], "b9-h9-kv9-q9-k9-d9-full-float32"]}))
     assert [case.id for case in resumed.planned] == [ids[0], ids[2], ids[3]]
 
 
 def test_what_the_agent_adds_may_be_absent_when_run_by_hand() -> None:
     by_hand = {key: value for key, value in spec().items() if key not in ("run_id", "vm", "threads", "skip_cases")}
-    parsed = parse(json.dumps(by_hand))
+    parsed = parse_spec(json.dumps(by_hand))
     assert (parsed.run_id, parsed.vm, parsed.threads, parsed.planned) == ("", "", 0, parsed.measure)
 
 
 def test_a_control_stands_for_an_implementation_that_is_there_too() -> None:
-    assert parse(json.dumps(spec(implementations=["bench", "bench:aa"]))).implementations == ("bench", "bench:aa")
+    assert parse_spec(json.dumps(spec(implementations=["bench", "bench:aa"]))).implementations == ("bench", "bench:aa")
     assert "bench:aa is the control of bench" in refusal(spec(implementations=["sdpa:math", "bench:aa"]))
     assert "is none of" in refusal(spec(implementations=["bench", "bench:aa:aa"]))
 
 
 def test_the_stopping_rule_is_off_unless_it_is_asked_for() -> None:
-    assert parse(json.dumps(spec())).stop_at_relative_ci is None
-    assert parse(json.dumps(spec(stop_at_relative_ci=0.02))).stop_at_relative_ci == 0.02
+    assert parse_spec(json.dumps(spec())).stop_at_relative_ci is None
+    assert parse_spec(json.dumps(spec(stop_at_relative_ci=0.02))).stop_at_relative_ci == 0.02
     assert "stop_at_relative_ci must be a positive number" in refusal(spec(stop_at_relative_ci=0))
 
 
 def test_a_case_has_as_much_time_as_its_dollars_buy() -> None:
-    assert parse(json.dumps(spec())).case_budget_s is None
-    assert parse(json.dumps(spec(usd_per_hour=0.36))).case_budget_s is None
-    assert parse(json.dumps(spec(usd_per_hour=0.36, case_budget_usd=0.002))).case_budget_s == pytest.approx(20.0)
+    assert parse_spec(json.dumps(spec())).case_budget_s is None
+    assert parse_spec(json.dumps(spec(usd_per_hour=0.36))).case_budget_s is None
+    assert parse_spec(json.dumps(spec(usd_per_hour=0.36, case_budget_usd=0.002))).case_budget_s == pytest.approx(20.0)
     assert "case_budget_usd needs usd_per_hour" in refusal(spec(case_budget_usd=0.01))
     assert "usd_per_hour must be a positive number" in refusal(spec(case_budget_usd=0.01, usd_per_hour=0))
 
 
 def test_caches_are_cold_and_warm_ups_counted_unless_it_is_said_otherwise() -> None:
     unsaid = {key: value for key, value in spec().items() if key != "cache"}
-    assert parse(json.dumps(unsaid)).cache == "cold"
-    assert parse(json.dumps(spec())).warmup == 1
-    assert parse(json.dumps(spec(warmup="steady"))).warmup == "steady"
+    assert parse_spec(json.dumps(unsaid)).cache == "cold"
+    assert parse_spec(json.dumps(spec())).warmup == 1
+    assert parse_spec(json.dumps(spec(warmup="steady"))).warmup == "steady"
 
 
 def test_what_the_agent_knows_of_the_machine_is_kept_as_it_says_it() -> None:
-    assert parse(json.dumps(spec(machine={"zone": "us-east4-a", "image": "x"}))).machine == {
+    assert parse_spec(json.dumps(spec(machine={"zone": "us-east4-a", "image": "x"}))).machine == {
         "zone": "us-east4-a",
         "image": "x",
     }
-    assert parse(json.dumps(spec())).machine == {}
+    assert parse_spec(json.dumps(spec())).machine == {}
     assert "machine has unknown colour" in refusal(spec(machine={"colour": "red"}))
     assert "machine.zone must be a string" in refusal(spec(machine={"zone": 1}))
 
@@ -141,13 +141,13 @@ def test_nothing_that_decides_a_measurement_is_defaulted(key: str) -> None:
 def test_every_implementation_that_is_shown_is_known() -> None:
     shown = REGISTRY.shown()
     assert {"bench", "sdpa:default", "sdpa:math", "fa4", "flex"} <= set(shown)
-    assert parse(json.dumps(spec(implementations=list(shown)))).implementations == shown
+    assert parse_spec(json.dumps(spec(implementations=list(shown)))).implementations == shown
 
 
 @pytest.mark.parametrize("name", ["bench@sm_80", "bench:lse", "bench@sm_75:lse", "bench@sm_80:aa"])
 def test_variants_are_implementations_of_their_own(name: str) -> None:
     asked = [name.removesuffix(":aa"), *([name] if name.endswith(":aa") else [])]
-    assert parse(json.dumps(spec(implementations=asked))).implementations == tuple(asked)
+    assert parse_spec(json.dumps(spec(implementations=asked))).implementations == tuple(asked)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_registry_is_open_and_a_name_is_taken_once() -> None:
 def test_a_workload_that_is_not_there_is_refused_by_name() -> None:
     assert "there is no conv in the payload" in refusal(spec(workload="conv"))
     assert "is not the name of a workload" in refusal(spec(workload="../x"))
-    assert parse(json.dumps(spec(workload="attention"))).workload.name == "attention"
+    assert parse_spec(json.dumps(spec(workload="attention"))).workload.name == "attention"
 
 
 def grids() -> dict[str, dict[str, Any]]:
@@ -192,7 +192,7 @@ def test_every_named_grid_is_one_that_the_harness_accepts(name: str) -> None:
     assert set(grid) <= {"description", "shapes", "dtypes"}
     assert grid["description"]
     shapes = [filled_in(one) for one in grid["shapes"]]
-    parsed = parse(json.dumps(spec(measure={"shapes": shapes, "dtypes": grid.get("dtypes", ["float16"])})))
+    parsed = parse_spec(json.dumps(spec(measure={"shapes": shapes, "dtypes": grid.get("dtypes", ["float16"])})))
     assert len(parsed.measure) == len(shapes) * len(grid.get("dtypes", ["float16"]))
 
 

@@ -38,13 +38,13 @@ def setting(**changes: Any) -> rows.Setting:
 
 
 def test_what_is_not_known_is_empty_and_never_zero() -> None:
-    row = rows.measured(ORIGIN, CASE, setting(), rows.of_sample(sample(Reading())))
+    row = rows.measured_row(ORIGIN, CASE, setting(), rows.of_sample(sample(Reading())))
     assert {row[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle")} == {""}
     assert row["max_abs_error"] == "0"
     later = ("position", "calls", "cpu_mhz", "load_1m", "steal_percent")
     assert [row[c] for c in later] == ["2", "4", "2450.5", "0.25", "0"]
     assert [row[c] for c in ("joules_per_call", "energy_s")] == ["", ""]
-    fed = rows.measured(ORIGIN, CASE, setting(energy=Drawn(0.0123456, 0.61)), rows.of_sample(sample(Reading())))
+    fed = rows.measured_row(ORIGIN, CASE, setting(energy=Drawn(0.0123456, 0.61)), rows.of_sample(sample(Reading())))
     assert [fed[c] for c in ("joules_per_call", "energy_s")] == ["0.0123456", "0.610"]
     newest = ("regime", "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us")
     assert [row[c] for c in newest] == ["burst", "cold", "17", "24", "steady", "repeats", "0.05"]
@@ -55,7 +55,7 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     assert [covered[c] for c in hiding] == ["41.3", "gate", "true", "100.0"]
     assert row["latency_us"] == "12.346"
     known = rows.of_sample(sample(Reading(0.0, 10251, 71.5, 40, "none")))
-    known_row = rows.measured(ORIGIN, CASE, setting(peak_memory_bytes=0), known)
+    known_row = rows.measured_row(ORIGIN, CASE, setting(peak_memory_bytes=0), known)
     assert [known_row[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "throttle", "peak_memory_bytes")] == [
         "0",
         "10251",
@@ -68,12 +68,12 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
 def test_every_row_has_only_columns_of_the_file() -> None:
     check = Check(False, math.nan, 0.01, "NaN")
     for row in (
-        rows.measured(ORIGIN, CASE, setting(check=check), rows.of_sample(sample(Reading()))),
-        rows.skipped(ORIGIN, CASE, "burst", "bench", "NaN", check),
+        rows.measured_row(ORIGIN, CASE, setting(check=check), rows.of_sample(sample(Reading()))),
+        rows.skipped_row(ORIGIN, CASE, "burst", "bench", "NaN", check),
     ):
         assert set(row) <= set(measurement_columns(CASE.axes))
         assert row["max_abs_error"] == ""
-    assert set(rows.checked(CASE, "bench", check, "NaN")) == set(correctness_columns(CASE.axes))
+    assert set(rows.checked_row(CASE, "bench", check, "NaN")) == set(correctness_columns(CASE.axes))
 
 
 @settings(deadline=None, max_examples=30)
@@ -93,7 +93,9 @@ def test_a_spool_gives_back_what_it_was_given(
 @given(reason=st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=50))
 def test_reasons_survive_the_file_whatever_they_contain(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
     path = tmp_path_factory.getbasetemp() / "reasons.csv"
-    rows.write_csv(path, measurement_columns(CASE.axes), [rows.skipped(ORIGIN, CASE, "burst", "bench", reason, None)])
+    rows.write_csv(
+        path, measurement_columns(CASE.axes), [rows.skipped_row(ORIGIN, CASE, "burst", "bench", reason, None)]
+    )
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["skipped"] == reason

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.harness.clocks import Reading, clocks, throttle_words
+from kernels.harness.clocks import Reading, device_clocks, throttle_words
 from kernels.harness.host import Host, HostReading
 from kernels.harness.timers import CpuTimer, calls_for, clock_overhead_ns, timer_for, whole_turns
 from kernels.harness.turns import Contender
@@ -88,4 +88,4 @@ def test_every_throttle_bit_is_told_but_idleness(bits: int) -> None:
 
 
 def test_a_cpu_has_no_sm_clock() -> None:
-    assert clocks(CPU).read() == Reading(None, None, None, None, "")
+    assert device_clocks(CPU).read() == Reading(None, None, None, None, "")

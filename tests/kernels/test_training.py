@@ -27,8 +27,8 @@ def careful(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def row(attend: Attend, steps: int) -> dict[str, object]:
-    ways = {OURS: Way(attend), FIRST: Way(train.pytorch), SECOND: Way(plain)}
-    return train.judged(train.train(ways, SIZE, TEXT, steps, "cpu"))
+    ways = {OURS: Way(attend), FIRST: Way(train.pytorch_attention), SECOND: Way(plain)}
+    return train.judge_training(train.train_ways(ways, SIZE, TEXT, steps, "cpu"))
 
 
 def test_another_rounding_is_noise_and_every_model_learns() -> None:

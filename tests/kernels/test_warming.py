@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.harness.clocks import NoClocks, Reading
-from kernels.harness.warming import MOST_WINDOWS, WINDOW_BLOCKS, Window, close, settled
+from kernels.harness.warming import MOST_WINDOWS, WINDOW_BLOCKS, Window, is_steady, medians_agree
 from tests.kernels.measured import Journal, measured
 
 TIMES = st.lists(st.floats(1, 1e6), min_size=WINDOW_BLOCKS, max_size=WINDOW_BLOCKS)
@@ -18,29 +18,29 @@ TIMES = st.lists(st.floats(1, 1e6), min_size=WINDOW_BLOCKS, max_size=WINDOW_BLOC
 
 @given(TIMES)
 def test_a_window_agrees_with_itself_and_with_its_order_turned_around(times: list[float]) -> None:
-    assert close(times, times)
-    assert close(times, times[::-1])
+    assert medians_agree(times, times)
+    assert medians_agree(times, times[::-1])
 
 
 @given(st.floats(1, 1e6), st.floats(1.03, 10))
 def test_without_noise_three_per_cent_are_a_movement(time: float, factor: float) -> None:
-    assert not close([time] * 4, [time * factor] * 4)
-    assert not close([time * factor] * 4, [time] * 4)
+    assert not medians_agree([time] * 4, [time * factor] * 4)
+    assert not medians_agree([time * factor] * 4, [time] * 4)
 
 
 def test_what_moves_no_farther_than_its_noise_has_settled() -> None:
     chance = random.Random(5)
     windows = [[10 * math.exp(chance.gauss(0, 0.2)) for _ in range(WINDOW_BLOCKS)] for _ in range(2000)]
-    agreed = sum(close(a, b) for a, b in itertools.pairwise(windows))
+    agreed = sum(medians_agree(a, b) for a, b in itertools.pairwise(windows))
     assert agreed > 0.7 * len(windows)
 
 
 def test_clocks_that_still_move_are_not_steady_though_times_are() -> None:
     times = {"a": [1.0] * 4}
-    assert settled(Window(times, [1980.0] * 4), Window(times, [1970.0] * 4))
-    assert not settled(Window(times, [1980.0] * 4), Window(times, [1900.0] * 4))
-    assert settled(Window(times, []), Window(times, [1900.0] * 4))
-    assert not settled(Window(times, []), Window({"a": [1.0, 1.5, 1.5, 1.5]}, []))
+    assert is_steady(Window(times, [1980.0] * 4), Window(times, [1970.0] * 4))
+    assert not is_steady(Window(times, [1980.0] * 4), Window(times, [1900.0] * 4))
+    assert is_steady(Window(times, []), Window(times, [1900.0] * 4))
+    assert not is_steady(Window(times, []), Window({"a": [1.0, 1.5, 1.5, 1.5]}, []))
 
 
 def test_a_warm_up_lasts_until_times_stand_still_and_none_of_it_is_kept() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kernels.harness.calls import AGAIN, BUILD, WATCHED, Calls, Failure, busy_page, files_of, read_page
 from kernels.harness.facts import CRASHED
-from kernels.harness.watched import LOOK_S, Watch, is_watched, run
+from kernels.harness.watched import LOOK_S, Watch, is_watched, run_watched
 from kernels.harness.workload import Unavailable
 from tests.kernels.harness_process import ROOT, HarnessProcess, named, read_csv, shape, spec
 from tests.kernels.payloads import planted
@@ -124,12 +124,12 @@ def step(folder: Path, body: str) -> list[str]:
 
 
 def test_a_step_that_fails_in_nobodys_call_is_not_started_again(tmp_path: Path) -> None:
-    assert run(step(tmp_path, "sys.exit(7)"), 60.0) == 7
+    assert run_watched(step(tmp_path, "sys.exit(7)"), 60.0) == 7
     assert (tmp_path / "starts").read_text() == "."
 
 
 def test_a_step_that_asks_for_another_start_without_a_reason_does_not_get_one(tmp_path: Path) -> None:
-    assert run(step(tmp_path, f"calls.finished('c1')\nsys.exit({AGAIN})"), 60.0) == CRASHED
+    assert run_watched(step(tmp_path, f"calls.finished('c1')\nsys.exit({AGAIN})"), 60.0) == CRASHED
     assert (tmp_path / "starts").read_text() == "."
 
 
@@ -142,7 +142,7 @@ def test_what_one_process_finished_or_failed_at_is_known_to_the_next(tmp_path: P
         "assert calls.before('b', 'c2') == ('crashed (SIGABRT) while it was called', True)\n"
         "assert calls.before('b', 'c3') is None\n"
     )
-    assert run(step(tmp_path, body), 60.0) == 0
+    assert run_watched(step(tmp_path, body), 60.0) == 0
     assert (tmp_path / "starts").read_text() == ".."
 
 
@@ -161,7 +161,7 @@ def test_a_process_that_ends_in_somebodys_call_is_blamed_on_them(tmp_path: Path,
         f"if start == 0:\n    with calls.of('b', 'c1'): {how}\n"
         f"assert calls.before('b', 'c1') == ({reason + ' while it was called'!r}, True)\n"
     )
-    assert run(step(tmp_path, body), 60.0) == 0
+    assert run_watched(step(tmp_path, body), 60.0) == 0
     assert (tmp_path / "starts").read_text() == ".."
 
 
@@ -183,7 +183,7 @@ def test_nothing_that_a_hung_implementation_started_is_left(tmp_path: Path) -> N
         "        print(subprocess.Popen(['sleep', '3600']).pid, file=file, flush=True)\n"
         "        time.sleep(3600)\n"
     )
-    assert run(step(tmp_path, body), 2.0) == 0
+    assert run_watched(step(tmp_path, body), 2.0) == 0
     stat = Path("/proc", told.read_text().strip(), "stat")
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from kernels.attention.interface import Plan, Unavailable
 from kernels.harness import cupti
 from kernels.harness.cupti import Activity
-from kernels.harness.second_clock import sampled
+from kernels.harness.second_clock import sample_cases
 from kernels.harness.timers import CudaTimer
 from kernels.harness.turns import Contender
-from kernels.harness.watching import COLUMNS, SAMPLES, Missed, Watched, cells, is_cover, watched
+from kernels.harness.watching import COLUMNS, SAMPLES, Missed, Watched, is_cover, watch_samples, watched_cells
 from tests.kernels.simulated_stream import EVENT_US, Mark, SimulatedHost, SimulatedStream, call, phases
 
 REGIMES = ("burst", "graph", "sustained")
@@ -38,7 +38,7 @@ def looked_at(
     """What is said of the plans where the record has been changed so."""
     contender = Contender("one", plans, nullcontext)
     timer = CudaTimer(regime, contender, 0.0, stream, exposed=exposed)
-    return watched(timer, contender, lambda work: change(stream.traced(work)), nothing)
+    return watch_samples(timer, contender, lambda work: change(stream.traced(work)), nothing)
 
 
 def compared(stream: SimulatedStream, regime: str, *plans: Plan) -> Watched:
@@ -227,12 +227,12 @@ def test_a_profiler_that_fails_is_a_reason_and_no_error(error: Exception, why: s
     def fails(_work: Callable[[], None]) -> list[Activity]:
         raise error
 
-    assert watched(CudaTimer("burst", contender, 0.0, stream), contender, fails, nothing) == Missed(why)
+    assert watch_samples(CudaTimer("burst", contender, 0.0, stream), contender, fails, nothing) == Missed(why)
 
 
 def test_a_row_has_both_medians_of_ours_and_cuptis_or_the_reason() -> None:
     stream = SimulatedStream(SimulatedHost())
-    burst = cells(compared(stream, "burst", call(stream, 3.0, 40.0, kernels=2)), "burst", 41.5)
+    burst = watched_cells(compared(stream, "burst", call(stream, 3.0, 40.0, kernels=2)), "burst", 41.5)
     assert set(burst) == set(COLUMNS)
     assert burst == {
         "regime": "burst", "samples": "11", "calls": "1", "watched_us": "40.600", "unwatched_us": "41.500",
@@ -240,9 +240,9 @@ def test_a_row_has_both_medians_of_ours_and_cuptis_or_the_reason() -> None:
         "kernels_per_call": "2", "kernels": "work", "skipped": "",
     }  # fmt: skip
     assert float(burst["worst_ratio"]) == pytest.approx(1, abs=0.001)
-    graph = cells(compared(stream, "graph", call(stream, 3.0, 40.0)), "graph", math.nan)
+    graph = watched_cells(compared(stream, "graph", call(stream, 3.0, 40.0)), "graph", math.nan)
     assert (graph["cupti_covered_us"], graph["unwatched_us"]) == ("", "")
-    missed = cells(Missed("no"), "graph", 7.0)
+    missed = watched_cells(Missed("no"), "graph", 7.0)
     assert missed == {"regime": "graph", "unwatched_us": "7.000", "skipped": "no"}
 
 
@@ -272,7 +272,7 @@ def test_of_a_trace_the_devices_work_is_kept_in_order_and_its_waits_are_not() ->
         event("Event Sync", 1), event("big", 30), event("cudaLaunchKernel", 2, "CPU"), event("Memset (Device)", 20),
         event("Context Sync", 40), event("gate", 10),
     ]  # fmt: skip
-    found = cupti.activities(events)
+    found = cupti.list_activities(events)
     assert [one.name for one in found] == ["gate", "Memset (Device)", "big"]
     assert [one.end for one in found] == [15, 25, 35]
     assert cupti.span_of(found) == 25
@@ -285,7 +285,7 @@ def test_the_profiler_of_a_machine_without_a_gpu_refuses_or_sees_nothing() -> No
         pytest.skip("there is one")
     asked = []
     try:
-        found = cupti.traced(lambda: asked.append(1))
+        found = cupti.trace_activities(lambda: asked.append(1))
     except (RuntimeError, AttributeError, AssertionError):
         return  # a build of PyTorch without a profiler of devices
     assert asked == [1]
@@ -295,7 +295,7 @@ def test_the_profiler_of_a_machine_without_a_gpu_refuses_or_sees_nothing() -> No
 @given(st.integers(0, 200), st.integers(2, 12))
 def test_the_sample_is_spread_over_the_grid_from_its_first_case_to_its_last(count: int, most: int) -> None:
     cases = list(range(count))
-    chosen = sampled(cases, most)
+    chosen = sample_cases(cases, most)
     assert len(chosen) == min(count, most)
     assert chosen == sorted(set(chosen))
     if count:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.harness.cupti import Activity, traced
+from kernels.harness.cupti import Activity, trace_activities
 from kernels.harness.streams import CudaStream
 from kernels.harness.timers import CudaTimer
 from kernels.harness.turns import Contender
 from kernels.harness.watching import SAMPLES, Watched
-from kernels.harness.watching import watched as looked_at
+from kernels.harness.watching import watch_samples as looked_at
 from tests.kernels.instruments import DEV, watched
 from tests.kernels.subjects import AS_THE_HARNESS_DOES, made
 
@@ -108,6 +108,6 @@ def test_the_profiler_keeps_each_kernel_of_ten_graphs() -> None:
             graph.replay()
         torch.cuda.synchronize()
 
-    found = traced(replayed)
+    found = trace_activities(replayed)
     assert all(isinstance(one, Activity) and one.length > 0 for one in found)
     assert len(found) == 250

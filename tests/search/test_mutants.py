@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from mutants import Mutant, mutants  # noqa: E402
+from mutants import Mutant, list_mutants  # noqa: E402
 
-ALL = mutants()
+ALL = list_mutants()
 PROMISES = {
     "never overspend", "never leak", "never lose a measurement", "never lie", "never obey a machine", "never guess",
 }  # fmt: skip

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from orchestrator.core.rest import Answer, Request
+from orchestrator.core.rest import RestAnswer, RestRequest
 
 T = TypeVar("T")
-Replies = Mapping[str, Answer | list[Answer]]
+Replies = Mapping[str, RestAnswer | list[RestAnswer]]
 
 
 @dataclass
 class Asked:
     """Implements `core.rest.Api`. What was asked, and for how long it was paused."""
 
-    reply: Callable[[Request], Answer]
-    asked: list[Request] = field(default_factory=list)
+    reply: Callable[[RestRequest], RestAnswer]
+    asked: list[RestRequest] = field(default_factory=list)
     paused_s: list[float] = field(default_factory=list)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: RestRequest) -> RestAnswer:
         self.asked.append(request)
         return self.reply(request)
 
@@ -39,7 +39,7 @@ class Talk(Asked, Generic[T]):
     result: T = field(kw_only=True)
 
 
-def lead(asking: Callable[..., T], *about: Any, reply: Callable[[Request], Answer] | Replies) -> Talk[T]:
+def lead(asking: Callable[..., T], *about: Any, reply: Callable[[RestRequest], RestAnswer] | Replies) -> Talk[T]:
     """Calls `asking` with an API and what it is `about`. `reply` answers each request; or it maps pieces of
     `METHOD path` to an answer, or to several in turn (the last for ever). What nothing is said of is 404."""
     given = (
@@ -48,7 +48,7 @@ def lead(asking: Callable[..., T], *about: Any, reply: Callable[[Request], Answe
         else {}
     )
 
-    def answer(request: Request) -> Answer:
+    def answer(request: RestRequest) -> RestAnswer:
         line = f"{request.method} {request.path}"
         answers = next((one for key, one in given.items() if key in line), [refusal(404, "not found")])
         return answers.pop(0) if len(answers) > 1 else answers[0]
@@ -58,14 +58,14 @@ def lead(asking: Callable[..., T], *about: Any, reply: Callable[[Request], Answe
     return Talk(api.reply, api.asked, api.paused_s, result=result)
 
 
-def good(**document: Any) -> Answer:
-    return Answer(200, document)
+def good(**document: Any) -> RestAnswer:
+    return RestAnswer(200, document)
 
 
-def refusal(status: int, message: str = "no", reason: str = "") -> Answer:
+def refusal(status: int, message: str = "no", reason: str = "") -> RestAnswer:
     """An error as Google's APIs give it."""
-    return Answer(status, {"error": {"code": status, "message": message, "errors": [{"reason": reason}]}})
+    return RestAnswer(status, {"error": {"code": status, "message": message, "errors": [{"reason": reason}]}})
 
 
 OFF = refusal(403, "the API has not been used", "accessNotConfigured")
-SILENCE = Answer(0, trouble="no answer")
+SILENCE = RestAnswer(0, trouble="no answer")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.embedded.client import stop
-from orchestrator.embedded.daemon import acquire, published_cloud
+from orchestrator.embedded.client import stop_cloud
+from orchestrator.embedded.daemon import acquire_lock, published_cloud
 from orchestrator.embedded.documents import private_folder
 
 NO_PROCESS = 0
@@ -19,7 +19,7 @@ def start_cloud(home: Path) -> threading.Thread:
     """Starts a cloud in `home` and returns once it answers. The thread ends when a command or `stop` stops it."""
     private_folder(home)
     ready = threading.Event()
-    lock = acquire(home)
+    lock = acquire_lock(home)
     assert lock is not None, f"a cloud runs in {home}"
 
     def serve() -> None:
@@ -44,5 +44,5 @@ def local_cloud(home: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        stop(home)
+        stop_cloud(home)
         thread.join()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core.market.machines import InstanceRequest
-from orchestrator.core.naming import labels
+from orchestrator.core.naming import machine_labels
 
 RUN = "20261121-040506-l4-7f3a"
 IMAGE = "projects/deeplearning-platform-release/global/images/common-cu129-ubuntu-2204-nvidia-580-v20260818"
@@ -25,7 +25,7 @@ L4 = InstanceRequest(
     network="default",
     external_ip=True,
     service_account="bench-vm@bench-project.iam.gserviceaccount.com",
-    labels=labels(RUN, 1, "Ann Example", "my-bench"),
+    labels=machine_labels(RUN, 1, "Ann Example", "my-bench"),
     metadata={"startup-script": "#!/bin/bash\necho hello\n", "bench-run": "{}"},
     request_id="0b7e4f3a-5a0e-5c56-9b0f-6f5f8f1f2a3b",
 )

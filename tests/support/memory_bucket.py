@@ -15,7 +15,7 @@ import google_crc32c
 
 from orchestrator.adapters.files import write_atomically
 from orchestrator.core.errors import LocalError, NotFound, Unavailable
-from orchestrator.ports import Blob, Entry
+from orchestrator.ports import Blob, ObjectEntry
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class _Object:
     updated: datetime
 
     @cached_property
-    def entry(self) -> Entry:
-        return Entry(self.name, len(self.data), self.generation, crc32c(self.data), self.metadata, self.updated)
+    def entry(self) -> ObjectEntry:
+        return ObjectEntry(self.name, len(self.data), self.generation, crc32c(self.data), self.metadata, self.updated)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class MemoryBucket:
     def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
         return {name: blob for name in names if (blob := self.read(name)) is not None}
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
         self._called()
         with self._lock:
             at = max(bisect_left(self._names, prefix), bisect_right(self._names, after))
@@ -92,7 +92,7 @@ class MemoryBucket:
                 del self._objects[name]
                 self._names.remove(name)
 
-    def download(self, entry: Entry, to: Path) -> None:
+    def download(self, entry: ObjectEntry, to: Path) -> None:
         blob = self.read(entry.name)
         if blob is None:
             raise NotFound(f"no object {entry.name}")

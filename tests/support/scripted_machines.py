@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from orchestrator.embedded.documents import stamp
-from orchestrator.embedded.guest import Guest, Machine, MachineFactory
+from orchestrator.embedded.documents import utc_stamp
+from orchestrator.embedded.guest import Guest, GuestMachine, MachineFactory
 from orchestrator.embedded.timeline import Alarm
 from tests.support.patience import PATIENCE_S
 
@@ -117,7 +117,7 @@ class ScriptedVm:
         """Append an event to the run, or to another that is measured on this VM, as the agent does."""
         self.sequence += 1
         run_id, attempt = run_id or self.labels["bench-run"], self.labels["bench-attempt"]
-        moment = stamp(self.guest.timeline.now())
+        moment = utc_stamp(self.guest.timeline.now())
         writer = f"vm-{attempt}-{hashlib.sha256(self.guest.id.encode()).hexdigest()[:8]}"
         event = {
             "schema": 1,
@@ -286,7 +286,7 @@ class ScriptedMachine:
 def scripted(script: Script) -> MachineFactory:
     """Machines that all follow one script."""
 
-    def make(guest: Guest) -> Machine:
+    def make(guest: Guest) -> GuestMachine:
         return ScriptedMachine(guest, script)
 
     return make

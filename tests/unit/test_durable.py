@@ -32,7 +32,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
 
 
 WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "settings": ("settings.yaml", lambda folder: setup.change(folder / "settings.yaml", {"project": "p"})),
+    "settings": ("settings.yaml", lambda folder: setup.change_settings(folder / "settings.yaml", {"project": "p"})),
     "a record of a host": ("run.json", lambda folder: write_json(folder / "run.json", {"vm": "x"})),
     "an object of a run": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x")),
     "an object once": ("a", lambda folder: Spool(folder, fresh=folder.parent / "new").put("a", b"x", over=0)),
@@ -66,7 +66,7 @@ def test_what_can_be_fetched_again_waits_for_no_disk(tmp_path: Path, synced: lis
 def test_settings_can_be_read_by_nobody_else(tmp_path: Path) -> None:
     """They may hold an API key, or the secret address of a webhook."""
     path = tmp_path / "settings.yaml"
-    setup.change(path, {"project": "p"})
+    setup.change_settings(path, {"project": "p"})
     assert path.stat().st_mode & 0o777 == 0o600
     write_atomically(tmp_path / "rows.csv", b"x")
     assert (tmp_path / "rows.csv").stat().st_mode & 0o777 == 0o666 & ~_umask()

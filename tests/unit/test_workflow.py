@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator.cli.app import app
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import configured
+from orchestrator.wiring import load_chosen_config
 
 NotUnderstood: type[Exception] = typer.BadParameter.__mro__[1]
 """Every complaint about a command line, whether Typer brings its own Click or not."""
@@ -85,7 +85,7 @@ def test_the_commands_do_the_whole_way_from_launch_to_baseline() -> None:
 def test_what_it_sets_is_a_configuration_with_a_cap(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_HOME", str(home))
     overrides = parsed(IN_WORKFLOW[0]).params["set_"]
-    settings, _ = configured(LaunchOptions("l4", None, tuple(overrides)))
+    settings, _ = load_chosen_config(LaunchOptions("l4", None, tuple(overrides)))
     assert settings.budget.per_run_usd is not None
     assert settings.budget.per_run_usd <= 1
     assert settings.payload.root == "."

@@ -7,7 +7,7 @@ import torch
 from kernels.attention.cpu.kernel import CpuAttention
 
 
-def kernel(device: torch.device, *, threads: int = 0) -> CpuAttention:
+def cpu_kernel(device: torch.device, *, threads: int = 0) -> CpuAttention:
     """The CPU kernel, not yet built, on `threads` threads; 0 means as many as PyTorch uses."""
     if device.type != "cpu":
         raise ValueError(f"the CPU kernel does not run on {device}")

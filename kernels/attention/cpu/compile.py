@@ -47,10 +47,10 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
     named = environ.get("CXX", "").strip()
     candidates = [tuple(shlex.split(named))] if named else [("g++",), ("c++",)]
     for program, *options in candidates:
-        found = shutil.which(program, path=environ.get("PATH"))
-        if found is None:
+        program_path = shutil.which(program, path=environ.get("PATH"))
+        if program_path is None:
             continue
-        command = (found, *options)
+        command = (program_path, *options)
         answer = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
         if answer.returncode == 0 and answer.stdout:
             return Compiler(command, answer.stdout.splitlines()[0].strip())
@@ -62,7 +62,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
     )
 
 
-def processor() -> str:
+def processor_features() -> str:
     """The features of the processor, as the kernel lists them. Native code that was built on another one may not run
     here."""
     try:
@@ -80,7 +80,9 @@ def source_sha256() -> str:
     return digest.hexdigest()
 
 
-def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mapping[str, str] = os.environ) -> Artifact:
+def build_library(
+    out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mapping[str, str] = os.environ
+) -> Artifact:
     """The library for this source on this machine: from `cache_dir`, or compiled (always, when `fresh`).
 
     The compiler's words go to `out_dir`/build-cpu.log. Raises `BuildFailed`.
@@ -88,11 +90,11 @@ def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mappi
     started = time.perf_counter()
     compiler = find_compiler(environ)
     source = source_sha256()
-    identity = "\n".join([source, *compiler.command, compiler.version, *FLAGS, processor()])
+    identity = "\n".join([source, *compiler.command, compiler.version, *FLAGS, processor_features()])
     key = hashlib.sha256(identity.encode()).hexdigest()
     library = cache_dir / f"attention-cpu-{key[:32]}.so"
     seal = library.with_suffix(".sha256")
-    cached = not fresh and owned.sealed(library, seal)
+    cached = not fresh and owned.is_sealed(library, seal)
     if not cached:
         compile_to(library, seal, compiler, out_dir, environ)
     record = BuildRecord(
@@ -111,7 +113,7 @@ def build(out_dir: Path, cache_dir: Path, *, fresh: bool = False, environ: Mappi
 def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, environ: Mapping[str, str]) -> None:
     """Compile into place atomically, so that an interrupted or concurrent build never leaves half a library."""
     try:
-        if not owned.ready(library.parent):
+        if not owned.make_private_folder(library.parent):
             raise BuildFailed(f"{library.parent} belongs to another user: it is not used", remedy=owned.REMEDY)
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
@@ -124,14 +126,14 @@ def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, env
                     f"{compiler.command[0]} did not finish in {LIMIT_S} s",
                     remedy="use a machine with more than one core, or prebuild into $BENCH_KERNEL_CACHE",
                 ) from exc
-            words = shlex.join(command) + "\n" + answer.stdout + answer.stderr
-            (out_dir / "build-cpu.log").write_text(words, encoding="utf-8")
+            build_log = shlex.join(command) + "\n" + answer.stdout + answer.stderr
+            (out_dir / "build-cpu.log").write_text(build_log, encoding="utf-8")
             if answer.returncode != 0 or not fresh.exists():
                 raise BuildFailed(
                     f"{compiler.version} exited with {answer.returncode}:\n{answer.stderr.strip()[-4000:]}",
                     remedy="the full text is in build-cpu.log; the source needs g++ 9 or newer (CXX names another)",
                 )
-            owned.keep(fresh, library, seal)
+            owned.seal_file(fresh, library, seal)
     except OSError as exc:
         raise BuildFailed(
             f"could not write the build to {library.parent} or {out_dir}: {exc}",

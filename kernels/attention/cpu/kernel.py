@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.case import Case
-from kernels.attention.cpu.compile import Artifact, build
+from kernels.attention.cpu.compile import Artifact, build_library
 from kernels.attention.interface import BuildFailed, BuildRecord, Plan, Unavailable
 
 MAX_HEAD_DIM = 256
@@ -81,13 +81,13 @@ class CpuAttention:
 
     def build(self, out_dir: Path, cache_dir: Path) -> BuildRecord:
         """Compile or take from `cache_dir`, then load. A cached library that does not load is built again, once."""
-        artifact = build(out_dir, cache_dir)
+        artifact = build_library(out_dir, cache_dir)
         try:
             self.load(artifact)
         except BuildFailed:
             if not artifact.record.cached:
                 raise
-            artifact = build(out_dir, cache_dir, fresh=True)
+            artifact = build_library(out_dir, cache_dir, fresh=True)
             self.load(artifact)
         return artifact.record
 
@@ -143,14 +143,14 @@ class CpuAttention:
 
         `lse` is contiguous float32 [B, H, S_q]. Raises `Unavailable` for tensors that the kernel does not take.
         """
-        inputs = dense(q, k, v)  # named, so that copies live until the call has read them
+        inputs = contiguous_last(q, k, v)  # named, so that copies live until the call has read them
         self.call(self.problem(out, *inputs, causal=causal, scale=scale, lse=lse))
 
     def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Plan:
         """A plan bound to these tensors. Each call still allocates its output, as PyTorch's attention does."""
-        inputs = dense(q, k, v)
+        inputs = contiguous_last(q, k, v)
         shape, dtype = q.shape, q.dtype
         problem = self.problem(torch.empty(shape, dtype=dtype), *inputs, causal=causal, scale=scale)
         problem.out = None
@@ -217,7 +217,7 @@ class CpuAttention:
         return self.forward
 
 
-def dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def contiguous_last(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same tensors with the last dimension contiguous, copied only where it is not."""
     return tuple(t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous() for t in tensors)
 

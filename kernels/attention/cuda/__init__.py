@@ -2,8 +2,8 @@
 
 from kernels.attention.cuda.errors import CudaError, Unsupported
 from kernels.attention.cuda.explaining import Explanation, explain
-from kernels.attention.cuda.kernel import CudaKernel, kernel
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.kernel import CudaKernel, cuda_kernel
+from kernels.attention.cuda.operator import attention, bind_attention
 from kernels.attention.cuda.paged import attention_paged, bind_paged
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 
@@ -15,9 +15,9 @@ __all__ = [
     "attention",
     "attention_paged",
     "attention_varlen",
-    "bind",
+    "bind_attention",
     "bind_paged",
     "bind_varlen",
+    "cuda_kernel",
     "explain",
-    "kernel",
 ]

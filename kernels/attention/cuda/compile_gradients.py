@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     """Compiles it into the given folder, or into the folder where kernels are kept."""
     folder = Path(arguments[0]) if arguments else default_cache()
     try:
-        sys.stdout.write(f"{native.build(folder)}\n")
+        sys.stdout.write(f"{native.build_native(folder)}\n")
     except BuildFailed as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -23,8 +23,8 @@ from kernels.attention.cuda.plan.variants import chip_of
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Buffers, Way
 from kernels.attention.cuda.ways import decode, hopper
-from kernels.attention.cuda.ways.dispatch import choose, key_of, ways
-from kernels.attention.cuda.ways.tuned import stem, table_for
+from kernels.attention.cuda.ways.dispatch import choose_way, key_of, list_ways
+from kernels.attention.cuda.ways.tuned import table_for, way_stem
 
 MIB = 2**20
 CHIPS = {
@@ -88,8 +88,8 @@ class Explanation:
         yield "  ways  " + (f"as measured at {self.measured_at}" if self.measured_at else "nothing measured near here")
         width = max(len(one.name) for one in self.candidates)
         for way in self.candidates:
-            known = "" if way.behind is None else "  fastest" if way.behind == 0.0 else f"  +{way.behind:.1%}"
-            yield f"    {'>' if way.name == self.way else ' '} {way.name:<{width}}{known}".rstrip()
+            lead_text = "" if way.behind is None else "  fastest" if way.behind == 0.0 else f"  +{way.behind:.1%}"
+            yield f"    {'>' if way.name == self.way else ' '} {way.name:<{width}}{lead_text}".rstrip()
         for name, why in self.cannot.items():
             yield f"  not {name}: {why}"
 
@@ -117,21 +117,21 @@ def explain(  # noqa: PLR0913 - the arguments of the call that it explains
 
 def explain_problem(problem: Problem, machine: Machine, chip: str, engine: Engine | None = None) -> Explanation:
     """The choice for a problem on a machine; with an engine also what is launched. Raises `Unsupported`."""
-    way, why = choose(problem, machine)
+    way, why = choose_way(problem, machine)
     candidates, measured_at = candidates_for(problem, machine)
     return Explanation(
-        problem=words(problem),
+        problem=problem_words(problem),
         chip=chip,
         way=way.name,
         why=why,
         candidates=candidates,
-        cannot={name: reason for name, reason in refusals(problem, machine).items() if reason},
+        cannot={name: reason for name, reason in family_refusals(problem, machine).items() if reason},
         measured_at=measured_at,
-        launches=launches(problem, way, engine) if engine else (),
+        launches=way_launches(problem, way, engine) if engine else (),
     )
 
 
-def words(problem: Problem) -> str:
+def problem_words(problem: Problem) -> str:
     """The problem in one line of text."""
     heads = f"{problem.heads}" if problem.group == 1 else f"{problem.heads}:{problem.kv_heads}"
     mask = "causal" if problem.causal else "full"
@@ -150,31 +150,33 @@ def words(problem: Problem) -> str:
 def candidates_for(problem: Problem, machine: Machine) -> tuple[tuple[Candidate, ...], str]:
     """Every way that computes the problem, the fastest for problems near this one first, and where that was
     measured."""
-    names = [way.name for way in ways(problem, machine)]
+    names = [way.name for way in list_ways(problem, machine)]
     table = table_for(machine.chip.name, machine.sm_count) if problem.is_plain else None
     near = table.nearest(key_of(problem))[:1] if table else []
-    behind = {stem(name): value for _, cell in near for name, value in {**cell.behind, cell.way: 0.0}.items()}
-    found = [Candidate(name, behind.get(stem(name))) for name in names]
-    found.sort(key=lambda one: math.inf if one.behind is None else one.behind)
-    return tuple(found), near[0][1].key.words if near else ""
+    behind = {way_stem(name): value for _, cell in near for name, value in {**cell.behind, cell.way: 0.0}.items()}
+    candidates = [Candidate(name, behind.get(way_stem(name))) for name in names]
+    candidates.sort(key=lambda one: math.inf if one.behind is None else one.behind)
+    return tuple(candidates), near[0][1].key.words if near else ""
 
 
-def refusals(problem: Problem, machine: Machine) -> dict[str, str | None]:
+def family_refusals(problem: Problem, machine: Machine) -> dict[str, str | None]:
     """The families that do not suit every problem, with the reason where they do not suit this one."""
-    found = {"fa90": hopper.refusal(problem, machine), "decode": decode.why_not(problem)}
-    if not any(way.name.startswith("small") for way in ways(problem, machine)):
-        found["small"] = "no kernel of this chip for these sizes, or there is a mask, a window or varying lengths"
-    return found
+    refusal_by_family = {"fa90": hopper.hopper_refusal(problem, machine), "decode": decode.why_not(problem)}
+    if not any(way.name.startswith("small") for way in list_ways(problem, machine)):
+        refusal_by_family["small"] = (
+            "no kernel of this chip for these sizes, or there is a mask, a window or varying lengths"
+        )
+    return refusal_by_family
 
 
-def launches(problem: Problem, way: Way, engine: Engine) -> tuple[Launched, ...]:
+def way_launches(problem: Problem, way: Way, engine: Engine) -> tuple[Launched, ...]:
     """The kernels of a way, compiled and loaded."""
-    found = []
+    launch_list = []
     for step in way.steps(problem, problem.head_dim**-0.5, Buffers.now(engine)):
         function, entry = engine.function(step.entry), step.entry
         resources = (function.registers, function.local_bytes)
-        found.append(Launched(entry.name, step.grid, entry.threads, entry.shared_bytes, *resources))
-    return tuple(found)
+        launch_list.append(Launched(entry.name, step.grid, entry.threads, entry.shared_bytes, *resources))
+    return tuple(launch_list)
 
 
 def machine_named(name: str) -> Machine:
@@ -185,15 +187,15 @@ def machine_named(name: str) -> Machine:
     return Machine(chip, sm_count, l2_bytes, hopper=capability == 90)
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str) -> tuple[int, ...]:
     """Comma-separated sizes, all positive. Raises ValueError."""
-    found = tuple(int(part) for part in text.split(","))
-    if len(found) != 4 or min(found) < 1:
+    sizes = tuple(int(part) for part in text.split(","))
+    if len(sizes) != 4 or min(sizes) < 1:
         raise ValueError(text)
-    return found
+    return sizes
 
 
-numbers.__name__ = "batch,heads,queries,head_dim"  # what argparse names in its error
+parse_sizes.__name__ = "batch,heads,queries,head_dim"  # what argparse names in its error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python3 -m kernels.attention.cuda.explain", description=__doc__.splitlines()[0]
     )
     parser.add_argument(
-        "--shape", type=numbers, required=True, metavar="B,H,S,D", help="batch, heads, queries, head size"
+        "--shape", type=parse_sizes, required=True, metavar="B,H,S,D", help="batch, heads, queries, head size"
     )
     parser.add_argument("--keys", type=int, help="the number of keys; by default that of queries")
     parser.add_argument("--kv-heads", type=int, help="the heads of K and V; by default as many as of Q")
@@ -222,13 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         k = torch.empty((batch, asked.kv_heads or heads, asked.keys or queries, head_dim), dtype=q.dtype, device=device)
         if asked.chip:
             problem = problem_of(q, k, k, q, causal=asked.causal, alignment=alignment)
-            found = explain_problem(problem, machine_named(asked.chip), asked.chip.upper())
+            explanation = explain_problem(problem, machine_named(asked.chip), asked.chip.upper())
         else:
-            found = explain(q, k, k, causal=asked.causal, causal_alignment=alignment)
+            explanation = explain(q, k, k, causal=asked.causal, causal_alignment=alignment)
     except (Unavailable, ValueError) as exc:
         sys.stderr.write(f"{exc}\n")
         return 2
-    sys.stdout.write(found.text() + "\n")
+    sys.stdout.write(explanation.text() + "\n")
     return 0
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from kernels.attention.cuda.compile.build import describe, source_sha256
-from kernels.attention.cuda.compile.compiler import flags
+from kernels.attention.cuda.compile.build import describe_built, source_sha256
+from kernels.attention.cuda.compile.compiler import compiler_flags
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unavailable
-from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.plan.planning import refusal
+from kernels.attention.cuda.operator import attention, bind_attention
+from kernels.attention.cuda.plan.planning import kernel_refusal
 from kernels.attention.cuda.plan.variants import chip_of
 from kernels.attention.cuda.run.engine import Engine, engines
 from kernels.attention.interface import BuildRecord, Plan
@@ -46,14 +46,14 @@ class CudaKernel:
             raise BuildFailed(f"the CUDA kernels do not load: {exc}") from exc
         self.engine = engine
         engines[engine.device.index] = engine
-        compiler, rows = engine.find_compiler(), describe(built)
+        compiler, rows = engine.find_compiler(), describe_built(built)
         out_dir.mkdir(parents=True, exist_ok=True)
         (out_dir / "kernels.json").write_text(json.dumps(rows, indent=1) + "\n")
         return BuildRecord(
             implementation="bench",
             compiler=compiler.name,
             compiler_version=compiler.version,
-            flags=(f"-arch={engine.target.name}", *flags()),
+            flags=(f"-arch={engine.target.name}", *compiler_flags()),
             seconds=time.perf_counter() - started,
             cached=all(one.cached for one in built),
             source_sha256=source_sha256(engine.entries()),
@@ -66,7 +66,7 @@ class CudaKernel:
         chip = chip_of(self.capability())
         if chip is None:
             return "the CUDA kernel needs compute capability 7.5 or newer"
-        return refusal(chip, case.dtype, case.shape.head_dim)
+        return kernel_refusal(chip, case.dtype, case.shape.head_dim)
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None = None
@@ -80,7 +80,7 @@ class CudaKernel:
     ) -> Plan:
         """A plan that writes into one output tensor, made now; its `runs` names the kernels that it launches."""
         out = torch.empty_like(q)
-        bound = bind(q, k, v, out, causal=causal, scale=scale, engine=self.engine)
+        bound = bind_attention(q, k, v, out, causal=causal, scale=scale, engine=self.engine)
 
         def call() -> torch.Tensor:
             bound()
@@ -90,6 +90,6 @@ class CudaKernel:
         return call
 
 
-def kernel(device: torch.device) -> CudaKernel:
+def cuda_kernel(device: torch.device) -> CudaKernel:
     """The CUDA kernel for a device, not yet built."""
     return CudaKernel(device)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import bind
-from kernels.attention.cuda.plan.planning import plan
+from kernels.attention.cuda.operator import bind_attention
+from kernels.attention.cuda.plan.planning import plan_problem
 from kernels.attention.cuda.plan.posing import problem_of
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded, rung_entry_point
-from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded_head_dim, rung_entry_point
+from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
 from kernels.attention.cuda.ways.portable import parameters_of
@@ -71,13 +71,13 @@ def bind_rung(
 ) -> Bound:
     """A rung of the ladder with its tensors bound. Raises `Unsupported` as `bind` does; head dimensions up to 128."""
     if rung == "fa2":
-        return bind(q, k, v, out, causal=causal, engine=engine)
+        return bind_attention(q, k, v, out, causal=causal, engine=engine)
     if q.shape[3] > 128:
         raise Unsupported(f"the naive and the tiled kernel support head dimensions up to 128, not {q.shape[3]}")
     problem = problem_of(q, k, v, out, causal=causal, alignment="top-left")
-    launch = plan(problem, engine.machine, splits=1)
-    driver().enter(engine.device.index)
-    entry = Rung(rung, problem.dtype, padded(problem.head_dim), causal)
+    launch = plan_problem(problem, engine.machine, splits=1)
+    cuda_driver().enter(engine.device.index)
+    entry = Rung(rung, problem.dtype, padded_head_dim(problem.head_dim), causal)
     parameters = parameters_of(problem, launch, 1.0 / math.sqrt(problem.head_dim))
     all_heads = problem.batch * problem.heads
     blocks = (

@@ -17,34 +17,34 @@ import torch
 from kernels.attention.cuda.calls import native
 from kernels.attention.cuda.calls.backward import sinks_gradient
 from kernels.attention.cuda.calls.backward_quick import QuickBackward
-from kernels.attention.cuda.calls.binding import bind, bind_call
+from kernels.attention.cuda.calls.binding import bind_attention, bind_call
 from kernels.attention.cuda.calls.direct import differentiable_by
-from kernels.attention.cuda.calls.gradients import register as register_gradients
+from kernels.attention.cuda.calls.gradients import register_gradients as register_gradients
 from kernels.attention.cuda.calls.native_plans import Native
 from kernels.attention.cuda.calls.quick import Answer, Options, Quick, lse_shape
-from kernels.attention.cuda.calls.registered import as_operator, register
+from kernels.attention.cuda.calls.registered import as_operator, register_operators
 from kernels.attention.cuda.plan import inputs
 from kernels.attention.cuda.plan.posing import Window, output_like, softcap_of, window_of
 from kernels.attention.cuda.run.engine import Engine, default_cache, engine_of, engines
 from kernels.attention.cuda.run.launching import Buffers
 
-__all__ = ["attention", "bind", "call", "quick"]
+__all__ = ["attention", "bind_attention", "call_engine", "quick"]
 
 quick = Quick(bind_call, engine_of, as_operator)
-register(quick.launch)
+register_operators(quick.launch)
 quick_backward = QuickBackward(engine_of)
 register_gradients(quick_backward, sinks_gradient)
 
 
 @cache
-def compiled() -> Native | None:
+def compiled_operator() -> Native | None:
     """The compiled function for autograd, if it was compiled for this PyTorch."""
     library = native.path_in(default_cache())
-    current_stream = native.stream_function() if native.sealed(library) else None
+    current_stream = native.stream_function() if native.is_sealed(library) else None
     if current_stream is None:
         return None
     try:
-        native.load(library)
+        native.load_native(library)
     except (OSError, RuntimeError):  # it cannot be loaded here, so Python does its work
         return None
     return Native(engine_of, quick_backward.compute, current_stream)
@@ -54,8 +54,8 @@ def by_compiled(
     tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
 ) -> Callable[..., Answer] | None:
     """The function that computes calls that want gradients, if it is compiled."""
-    found = compiled()
-    return None if found is None else found.call(tensors, options, by_python)
+    compiled_answer = compiled_operator()
+    return None if compiled_answer is None else compiled_answer.call(tensors, options, by_python)
 
 
 quick.differentiate = differentiable_by(quick, quick_backward.compute, by_compiled)
@@ -112,18 +112,18 @@ def call_given(given: Mapping[str, torch.Tensor | None], options: Options, engin
     wants_sums = options.return_lse
     options = options._replace(names=tuple(tensors), softcap=softcap_of(options.softcap))
     options = options._replace(return_lse=wants_sums or "sinks" in tensors)
-    answer = call(tuple(tensors.values()), options, engine)
+    answer = call_engine(tuple(tensors.values()), options, engine)
     return answer[0] if isinstance(answer, tuple) and not wants_sums else answer
 
 
-def call(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | None) -> Answer:
+def call_engine(tensors: tuple[torch.Tensor, ...], options: Options, engine: Engine | None) -> Answer:
     """Computes any call with any engine; `tensors` are in the order of the options' names."""
     if torch.compiler.is_compiling() and "out" not in options.names and engine is None:
         return as_operator(dict(zip(options.names, tensors, strict=True)), options)
     if engine is None or engine is engines.get(engine.device.index):
         return quick.call(tensors, options)
     given = dict(zip(options.names, tensors, strict=True))
-    inputs.refuse(given)
+    inputs.refuse_tensors(given)
     q, out = given["q"], given.pop("out", None)
     if out is None:
         out = output_like(q, given["v"])

@@ -54,13 +54,13 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     is like q; the log-sum-exp float32 [B, H, S_q] or [H, total_q]. There is no gradient: an input that wants one is
     refused. Under torch.compile it becomes the operator spotbench::attention_paged.
     """
-    longest = hinted("max_seqlen_q", max_seqlen_q), hinted("max_seqlen_k", max_seqlen_k)
+    longest = longest_hint("max_seqlen_q", max_seqlen_q), longest_hint("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}
     rest = {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "out": out}
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PAGED, longest, softcap)
     return call_given({**given, **rest}, options, engine)
 
 
-def hinted(name: str, longest: int | None) -> int:
+def longest_hint(name: str, longest: int | None) -> int:
     """The value of `Options.longest`."""
     return -1 if longest is None else longest_of(name, longest)

@@ -22,7 +22,7 @@ def template_body(job: JobSpec, now: datetime, image: str) -> Json:
     properties: Json = {
         "machineType": job.machine_type,
         **ending_with_its_disk(
-            limits(job.provisioning, run_seconds(job, now), job.ends_at),
+            scheduling_policy(job.provisioning, run_seconds(job, now), job.ends_at),
             image,
             (settings["disk_gb"], settings["disk_type"]),
             job.labels,
@@ -35,7 +35,7 @@ def template_body(job: JobSpec, now: datetime, image: str) -> Json:
     return {"name": job.name, "description": f"machines of {job.name}", "properties": properties}
 
 
-def limits(provisioning: str, run_s: int, ends_at: datetime) -> Json:
+def scheduling_policy(provisioning: str, run_s: int, ends_at: datetime) -> Json:
     """How a machine is paid for, how long it may run, and when it ends whenever it began."""
     ends = ends_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"provisioningModel": provisioning, "maxRunDuration": {"seconds": str(run_s)}, "terminationTime": ends}
@@ -45,8 +45,8 @@ def with_one_limit(template: Mapping[str, Any]) -> Json:
     """The same without `maxRunDuration`, for where Google takes one limit or the other: the absolute end alone still
     ends every machine, and bounds the dollars."""
     properties = template["properties"]
-    left = {key: value for key, value in properties["scheduling"].items() if key != "maxRunDuration"}
-    return {**template, "properties": {**properties, "scheduling": left}}
+    scheduling = {key: value for key, value in properties["scheduling"].items() if key != "maxRunDuration"}
+    return {**template, "properties": {**properties, "scheduling": scheduling}}
 
 
 def job_body(job: JobSpec, region: str, project: str, script: str, variables: Mapping[str, str]) -> Json:
@@ -85,14 +85,14 @@ def job_body(job: JobSpec, region: str, project: str, script: str, variables: Ma
 
 def variables_of(job: JobSpec, storage: str) -> dict[str, str]:
     """What tells one job's tasks from another's. `storage` is empty on Google."""
-    told = {
+    variables = {
         "BENCH_BUCKET": job.payload.bucket,
         "BENCH_PAYLOAD": job.payload.sha256,
         "BENCH_FLEET": job.fleet,
         "BENCH_JOB": job.name,
         "BENCH_ENDS": str(int(job.ends_at.timestamp())),
     }
-    return told | ({"BENCH_STORAGE": storage} if storage else {})
+    return variables | ({"BENCH_STORAGE": storage} if storage else {})
 
 
 def order_body(job: JobSpec, place: int) -> Json:

@@ -15,13 +15,13 @@ from typing import Any, Final
 from google.api_core import exceptions
 from google.cloud import batch_v1, compute_v1
 
-from orchestrator.adapters.batch.bodies import limits
-from orchestrator.adapters.batch.templates import Templates, create_job, sent
+from orchestrator.adapters.batch.bodies import scheduling_policy
+from orchestrator.adapters.batch.templates import InstanceTemplates, create_job, send_unless_refused
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
-from orchestrator.adapters.gce_calls import pages
-from orchestrator.adapters.google_errors import deciphered, translated
+from orchestrator.adapters.gce_calls import list_pages
+from orchestrator.adapters.google_errors import parse_guard, translate_google_errors
 from orchestrator.core.fleet.batch import RETRIED
-from orchestrator.core.fleet.batch_gate import Answer, Pace, Site, Verdict
+from orchestrator.core.fleet.batch_gate import GateAnswer, GatePace, GateSite, GateVerdict
 from orchestrator.core.text import count
 from orchestrator.ports import Clock
 
@@ -33,7 +33,7 @@ RECREATED: Final = 50006
 
 
 @dataclass
-class Seen:
+class CheckSighting:
     """What was observed."""
 
     most: int = 0
@@ -51,47 +51,49 @@ class Clients:
     """Google's own, of what a check asks."""
 
     jobs: batch_v1.BatchServiceClient
-    templates: Templates
+    templates: InstanceTemplates
     instances: compute_v1.InstancesClient
 
 
-class Check:
+class BatchCheck:
     """One check. `say` hears what is under way."""
 
     def __init__(
         self,
-        site: Site,
+        site: GateSite,
         clients: Clients,
         clock: Clock,
         script: str,
-        pace: Pace,
+        pace: GatePace,
         say: Callable[[str], None],
     ) -> None:
         self.site, self.jobs, self.templates, self.instances = site, clients.jobs, clients.templates, clients.instances
         self.clock, self.script, self.pace, self.say = clock, script, pace, say
         self.id = f"bench-check-{uuid.uuid4().hex[:8]}"
-        self.seen = Seen()
+        self.seen = CheckSighting()
         self.both = True
 
     @property
     def job(self) -> str:
         return f"projects/{self.site.project}/locations/{self.site.region}/jobs/{self.id}"
 
-    def run(self) -> Verdict:
+    def run(self) -> GateVerdict:
         """The verdict. Raises `ProviderError` and its kin; leaves nothing behind either way."""
         ends = (self.clock.now() + timedelta(seconds=self.pace.end_s)).astimezone(UTC).replace(microsecond=0)
         try:
             self._begin(ends)
             self._watch(ends)
-            job = sent(self.clock, lambda: self.jobs.get_job(name=self.job), "look at the job of the check")
+            job = send_unless_refused(
+                self.clock, lambda: self.jobs.get_job(name=self.job), "look at the job of the check"
+            )
             codes = self._codes()
         finally:
             self._clear()
-        return Verdict(
+        return GateVerdict(
             project=self.site.project,
             region=self.site.region,
             checked_at=self.clock.now(),
-            answers=answers(self.seen, ends, job or batch_v1.Job(), codes, both=self.both),
+            answers=check_answers(self.seen, ends, job or batch_v1.Job(), codes, both=self.both),
         )
 
     def _begin(self, ends: datetime) -> None:
@@ -127,35 +129,37 @@ class Check:
 
     def _preempt(self, alive: Sequence[compute_v1.Instance]) -> None:
         """What Google offers for this: a spot machine whose host is said to be maintained is preempted."""
-        running = [one for one in alive if one.status == "RUNNING"]
+        running = [machine for machine in alive if machine.status == "RUNNING"]
         if not running:
             return
-        one = running[0]
-        with translated(f"preempt {one.name}"):
+        machine = running[0]
+        with translate_google_errors(f"preempt {machine.name}"):
             try:
-                with deciphered():
+                with parse_guard():
                     self.instances.simulate_maintenance_event_unary(
-                        project=self.site.project, zone=one.zone.rpartition("/")[2], instance=one.name
+                        project=self.site.project, zone=machine.zone.rpartition("/")[2], instance=machine.name
                     )
             except (exceptions.NotFound, exceptions.BadRequest):
                 return
-        self.seen.preempted = one.name
-        self.say(f"{one.name} is being preempted")
+        self.seen.preempted = machine.name
+        self.say(f"{machine.name} is being preempted")
 
     def _machines(self) -> list[compute_v1.Instance]:
         request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
         doing = "list the machines of the check"
-        found = sent(
-            self.clock, lambda: list(pages(self.instances.aggregated_list(request=request).pages, doing)), doing
+        instances = send_unless_refused(
+            self.clock, lambda: list(list_pages(self.instances.aggregated_list(request=request).pages, doing)), doing
         )
-        return [one for page in found or () for scope in page.items.values() for one in scope.instances]
+        return [one for page in instances or () for scope in page.items.values() for one in scope.instances]
 
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
         found: dict[int, list[int]] = {}
         doing = "list the tasks of the check"
         group = f"{self.job}/taskGroups/group0"
-        listed = sent(self.clock, lambda: list(pages(self.jobs.list_tasks(parent=group).pages, doing)), doing)
+        listed = send_unless_refused(
+            self.clock, lambda: list(list_pages(self.jobs.list_tasks(parent=group).pages, doing)), doing
+        )
         for task in (task for page in listed or () for task in page.tasks):
             events = [event.task_execution.exit_code for event in task.status.status_events]
             found[int(task.name.rpartition("/")[2])] = [code for code in events if code]
@@ -163,12 +167,12 @@ class Check:
 
     def _clear(self) -> None:
         gone = (exceptions.NotFound,)
-        sent(self.clock, lambda: self.jobs.delete_job(name=self.job), f"delete the job {self.id}", gone)
+        send_unless_refused(self.clock, lambda: self.jobs.delete_job(name=self.job), f"delete the job {self.id}", gone)
         self.templates.delete(self.id)
 
     def _template(self, ends: datetime) -> dict[str, Any]:
         labels = {**self.site.labels, LABEL: self.id}
-        limited = limits("SPOT", self.pace.run_s, ends)
+        limited = scheduling_policy("SPOT", self.pace.run_s, ends)
         properties = {
             "machineType": self.site.machine_type,
             **ending_with_its_disk(limited, self.site.image, (10, "pd-standard"), labels),
@@ -202,9 +206,9 @@ class Check:
         }
 
 
-def answers(
-    seen: Seen, ends: datetime, job: batch_v1.Job, codes: dict[int, list[int]], *, both: bool
-) -> dict[str, Answer]:
+def check_answers(
+    seen: CheckSighting, ends: datetime, job: batch_v1.Job, codes: dict[int, list[int]], *, both: bool
+) -> dict[str, GateAnswer]:
     """The four answers to what was seen."""
     wanted = ends.timestamp()
     carried = [bool(moment) and datetime.fromisoformat(moment).timestamp() == wanted for moment, _ in seen.scheduling]
@@ -218,20 +222,20 @@ def answers(
     )
     late = count(len(seen.made_late), "machine was", "machines were")
     return {
-        "limits": Answer(
+        "limits": GateAnswer(
             ok=made > 0 and all(carried) and seen.alive_late == 0 and (all(limited) or not both),
             seen=f"{sum(carried)} of {count(made, 'machine')} with {limits}; {seen.alive_late} still lived after it",
         ),
-        "end": Answer(
+        "end": GateAnswer(
             ok=made > 0 and not seen.made_late,
             seen=f"{late} made after the end; the job was {state}: {last[:200]}",
         ),
-        "bound": Answer(
+        "bound": GateAnswer(
             ok=made > 0 and seen.most <= PARALLEL and bool(seen.preempted),
             seen=f"at most {seen.most} of {PARALLEL} machines at once"
             + ("; one was preempted" if seen.preempted else "; none could be preempted"),
         ),
-        "recreate": Answer(
+        "recreate": GateAnswer(
             ok=RECREATED in codes.get(1, ()),
             seen=f"the task ended with {codes.get(1) or 'no exit code'}; {count(made, 'machine')}",
         ),

@@ -21,14 +21,14 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch import ChildCost
-from orchestrator.core.fleet.batch_gate import Pace, Site, Verdict
+from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.money import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.names import ImageName, ImageUrl, ProjectId
 from orchestrator.ports import Bucket, Clock
-from orchestrator.store.batch_jobs import BatchRecord, Known, Records
+from orchestrator.store.batch_jobs import BatchRecord, KnownJob, Records
 
 if TYPE_CHECKING:
     from google.cloud import batch_v1
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Words:
+class QueueWords:
     """Of one fleet, as far as this process has read it. Objects are created once, so each is read once."""
 
     claimed: dict[int, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class GoogleBatch:
         script: str,
         image: Callable[[ProjectId, ImageName], ImageUrl],
         gate: Callable[[], None],
-        known: Known,
+        known: KnownJob,
     ) -> None:
         self.project = service.project
         self.service = service
@@ -120,7 +120,7 @@ class GoogleBatch:
         self.gate = gate
         self.known = known
         self.records = Records(bucket, clock)
-        self._words: dict[str, Words] = {}
+        self._words: dict[str, QueueWords] = {}
         self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
 
     @property
@@ -149,9 +149,9 @@ class GoogleBatch:
 
     @cached_property
     def _templates(self) -> Any:
-        from orchestrator.adapters.batch.templates import Templates
+        from orchestrator.adapters.batch.templates import InstanceTemplates
 
-        return Templates(self.project, self.clock, self.service.credentials, self.service.endpoint)
+        return InstanceTemplates(self.project, self.clock, self.service.credentials, self.service.endpoint)
 
     # The port
 
@@ -180,10 +180,10 @@ class GoogleBatch:
                 continue
             status = self._looked_after(record, self._status(name, record))
             jobs.update(dict.fromkeys(record.children, status))
-        words = self._words.setdefault(fleet, Words())
-        words.listen(self.bucket, fleet)
+        queue_words = self._words.setdefault(fleet, QueueWords())
+        queue_words.listen(self.bucket, fleet)
         return [
-            rules.child_seen(index, words.claimed.get(index, 0), words.counting(index), jobs.get(index))
+            rules.child_seen(index, queue_words.claimed.get(index, 0), queue_words.counting(index), jobs.get(index))
             for index in indexes
         ]
 
@@ -222,17 +222,17 @@ class GoogleBatch:
     def _over_at(self, job: batch_v1.Job) -> datetime:
         return (job.update_time if state_of(job) in OVER else None) or self.clock.now()
 
-    def check(self, site: Site, pace: Pace, say: Callable[[str], None]) -> Verdict:
+    def check(self, site: GateSite, pace: GatePace, say: Callable[[str], None]) -> GateVerdict:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
         from google.cloud import compute_v1
 
-        from orchestrator.adapters.batch.check import Check, Clients
+        from orchestrator.adapters.batch.check import BatchCheck, Clients
 
         endpoint = self.service.endpoint
         options = {"api_endpoint": endpoint} if endpoint else None
         machines = compute_v1.InstancesClient(credentials=self.login, client_options=options)
         script = (bundle_root() / "startup" / "batch" / "check.sh").read_text(encoding="utf-8")
-        return Check(site, Clients(self.client, self._templates, machines), self.clock, script, pace, say).run()
+        return BatchCheck(site, Clients(self.client, self._templates, machines), self.clock, script, pace, say).run()
 
     # Asking for a job
 
@@ -240,8 +240,8 @@ class GoogleBatch:
         """Stores what the machines will read, and the record. Raises `ConfigError`."""
         source = ProjectId(str(job.settings["image_project"])), ImageName(str(job.settings["image_family"]))
         template = template_body(job, self.clock.now(), self.image(*source))
-        told = variables_of(job, self.service.storage)
-        bodies = tuple(job_body(job, region, self.project, self.script, told) for region in job.regions)
+        variables = variables_of(job, self.service.storage)
+        bodies = tuple(job_body(job, region, self.project, self.script, variables) for region in job.regions)
         children = tuple(order.index for order in job.children)
 
         def store(place: int) -> None:
@@ -299,14 +299,14 @@ class GoogleBatch:
         """The job as it is, or was a moment ago; one that is over does not change any more."""
         from google.api_core import exceptions
 
-        from orchestrator.adapters.batch.templates import sent
+        from orchestrator.adapters.batch.templates import send_unless_refused
 
         name, now = self._resource(record), self.clock.now()
         at, job = self._jobs.get(name, (None, None))
         if at is not None and (now - at < FRESH or (job is not None and state_of(job) in OVER)):
             return job
         doing, gone = f"look at the job {record.name} in {record.region}", (exceptions.NotFound,)
-        job = sent(self.clock, lambda: self.client.get_job(name=name), doing, gone)
+        job = send_unless_refused(self.clock, lambda: self.client.get_job(name=name), doing, gone)
         self._jobs[name] = (now, job)
         return job
 
@@ -351,8 +351,8 @@ class GoogleBatch:
         silent = rules.is_silent(status, record.since or now, now)
         if record.stage == "placed" and (silent or barren) and now < record.ends_at:
             why = status.reason or f"{record.region}: no machine for {rules.PATIENCE.total_seconds() / 60:.0f} min"
-            left = self.records.moved(record, "leaving", now, why=why)
-            self._cancel(left)
+            moved_record = self.records.moved(record, "leaving", now, why=why)
+            self._cancel(moved_record)
             return JobStatus(record.name, "queued", len(record.children), reason=why)
         if status.state not in OVER and now > record.ends_at + SLACK:
             self._cancel(record)
@@ -365,11 +365,11 @@ class GoogleBatch:
         """Idempotent: what is over or gone is cancelled."""
         from google.api_core import exceptions
 
-        from orchestrator.adapters.batch.templates import sent
+        from orchestrator.adapters.batch.templates import send_unless_refused
 
         name, over = self._resource(record), (exceptions.NotFound, exceptions.BadRequest, exceptions.FailedPrecondition)
         self._jobs.pop(name, None)
-        sent(
+        send_unless_refused(
             self.clock,
             lambda: self.client.cancel_job(name=name),
             f"cancel the job {record.name} in {record.region}",
@@ -389,8 +389,8 @@ def state_of(job: batch_v1.Job) -> JobState:
 
 def scheduled_at(job: batch_v1.Job) -> datetime | None:
     """When it left its queue, from when on machines may have been made for it; None where it never did."""
-    told = [event for event in job.status.status_events if QUEUE_LEFT.search(event.description)]
-    return min((event.event_time or job.create_time for event in told), default=None)
+    queue_events = [event for event in job.status.status_events if QUEUE_LEFT.search(event.description)]
+    return min((event.event_time or job.create_time for event in queue_events), default=None)
 
 
 def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:

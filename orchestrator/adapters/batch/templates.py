@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch.bodies import with_one_limit
 from orchestrator.adapters.google_auth import default_credentials
-from orchestrator.adapters.google_errors import deciphered, is_transient, translated
+from orchestrator.adapters.google_errors import is_transient, parse_guard, translate_google_errors
 from orchestrator.adapters.patience import patiently
 from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
@@ -21,15 +21,17 @@ WAIT_S = 120.0
 T = TypeVar("T")
 
 
-def sent(clock: Clock, call: Callable[[], T], doing: str, unless: tuple[type[Exception], ...] = ()) -> T | None:
+def send_unless_refused(
+    clock: Clock, call: Callable[[], T], doing: str, unless: tuple[type[Exception], ...] = ()
+) -> T | None:
     """What Google answers to `call`, sent again while that may help; None where it refuses in one of these ways.
     `doing` completes "cannot …". Raises `ProviderError` and its kin."""
 
     def once() -> T:
-        with deciphered():
+        with parse_guard():
             return call()
 
-    with translated(doing):
+    with translate_google_errors(doing):
         try:
             return patiently(clock, once, passing=is_transient)
         except unless:
@@ -45,19 +47,19 @@ def create_job(
     parent, _, short = name.partition("/jobs/")
     request = {"parent": parent, "job_id": short, "job": job, "request_id": request_id}
     doing = f"create the job {short} in {parent.rpartition('/')[2]}"
-    sent(clock, lambda: client.create_job(request=request), doing, (exceptions.Conflict,))
+    send_unless_refused(clock, lambda: client.create_job(request=request), doing, (exceptions.Conflict,))
 
 
-class Templates:
+class InstanceTemplates:
     """Those of one project; `endpoint` is empty on Google."""
 
     def __init__(self, project: str, clock: Clock, credentials: Any, endpoint: str) -> None:
         self.project = project
         self.clock = clock
-        found = credentials or default_credentials()
+        credentials_in_use = credentials or default_credentials()
         options = {"api_endpoint": endpoint} if endpoint else None
-        self.client = compute_v1.InstanceTemplatesClient(credentials=found, client_options=options)
-        self.operations = compute_v1.GlobalOperationsClient(credentials=found, client_options=options)
+        self.client = compute_v1.InstanceTemplatesClient(credentials=credentials_in_use, client_options=options)
+        self.operations = compute_v1.GlobalOperationsClient(credentials=credentials_in_use, client_options=options)
 
     def insert(self, body: Mapping[str, Any]) -> None:
         """Idempotent: one of that name is taken to be this one, as its name says which job it is of."""
@@ -66,10 +68,12 @@ class Templates:
         name = uuid.uuid5(uuid.NAMESPACE_URL, f"spotbench:template/{body['name']}/{len(str(body))}")
         request = {"project": self.project, "instance_template_resource": resource, "request_id": str(name)}
         doing = f"make the instance template {body['name']}"
-        begun = sent(self.clock, lambda: self.client.insert_unary(request=request), doing, (exceptions.Conflict,))
+        begun = send_unless_refused(
+            self.clock, lambda: self.client.insert_unary(request=request), doing, (exceptions.Conflict,)
+        )
         if begun is not None:
             wait = {"project": self.project, "operation": begun.name}
-            sent(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), doing)
+            send_unless_refused(self.clock, lambda: self.operations.wait(request=wait, timeout=WAIT_S), doing)
 
     def insert_with_an_end(self, body: Mapping[str, Any]) -> bool:
         """The same of a template with two limits; False where Google takes one alone, and the absolute end was kept."""
@@ -86,4 +90,4 @@ class Templates:
         """Idempotent; one that is still in use stays, and costs nothing."""
         request = {"project": self.project, "instance_template": name}
         doing, stays = f"delete the instance template {name}", (exceptions.NotFound, exceptions.BadRequest)
-        sent(self.clock, lambda: self.client.delete_unary(request=request), doing, stays)
+        send_unless_refused(self.clock, lambda: self.client.delete_unary(request=request), doing, stays)

@@ -15,31 +15,38 @@ from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError, HostUnfit, NotFound, Unavailable
-from orchestrator.core.host_answers import busy, look_at, looked, said, seconds, trouble
+from orchestrator.core.host_answers import (
+    answer_error,
+    answer_seconds,
+    busy_error,
+    clean_answer,
+    look_at,
+    validate_answer,
+)
 from orchestrator.core.hosts import (
     HOST_KEY,
     RECORD_PREFIX,
     HostRecord,
     HostRun,
+    HostTarget,
     RecordUnreadable,
-    Target,
     parse_target,
     record_object,
     with_run,
 )
 from orchestrator.core.market.machines import (
     Accepted,
+    CloudRefusal,
     Instance,
     InstanceRequest,
     Operation,
     Quota,
-    Refusal,
     SerialChunk,
 )
-from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
-from orchestrator.core.spool import Spooled, sort
+from orchestrator.core.spool import Spooled, sort_spool
 from orchestrator.ports import Bucket, Clock, RemoteShell
 from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS, update_host
@@ -51,9 +58,9 @@ def bring_home(bucket: Bucket, shell: RemoteShell, run_id: str, answer: Mapping[
     """Copies what is new in the spool of a run: cases before the events that mention them. Returns what was refused,
     each with the reason, in words for the user. Raises `Unavailable` when an object could not be copied."""
     files = answer.get("files")
-    found = sort(run_id, files if isinstance(files, list) else ())
-    refused = list(found.refused)
-    for one in found.taken:
+    spool_files = sort_spool(run_id, files if isinstance(files, list) else ())
+    refused = list(spool_files.refused)
+    for one in spool_files.taken:
         if copies.has(one):
             continue
         path = f"{answer.get('spool', '')}/{one.name}"
@@ -100,7 +107,7 @@ class HostCloud:
 
     bucket: Bucket
     clock: Clock
-    connect: Callable[[Target], RemoteShell]
+    connect: Callable[[HostTarget], RemoteShell]
     machine: str = ""
     """What `local` stands for: the machine that this client runs on."""
     _shells: dict[str, RemoteShell] = field(default_factory=dict)
@@ -111,7 +118,7 @@ class HostCloud:
 
     # --- the Cloud port ---
 
-    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+    def insert(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         where = json.loads(request.metadata[HOST_KEY])
         target, python = parse_target(where["target"]), str(where["python"])
         now = self.clock.now()
@@ -129,29 +136,29 @@ class HostCloud:
             # From here on something of the run may be on the host, so the bucket knows of it first.
             self._record(target, python, request.name, run)
         except HostUnfit as exc:
-            return Refusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
+            return CloudRefusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
         try:
             return self._start(target, python, request, run, payload)
         except HostUnfit as exc:
             self._end_what_may_have_begun(request)
-            return Refusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
+            return CloudRefusal(code="HOST_UNFIT", message=str(exc), scope="all", hint=exc.hint)
 
     def _start(
-        self, target: Target, python: str, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]
-    ) -> Accepted | Refusal:
+        self, target: HostTarget, python: str, request: InstanceRequest, run: HostRun, payload: Mapping[str, str]
+    ) -> Accepted | CloudRefusal:
         """Raises `HostUnfit` if the run may have started all the same: for trouble, or an answer that is unreadable."""
         answer = self._ask(target, "start", {"run": self._told(request, run, payload)}, python=python)
         if answer.get("trouble") == "busy":
             never = {"ended_at": run.created_at, "how": REFUSED, "removed": True}
             self._record(target, python, request.name, run.model_copy(update=never))
             other = answer.get("message") or "another run"
-            full = busy(target, str(other))
-            return Refusal(code="HOST_BUSY", message=str(full), scope="zone", hint=full.hint)
-        if (error := trouble(answer, target)) is not None:
+            full = busy_error(target, str(other))
+            return CloudRefusal(code="HOST_BUSY", message=str(full), scope="zone", hint=full.hint)
+        if (error := answer_error(answer, target)) is not None:
             raise error
         instance = self._instance(request.zone, request.name, run, answer)
-        known = {"deadline_at": instance.deadline_at, "created_at": instance.started_at or run.created_at}
-        self._record(target, python, request.name, run.model_copy(update=known))
+        known_times = {"deadline_at": instance.deadline_at, "created_at": instance.started_at or run.created_at}
+        self._record(target, python, request.name, run.model_copy(update=known_times))
         return Accepted(instance)
 
     def delete(self, zone: str, name: str, request_id: str) -> None:  # noqa: ARG002
@@ -196,14 +203,14 @@ class HostCloud:
 
     def instances(self) -> tuple[Instance, ...]:
         """Every run that may be on a host. If a host cannot be asked, its runs are listed as the bucket knows them."""
-        found = []
+        instances = []
         for zone, name, run in self._open_runs():
             try:
                 seen = self.instance(zone, name)
             except BenchError:
                 seen = self._unseen(zone, name, run)
-            found += [seen] if seen is not None else []
-        return tuple(found)
+            instances += [seen] if seen is not None else []
+        return tuple(instances)
 
     def operations(self, zone: str, instance_id: str) -> tuple[Operation, ...]:
         record = self.record(zone)
@@ -223,12 +230,12 @@ class HostCloud:
         answer = self._ask(parse_target(record.target), "read_log", {"vm": name, "start": start})
         if not answer.get("exists"):
             return None
-        return SerialChunk(str(answer["text"]), int(seconds(answer, "next")), lost=False)
+        return SerialChunk(str(answer["text"]), int(answer_seconds(answer, "next")), lost=False)
 
     def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         raise NotFound(f"a host has no image {project}/{family}")
 
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:  # noqa: ARG002
+    def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:  # noqa: ARG002
         return ()
 
     def quotas(self, region: str) -> tuple[Quota, ...]:  # noqa: ARG002
@@ -241,15 +248,15 @@ class HostCloud:
         blob = self.bucket.read(record_object(zone))
         return HostRecord.parse(zone, blob.data) if blob is not None else None
 
-    def probe(self, target: Target, python: str = "") -> Mapping[str, Any]:
+    def probe(self, target: HostTarget, python: str = "") -> Mapping[str, Any]:
         """What the host reports about itself now. Raises what `RemoteShell` raises."""
-        return looked(self._checked(target, "probe", {}, python=python), "probe")
+        return validate_answer(self._checked(target, "probe", {}, python=python), "probe")
 
-    def validate(self, target: Target, python: str = "") -> Mapping[str, Any]:
+    def validate(self, target: HostTarget, python: str = "") -> Mapping[str, Any]:
         """Tries what a run needs: imports torch, builds a program, writes to the cache folder."""
-        return looked(self._checked(target, "validate", {}, python=python, timeout_s=300), "packages")
+        return validate_answer(self._checked(target, "validate", {}, python=python, timeout_s=300), "packages")
 
-    def remember(self, target: Target, change: Callable[[HostRecord], HostRecord]) -> None:
+    def remember(self, target: HostTarget, change: Callable[[HostRecord], HostRecord]) -> None:
         """Changes what the bucket has about a host, by compare-and-swap."""
         update_host(self.bucket, self.clock, target, change)
 
@@ -277,14 +284,20 @@ class HostCloud:
             for name, run in record.open_runs().items() if record is not None else ():
                 yield zone, name, run
 
-    def _shell(self, target: Target) -> RemoteShell:
+    def _shell(self, target: HostTarget) -> RemoteShell:
         key = str(target)
         if key not in self._shells:
             self._shells[key] = self.connect(target)
         return self._shells[key]
 
     def _ask(
-        self, target: Target, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
+        self,
+        target: HostTarget,
+        operation: str,
+        arguments: Mapping[str, Any],
+        *,
+        python: str = "",
+        timeout_s: float = 60,
     ) -> Mapping[str, Any]:
         until, error = self._deaf.get(str(target), (None, None))
         if until is not None and error is not None and self.clock.now() < until:
@@ -293,37 +306,39 @@ class HostCloud:
             answer = self._shell(target).ask(
                 operation, arguments, python=python or self._python(target), timeout_s=timeout_s
             )
-            return said(answer)
+            return clean_answer(answer)
         except Unavailable as exc:
             self._deaf[str(target)] = (self.clock.now() + timedelta(seconds=DEAF_S), exc)
             raise
 
-    def _python(self, target: Target) -> str:
+    def _python(self, target: HostTarget) -> str:
         """The interpreter that the bucket remembers; what runs on this machine itself is never the bucket's choice."""
         record = self.record(target.zone) if not target.machine else None
         return record.python if record is not None else ""
 
-    def _checked(self, target: Target, operation: str, arguments: Mapping[str, Any], **how: Any) -> Mapping[str, Any]:
+    def _checked(
+        self, target: HostTarget, operation: str, arguments: Mapping[str, Any], **how: Any
+    ) -> Mapping[str, Any]:
         answer = self._ask(target, operation, arguments, **how)
-        if (error := trouble(answer, target)) is not None:
+        if (error := answer_error(answer, target)) is not None:
             raise error
         return answer
 
-    def _state(self, target: Target, operation: str, name: str) -> Mapping[str, Any]:
+    def _state(self, target: HostTarget, operation: str, name: str) -> Mapping[str, Any]:
         """What the host says about a run. Only the answer `exists: false` means that there is no such run, and a run is
         over only if the answer lists what it stored. Raises `HostUnfit` for trouble and for any other answer."""
         answer = self._checked(target, operation, {"vm": name})
         there = answer.get("exists")
-        whole = operation == "forget" or (
+        is_complete = operation == "forget" or (
             isinstance(answer.get("files"), list) and answer.get("status", "running") in ("running", "gone")
         )
-        if not isinstance(there, bool) or (there and not whole):
+        if not isinstance(there, bool) or (there and not is_complete):
             raise HostUnfit(f"{target} does not say whether {name} is still there", hint=look_at(target))
         if odd := answer.get("odd"):
             self.odd[name] = f"{odd}, on {target}; what {name} stored is copied to the bucket all the same"
         return answer
 
-    def _ship(self, target: Target, python: str, name: str, payload: Mapping[str, str]) -> None:
+    def _ship(self, target: HostTarget, python: str, name: str, payload: Mapping[str, str]) -> None:
         """Sends the payload to the host unless it is there. The host accepts it only if its sha256 is right."""
         about: dict[str, Any] = {"vm": name, "sha256": payload["sha256"], "size": 0}
         if self._checked(target, "prepare", about, python=python)["present"]:
@@ -371,7 +386,7 @@ class HostCloud:
             "client_time": self.clock.now().timestamp(),
         }
 
-    def _record(self, target: Target, python: str, name: str, run: HostRun) -> None:
+    def _record(self, target: HostTarget, python: str, name: str, run: HostRun) -> None:
         now = self.clock.now()
 
         def change(record: HostRecord) -> HostRecord:
@@ -382,8 +397,10 @@ class HostCloud:
     def _instance(self, zone: str, name: str, run: HostRun, answer: Mapping[str, Any]) -> Instance:
         started = self._at(answer, "started_at") or run.created_at
         # The deadline that the host reports, if it has one, but never much later than what it was told.
-        told = seconds(answer, "deadline_s")
-        deadline = min(started + timedelta(seconds=told), run.deadline_at + LATE) if told else run.deadline_at
+        deadline_s = answer_seconds(answer, "deadline_s")
+        deadline = (
+            min(started + timedelta(seconds=deadline_s), run.deadline_at + LATE) if deadline_s else run.deadline_at
+        )
         return Instance(
             MachineName(name),
             Zone(zone),
@@ -401,7 +418,9 @@ class HostCloud:
         """A time that the host reports, on our clock: the host's clock may be wrong, but its time differences count."""
         if answer.get(key) is None:
             return None
-        return self.clock.now() - timedelta(seconds=max(seconds(answer, "now") - seconds(answer, key), 0.0))
+        return self.clock.now() - timedelta(
+            seconds=max(answer_seconds(answer, "now") - answer_seconds(answer, key), 0.0)
+        )
 
     def _unseen(self, zone: str, name: str, run: HostRun) -> Instance:
         at = run.created_at
@@ -427,13 +446,14 @@ class HostCloud:
         end = Operation("delete", "DONE", ended, ended)
         return (end,) if run.how == REFUSED else (began,) if run.how == "lost" else (began, end)
 
-    def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
+    def _bring_home(self, target: HostTarget, run: HostRun, answer: Mapping[str, Any]) -> None:
         """Copies what is new in the spool, if the run may store it."""
         refused = bring_home(self.bucket, self._shell(target), run.run_id, answer, self._copies)
         if refused:
-            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            suffix = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
             self.odd[str(target)] = (
-                f"{target} has files in its spool that its run may not store; they were not copied: {refused[0]}{more}"
+                f"{target} has files in its spool that its run may not store; they were not copied: "
+                f"{refused[0]}{suffix}"
             )
 
     def _settle(self, record: HostRecord, name: str, run: HostRun, answer: Mapping[str, Any]) -> None:
@@ -448,7 +468,7 @@ class HostCloud:
         self._record(target, record.python, name, over)
         self._remove(target, record, name, over)
 
-    def _remove(self, target: Target, record: HostRecord, name: str, run: HostRun) -> None:
+    def _remove(self, target: HostTarget, record: HostRecord, name: str, run: HostRun) -> None:
         """Removes what is left of a run that is over. If the host is unreachable, a later command tries again."""
         try:
             if self._state(target, "forget", name)["exists"]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import HostUnfit
-from orchestrator.core.hosts import OLDEST_PYTHON, Target, python_too_old
+from orchestrator.core.hosts import OLDEST_PYTHON, HostTarget, python_too_old
 
 NO_PYTHON, OLD_PYTHON = 97, 98
 ANSWER: Final = "@@spotbench@@"
@@ -37,7 +37,7 @@ class Endless(Exception):
 
 
 @functools.cache
-def hand() -> str:
+def packed_programme() -> str:
     """The programme that is sent, packed: read once, small enough for a command line, and free of quotes."""
     folder = bundle_root() / "startup" / "host"
     texts = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
@@ -53,10 +53,10 @@ def hand() -> str:
     )
 
 
-def command(operation: str, arguments: Mapping[str, Any], python: str) -> list[str]:
+def build_command(operation: str, arguments: Mapping[str, Any], python: str) -> list[str]:
     """The argument list that has `operation` done by `python` (empty: `python3`)."""
     packed = base64.b64encode(zlib.compress(json.dumps(arguments).encode(), 9)).decode()
-    return ["sh", "-c", SCRIPT, python or "python3", hand(), operation, packed]
+    return ["sh", "-c", SCRIPT, python or "python3", packed_programme(), operation, packed]
 
 
 def in_sh(line: str) -> str:
@@ -66,7 +66,7 @@ def in_sh(line: str) -> str:
     return f'sh -c \'eval "$(printf %b "{encoded}")"\''
 
 
-def answer_in(out: str, target: Target) -> Mapping[str, Any] | None:
+def answer_in(out: str, target: HostTarget) -> Mapping[str, Any] | None:
     """The operation's answer among what was printed; None when there is none. Raises `HostUnfit`."""
     for line in reversed(out.splitlines()):
         if line.startswith(ANSWER):
@@ -74,7 +74,7 @@ def answer_in(out: str, target: Target) -> Mapping[str, Any] | None:
     return None
 
 
-def _object(target: Target, text: str) -> Mapping[str, Any]:
+def _object(target: HostTarget, text: str) -> Mapping[str, Any]:
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _object(target: Target, text: str) -> Mapping[str, Any]:
     return answer
 
 
-def said_too_much(target: Target, when: str) -> HostUnfit:
+def said_too_much(target: HostTarget, when: str) -> HostUnfit:
     """`when` completes "while it was …"."""
     return HostUnfit(
         f"{target.called} printed more than {MOST_BYTES >> 20} MB while it was {when}, so bench stopped reading",
@@ -95,7 +95,7 @@ def said_too_much(target: Target, when: str) -> HostUnfit:
     )
 
 
-def no_answer(target: Target, code: int, out: str, err: str, python: str) -> HostUnfit:
+def no_answer(target: HostTarget, code: int, out: str, err: str, python: str) -> HostUnfit:
     """What it means that the shell there ended with `code` and without an answer."""
     if code == NO_PYTHON:
         return HostUnfit(
@@ -105,8 +105,8 @@ def no_answer(target: Target, code: int, out: str, err: str, python: str) -> Hos
     if code == OLD_PYTHON:
         lack = python_too_old(target.called, out.rpartition("python ")[2] or f"below {OLDEST_PYTHON}")
         return HostUnfit(lack.what, hint=lack.remedy)
-    said = (err or out).splitlines()
-    what = f": {said[-1][:200]}" if said else ""
+    output_lines = (err or out).splitlines()
+    what = f": {output_lines[-1][:200]}" if output_lines else ""
     if target.machine:
         return HostUnfit(
             f"{python} on this machine does not run (exit code {code}){what}",

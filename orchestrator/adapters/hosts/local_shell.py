@@ -23,12 +23,12 @@ from orchestrator.adapters.hosts.host_operations import (
     MOST_BYTES,
     Endless,
     answer_in,
-    command,
+    build_command,
     no_answer,
     said_too_much,
 )
 from orchestrator.core.errors import HostUnfit, Unavailable
-from orchestrator.core.hosts import Target
+from orchestrator.core.hosts import HostTarget
 
 # What this machine has: interpreter, libraries, folders, compiler, and the embedded cloud's traces on disk.
 
@@ -112,7 +112,7 @@ class LocalShell:
     """The `RemoteShell` of the machine that this process runs on. A run that was started on another machine by its
     `local` is out of reach here: `Unavailable`."""
 
-    def __init__(self, target: Target, python: str = sys.executable) -> None:
+    def __init__(self, target: HostTarget, python: str = sys.executable) -> None:
         """`python` is the interpreter that runs this process: it is looked at too where one with torch is sought."""
         self.target, self.python = target, python
 
@@ -120,8 +120,8 @@ class LocalShell:
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
         self._is_here()
-        told = {"pythons": [self.python], **arguments}
-        code, out, err = self._ran(command(operation, told, python), timeout_s, f"asked for {operation}")
+        operands = {"pythons": [self.python], **arguments}
+        code, out, err = self._ran(build_command(operation, operands, python), timeout_s, f"asked for {operation}")
         answer = answer_in(out, self.target)
         if answer is None:
             raise no_answer(self.target, code, out.strip(), err.strip(), python or "python3")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.adapters.files import write_atomically
 from orchestrator.core.errors import ConfigError, Unavailable
-from orchestrator.core.hosts import Target, parse_target
+from orchestrator.core.hosts import HostTarget, parse_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Named:
         for text in texts:
             self.add(_host(parse_target(text, machine)))
 
-    def reachable(self, target: Target) -> Target:
+    def reachable(self, target: HostTarget) -> HostTarget:
         """The same target. Raises `Unavailable` for one that no command has named, as for one that is out of reach."""
         if _host(target) not in self:
             raise Unavailable(f"{_strange(target)}, so nothing is sent there", hint=_hint(target))
@@ -54,13 +54,13 @@ class Named:
         return self.folder / hashlib.sha256(what.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def _host(target: Target) -> str:
+def _host(target: HostTarget) -> str:
     return f"host {target}"
 
 
-def _strange(target: Target) -> str:
+def _strange(target: HostTarget) -> str:
     return f"the bucket names {target}, but no command on this computer has named it"
 
 
-def _hint(target: Target) -> str:
+def _hint(target: HostTarget) -> str:
     return f"if it is yours, run `bench doctor --host {shlex.quote(str(target))}`"

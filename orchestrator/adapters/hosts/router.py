@@ -9,14 +9,14 @@ from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.hosts import is_host
 from orchestrator.core.market.machines import (
     Accepted,
+    CloudRefusal,
     Instance,
     InstanceRequest,
     Operation,
     Quota,
-    Refusal,
     SerialChunk,
 )
-from orchestrator.core.market.offers import Advice, Offer
+from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 from orchestrator.ports import Cloud, Market
 
@@ -37,7 +37,7 @@ class ZoneRouter:
         """Makes the client that a machine in this zone is asked of."""
         self._of(zone)
 
-    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+    def insert(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         return self._of(request.zone).insert(request)
 
     def delete(self, zone: Zone, name: MachineName, request_id: str) -> None:
@@ -61,7 +61,7 @@ class ZoneRouter:
     def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         return self.market().image(project, family)
 
-    def advice(self, offers: Sequence[Offer]) -> tuple[Advice, ...]:
+    def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:
         rented = [offer for offer in offers if not is_host(offer.zone)]
         return self.market().advice(rented) if rented else ()
 

@@ -41,13 +41,13 @@ from orchestrator.adapters.hosts.host_operations import (
     MOST_BYTES,
     Endless,
     answer_in,
-    command,
+    build_command,
     in_sh,
     no_answer,
     said_too_much,
 )
 from orchestrator.core.errors import BenchError, ConfigError, HostKeyRefused, HostUnfit, PermissionDenied, Unavailable
-from orchestrator.core.hosts import Target
+from orchestrator.core.hosts import HostTarget
 
 # Checks the keys of hosts, and chooses the user's keys: only known_hosts is trusted.
 
@@ -74,9 +74,9 @@ class RefuseUnknown(MissingHostKeyPolicy):  # type: ignore[misc]
 
 def known_hosts_files(connection: Connection) -> tuple[Path, ...]:
     """The files that are believed, the user's first, as ~/.ssh/config names them."""
-    said = connection.ssh_config
-    users = str(said["userknownhostsfile"]).split() if "userknownhostsfile" in said else USER_FILES
-    systems = str(said["globalknownhostsfile"]).split() if "globalknownhostsfile" in said else GLOBAL_FILES
+    ssh_config = connection.ssh_config
+    users = str(ssh_config["userknownhostsfile"]).split() if "userknownhostsfile" in ssh_config else USER_FILES
+    systems = str(ssh_config["globalknownhostsfile"]).split() if "globalknownhostsfile" in ssh_config else GLOBAL_FILES
     return tuple(Path(name).expanduser() for name in (*users, *systems))
 
 
@@ -89,13 +89,13 @@ def verify_host_keys(connection: Connection) -> None:
             client.load_system_host_keys(str(path))
     alias = connection.ssh_config.get("hostkeyalias")
     if alias:
-        known = client._system_host_keys.lookup(alias)
+        known_keys = client._system_host_keys.lookup(alias)
         name = connection.host if int(connection.port) == 22 else f"[{connection.host}]:{connection.port}"
-        for kind in known or ():
-            client.get_host_keys().add(name, kind, known[kind])
+        for kind in known_keys or ():
+            client.get_host_keys().add(name, kind, known_keys[kind])
 
 
-def authentication(connection: Connection) -> dict[str, Any]:
+def authentication_options(connection: Connection) -> dict[str, Any]:
     """Keys and agent only, as ~/.ssh/config has it: nobody is there to type a password."""
     only = str(connection.ssh_config.get("identitiesonly", "no")).lower() == "yes"
     named = connection.connect_kwargs.get("key_filename") or []
@@ -141,7 +141,7 @@ class OpenSshSettings(SSHConfig):  # type: ignore[misc]
     """The settings of a host as `ssh -G` prints them, so that Include and Match count; those that paramiko reads where
     there is no ssh. Raises `ConfigError` for a configuration that ssh refuses."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: HostTarget) -> None:
         super().__init__()
         self.target = target
 
@@ -220,7 +220,7 @@ NO_KEYS: Final = "No authentication methods"
 """How paramiko says that there was nothing to try."""
 
 
-def lost(target: Target, when: str, exc: BaseException | None) -> Unavailable:
+def lost(target: HostTarget, when: str, exc: BaseException | None) -> Unavailable:
     why = f" ({_said(exc)})" if exc is not None else ""
     return Unavailable(
         f"the connection to {target} was lost {when}{why}",
@@ -228,7 +228,7 @@ def lost(target: Target, when: str, exc: BaseException | None) -> Unavailable:
     )
 
 
-def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchError:
+def not_let_in(target: HostTarget, connection: Connection, exc: Exception) -> BenchError:
     """Why a connection could not be made."""
     where = f"{connection.host} port {connection.port}"
     if isinstance(exc, HostKeyUnknown):
@@ -270,7 +270,7 @@ def not_let_in(target: Target, connection: Connection, exc: Exception) -> BenchE
     raise exc
 
 
-def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> HostKeyRefused:
+def unknown_key(target: HostTarget, connection: Connection, exc: HostKeyUnknown) -> HostKeyRefused:
     host, port = _place(exc.name)
     file = known_hosts_files(connection)[0]
     add = f"ssh-keyscan -p {port} -t {kind_of(exc.key)} {host} >> {file}"
@@ -283,7 +283,7 @@ def unknown_key(target: Target, connection: Connection, exc: HostKeyUnknown) -> 
     )
 
 
-def changed_key(target: Target, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
+def changed_key(target: HostTarget, connection: Connection, exc: BadHostKeyException) -> HostKeyRefused:
     file, name = known_hosts_files(connection)[0], _shown_by(connection, exc.hostname)
     return HostKeyRefused(
         f"{target} shows another key than the one in known_hosts: expected {sha256_of(exc.expected_key)}, "
@@ -359,14 +359,16 @@ class Bounded(Remote):  # type: ignore[misc]
 class SshShell:
     """The `RemoteShell` of one target. Follows ~/.ssh/config; never asks a question on the terminal."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: HostTarget) -> None:
         self.target = target
         self._connection: Connection | None = None
 
     def ask(
         self, operation: str, arguments: Mapping[str, Any], *, python: str = "", timeout_s: float = 60
     ) -> Mapping[str, Any]:
-        ran = self._ran(in_sh(shlex.join(command(operation, arguments, python))), timeout_s, f"asked for {operation}")
+        ran = self._ran(
+            in_sh(shlex.join(build_command(operation, arguments, python))), timeout_s, f"asked for {operation}"
+        )
         answer = answer_in(ran.stdout, self.target)
         if answer is not None:
             return answer
@@ -460,7 +462,7 @@ class SshShell:
         hop: Connection | str | None = connection
         while isinstance(hop, Connection):
             verify_host_keys(hop)
-            hop._set(connect_kwargs={**hop.connect_kwargs, **authentication(hop)})
+            hop._set(connect_kwargs={**hop.connect_kwargs, **authentication_options(hop)})
             hop = hop.gateway
         self._connection = connection
         try:

@@ -18,7 +18,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet import trust
-from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, find_fleet, planned
+from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, find_fleet, plan_sweep
 from orchestrator.cli.fleet.results import costs_document, fetch_fleet, report_fleet, sql
 from orchestrator.cli.fleet.trust import Accept
 from orchestrator.cli.fleet.view import (
@@ -32,22 +32,22 @@ from orchestrator.cli.fleet.view import (
     quota_table,
     seen_lines,
 )
-from orchestrator.cli.options import Json, grouped, options
+from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, unheard
+from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, is_stdout_closed
 from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
-from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Verdict
+from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.names import fleet_id
-from orchestrator.core.fleet.sweep import Sweep, of_flags, parse
+from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.market.pricing import usd
 from orchestrator.core.text import count
-from orchestrator.runs.fleet.follow import Seen
+from orchestrator.runs.fleet.follow import FleetSighting
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.store.fleets import FleetRecord, listed
+from orchestrator.store.fleets import FleetRecord, list_fleets
 from orchestrator.wiring import Wiring
 from orchestrator.wiring.schedulers import check_batch as checked
 from orchestrator.wiring.schedulers import check_cluster
@@ -111,7 +111,7 @@ def _held(wiring: Wiring) -> Purse:
     return purse
 
 
-def _show_verdict(verdict: Verdict) -> None:
+def _show_verdict(verdict: GateVerdict) -> None:
     for name, question in QUESTIONS.items():
         answer = verdict.answers.get(name)
         mark = "yes" if answer is not None and answer.ok else "NO" if name in REQUIRED else "no"
@@ -187,19 +187,19 @@ class SweepOptions:
             raise ConfigError("give either a sweep file or --gpu and --set, not both", hint=f"write the axes in {file}")
         try:
             with file.open("rb") as opened:
-                text = handwritten.text(opened)
+                text = handwritten.read_text(opened)
         except (OSError, ValueError) as exc:
             hint = "docs/fleets.md has an example of a sweep"
-            raise ConfigError(f"cannot read {file}: {handwritten.why(exc)}", hint=hint) from exc
-        return parse(text, source=str(file), overrides=self.fields)
+            raise ConfigError(f"cannot read {file}: {handwritten.os_error_text(exc)}", hint=hint) from exc
+        return parse_sweep(text, source=str(file), overrides=self.fields)
 
 
 @app.command("plan")
-@grouped
+@group_options
 def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     """Show what a fleet would do and cost, at worst and as expected. Spends nothing."""
     wiring = options(ctx).wiring()
-    _show_plan(planned(wiring, sweep.asked()), json=json)
+    _show_plan(plan_sweep(wiring, sweep.asked()), json=json)
 
 
 def _show_plan(found: FleetPlan, *, json: bool) -> None:
@@ -215,21 +215,21 @@ def _show_plan(found: FleetPlan, *, json: bool) -> None:
 
 
 @app.command("launch")
-@grouped
+@group_options
 def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json: Json = False) -> None:
     """Launch a sweep. Ctrl-C detaches; cases that are stored are not measured again."""
     wiring = options(ctx).wiring()
     asked = sweep.asked()
     wiring.say = _voice(json=json)
-    found = planned(wiring, asked)
+    fleet_plan = plan_sweep(wiring, asked)
     if detach and not asked.is_scheduled:
         raise ConfigError(
             f"--detach is not possible with engine {asked.engine}: this command starts its children",
             hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
         )
     check_cluster(wiring, asked)
-    desk = begin_fleet(wiring, found)
-    for line in (desk.record.fleet, *plan_lines(found)):
+    desk = begin_fleet(wiring, fleet_plan)
+    for line in (desk.record.fleet, *plan_lines(fleet_plan)):
         wiring.say(line)
     _drive(desk, json=json, detach=detach)
 
@@ -261,7 +261,7 @@ def watch(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> 
 def ls(ctx: typer.Context, json: Json = False) -> None:
     """List the fleets in the bucket."""
     wiring = options(ctx).wiring()
-    rows = listed(wiring.bucket)
+    rows = list_fleets(wiring.bucket)
     remember_fleets(wiring.home, [fleet for fleet, _ in rows])
     if json:
         emit_json({"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]})
@@ -323,10 +323,10 @@ def fetch(
 ) -> None:
     """Download all rows of a fleet as one file; with --runs each child's run too."""
     desk = _desk(ctx, fleet, json=json)
-    found = fetch_fleet(desk, into, None if runs else ())
-    rows, files = count(found.rows, "row"), count(found.downloaded, "file")
-    fetched = f"{count(found.children, 'child', 'children')}, {rows}, {files} fetched"
-    answer(found.document(), fetched, f"wrote {found.folder}", json=json)
+    fetched_fleet = fetch_fleet(desk, into, None if runs else ())
+    rows, files = count(fetched_fleet.rows, "row"), count(fetched_fleet.downloaded, "file")
+    fetched = f"{count(fetched_fleet.children, 'child', 'children')}, {rows}, {files} fetched"
+    answer(fetched_fleet.document(), fetched, f"wrote {fetched_fleet.folder}", json=json)
 
 
 @app.command("report")
@@ -345,23 +345,23 @@ def report(
 @app.command("costs")
 def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
     """Show what a fleet has cost, by GPU, and what is held for it."""
-    found = costs_document(_desk(ctx, fleet, json=json))
+    document = costs_document(_desk(ctx, fleet, json=json))
     rows = [
         f"{row['gpu']}  {count(row['children'], 'child', 'children')}  {row['hours']} h of machines  ${row['usd']}"
-        for row in found["gpus"]
+        for row in document["gpus"]
     ]
-    about = ["prices of the embedded cloud are simulated: no dollar was spent"] if found["prices_simulated"] else []
-    answer(found, *rows, f"total ${found['cost_usd']}; held ${found['held_usd']}", *about, json=json)
+    about = ["prices of the embedded cloud are simulated: no dollar was spent"] if document["prices_simulated"] else []
+    answer(document, *rows, f"total ${document['cost_usd']}; held ${document['held_usd']}", *about, json=json)
 
 
 def _dollars(text: str) -> Decimal:
     try:
-        found = usd(text)
+        amount = usd(text)
     except ValueError:
-        found = Decimal(-1)
-    if found < 0:
+        amount = Decimal(-1)
+    if amount < 0:
         raise ConfigError(f"--cap {text}: not an amount in dollars", hint="such as --cap 80")
-    return found
+    return amount
 
 
 def _desk(ctx: typer.Context, fleet: str, *, json: bool, accept: str = "") -> Desk:
@@ -394,11 +394,11 @@ def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
         _followed(desk, driver.step, json=json)
 
 
-def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
+def _followed(desk: Desk, look: Callable[[], FleetSighting], *, json: bool) -> None:
     last = ""
     seen = look()
     try:
-        while not seen.over and not unheard():
+        while not seen.over and not is_stdout_closed():
             line = counts_line(seen.state)
             if line != last:
                 desk.wiring.say(line)
@@ -414,7 +414,7 @@ def _followed(desk: Desk, look: Callable[[], Seen], *, json: bool) -> None:
     _end(desk, seen, json=json)
 
 
-def _end(desk: Desk, seen: Seen, *, json: bool) -> None:
+def _end(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
     _show(desk, seen, json=json)
     counts, fleet = seen.state.counts, desk.record.fleet
     if not seen.state.over:
@@ -429,7 +429,7 @@ def _end(desk: Desk, seen: Seen, *, json: bool) -> None:
         )
 
 
-def _show(desk: Desk, seen: Seen, *, json: bool) -> None:
+def _show(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
     if json:
         emit_json(document(desk.record, seen))
         return

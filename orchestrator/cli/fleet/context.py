@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.finding import named, remember_fleets
+from orchestrator.api.finding import remember_fleets, require_name
 from orchestrator.cli.completion import known_fleets
 from orchestrator.cli.fleet import trust
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import fleet_id, is_fleet_id
 from orchestrator.core.fleet.sweep import Sweep
@@ -28,14 +28,14 @@ from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.text import count
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet import planning
-from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.follow import Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.local_scheduler import RunFleet
-from orchestrator.runs.fleet.planning import FleetPlan, Orders, Price, check_cap, plan_fleet, price_of, with_quotas
-from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.runs.fleet.planning import CellPrice, FleetPlan, Orders, check_cap, plan_fleet, price_of, with_quotas
+from orchestrator.runs.launch import LaunchContext, PayloadSource
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
-from orchestrator.store.fleets import FleetRecord, FleetStore, listed
+from orchestrator.store.fleets import FleetRecord, FleetStore, list_fleets
 from orchestrator.wiring import Wiring, launch_context, payload_of
 from orchestrator.wiring.schedulers import check_launchable, logins_of, machine_seconds_of, scheduler_of
 
@@ -47,26 +47,28 @@ FleetName = Annotated[
 
 def find_fleet(wiring: Wiring, text: str) -> str:
     """The fleet that is meant by a name, `last`, or a unique part of a name. Raises `NotFound`, `ConfigError`."""
-    if is_fleet_id(named(text, "fleet", "`bench fleet ls` lists the fleets in this bucket; `last` is the newest")):
+    if is_fleet_id(
+        require_name(text, "fleet", "`bench fleet ls` lists the fleets in this bucket; `last` is the newest")
+    ):
         return text
-    names = [fleet for fleet, _ in listed(wiring.bucket)]
+    names = [fleet for fleet, _ in list_fleets(wiring.bucket)]
     remember_fleets(wiring.home, names)
     if not names:
         raise NotFound("there are no fleets in this bucket", hint="`bench fleet launch --gpu l4,t4` makes one")
-    found = names[-1:] if text == "last" else [name for name in names if text in name]
-    if not found:
+    matches = names[-1:] if text == "last" else [name for name in names if text in name]
+    if not matches:
         raise NotFound(f"fleet not found: {text}", hint="`bench fleet ls` lists the fleets in this bucket")
-    if len(found) > 1:
-        several = f"{count(len(found), 'fleet')}: {', '.join(found[-5:])}"
+    if len(matches) > 1:
+        several = f"{count(len(matches), 'fleet')}: {', '.join(matches[-5:])}"
         raise ConfigError(f"{text} is ambiguous: it matches {several}", hint="give a longer part of its id")
-    return found[0]
+    return matches[0]
 
 
-def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[Cell], Config]:
+def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[SweepCell], Config]:
     """Reads the configuration of a cell, each once."""
 
     @cache
-    def configured(cell: Cell) -> Config:
+    def configured(cell: SweepCell) -> Config:
         path = Path(cell.workload or sweep.config) if cell.workload or sweep.config else None
         config, _ = wiring.configured(LaunchOptions(cell.gpu, path, (*sweep.overrides, *cell.overrides)))
         return config
@@ -79,17 +81,17 @@ def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
     return wiring.mode if sweep.is_rented else Mode.HOST
 
 
-def planned(wiring: Wiring, sweep: Sweep) -> FleetPlan:
+def plan_sweep(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     """The plan of a sweep; nothing is sent but reads."""
     prices, now = wiring.price_book.current(), wiring.clock.now()
     margin = prices.margin(now) if mode_of(wiring, sweep) is Mode.GCE else Decimal(0)
 
-    def price(config: Config) -> Price:
+    def price(config: Config) -> CellPrice:
         if not sweep.is_rented:
             hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
-            return Price(hourly)
+            return CellPrice(hourly)
         if sweep.is_scheduled:
-            return Price(planning.hourly(config, prices), margin=margin)
+            return CellPrice(planning.hourly_price(config, prices), margin=margin)
         return price_of(config, prices, margin)
 
     configured = configurations(wiring, sweep)
@@ -141,11 +143,11 @@ class Desk:
         def packed(workload: str) -> PayloadRef:
             cell = next(child.cell for child in self.children if child.cell.workload == workload)
             made = payload_of(configured(cell))
-            known = self.record.payloads.get(workload, made.sha256)
-            if made.sha256 != known:
+            known_hash = self.record.payloads.get(workload, made.sha256)
+            if made.sha256 != known_hash:
                 raise ConfigError(
                     (
-                        f"{self.record.fleet} runs payload {known[:12]}, but this installation has payload "
+                        f"{self.record.fleet} runs payload {known_hash[:12]}, but this installation has payload "
                         f"{made.sha256[:12]}"
                     ),
                     hint="use the version and files that launched it, or start a new fleet with `bench fleet launch`",
@@ -170,8 +172,8 @@ class Desk:
             machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
-    def _place(self, config: Config, held_at: Decimal) -> planning.Place:
-        return planning.place(config, self.wiring.price_book.current(), held_at)
+    def _place(self, config: Config, held_at: Decimal) -> planning.BatchPlacement:
+        return planning.job_placement(config, self.wiring.price_book.current(), held_at)
 
     def driver(self) -> Follower | RunFleet:
         """What drives the fleet from here."""
@@ -214,7 +216,7 @@ class OwnSite:
     def world(self, config: Config) -> World:
         return self.wiring.world(config)
 
-    def payload(self, config: Config) -> Payload:
+    def payload(self, config: Config) -> PayloadSource:
         return payload_of(config)
 
     def where(self, plan: LaunchPlan) -> LaunchContext:
@@ -241,6 +243,8 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
     )
     check_launchable(wiring, sweep)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    begin(store, record, plan.children, Purse(wiring.world(), record, wiring.say) if sweep.is_scheduled else None)
+    record_fleet(
+        store, record, plan.children, Purse(wiring.world(), record, wiring.say) if sweep.is_scheduled else None
+    )
     trust.remember(wiring, store)
     return Desk(wiring, store, record, plan.children)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text as RichText
 
-from orchestrator.analysis.axes import Along, Measured, along
+from orchestrator.analysis.axes import Along, Measured, axis_views
 from orchestrator.analysis.devices import Column, side_by_side
 from orchestrator.api.finding import LOCAL
 from orchestrator.api.results import read_report
@@ -30,18 +30,18 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import NotFound
-from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import MEASURED, FleetState
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
 from orchestrator.core.naming import run_of
-from orchestrator.core.results import plain
+from orchestrator.core.results import plain_cell
 from orchestrator.core.run.fold import replay
-from orchestrator.core.text import count, words
+from orchestrator.core.text import clean_line, count
 from orchestrator.report import axes, devices
-from orchestrator.report.page import Page, Section, Text, written
+from orchestrator.report.page import Page, Section, Text, write_page
 from orchestrator.runs.fleet.results import TEXTS, Fetching
-from orchestrator.wiring import answered_in_sql, brought, fetch_run, sql_ready, write_atomically
+from orchestrator.wiring import answered_in_sql, download_object, fetch_run, sql_ready, write_atomically
 
 READERS = 8
 CHILDREN = (
@@ -63,9 +63,9 @@ class FetchedFleet:
     """Files of all rows; each has columns of its own."""
 
     def document(self) -> dict[str, Any]:
-        told = {"schema": 1, **asdict(self), "folder": str(self.folder)}
-        del told["tables"]
-        return told
+        document = {"schema": 1, **asdict(self), "folder": str(self.folder)}
+        del document["tables"]
+        return document
 
 
 def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
@@ -73,10 +73,10 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
     child) its run's folder below `runs/`. What is here and right is not fetched again. Raises `LocalError`."""
     folder, bucket, fleet = into / desk.record.fleet, desk.wiring.bucket, desk.record.fleet
     state = desk.store.state(desk.children)
-    found = [child for child in state.children if state.line(child).state in MEASURED]
-    table = Fetching(bucket, fleet, folder, partial(brought, bucket)).fetched(found)
-    measured = {child.index for child in found}
-    wanted = found if runs is None else [child for child in runs if child.index in measured]
+    measured_children = [child for child in state.children if state.line(child).state in MEASURED]
+    table = Fetching(bucket, fleet, folder, partial(download_object, bucket)).fetched(measured_children)
+    measured = {child.index for child in measured_children}
+    wanted = measured_children if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
         run = replay(desk.wiring.log(child_run(fleet, child.cell.gpu, child.index)).read())
@@ -88,7 +88,7 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
     return FetchedFleet(
         fleet=fleet,
         folder=folder,
-        children=len(found),
+        children=len(measured_children),
         rows=table.rows,
         downloaded=sum(table.files.values()) + sum(answer.downloaded for answer in fetched),
         already_there=sum(not now for now in table.files.values()) + sum(answer.already_there for answer in fetched),
@@ -106,8 +106,9 @@ def _children_csv(desk: Desk, state: FleetState) -> str:
         writer.writerow(
             [
                 child.index, child_run(desk.record.fleet, child.cell.gpu, child.index), child.cell.gpu,
-                plain(child.cell.title), child.repeat, line.state, plain(line.device), plain(line.machine), line.usd,
-                line.seconds, plain(line.reason),
+                plain_cell(child.cell.title), child.repeat, line.state, plain_cell(line.device),
+                plain_cell(line.machine), line.usd,
+                line.seconds, plain_cell(line.reason),
             ]
         )  # fmt: skip
     return text.getvalue()
@@ -137,13 +138,15 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
             Measured(gpu, _at(children[0].cell), column.times)
             for (gpu, children), column in zip(by_gpu.items(), columns, strict=True)
         ]
-        found = side_by_side(columns)
-        lines += [f"## {title}", "", devices.markdown(found), ""]
-        sections += [replace(section, title=f"{title}: {section.title}") for section in devices.sections(found)]
-        data.append({"configuration": title, **devices.document(found)})
+        comparison = side_by_side(columns)
+        lines += [f"## {title}", "", devices.devices_markdown(comparison), ""]
+        sections += [
+            replace(section, title=f"{title}: {section.title}") for section in devices.device_sections(comparison)
+        ]
+        data.append({"configuration": title, **devices.devices_document(comparison)})
     views = _along(desk.sweep, measured)
-    sections = [*axes.sections(views), *sections]
-    told = {"schema": 1, "fleet": desk.record.fleet, "configurations": data, "axes": axes.document(views)}
+    sections = [*axes.axis_sections(views), *sections]
+    document = {"schema": 1, "fleet": desk.record.fleet, "configurations": data, "axes": axes.axes_document(views)}
     lost = [child for child in state.children if state.line(child).state == "given_up"]
     if lost:
         lines += ["## Not measured", "", *(f"- {c.cell.gpu}, {c.cell.title}: {state.line(c).reason}" for c in lost), ""]
@@ -152,15 +155,15 @@ def report_fleet(desk: Desk, into: Path) -> tuple[tuple[Path, ...], dict[str, An
                  f"{desk.record.engine}; the times are those of each configuration's first pass.")]  # fmt: skip
     texts = {
         "report.md": "\n".join(lines),
-        "report.html": written(Page(desk.record.fleet, desk.record.fleet, head, tuple(sections))),
-        "report.json": json.dumps(told, indent=1) + "\n",
+        "report.html": write_page(Page(desk.record.fleet, desk.record.fleet, head, tuple(sections))),
+        "report.json": json.dumps(document, indent=1) + "\n",
     }
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
-    return tuple(folder / name for name in texts), told
+    return tuple(folder / name for name in texts), document
 
 
-def _at(cell: Cell) -> dict[str, str]:
+def _at(cell: SweepCell) -> dict[str, str]:
     """Where a cell is on the axes of its sweep, but for its GPU."""
     return {**({WORKLOAD: cell.workload} if cell.workload else {}), **dict(cell.settings)}
 
@@ -170,14 +173,14 @@ def _along(sweep: Sweep, measured: Sequence[Measured]) -> tuple[Along, ...]:
     whole: dict[tuple[str, tuple[tuple[str, str], ...]], Measured] = {}
     for one in measured:
         key = (one.device, tuple(sorted(one.at.items())))
-        known = whole.get(key)
-        whole[key] = one if known is None else replace(known, times=(*known.times, *one.times))
+        known_text = whole.get(key)
+        whole[key] = one if known_text is None else replace(known_text, times=(*known_text.times, *one.times))
     names = {
         name: [str(value) if name == WORKLOAD else text_of(value) for value in values]
         for name, values in sweep.axes.items()
         if name != GPU
     }
-    return along(names, list(whole.values()))
+    return axis_views(names, list(whole.values()))
 
 
 def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Sequence[Child]) -> Column:
@@ -185,10 +188,10 @@ def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Seq
     first = children[0]
     run_id = child_run(desk.record.fleet, first.cell.gpu, first.index)
     price = desk.record.usd_per_hour.get(gpu)
-    found = read_report(folder / "runs" / run_id)
+    child_report = read_report(folder / "runs" / run_id)
     # The embedded cloud's machines are this one, whatever was asked for.
-    name = f"{gpu}: {found.study.device}" if desk.record.mode == "embedded" else gpu
-    column = devices.column_of(found, name=name, usd_per_hour=float(price) if price else None)
+    name = f"{gpu}: {child_report.study.device}" if desk.record.mode == "embedded" else gpu
+    column = devices.column_of(child_report, name=name, usd_per_hour=float(price) if price else None)
     spent = sum((state.line(child).usd for child in children), Decimal(0))
     return replace(column, cost_usd=float(spent))
 
@@ -243,17 +246,19 @@ def sql(
     wiring = options(ctx).wiring()
     wiring.say = lambda text: typer.echo(text, err=True)
     desk = Desk.of(wiring, find_fleet(wiring, fleet))
-    found = fetch_fleet(desk, into)
-    for name, why in found.left_out.items():
-        wiring.say(f"{words(name)}: {words(why)}")
-    if not found.tables:
-        raise NotFound(f"fleet {found.fleet} has measured nothing yet", hint="`bench fleet status` shows its progress")
-    tables = {"rows": found.tables, "children": (found.folder / "children.csv",)}
+    fetched = fetch_fleet(desk, into)
+    for name, why in fetched.left_out.items():
+        wiring.say(f"{clean_line(name)}: {clean_line(why)}")
+    if not fetched.tables:
+        raise NotFound(
+            f"fleet {fetched.fleet} has measured nothing yet", hint="`bench fleet status` shows its progress"
+        )
+    tables = {"rows": fetched.tables, "children": (fetched.folder / "children.csv",)}
     with answered_in_sql(tables, TEXTS, query) as answer:
         if json:
-            heads = [{"name": words(name), "type": words(kind)} for name, kind in answer.columns]
+            heads = [{"name": clean_line(name), "type": clean_line(kind)} for name, kind in answer.columns]
             rows = [[value_of(cell) for cell in row] for row in answer.rows]
-            emit_json({"schema": 1, **found.document(), "columns": heads, "answer": rows})
+            emit_json({"schema": 1, **fetched.document(), "columns": heads, "answer": rows})
         elif screen().is_terminal:
             _show(answer.columns, answer.rows)
         else:
@@ -272,7 +277,7 @@ def table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -
     made = Columns()
     for name, kind in columns:
         number = kind.endswith(NUMBERS) or kind.startswith(NUMBERS)
-        made.add_column(RichText(words(name)), justify="right" if number else "left", no_wrap=True)
+        made.add_column(RichText(clean_line(name)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         made.add_row(*(RichText(cell_text(cell)) for cell in row))
     return made
@@ -280,7 +285,7 @@ def table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -
 
 def lines(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
     """An answer as lines with a tab between two cells, heads first; an empty cell is NULL or empty text."""
-    yield "\t".join(words(name) for name, _ in columns)
+    yield "\t".join(clean_line(name) for name, _ in columns)
     for row in rows:
         yield "\t".join(cell_text(cell) for cell in row)
 
@@ -290,7 +295,7 @@ def cell_text(cell: Any) -> str:
     plain = value_of(cell, numbers=False)
     if plain is None:
         return ""
-    return words(plain if isinstance(plain, str) else jsons.dumps(plain, ensure_ascii=False))
+    return clean_line(plain if isinstance(plain, str) else jsons.dumps(plain, ensure_ascii=False))
 
 
 def value_of(cell: Any, *, numbers: bool = True) -> Any:

@@ -13,7 +13,7 @@ import typer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
 
@@ -29,7 +29,7 @@ def remember(wiring: Wiring, store: FleetStore) -> None:
     wiring.named.add(_name(store))
 
 
-def believed(wiring: Wiring, store: FleetStore) -> bool:
+def is_trusted(wiring: Wiring, store: FleetStore) -> bool:
     """Whether what was read of a fleet is what this user launched or accepted."""
     return _name(store) in wiring.named
 
@@ -40,7 +40,8 @@ def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
         return
     if len(digest) < SHORTEST or not store.digest.startswith(digest):
         raise ConfigError(
-            f"--accept {words(digest, 80)} does not match: {store.fleet} is {store.digest[:SHORTEST]} in the bucket",
+            f"--accept {clean_line(digest, 80)} does not match: {store.fleet} is {store.digest[:SHORTEST]} in the "
+            "bucket",
             hint=f"`bench fleet status --look {store.fleet}` shows it; give at least {SHORTEST} digits",
         )
     remember(wiring, store)
@@ -48,7 +49,7 @@ def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
 
 def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child, ...]) -> None:
     """Raises `ConfigError` for a fleet that is not trusted."""
-    if not believed(wiring, store):
+    if not is_trusted(wiring, store):
         raise ConfigError(
             f"{store.fleet} was not launched from this computer; the bucket says it wants {asked_of(sweep, children)}",
             hint=(
@@ -62,9 +63,12 @@ def asked_of(sweep: Sweep, children: tuple[Child, ...]) -> str:
     """What a fleet asks for, for the user who decides about it: first its machines, then its settings."""
     where = [*sweep.hosts, *filter(None, (sweep.slurm.login, sweep.slurm.folder, sweep.config))]
     cells = {child.cell for child in children}
-    told = [*sweep.overrides, *sorted({text for cell in cells for text in (*cell.overrides, cell.workload) if text})]
-    own = [text for text in told if not text.startswith(("measure.", "correctness."))]
-    return words("; ".join([f"engine {sweep.engine}", *where, *own]), 600)
+    override_texts = [
+        *sweep.overrides,
+        *sorted({text for cell in cells for text in (*cell.overrides, cell.workload) if text}),
+    ]
+    asked_texts = [text for text in override_texts if not text.startswith(("measure.", "correctness."))]
+    return clean_line("; ".join([f"engine {sweep.engine}", *where, *asked_texts]), 600)
 
 
 def _name(store: FleetStore) -> str:

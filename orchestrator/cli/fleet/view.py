@@ -11,8 +11,8 @@ from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
-from orchestrator.core.text import clock, count, words
-from orchestrator.runs.fleet.follow import Seen, cap_of
+from orchestrator.core.text import clean_line, count, format_clock
+from orchestrator.runs.fleet.follow import FleetSighting, cap_of
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.store.fleets import FleetRecord
 
@@ -30,8 +30,8 @@ def plan_lines(plan: FleetPlan) -> list[str]:
         f"worst case {usd(plan.hold_usd)}, {how}"
         + (f", under the fleet's cap of {usd(sweep.cap_usd)}" if sweep.cap_usd is not None else ""),
         (
-            f"expected {usd(plan.expected_usd)} and {clock(plan.expected_s)}, at {sweep.child_minutes} min a "
-            f"child; ends after {clock(sweep.wall_minutes * 60)} at the latest"
+            f"expected {usd(plan.expected_usd)} and {format_clock(plan.expected_s)}, at {sweep.child_minutes} min a "
+            f"child; ends after {format_clock(sweep.wall_minutes * 60)} at the latest"
         ),
         *plan.notices,
     ]
@@ -62,21 +62,23 @@ def counts_line(state: FleetState) -> str:
     return f"{', '.join(parts)} of {len(state.children)}"
 
 
-def seen_lines(record: FleetRecord, seen: Seen) -> list[str]:
+def seen_lines(record: FleetRecord, seen: FleetSighting) -> list[str]:
     """A fleet's state in words."""
     control, state = seen.control, seen.state
     lines = [f"{record.fleet}  {record.engine}  {counts_line(state)}  {usd(state.usd)}"]
     if control.stopped:
-        lines.append(f"stopped by {words(control.stopped, 60)}: `bench fleet resume {record.fleet}` measures the rest")
+        lines.append(
+            f"stopped by {clean_line(control.stopped, 60)}: `bench fleet resume {record.fleet}` measures the rest"
+        )
     elif control.paused and not state.over:
-        lines.append(f"paused: {words(control.paused, 300)}")
+        lines.append(f"paused: {clean_line(control.paused, 300)}")
         if control.paused.startswith(f"{cap_of(record.sweep)} "):
             lines.append(f"`bench fleet resume {record.fleet} --cap USD` continues with another cap")
         else:
             lines.append(f"`bench fleet resume {record.fleet}` continues anyway")
     for job in seen.jobs:
         if job.running or job.pending:
-            why = f"  ({words(job.reason, 80)})" if job.reason else ""
+            why = f"  ({clean_line(job.reason, 80)})" if job.reason else ""
             lines.append(f"{job.name}  {job.running} running, {job.pending} queued{why}")
     return lines
 
@@ -109,7 +111,7 @@ def odd_table(state: FleetState) -> Columns | None:
     return table
 
 
-def document(record: FleetRecord, seen: Seen) -> dict[str, Any]:
+def document(record: FleetRecord, seen: FleetSighting) -> dict[str, Any]:
     """What `bench fleet status --json` prints."""
     state, control = seen.state, seen.control
     return {
@@ -157,7 +159,7 @@ def _child(record: FleetRecord, line: ChildLine, child: Any) -> dict[str, Any]:
 def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Columns:
     table = Columns("fleet", "engine", "state", "stored", "cost", "by", droppable=("by", "engine", "cost"))
     for fleet, line in rows:
-        stored = f"{words(line.get('stored', '?'), 12)}/{words(line.get('children', '?'), 12)}"
-        cells = [words(line.get(key, ""), 40) for key in ("engine", "state", "usd", "user")]
+        stored = f"{clean_line(line.get('stored', '?'), 12)}/{clean_line(line.get('children', '?'), 12)}"
+        cells = [clean_line(line.get(key, ""), 40) for key in ("engine", "state", "usd", "user")]
         table.add_row(*map(Text, (fleet, cells[0], cells[1], stored, f"${cells[2]}", cells[3])))
     return table

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.core.market.catalog import suggest, unknown
+from orchestrator.core.market.catalog import suggest, unknown_gpu_message
 
 Path = tuple[str | int, ...]
 
@@ -36,7 +36,7 @@ _BOUNDS = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
     """(path, what is wrong and what would be right) for each finding of `error` about a document of type `model`."""
     items = error.errors()
     for item in items:
@@ -53,7 +53,7 @@ def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: 
         return "required"
     if kind == "literal_error":
         if path == ("gpu",):
-            return unknown(str(value))
+            return unknown_gpu_message(str(value))
         choices = re.findall("'([^']*)'", context["expected"])
         return f"'{value}' is not a choice; {suggest(str(value), choices)}"
     if kind in _BOUNDS:

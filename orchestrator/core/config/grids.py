@@ -14,7 +14,7 @@ DTYPES: Final = ("float16", "bfloat16", "float32")
 T = TypeVar("T")
 
 
-def once(entries: tuple[T, ...]) -> tuple[T, ...]:
+def require_unique(entries: tuple[T, ...]) -> tuple[T, ...]:
     """Returns `entries` unchanged. Raises `ValueError` if one is given twice: it would be measured twice under one
     name."""
     for index, entry in enumerate(entries):
@@ -39,20 +39,20 @@ class Grid(BaseModel):
         for dtype in dtypes:
             if dtype not in DTYPES:
                 raise ValueError(f"unknown dtype '{dtype}'; valid: {', '.join(DTYPES)}")
-        return once(dtypes)
+        return require_unique(dtypes)
 
     @field_validator("shapes")
     @classmethod
     def each_shape_once(cls, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        return once(shapes)
+        return require_unique(shapes)
 
 
 def resolve_grid(grid: str | Mapping[str, Any] | Grid, grids: Mapping[str, Any]) -> Grid:
     """The grid named `grid`, or the grid given inline, with every shape in full. Raises `KeyError` for an unknown name,
     and pydantic's `ValidationError` for an invalid grid."""
     if isinstance(grid, str):
-        found = grids[grid]
-        grid = found if isinstance(found, Grid) else {"name": grid, **found}
+        named_grid = grids[grid]
+        grid = named_grid if isinstance(named_grid, Grid) else {"name": grid, **named_grid}
     return grid if isinstance(grid, Grid) else Grid.model_validate(grid)
 
 

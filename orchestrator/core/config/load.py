@@ -16,14 +16,22 @@ from pydantic import ValidationError
 
 from orchestrator.core import yamltext
 from orchestrator.core.bundled import PLACEHOLDER
-from orchestrator.core.config.explain import explain
+from orchestrator.core.config.explain import explain_errors
 from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
-from orchestrator.core.config.model import Config, Workload, baseline_only, effective_grids, harness
+from orchestrator.core.config.model import Config, Workload, baseline_only, effective_grids, harness_settings
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.catalog import GPU_NAMES, Gpu, carrier_of, lookup, nearest, suggest, unknown
+from orchestrator.core.market.catalog import (
+    GPU_NAMES,
+    Gpu,
+    carrier_of,
+    find_gpu,
+    nearest_gpu,
+    suggest,
+    unknown_gpu_message,
+)
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.results import CONTROL
-from orchestrator.core.workload import HINT, case_id, text
+from orchestrator.core.workload import HINT, axis_text, case_id
 
 # Selects the cases of a user's workload by the values that were chosen for its axes. It sees only the cases that can
 # be read from the workload's text.
@@ -33,7 +41,7 @@ LISTED: Final = 20
 """How many choices a message lists."""
 
 
-def chosen(workload: Workload) -> Workload:
+def select_cases(workload: Workload) -> Workload:
     """The workload with only the cases that have the chosen values. If the cases cannot be read from its text, it is
     returned unchanged, and the machine checks the choice. Raises `ConfigError` for an axis that the workload does not
     have, for a value that no case has, and for values that no case has together."""
@@ -50,30 +58,32 @@ def chosen(workload: Workload) -> Workload:
         if axis not in workload.grid[0]:
             raise _wrong(f".{axis}", f"{workload.name} has no such axis", workload.grid[0], axis)
         for value in values:
-            if text(value) not in _values(workload, axis):
+            if axis_text(value) not in _values(workload, axis):
                 raise _wrong(
-                    f".{axis}", f"{workload.name} has no case with {value}", _values(workload, axis), text(value)
+                    f".{axis}", f"{workload.name} has no case with {value}", _values(workload, axis), axis_text(value)
                 )
     if not workload.axes or not workload.grid:
         return workload
-    left = [
+    cases_left = [
         case
         for case in workload.grid
-        if all(axis in case and text(case[axis]) in map(text, values) for axis, values in workload.axes.items())
+        if all(
+            axis in case and axis_text(case[axis]) in map(axis_text, values) for axis, values in workload.axes.items()
+        )
     ]
-    if not left:
+    if not cases_left:
         raise _wrong("", f"{workload.name} has no case with these values together", map(case_id, workload.grid))
-    return workload.model_copy(update={"cases": tuple(map(case_id, left))})
+    return workload.model_copy(update={"cases": tuple(map(case_id, cases_left))})
 
 
 def _values(workload: Workload, axis: str) -> list[str]:
-    return list(dict.fromkeys(text(case[axis]) for case in workload.grid if axis in case))
+    return list(dict.fromkeys(axis_text(case[axis]) for case in workload.grid if axis in case))
 
 
 def _wrong(where: str, what: str, valid: Iterable[str], word: str = "") -> ConfigError:
     choices = tuple(valid)
-    more = f" and {len(choices) - LISTED} more" if len(choices) > LISTED else ""
-    suggestion = f"; {suggest(word, choices, islice(choices, LISTED))}{more}" if choices else ""
+    suffix = f" and {len(choices) - LISTED} more" if len(choices) > LISTED else ""
+    suggestion = f"; {suggest(word, choices, islice(choices, LISTED))}{suffix}" if choices else ""
     return ConfigError(f"workload.axes{where}: {what}{suggestion}", hint=HINT)
 
 
@@ -84,7 +94,7 @@ SAME: Final = ("repeats", "regime", "cache", "seed", "threads", "stop_at_relativ
 """The keys that have the same name in a spec and in the section `measure` of a configuration."""
 
 
-def again(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
+def repeat_config(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
     """The configuration as data for YAML, for a GPU of this compute capability (empty text: no GPU). The result is
     empty if the spec is incomplete or has a user's own workload, because a spec does not contain the workload's file.
     The most that a case may cost is left out: a configuration sets its own limits on money."""
@@ -103,7 +113,7 @@ def again(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
     }
     limit = {"max_abs_error": checked["max_abs_error"]} if "max_abs_error" in checked else {}
     return {
-        "gpu": nearest(capability).name,
+        "gpu": nearest_gpu(capability).name,
         "measure": measure,
         **({"correctness": {"grid": _grid_again(checked), **limit}} if checked.get("shapes") else {}),
     }
@@ -113,7 +123,7 @@ def _grid_again(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"shapes": part["shapes"], "dtypes": part.get("dtypes", [])}
 
 
-__all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness", "load", "resolve_grid"]
+__all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness_settings", "load", "resolve_grid"]
 
 
 def load(
@@ -121,7 +131,7 @@ def load(
 ) -> Config:
     """The configuration in YAML `text`, with `key.path=value` overrides applied and every grid in place of its name.
     Raises `ConfigError` that lists every problem."""
-    document = yamltext.read(text)
+    document = yamltext.read_yaml(text)
     problems = _Problems(source, document)
     written = {} if document.data is None and not document.problems else document.data
     if not isinstance(written, dict):
@@ -146,7 +156,7 @@ class _Problems:
     """The problems of a document, each with the place of its key."""
 
     source: str
-    document: yamltext.Document
+    document: yamltext.YamlDocument
     found: list[tuple[int, str]] = field(default_factory=list)
     set_by: dict[yamltext.Path, str] = field(default_factory=dict)
     """The override that set a key, by the key's path."""
@@ -176,7 +186,7 @@ class _Problems:
 
 
 def _prefix(path: yamltext.Path) -> str:
-    return f"{yamltext.dotted(path)}: " if path else ""
+    return f"{yamltext.dotted_path(path)}: " if path else ""
 
 
 def _copy(value: Any) -> Any:
@@ -198,7 +208,7 @@ def _apply(override: str, data: dict[str, Any], problems: _Problems) -> None:
             problems.say(f"--set {override}: {'.'.join(path[: index + 1])} is not a section")
             return
         section = below
-    section[path[-1]] = yamltext.scalar(value)
+    section[path[-1]] = yamltext.read_scalar(value)
     problems.set_by[path] = override
 
 
@@ -237,7 +247,7 @@ def _grid(value: Any, path: yamltext.Path, grids: Mapping[str, Any], problems: _
         try:
             return resolve_grid(value, grids)
         except ValidationError as error:
-            for below, what in explain(error, Grid):
+            for below, what in explain_errors(error, Grid):
                 problems.add((*path, *below), what)
     return _PLACEHOLDER
 
@@ -253,7 +263,7 @@ def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
             return Config.model_validate(data)
         except ValidationError as error:
             removed = False
-            for path, what in explain(error, Config):
+            for path, what in explain_errors(error, Config):
                 problems.add(path, what)
                 removed |= _take_out(data, path)
             # Nothing was removed if pydantic reports a key that cannot be encoded: it changes such a key's name.
@@ -277,16 +287,16 @@ def _take_out(data: Any, path: yamltext.Path) -> bool:
 
 def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
     """(path, what is wrong and what to change) for each combination of values that no machine can satisfy."""
-    gpu = lookup(config.gpu)
+    gpu = find_gpu(config.gpu)
     if gpu is None:
         if config.gpu:
-            yield ("gpu",), unknown(config.gpu)
+            yield ("gpu",), unknown_gpu_message(config.gpu)
         return
     yield from _impossible_machine(config, gpu)
     yield from _impossible_places(config, gpu)
     for name in config.placement.fallback_gpus:
-        if lookup(name) is None:
-            yield ("placement", "fallback_gpus"), unknown(name)
+        if find_gpu(name) is None:
+            yield ("placement", "fallback_gpus"), unknown_gpu_message(name)
     for name, dtypes in (("measure", config.measure.dtypes), ("correctness", config.correctness.dtypes)):
         for dtype in dtypes:
             if dtype not in gpu.dtypes:

@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from orchestrator.core.bounds import Amount
 from orchestrator.core.bundled import CHOICES, DEFAULT, IMPLEMENTATIONS, is_implementation, is_kernel
-from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, once
-from orchestrator.core.containers import pinned, release
+from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, require_unique
+from orchestrator.core.containers import require_digest, require_release
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import PYTHON
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.catalog import Gpu, lookup, suggest, unknown
+from orchestrator.core.market.catalog import Gpu, find_gpu, suggest, unknown_gpu_message
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.names import ImageName, ProjectId
 from orchestrator.core.results import CONTROL
@@ -36,7 +36,7 @@ BOTH: Final = "both"
 """The choice that measures two regimes: burst, and the steady state (sustained or graph)."""
 
 Phase = Literal["preflight", "environment", "build", "correctness", "measure", "finish"]
-Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(once)]
+Dtypes = Annotated[tuple[Literal["float16", "bfloat16", "float32"], ...], AfterValidator(require_unique)]
 
 
 def _not_a_truth_value(value: Any) -> Any:
@@ -53,7 +53,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
-class Machine(_Section):
+class MachineSpec(_Section):
     type: str = ""
     """Empty: the GPU's default."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
@@ -62,7 +62,7 @@ class Machine(_Section):
     image_family: ImageName | Literal[""] = ""
     prepared: bool = True
     """Boot from the newest valid image of `bench image build`, where there is one."""
-    container: Annotated[str, AfterValidator(pinned)] = ""  # with its digest; empty: no container is used
+    container: Annotated[str, AfterValidator(require_digest)] = ""  # with its digest; empty: no container is used
     provisioning: Literal["spot", "standard"] = "spot"
     external_ip: bool = True
     service_account: str | None = None
@@ -129,7 +129,7 @@ class Measure(_Section):
     implementations: Annotated[
         tuple[Annotated[str, AfterValidator(_implementation)], ...],
         Field(min_length=1),
-        AfterValidator(once),
+        AfterValidator(require_unique),
     ] = IMPLEMENTATIONS
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
     """How many measurements are made of each implementation, in each case and regime."""
@@ -160,7 +160,7 @@ class Correctness(_Section):
 
 
 class Environment(_Section):
-    torch: Annotated[str, AfterValidator(release)] = "2.13.0"  # empty: the newest that the driver serves
+    torch: Annotated[str, AfterValidator(require_release)] = "2.13.0"  # empty: the newest that the driver serves
     allow_install: bool = True
     min_free_gb: Annotated[float, Field(ge=0)] = 4
 
@@ -171,7 +171,7 @@ def _interpreter(path: str) -> str:
     return path
 
 
-class Hosts(_Section):
+class HostsSpec(_Section):
     """The user's own machines, on which a run measures over SSH instead of on rented ones."""
 
     targets: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class Workload(_Section):
         return {"path": data} if isinstance(data, str) else data
 
 
-class Profile(_Section):
+class ProfileSpec(_Section):
     """What a run profiles after all measurements. A profile never becomes rows."""
 
     cases: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ class Profile(_Section):
         return {"profile": profile} if self.cases else {}
 
 
-class Payload(_Section):
+class PayloadSpec(_Section):
     root: str | None = None
     """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
 
@@ -238,7 +238,7 @@ class Config(_Section):
     """The configuration of one run. Every grid in it is written out."""
 
     gpu: str
-    machine: Machine = Machine()
+    machine: MachineSpec = MachineSpec()
     zones: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
     run: RunLimits = RunLimits()
@@ -248,18 +248,18 @@ class Config(_Section):
     measure: Measure
     correctness: Correctness
     environment: Environment = Environment()
-    host: Hosts = Hosts()
-    payload: Payload = Payload()
-    profile: Profile = Profile()
+    host: HostsSpec = HostsSpec()
+    payload: PayloadSpec = PayloadSpec()
+    profile: ProfileSpec = ProfileSpec()
     workload: Workload | None = None
     """None: the bundled workload."""
 
     @property
     def gpu_spec(self) -> Gpu:
-        found = lookup(self.gpu)
-        if found is None:  # `load` refuses such a configuration
-            raise ConfigError(f"gpu: {unknown(self.gpu)}")
-        return found
+        gpu = find_gpu(self.gpu)
+        if gpu is None:  # `load` refuses such a configuration
+            raise ConfigError(f"gpu: {unknown_gpu_message(self.gpu)}")
+        return gpu
 
     @property
     def machine_type(self) -> str:
@@ -349,7 +349,7 @@ def effective_grids(config: Config, mode: str) -> EffectiveGrids:
     )
 
 
-def regimes(config: Config, mode: str) -> str:
+def resolve_regimes(config: Config, mode: str) -> str:
     """The value of `measure.regime`, with `auto` resolved: `both` on any GPU, rented or not, and `burst` on a CPU. A
     CPU has one regime because no power limit separates the steady state from a burst there. The embedded cloud's
     machines measure on CPUs."""
@@ -359,10 +359,10 @@ def regimes(config: Config, mode: str) -> str:
     return BOTH if mode != "embedded" and config.gpu_spec.accelerator else "burst"
 
 
-def measurements(config: Config, mode: str) -> int:
+def count_measurements(config: Config, mode: str) -> int:
     """The least number of measurements of one implementation in one case, over all regimes. Large cases have one more
     regime."""
-    return config.measure.repeats * (1 if regimes(config, mode) in ("burst", "sustained", "graph") else 2)
+    return config.measure.repeats * (1 if resolve_regimes(config, mode) in ("burst", "sustained", "graph") else 2)
 
 
 def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
@@ -370,14 +370,14 @@ def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
     return case_ids(grids.measure) if config.workload is None else config.workload.cases
 
 
-def harness(config: Config, grids: EffectiveGrids, mode: str) -> dict[str, Any]:
+def harness_settings(config: Config, grids: EffectiveGrids, mode: str) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
     measure, workload = config.measure, config.workload
     return {
         **(_bundled(config, grids) if workload is None else _own(workload, measure)),
         "repeats": measure.repeats,
         "warmup": "steady" if measure.warmup is None else measure.warmup,
-        "regime": regimes(config, mode),
+        "regime": resolve_regimes(config, mode),
         "cache": measure.cache,
         "seed": measure.seed,
         "threads": measure.threads,

@@ -8,38 +8,41 @@ from decimal import Decimal
 from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
-from orchestrator.core.market.catalog import Gpu, closest
+from orchestrator.core.doctor.verdicts import CheckVerdict, error_verdict, fail_verdict, pass_verdict, warn_verdict
+from orchestrator.core.market.catalog import Gpu, closest_word
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, shortage
-from orchestrator.core.rest import Answer, Api, Request, everything
+from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, find_shortage
+from orchestrator.core.rest import Api, RestAnswer, RestRequest, list_all_pages
 from orchestrator.core.text import count
 
 COMPUTE: Final = "compute.googleapis.com"
 
 
-def all_gpus(api: Api, subject: Subject) -> Verdict:
+def all_gpus(api: Api, subject: Subject) -> CheckVerdict:
     """Checks the project's limit on GPUs in all regions together. It is 0 in a new project."""
     answer = api.ask(_project(subject))
     if not answer.good:
-        return refused(answer, subject.project, COMPUTE, subject.set_up)
-    found = next((quota for quota in _quotas(answer.document, "") if quota.metric == ALL_REGIONS), None)
-    if found is None:
-        return doubt(f"the project lists no quota {ALL_REGIONS}", QUOTA_PAGE)
-    if found.limit - found.usage < 1:
-        text = f"{ALL_REGIONS} is {found.limit:g}, {found.usage:g} in use: no GPU can be started anywhere"
-        return bad(text, _ask_for(subject, ALL_REGIONS, ""))
-    return fine(f"{count(int(found.limit), 'GPU')} in all regions together, {found.usage:g} in use")
+        return error_verdict(answer, subject.project, COMPUTE, subject.set_up)
+    matching_quota = next((quota for quota in _quotas(answer.document, "") if quota.metric == ALL_REGIONS), None)
+    if matching_quota is None:
+        return warn_verdict(f"the project lists no quota {ALL_REGIONS}", QUOTA_PAGE)
+    if matching_quota.limit - matching_quota.usage < 1:
+        in_use = f"{matching_quota.limit:g}, {matching_quota.usage:g} in use"
+        text = f"{ALL_REGIONS} is {in_use}: no GPU can be started anywhere"
+        return fail_verdict(text, _ask_for(subject, ALL_REGIONS, ""))
+    return pass_verdict(
+        f"{count(int(matching_quota.limit), 'GPU')} in all regions together, {matching_quota.usage:g} in use"
+    )
 
 
-def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], Verdict]:
+def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], CheckVerdict]:
     """Makes the check of one GPU's quotas."""
 
-    def quotas(api: Api, subject: Subject) -> Verdict:
-        listed = everything(api, _regions(subject))
+    def quotas(api: Api, subject: Subject) -> CheckVerdict:
+        listed = list_all_pages(api, _regions(subject))
         if not listed.good:
-            return refused(listed, subject.project, COMPUTE, subject.set_up)
+            return error_verdict(listed, subject.project, COMPUTE, subject.set_up)
         by_region = {
             str(entry.get("name")): _quotas(entry, str(entry.get("name"))) for entry in listed.document["items"]
         }
@@ -48,26 +51,28 @@ def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], Verdict]:
         spot = [room for room in rooms if room.spot]
         standard = [room for room in rooms if room.standard]
         if spot:
-            more = f", on demand in {len(standard)}" if standard else ""
+            on_demand_text = f", on demand in {len(standard)}" if standard else ""
             lent = sum(room.lent for room in spot)
             out_of = (
                 f"; in {lent} spot machines use the on-demand quota, because no spot quota was granted" if lent else ""
             )
-            return fine(f"spot in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)}){more}{out_of}")
+            return pass_verdict(
+                f"spot in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)}){on_demand_text}{out_of}"
+            )
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
-            return doubt(
+            return warn_verdict(
                 f"no spot quota; on demand in {len(standard)} of {count(len(rooms), 'region')} ({_some(standard)})",
                 wish,
             )
         why = f"no quota for {gpu.title} in any of {count(len(rooms), 'region')}: {rooms[0].shortage}"
-        return bad(why, wish) if subject.chosen else doubt(why, wish)
+        return fail_verdict(why, wish) if subject.chosen else warn_verdict(why, wish)
 
     return quotas
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class QuotaRoom:
     """Whether one more machine fits into the quotas of a region, as spot and on demand."""
 
     region: str
@@ -78,19 +83,23 @@ class Room:
     shortage: str
 
 
-def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> Room:
+def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> QuotaRoom:
     short = {}
     for provisioning in ("SPOT", "STANDARD"):
         zone = next(zone for zone in gpu.zones if zone.startswith(f"{region}-"))
         offer = Offer(gpu.name, region, zone, gpu.default_machine, gpu.accelerator, 1, provisioning, Decimal(0))
-        found = shortage(gpu, offer, quotas)
-        short[provisioning] = f"{found.metric} in {region} is {found.limit:g}, {found.usage:g} in use" if found else ""
+        quota_shortage = find_shortage(gpu, offer, quotas)
+        short[provisioning] = (
+            f"{quota_shortage.metric} in {region} is {quota_shortage.limit:g}, {quota_shortage.usage:g} in use"
+            if quota_shortage
+            else ""
+        )
     sold = gpu.quota_standard is not None
     lent = any(quota.metric == gpu.quota_preemptible and quota.limit == 0 for quota in quotas)
-    return Room(region, not short["SPOT"], sold and not short["STANDARD"], lent, short["SPOT"])
+    return QuotaRoom(region, not short["SPOT"], sold and not short["STANDARD"], lent, short["SPOT"])
 
 
-def _some(rooms: list[Room]) -> str:
+def _some(rooms: list[QuotaRoom]) -> str:
     named = ", ".join(room.region for room in rooms[:2])
     return f"{named}, …" if len(rooms) > 2 else named
 
@@ -105,12 +114,12 @@ def _ask_for(subject: Subject, metric: str, region: str) -> str:
     )
 
 
-def _project(subject: Subject) -> Request:
-    return Request("compute", "GET", f"/compute/v1/projects/{subject.project}")
+def _project(subject: Subject) -> RestRequest:
+    return RestRequest("compute", "GET", f"/compute/v1/projects/{subject.project}")
 
 
-def _regions(subject: Subject) -> Request:
-    return Request("compute", "GET", f"/compute/v1/projects/{subject.project}/regions")
+def _regions(subject: Subject) -> RestRequest:
+    return RestRequest("compute", "GET", f"/compute/v1/projects/{subject.project}/regions")
 
 
 def _quotas(document: Mapping[str, Any], region: str) -> tuple[Quota, ...]:
@@ -121,34 +130,34 @@ def _quotas(document: Mapping[str, Any], region: str) -> tuple[Quota, ...]:
     )
 
 
-def of_image(project: str, family: str) -> Callable[[Api, Subject], Verdict]:
+def of_image(project: str, family: str) -> Callable[[Api, Subject], CheckVerdict]:
     """Makes the check of one image family."""
 
-    def image(api: Api, subject: Subject) -> Verdict:
+    def image(api: Api, subject: Subject) -> CheckVerdict:
         base = f"/compute/v1/projects/{project}/global/images"
-        answer = api.ask(Request("compute", "GET", f"{base}/family/{family}"))
+        answer = api.ask(RestRequest("compute", "GET", f"{base}/family/{family}"))
         if answer.good:
             return _current(answer, family)
         if answer.status != 404:
-            return refused(answer, subject.project, COMPUTE, subject.set_up)
+            return error_verdict(answer, subject.project, COMPUTE, subject.set_up)
         query = {"filter": f'family="{family}"', "fields": "items(name,family,deprecated),nextPageToken"}
-        old = everything(api, Request("compute", "GET", base, query))
+        old = list_all_pages(api, RestRequest("compute", "GET", base, query))
         deprecated = [entry["deprecated"] for entry in _items(old) if entry.get("deprecated")]
         stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
-        others = everything(api, Request("compute", "GET", base, query))
-        current = {str(entry.get("family")) for entry in _items(others) if not _retired(entry)} - {family}
+        image_list = list_all_pages(api, RestRequest("compute", "GET", base, query))
+        current = {str(entry.get("family")) for entry in _items(image_list) if not _retired(entry)} - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
-        new = successor or closest(family, current) or ""
+        new = successor or closest_word(family, current) or ""
         what = (
             f"is {str(deprecated[0].get('state', 'DEPRECATED')).lower()}" if deprecated else "does not exist any more"
         )
         if new:
-            return bad(
+            return fail_verdict(
                 f"the image family {family} {what}; the nearest one is {new}",
                 f"bench plan --gpu {_gpu(subject, project, family)} --set machine.image_family={new}",
             )
-        return bad(
+        return fail_verdict(
             f"the image family {family} {what}", f"gcloud compute images list --project={project} --no-standard-images"
         )
 
@@ -160,15 +169,17 @@ def _gpu(subject: Subject, project: str, family: str) -> str:
     return fits[0] if fits else subject.gpus[0].name
 
 
-def _current(answer: Answer, family: str) -> Verdict:
+def _current(answer: RestAnswer, family: str) -> CheckVerdict:
     name, status = str(answer.document.get("name", "")), answer.document.get("deprecated", {})
     ends = status.get("deprecated") or status.get("obsolete")
     if ends:
-        return doubt(f"{family} ({name}) will be retired at {ends}", "gcloud compute images list --no-standard-images")
-    return fine(f"{family} is {name}")
+        return warn_verdict(
+            f"{family} ({name}) will be retired at {ends}", "gcloud compute images list --no-standard-images"
+        )
+    return pass_verdict(f"{family} is {name}")
 
 
-def _items(answer: Answer) -> list[Mapping[str, Any]]:
+def _items(answer: RestAnswer) -> list[Mapping[str, Any]]:
     return [entry for entry in answer.document.get("items", ()) if isinstance(entry, Mapping)] if answer.good else []
 
 

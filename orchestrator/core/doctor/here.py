@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
-from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine
+from orchestrator.core.doctor.verdicts import CheckVerdict, fail_verdict, pass_verdict, warn_verdict
 from orchestrator.core.market.pricing import STALE_DAYS
 from orchestrator.core.text import count
 
@@ -19,15 +19,15 @@ ROOM_BYTES: Final = 1 << 30
 REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([0-9][0-9.]*))?")
 
 
-def python(version: tuple[int, ...]) -> Verdict:
+def check_python(version: tuple[int, ...]) -> CheckVerdict:
     text = ".".join(map(str, version[:3]))
     if version[:2] < PYTHON:
         wanted = ".".join(map(str, PYTHON))
-        return bad(f"python {text} is too old; {wanted} or newer is needed", f"uv venv --python {wanted}")
-    return fine(f"python {text}")
+        return fail_verdict(f"python {text} is too old; {wanted} or newer is needed", f"uv venv --python {wanted}")
+    return pass_verdict(f"python {text}")
 
 
-def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verdict:
+def check_libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> CheckVerdict:
     """Compares `requirements`, as a distribution lists them (`typer>=0.20`), with `installed`: versions by name."""
     absent: list[str] = []
     old: list[str] = []
@@ -36,50 +36,50 @@ def libraries(requirements: Sequence[str], installed: Mapping[str, str]) -> Verd
         name, least = found[1], found[2]
         if name not in installed:
             absent.append(name)
-        elif least and release(installed[name]) < release(least):
+        elif least and parse_release(installed[name]) < parse_release(least):
             old.append(f"{name} {installed[name]} (needs {least})")
     again = f"pip install --upgrade {' '.join([*absent, *(text.partition(' ')[0] for text in old)])}"
     if absent:
-        return bad(f"not installed: {', '.join(absent)}", again)
+        return fail_verdict(f"not installed: {', '.join(absent)}", again)
     if old:
-        return bad(f"too old: {', '.join(old)}", again)
-    return fine(f"{len(wanted)} libraries, all installed and new enough")
+        return fail_verdict(f"too old: {', '.join(old)}", again)
+    return pass_verdict(f"{len(wanted)} libraries, all installed and new enough")
 
 
-def release(version: str) -> tuple[int, ...]:
+def parse_release(version: str) -> tuple[int, ...]:
     """The numbers of a version: `(2, 13, 0)` for `2.13.0+cpu`. It ends before the first part that is not a number."""
     parts = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in parts[0].split(".")) if parts else ()
 
 
-def home(path: str, trouble: str, free_bytes: int) -> Verdict:
+def check_home(path: str, trouble: str, free_bytes: int) -> CheckVerdict:
     """Checks BENCH_HOME. `trouble` says why it cannot be written; empty if it can."""
     if trouble:
-        return bad(f"{path} cannot be written: {trouble}", "export BENCH_HOME=$HOME/.bench")
+        return fail_verdict(f"{path} cannot be written: {trouble}", "export BENCH_HOME=$HOME/.bench")
     if free_bytes < ROOM_BYTES:
-        return doubt(f"{path} has {free_bytes / 1e9:.1f} GB left", f"du -sh {path}/*")
-    return fine(f"{path}, {free_bytes / 1e9:.0f} GB free")
+        return warn_verdict(f"{path} has {free_bytes / 1e9:.1f} GB left", f"du -sh {path}/*")
+    return pass_verdict(f"{path}, {free_bytes / 1e9:.0f} GB free")
 
 
-def documents(troubles: Sequence[tuple[str, str]], read: int) -> Verdict:
+def check_documents(troubles: Sequence[tuple[str, str]], read: int) -> CheckVerdict:
     """`troubles` has (name, what is wrong) for each configuration that cannot be read; a bundled one is named after its
     GPU. A bundled configuration is checked with the values that the user's settings replace in it."""
     if troubles:
         name, what = troubles[0]
-        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        suffix = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         remedy = f"bench plan {name}" if "." in name else f"bench plan --gpu {name}"
-        return bad(f"{what.splitlines()[0]}{more}", remedy)
-    return fine(f"settings and {count(read, 'configuration')} can be read")
+        return fail_verdict(f"{what.splitlines()[0]}{suffix}", remedy)
+    return pass_verdict(f"settings and {count(read, 'configuration')} can be read")
 
 
-def prices(as_of: date, today: date) -> Verdict:
+def check_prices(as_of: date, today: date) -> CheckVerdict:
     age = (today - as_of).days
     if age < 0:
-        return doubt(f"the price table is dated {as_of}, which is in the future", "bench prices")
+        return warn_verdict(f"the price table is dated {as_of}, which is in the future", "bench prices")
     if age > STALE_DAYS:
         why = f"the price table is from {as_of}, {count(age, 'day')} old; spot prices change monthly, so more is held"
-        return doubt(why, "bench prices --refresh")
-    return fine(f"from {as_of}, {count(age, 'day')} old; holds are computed with these prices")
+        return warn_verdict(why, "bench prices --refresh")
+    return pass_verdict(f"from {as_of}, {count(age, 'day')} old; holds are computed with these prices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +92,41 @@ class Embedded:
     detail: str = ""
 
 
-def embedded(found: Embedded) -> Verdict:
+def check_embedded(found: Embedded) -> CheckVerdict:
     match found.state:
         case "up":
-            return fine(f"up{found.detail}")
+            return pass_verdict(f"up{found.detail}")
         case "down":
-            return fine("down; any command that needs it starts it")
+            return pass_verdict("down; any command that needs it starts it")
         case "old":
-            return doubt(f"it runs an older version of this program{found.detail}", "bench cloud stop")
+            return warn_verdict(f"it runs an older version of this program{found.detail}", "bench cloud stop")
         case "lost":
-            return doubt(found.detail, "bench cloud stop")
+            return warn_verdict(found.detail, "bench cloud stop")
         case _:
-            return doubt(
+            return warn_verdict(
                 f"it does not answer at the address that it wrote down{found.detail}",
                 "bench cloud stop; bench cloud start",
             )
 
 
-def compiler(path: str, needed: bool) -> Verdict:
+def check_compiler(path: str, needed: bool) -> CheckVerdict:
     """Checks the C++ compiler that builds the CPU kernel. `needed` says whether runs on this machine need it."""
     if path:
-        return fine(path)
+        return pass_verdict(path)
     if needed:
-        return bad("no C++ compiler: runs in the embedded cloud cannot build the kernel", "sudo apt-get install g++")
-    return fine("not installed and not needed: machines in the cloud have their own")
+        return fail_verdict(
+            "no C++ compiler: runs in the embedded cloud cannot build the kernel", "sudo apt-get install g++"
+        )
+    return pass_verdict("not installed and not needed: machines in the cloud have their own")
 
 
-def torch(version: str, needed: bool) -> Verdict:
+def check_torch(version: str, needed: bool) -> CheckVerdict:
     """Checks PyTorch in this Python. `needed` says whether runs on the embedded cloud's machines use it."""
     if version:
-        return fine(f"torch {version}")
+        return pass_verdict(f"torch {version}")
     if needed:
-        return doubt(
+        return warn_verdict(
             "this Python has no torch: runs in the embedded cloud cannot measure PyTorch to compare with it",
             "pip install torch",
         )
-    return fine("not installed and not needed: machines in the cloud have their own")
+    return pass_verdict("not installed and not needed: machines in the cloud have their own")

@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Identity, Subject
-from orchestrator.core.doctor.verdicts import LOGIN, Verdict, bad, doubt, fine, refused
-from orchestrator.core.market.skus import continent, near
-from orchestrator.core.permissions import BATCH, BUCKET, BUCKET_READER, LAUNCHER, LOOKER, OBJECT_USER, names
-from orchestrator.core.rest import Api, Request
-from orchestrator.core.setup.calls import enabled
+from orchestrator.core.doctor.verdicts import (
+    LOGIN,
+    CheckVerdict,
+    error_verdict,
+    fail_verdict,
+    pass_verdict,
+    warn_verdict,
+)
+from orchestrator.core.market.skus import continent_of, regions_near
+from orchestrator.core.permissions import BATCH, BUCKET, BUCKET_READER, LAUNCHER, LOOKER, OBJECT_USER, permission_names
+from orchestrator.core.rest import Api, RestRequest
+from orchestrator.core.setup.calls import enabled_request
 from orchestrator.core.setup.plan import APIS, FLEET_APIS, RUN_APIS, bucket_steps
-from orchestrator.core.setup.steps import EnableApis, MakeBucket, describe
+from orchestrator.core.setup.steps import EnableApis, MakeBucket, describe_step
 
 # The bucket: its location, its settings, and whether this account can use it.
 
@@ -21,33 +28,33 @@ from orchestrator.core.setup.steps import EnableApis, MakeBucket, describe
 STORAGE = "storage.googleapis.com"
 
 
-def bucket(api: Api, subject: Subject) -> Verdict:
+def check_bucket(api: Api, subject: Subject) -> CheckVerdict:
     """Checks that the bucket exists, is near the machines, and has the settings that bench needs."""
     name = subject.bucket
     if not name:
         remedy = f"bench init --project {subject.project}"
-        return bad("no bucket is set; bench stores runs, results and the ledger in one", remedy)
-    answer = api.ask(Request("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"}))
+        return fail_verdict("no bucket is set; bench stores runs, results and the ledger in one", remedy)
+    answer = api.ask(RestRequest("storage", "GET", f"/storage/v1/b/{name}", {"projection": "noAcl"}))
     if answer.status == 404:
         step = MakeBucket(subject.project, name, subject.regions[0])
-        return bad(f"there is no bucket gs://{name}", "", step)
+        return fail_verdict(f"there is no bucket gs://{name}", "", step)
     if not answer.good:
-        return refused(answer, subject.project, STORAGE, _grant(subject, BUCKET_READER))
+        return error_verdict(answer, subject.project, STORAGE, _grant(subject, BUCKET_READER))
     if harm := harmful_setting(name, answer.document):
-        return bad(*harm)
+        return fail_verdict(*harm)
     location = str(answer.document.get("location", ""))
-    near_regions = near(location, subject.every_zone)
+    near_regions = regions_near(location, subject.every_zone)
     if not near_regions:
         far = f"gs://{name} is in {location}, but machines are requested in other regions"
-        if continent(location) not in {continent(region) for region in subject.regions}:
+        if continent_of(location) not in {continent_of(region) for region in subject.regions}:
             far += " on another continent"
         other = f"{name}-{subject.regions[0]}"
         command = f"bench init --project {subject.project} --bucket {other} --location {subject.regions[0]}"
-        return doubt(f"{far}; Google charges for the traffic of every case that is uploaded", command)
+        return warn_verdict(f"{far}; Google charges for the traffic of every case that is uploaded", command)
     steps = bucket_steps(subject.project, name, location.lower(), answer.document)
     if steps:
-        return doubt(f"gs://{name} in {location} needs other settings: {describe(steps[0])}", "", *steps)
-    return fine(f"gs://{name} in {location}, with uniform access, no public access, and old payloads deleted")
+        return warn_verdict(f"gs://{name} in {location} needs other settings: {describe_step(steps[0])}", "", *steps)
+    return pass_verdict(f"gs://{name} in {location}, with uniform access, no public access, and old payloads deleted")
 
 
 def harmful_setting(name: str, document: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -86,18 +93,18 @@ KEPT = ("runs/", "ledger/", "hosts/", "fleets/", "baselines/", "images/")
 """Folders of a bucket whose objects are kept until somebody removes them."""
 
 
-def rights(api: Api, subject: Subject) -> Verdict:
+def check_object_rights(api: Api, subject: Subject) -> CheckVerdict:
     """Checks this account's permissions on the bucket's objects."""
     path = f"/storage/v1/b/{subject.bucket}/iam/testPermissions"
-    wanted = names(BUCKET)
-    answer = api.ask(Request("storage", "GET", path, {"permissions": list(wanted)}))
+    wanted = permission_names(BUCKET)
+    answer = api.ask(RestRequest("storage", "GET", path, {"permissions": list(wanted)}))
     grant = _grant(subject, OBJECT_USER)
     if not answer.good:
-        return refused(answer, subject.project, STORAGE, grant)
+        return error_verdict(answer, subject.project, STORAGE, grant)
     missing = [name for name in wanted if name not in answer.document.get("permissions", ())]
     if missing:
-        return bad(f"this account lacks {', '.join(missing)} on gs://{subject.bucket}", grant)
-    return fine("this account can store, read, list and replace objects")
+        return fail_verdict(f"this account lacks {', '.join(missing)} on gs://{subject.bucket}", grant)
+    return pass_verdict("this account can store, read, list and replace objects")
 
 
 def _grant(subject: Subject, role: str) -> str:
@@ -110,95 +117,103 @@ SKEW_FAIL_S = 60.0
 """Google refuses tokens if the clock is wrong by about five minutes. A smaller error already charges the wrong day."""
 
 
-def credentials(found: Identity | None, trouble: str) -> Verdict:
+def check_credentials(found: Identity | None, trouble: str) -> CheckVerdict:
     """Checks the credentials. `found` is None if there are none or Google refuses them; `trouble` then says why."""
     if found is None:
-        return bad(trouble, LOGIN)
-    return fine(f"{found.kind}{f' of {found.member}' if found.member else ''}")
+        return fail_verdict(trouble, LOGIN)
+    return pass_verdict(f"{found.kind}{f' of {found.member}' if found.member else ''}")
 
 
-def project(api: Api, subject: Subject) -> Verdict:
+def check_project(api: Api, subject: Subject) -> CheckVerdict:
     name = subject.project
-    answer = api.ask(Request("cloudresourcemanager", "GET", f"/v3/projects/{name}"))
+    answer = api.ask(RestRequest("cloudresourcemanager", "GET", f"/v3/projects/{name}"))
     if answer.good:
         state = answer.document.get("state", "ACTIVE")
         if state != "ACTIVE":
-            return bad(f"{name} is being deleted", f"gcloud projects undelete {name}")
-        return fine(f"{name} exists")
+            return fail_verdict(f"{name} is being deleted", f"gcloud projects undelete {name}")
+        return pass_verdict(f"{name} exists")
     if answer.status not in (403, 404):
-        return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
+        return error_verdict(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     # The project may exist although that API does not show it to this account.
-    second = api.ask(Request("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"}))
+    second = api.ask(RestRequest("compute", "GET", f"/compute/v1/projects/{name}", {"fields": "name"}))
     if second.good:
-        return refused(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
+        return error_verdict(answer, name, "cloudresourcemanager.googleapis.com", subject.set_up)
     if answer.api_off or second.api_off:
-        return doubt(f"{name} cannot be checked while its APIs are off", "", EnableApis(name, APIS))
-    return bad(f"{name} does not exist, or this account may not see it: {answer.message}", "gcloud projects list")
+        return warn_verdict(f"{name} cannot be checked while its APIs are off", "", EnableApis(name, APIS))
+    return fail_verdict(
+        f"{name} does not exist, or this account may not see it: {answer.message}", "gcloud projects list"
+    )
 
 
-def billing(api: Api, subject: Subject) -> Verdict:
-    answer = api.ask(Request("cloudbilling", "GET", f"/v1/projects/{subject.project}/billingInfo"))
+def check_billing(api: Api, subject: Subject) -> CheckVerdict:
+    answer = api.ask(RestRequest("cloudbilling", "GET", f"/v1/projects/{subject.project}/billingInfo"))
     if not answer.good:
-        return refused(answer, subject.project, "cloudbilling.googleapis.com", subject.set_up)
+        return error_verdict(answer, subject.project, "cloudbilling.googleapis.com", subject.set_up)
     if not answer.document.get("billingEnabled"):
         link = f"gcloud billing projects link {subject.project} --billing-account=ACCOUNT"
-        return bad("no billing account pays for the project", f"gcloud billing accounts list && {link}")
-    return fine("a billing account pays for it")
+        return fail_verdict("no billing account pays for the project", f"gcloud billing accounts list && {link}")
+    return pass_verdict("a billing account pays for it")
 
 
-def apis(api: Api, subject: Subject) -> Verdict:
-    answer = api.ask(enabled(subject.project, APIS))
+def check_apis(api: Api, subject: Subject) -> CheckVerdict:
+    answer = api.ask(enabled_request(subject.project, APIS))
     if not answer.good:
-        return refused(answer, subject.project, "serviceusage.googleapis.com", subject.set_up)
+        return error_verdict(answer, subject.project, "serviceusage.googleapis.com", subject.set_up)
     states = {str(entry.get("name", "")).rpartition("/")[2]: entry.get("state") for entry in _services(answer.document)}
     off = tuple(api for api in APIS if states.get(api) != "ENABLED")
     if not off:
-        return fine(f"{', '.join(api.partition('.')[0] for api in APIS)} are on")
+        return pass_verdict(f"{', '.join(api.partition('.')[0] for api in APIS)} are on")
     step = EnableApis(subject.project, off)
     if set(off) & set(RUN_APIS):
-        return bad(f"not enabled: {', '.join(off)}", "", step)
+        return fail_verdict(f"not enabled: {', '.join(off)}", "", step)
     affected = "fleets on Batch do not" if set(off) <= set(FLEET_APIS) else "`bench doctor` and `bench init` do not"
-    return doubt(f"not enabled: {', '.join(off)}; launches work, {affected}", "", step)
+    return warn_verdict(f"not enabled: {', '.join(off)}; launches work, {affected}", "", step)
 
 
 def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
-    found = document.get("services")
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    services = document.get("services")
+    return [entry for entry in services if isinstance(entry, Mapping)] if isinstance(services, list) else []
 
 
 ADVICE: Final = ("compute.advice.capacity", "compute.advice.capacityHistory")
 
 
-def roles(api: Api, subject: Subject) -> Verdict:
+def check_roles(api: Api, subject: Subject) -> CheckVerdict:
     unneeded = set() if subject.external_ip else {"compute.subnetworks.useExternalIp"}
-    launching = [name for name in names(LAUNCHER) if name not in unneeded]
+    launching = [name for name in permission_names(LAUNCHER) if name not in unneeded]
     path = f"/v3/projects/{subject.project}:testIamPermissions"
-    body = {"permissions": [*launching, *names(LOOKER, BATCH)]}
-    answer = api.ask(Request("cloudresourcemanager", "POST", path, body=body))
+    body = {"permissions": [*launching, *permission_names(LOOKER, BATCH)]}
+    answer = api.ask(RestRequest("cloudresourcemanager", "POST", path, body=body))
     if not answer.good:
-        return refused(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
+        return error_verdict(answer, subject.project, "cloudresourcemanager.googleapis.com", subject.set_up)
     held = set(answer.document.get("permissions", ()))
     missing = [name for name in launching if name not in held]
     if missing:
-        return bad(f"missing {len(missing)} of {len(launching)} permissions: {', '.join(missing)}", subject.set_up)
-    unseen = [name for name in names(LOOKER) if name not in held]
+        return fail_verdict(
+            f"missing {len(missing)} of {len(launching)} permissions: {', '.join(missing)}", subject.set_up
+        )
+    unseen = [name for name in permission_names(LOOKER) if name not in held]
     if unseen:
         consequence = "; zones are ranked without Google's capacity advice" if set(unseen) & set(ADVICE) else ""
-        return doubt(f"enough to launch; missing to look things up: {', '.join(unseen)}{consequence}", subject.set_up)
-    missing_of_batch = [name for name in names(BATCH) if name not in held]
+        return warn_verdict(
+            f"enough to launch; missing to look things up: {', '.join(unseen)}{consequence}", subject.set_up
+        )
+    missing_of_batch = [name for name in permission_names(BATCH) if name not in held]
     if missing_of_batch:
-        return doubt(f"enough to launch; missing for fleets on Batch: {', '.join(missing_of_batch)}", subject.set_up)
-    return fine(f"all {len(body['permissions'])} permissions on the project")
+        return warn_verdict(
+            f"enough to launch; missing for fleets on Batch: {', '.join(missing_of_batch)}", subject.set_up
+        )
+    return pass_verdict(f"all {len(body['permissions'])} permissions on the project")
 
 
-def clock(api: Api, subject: Subject) -> Verdict:
+def check_clock(api: Api, subject: Subject) -> CheckVerdict:
     """Compares this machine's clock with the server's. Every answer has the server's time, even a refusal."""
-    answer = api.ask(Request("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"}))
+    answer = api.ask(RestRequest("compute", "GET", f"/compute/v1/projects/{subject.project}", {"fields": "name"}))
     skew = answer.skew_s
     if skew is None:
-        return doubt(f"no server told the time, so this clock cannot be checked: {answer.message}")
+        return warn_verdict(f"no server told the time, so this clock cannot be checked: {answer.message}")
     if abs(skew) <= SKEW_WARN_S:
-        return fine("agrees with Google's" if not subject.embedded else "agrees with the server's")
+        return pass_verdict("agrees with Google's" if not subject.embedded else "agrees with the server's")
     where = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead'}"
     remedy = "sudo timedatectl set-ntp true"
-    return bad(where, remedy) if abs(skew) > SKEW_FAIL_S else doubt(where, remedy)
+    return fail_verdict(where, remedy) if abs(skew) > SKEW_FAIL_S else warn_verdict(where, remedy)

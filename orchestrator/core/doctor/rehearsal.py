@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Verdict, bad, doubt, fine, refused
+from orchestrator.core.doctor.verdicts import CheckVerdict, error_verdict, fail_verdict, pass_verdict, warn_verdict
 from orchestrator.core.permissions import OBJECT_USER
-from orchestrator.core.rest import Api, Request, everything
-from orchestrator.core.text import name as short
-from orchestrator.core.text import words
+from orchestrator.core.rest import Api, RestRequest, list_all_pages
+from orchestrator.core.text import clean_line
+from orchestrator.core.text import clean_name as short
 
 PREFIX: Final = "rehearsal-"
 ASSUMPTIONS: Final[Mapping[str, str]] = {
@@ -39,7 +39,7 @@ STATES: Final = ("verified", "refuted", "not seen")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RehearsalFinding:
     """What a rehearsal saw of one assumption. `state` is one of `STATES`; `detail` has the figures."""
 
     name: str
@@ -51,10 +51,10 @@ class Finding:
 class Rehearsal:
     project: str
     at: datetime
-    findings: tuple[Finding, ...]
+    findings: tuple[RehearsalFinding, ...]
     usd_at_most: str = "0"
 
-    def of(self, state: str) -> tuple[Finding, ...]:
+    def of(self, state: str) -> tuple[RehearsalFinding, ...]:
         return tuple(finding for finding in self.findings if finding.state == state)
 
     @property
@@ -62,20 +62,20 @@ class Rehearsal:
         return f"{PREFIX}{self.at.astimezone(UTC):%Y%m%dT%H%M%SZ}.json"
 
 
-def document(rehearsal: Rehearsal) -> dict[str, Any]:
+def rehearsal_document(rehearsal: Rehearsal) -> dict[str, Any]:
     findings = [asdict(finding) for finding in rehearsal.findings]
     when = rehearsal.at.astimezone(UTC).isoformat(timespec="seconds")
     cost = {"usd_at_most": rehearsal.usd_at_most}
     return {"schema": 1, "project": rehearsal.project, "at": when, **cost, "findings": findings}
 
 
-def read(found: Mapping[str, Any]) -> Rehearsal | None:
+def read_rehearsal(found: Mapping[str, Any]) -> Rehearsal | None:
     """The rehearsal in a document, or None if the document is not valid: anybody who may write to the bucket may have
     written it."""
     try:
         at = datetime.fromisoformat(found["at"])
         findings = tuple(
-            Finding(one["name"], one["state"], words(str(one["detail"]), 300))
+            RehearsalFinding(one["name"], one["state"], clean_line(str(one["detail"]), 300))
             for one in found["findings"]
             if one["name"] in ASSUMPTIONS and one["state"] in STATES
         )
@@ -86,47 +86,53 @@ def read(found: Mapping[str, Any]) -> Rehearsal | None:
     return rehearsal if valid else None
 
 
-def command(project: str) -> str:
+def rehearsal_command(project: str) -> str:
     return f"make live PROJECT={project} CAP=0.50"
 
 
-def rehearsal(api: Api, subject: Subject) -> Verdict:
+def check_rehearsal(api: Api, subject: Subject) -> CheckVerdict:
     """The verdict on the newest rehearsal in the bucket."""
     if subject.embedded:
-        return fine("not needed: the embedded cloud is not Google")
+        return pass_verdict("not needed: the embedded cloud is not Google")
     base = f"/storage/v1/b/{subject.bucket}/o"
-    listed = everything(api, Request("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"}))
+    listed = list_all_pages(
+        api, RestRequest("storage", "GET", base, {"prefix": PREFIX, "fields": "items(name),nextPageToken"})
+    )
     grant = (
         f"gcloud storage buckets add-iam-policy-binding gs://{subject.bucket} --member={subject.member}"
         f" --role={OBJECT_USER}"
     )
     if not listed.good:
-        return refused(listed, subject.project, "storage.googleapis.com", grant)
+        return error_verdict(listed, subject.project, "storage.googleapis.com", grant)
     names = sorted(str(entry["name"]) for entry in listed.document["items"] if isinstance(entry, Mapping))
     if not names:
         return _never(subject)
-    answer = api.ask(Request("storage", "GET", f"{base}/{names[-1]}", {"alt": "media"}))
+    answer = api.ask(RestRequest("storage", "GET", f"{base}/{names[-1]}", {"alt": "media"}))
     if not answer.good:
-        return refused(answer, subject.project, "storage.googleapis.com", grant)
-    found = read(answer.document)
-    if found is None or found.project != subject.project:
+        return error_verdict(answer, subject.project, "storage.googleapis.com", grant)
+    newest_rehearsal = read_rehearsal(answer.document)
+    if newest_rehearsal is None or newest_rehearsal.project != subject.project:
         return _never(subject)
-    return judged(found)
+    return judge_rehearsal(newest_rehearsal)
 
 
-def _never(subject: Subject) -> Verdict:
-    return doubt("bench's assumptions about Google were never verified in this project", command(subject.project))
+def _never(subject: Subject) -> CheckVerdict:
+    return warn_verdict(
+        "bench's assumptions about Google were never verified in this project", rehearsal_command(subject.project)
+    )
 
 
-def judged(found: Rehearsal) -> Verdict:
+def judge_rehearsal(found: Rehearsal) -> CheckVerdict:
     """The verdict on a rehearsal."""
     on, wrong, unseen = f"{found.at:%Y-%m-%d}", found.of("refuted"), found.of("not seen")
     if wrong:
         details = "; ".join(f"{ASSUMPTIONS[one.name]}: {one.detail}" for one in wrong)
-        return bad(f"on {on} an assumption about Google was wrong: {details}", command(found.project))
-    left = f"; not seen: {_listed(unseen)}" if unseen else ""
-    return fine(f"verified on {on}: {len(found.of('verified'))} of {len(ASSUMPTIONS)} assumptions{left}")
+        return fail_verdict(
+            f"on {on} an assumption about Google was wrong: {details}", rehearsal_command(found.project)
+        )
+    unseen_text = f"; not seen: {_listed(unseen)}" if unseen else ""
+    return pass_verdict(f"verified on {on}: {len(found.of('verified'))} of {len(ASSUMPTIONS)} assumptions{unseen_text}")
 
 
-def _listed(findings: Sequence[Finding]) -> str:
+def _listed(findings: Sequence[RehearsalFinding]) -> str:
     return ", ".join(finding.name for finding in findings)

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, ChildState, JobSpec, JobStatus
-from orchestrator.core.market.catalog import lookup
-from orchestrator.core.text import words
+from orchestrator.core.market.catalog import find_gpu
+from orchestrator.core.text import clean_line
 
 PREFIX: Final = "machines/batch/"
 CHECK_PREFIX: Final = "batch-check/"
@@ -47,25 +47,25 @@ _CAUSES: Final = (
 )
 
 
-def prefix(fleet: str) -> str:
+def job_prefix(fleet: str) -> str:
     return f"{PREFIX}{fleet}/"
 
 
 def job_object(fleet: str, name: str) -> str:
     """The object that lists the children of a job in the order of its tasks."""
-    return f"{prefix(fleet)}jobs/{name}.json"
+    return f"{job_prefix(fleet)}jobs/{name}.json"
 
 
 def child_object(fleet: str, index: int) -> str:
-    return f"{prefix(fleet)}children/{index}.json"
+    return f"{job_prefix(fleet)}children/{index}.json"
 
 
 def claims_prefix(fleet: str) -> str:
-    return f"{prefix(fleet)}claims/"
+    return f"{job_prefix(fleet)}claims/"
 
 
 def costs_prefix(fleet: str) -> str:
-    return f"{prefix(fleet)}costs/"
+    return f"{job_prefix(fleet)}costs/"
 
 
 def record_object(fleet: str, name: str) -> str:
@@ -81,20 +81,20 @@ def check_object(project: str) -> str:
 
 def index_and_attempt(name: str) -> tuple[int, int] | None:
     """(index, attempt) in the name of a claim's or a cost's object; None for any other name."""
-    found = _PLACE.fullmatch(name.rpartition("/")[2]) if "/" in name else None
-    if found is None or not 1 <= int(found[2]) <= ATTEMPTS:
+    match = _PLACE.fullmatch(name.rpartition("/")[2]) if "/" in name else None
+    if match is None or not 1 <= int(match[2]) <= ATTEMPTS:
         return None
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def settings_of(gpu: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration's `machine` section that a template needs, for `JobSpec.settings`. Raises
     `ConfigError` for an unknown GPU."""
-    found = lookup(gpu)
-    if found is None:
+    gpu_spec = find_gpu(gpu)
+    if gpu_spec is None:
         raise ConfigError(f"unknown GPU '{gpu}'", hint="`bench plan --help` lists the GPUs")
     return {
-        "accelerator": found.accelerator if found.attached else None,
+        "accelerator": gpu_spec.accelerator if gpu_spec.attached else None,
         "disk_gb": int(machine["disk_gb"]),
         "disk_type": str(machine["disk_type"]),
         "network": str(machine["network"]),
@@ -120,7 +120,7 @@ def cause_of(events: Iterable[tuple[str, datetime | None]]) -> Cause | None:
     for description, at in events:
         for pattern, meaning in _CAUSES:
             if pattern.search(description):
-                return Cause(f"{meaning}: {words(description, 300)}", at)
+                return Cause(f"{meaning}: {clean_line(description, 300)}", at)
     return None
 
 
@@ -133,13 +133,13 @@ def is_silent(status: JobStatus, since: datetime, now: datetime) -> bool:
 def run_seconds(job: JobSpec, now: datetime) -> int:
     """How many seconds a machine of the job may run, from now to the job's absolute end, and at most what Google
     allows. Raises `ConfigError` if that is too short."""
-    left = int((job.ends_at - now).total_seconds())
-    if left < SHORTEST_S:
+    seconds_remaining = int((job.ends_at - now).total_seconds())
+    if seconds_remaining < SHORTEST_S:
         raise ConfigError(
-            f"{job.name} would have {left} s until its end, which is too short to measure anything",
+            f"{job.name} would have {seconds_remaining} s until its end, which is too short to measure anything",
             hint="`bench fleet resume` gives what is missing a new hold and a new end",
         )
-    return min(left, MOST_RUN_S)
+    return min(seconds_remaining, MOST_RUN_S)
 
 
 # Objects that machines store
@@ -160,13 +160,13 @@ def parse_cost(name: str, data: bytes) -> ChildCost | None:
     """The cost in the object `name`; None if it is not valid. Only the name says which child it belongs to."""
     place = index_and_attempt(name)
     try:
-        found = json.loads(data)
-        seconds, code = found["seconds"], found["exit_code"]
+        document = json.loads(data)
+        seconds, code = document["seconds"], document["exit_code"]
         if place is None or isinstance(seconds, bool) or not isinstance(seconds, int | float) or type(code) is not int:
             return None
         if not 0 <= seconds <= MOST_RUN_S or not -255 <= code <= 65535:
             return None
-        return ChildCost(*place, words(str(found.get("machine", "")), 100), float(seconds), code)
+        return ChildCost(*place, clean_line(str(document.get("machine", "")), 100), float(seconds), code)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 QUESTIONS: Final = {
     "limits": "machines carry the template's terminationTime, and are deleted at it",
@@ -28,7 +28,7 @@ ours deletes its machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class GatePace:
     """The durations of a check, in seconds."""
 
     end_s: float = 480.0
@@ -43,7 +43,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class GateSite:
     """Where a check runs, and with which machines."""
 
     project: str
@@ -57,7 +57,7 @@ class Site:
     """The URL of the embedded cloud; empty on Google."""
 
 
-class Answer(BaseModel):
+class GateAnswer(BaseModel):
     """What a check saw of one question."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
@@ -66,7 +66,7 @@ class Answer(BaseModel):
     seen: str = ""
 
 
-class Verdict(BaseModel):
+class GateVerdict(BaseModel):
     """The result of a check in a project."""
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
@@ -75,7 +75,7 @@ class Verdict(BaseModel):
     project: str
     checked_at: datetime
     region: str = ""
-    answers: dict[str, Answer] = Field(default_factory=dict)
+    answers: dict[str, GateAnswer] = Field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -85,15 +85,15 @@ class Verdict(BaseModel):
         return self.model_dump_json(by_alias=True).encode()
 
 
-def parse(data: bytes | None) -> Verdict | None:
+def parse_gate(data: bytes | None) -> GateVerdict | None:
     """The verdict in a document; None if there is no document or it is not valid."""
     try:
-        return Verdict.model_validate_json(data) if data is not None else None
+        return GateVerdict.model_validate_json(data) if data is not None else None
     except ValidationError:
         return None
 
 
-def refusal(project: str, verdict: Verdict | None) -> str:
+def gate_refusal(project: str, verdict: GateVerdict | None) -> str:
     """Why no fleet may be launched on Batch in a project; empty if one may."""
     if verdict is None or verdict.project != project:
         return f"Google Cloud Batch has not been checked in project {project}"
@@ -101,7 +101,7 @@ def refusal(project: str, verdict: Verdict | None) -> str:
         return ""
     bad = [name for name in REQUIRED if name not in verdict.answers or not verdict.answers[name].ok]
     seen = verdict.answers.get(bad[0])
-    detail = f": {words(seen.seen, 200)}" if seen is not None and seen.seen else ""
+    detail = f": {clean_line(seen.seen, 200)}" if seen is not None and seen.seen else ""
     return (
         f"Google Cloud Batch cannot keep a fleet within its cap in project {project}, as it was seen on "
         f"{verdict.checked_at:%Y-%m-%d}: not true that {QUESTIONS[bad[0]]}{detail}"

@@ -16,12 +16,12 @@ from typing import Any
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import MOST_CHILDREN
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
-from orchestrator.core.market.catalog import lookup
-from orchestrator.core.text import count, of_schema, words
+from orchestrator.core.market.catalog import find_gpu
+from orchestrator.core.text import clean_line, count, of_schema
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One point of the sweep. `settings` are `(key, YAML text)` in the order of the axes."""
 
     gpu: str
@@ -49,7 +49,7 @@ class Child:
     """One entry of the list. `index` is its place, from 0."""
 
     index: int
-    cell: Cell
+    cell: SweepCell
     repeat: int
     """From 1."""
     chunk: int
@@ -62,29 +62,29 @@ class Child:
         return config_key(self.cell, self.chunk)
 
 
-def config_key(cell: Cell, chunk: int) -> str:
+def config_key(cell: SweepCell, chunk: int) -> str:
     return f"{cell.gpu}-{hashlib.sha256(cell.question.encode()).hexdigest()[:8]}-{chunk}"
 
 
-def cells(sweep: Sweep) -> tuple[Cell, ...]:
+def expand_cells(sweep: Sweep) -> tuple[SweepCell, ...]:
     """Every combination of the axes that is not excluded. Raises `ConfigError` if none is left."""
     names = [GPU, *(name for name in sweep.axes if name != GPU)]
     excluded = [{name: text_of(value) for name, value in entry.items()} for entry in sweep.exclude]
     axes = [[text_of(value) for value in sweep.axes[name]] for name in names]
-    found = []
+    cell_list = []
     for values in itertools.product(*axes):
         point = dict(zip(names, values, strict=True))
         if any(all(point[name] == value for name, value in entry.items()) for entry in excluded):
             continue
         settings = tuple((name, value) for name, value in point.items() if name not in (GPU, WORKLOAD))
         workload = str(json.loads(point[WORKLOAD])) if point.get(WORKLOAD, "").startswith('"') else point.get(WORKLOAD)
-        found.append(Cell(point[GPU].lower(), settings, workload or ""))
-    if not found:
+        cell_list.append(SweepCell(point[GPU].lower(), settings, workload or ""))
+    if not cell_list:
         raise ConfigError("the sweep has no cell: everything is excluded", hint="remove an entry from `exclude`")
-    return tuple(found)
+    return tuple(cell_list)
 
 
-def chunks(cases: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
+def chunk_cases(cases: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
     """The cases in pieces of at most `most`. A single piece is returned as the empty tuple, which means all cases; it
     is the result if `most` is 0 or no fewer than the number of cases."""
     if not most or len(cases) <= most:
@@ -92,10 +92,10 @@ def chunks(cases: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(cases[at : at + most]) for at in range(0, len(cases), most))
 
 
-def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Child, ...]:
+def expand_children(sweep: Sweep, cases_of: Callable[[SweepCell], Sequence[str]]) -> tuple[Child, ...]:
     """The list of children. `cases_of` returns the case ids of a cell's configuration that are known before it runs.
     Raises `ConfigError` if the list is empty or longer than `MOST_CHILDREN`."""
-    pieces = {cell: chunks(cases_of(cell), sweep.cases_per_child) for cell in cells(sweep)}
+    pieces = {cell: chunk_cases(cases_of(cell), sweep.cases_per_child) for cell in expand_cells(sweep)}
     total = sweep.repeats * sum(len(found) for found in pieces.values())
     if total > MOST_CHILDREN:
         raise ConfigError(
@@ -113,16 +113,16 @@ def expand(sweep: Sweep, cases_of: Callable[[Cell], Sequence[str]]) -> tuple[Chi
     return tuple(Child(index, *entry[1:]) for index, entry in enumerate(entries))
 
 
-def _shuffled(seed: int, repeat: int, cell: Cell, chunk: int) -> str:
+def _shuffled(seed: int, repeat: int, cell: SweepCell, chunk: int) -> str:
     """A pseudo-random sort key that depends on the seed. It is the same on every GPU, so that a row of the table is
     filled at once."""
     return hashlib.sha256(f"{seed}/{repeat}/{cell.question}/{chunk}".encode()).hexdigest()
 
 
-def document(children: Sequence[Child]) -> dict[str, Any]:
+def children_document(children: Sequence[Child]) -> dict[str, Any]:
     """The list as JSON data, with each cell and each chunk written once."""
-    numbers: dict[Cell, int] = {}
-    pieces: dict[tuple[Cell, int], tuple[str, ...]] = {}
+    numbers: dict[SweepCell, int] = {}
+    pieces: dict[tuple[SweepCell, int], tuple[str, ...]] = {}
     for child in children:
         numbers.setdefault(child.cell, len(numbers))
         pieces[(child.cell, child.chunk)] = child.cases
@@ -133,7 +133,9 @@ def document(children: Sequence[Child]) -> dict[str, Any]:
     }
 
 
-def _cells(numbers: Mapping[Cell, int], pieces: Mapping[tuple[Cell, int], tuple[str, ...]]) -> list[dict[str, Any]]:
+def _cells(
+    numbers: Mapping[SweepCell, int], pieces: Mapping[tuple[SweepCell, int], tuple[str, ...]]
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"gpu": cell.gpu, "workload": cell.workload, "settings": [list(pair) for pair in cell.settings], "chunks": {}}
         for cell in numbers
@@ -143,7 +145,7 @@ def _cells(numbers: Mapping[Cell, int], pieces: Mapping[tuple[Cell, int], tuple[
     return found
 
 
-def read(data: Any) -> tuple[Child, ...]:
+def read_children(data: Any) -> tuple[Child, ...]:
     """The list of children in a document. Raises `ValueError` if it is not valid."""
     try:
         of_schema(data)
@@ -153,9 +155,9 @@ def read(data: Any) -> tuple[Child, ...]:
 
 
 def _read(data: Any) -> Iterator[Child]:
-    found = [
+    cell_list = [
         (
-            Cell(
+            SweepCell(
                 str(one["gpu"]), tuple((str(key), str(value)) for key, value in one["settings"]), str(one["workload"])
             ),
             {int(chunk): tuple(str(case) for case in cases) for chunk, cases in one["chunks"].items()},
@@ -164,10 +166,10 @@ def _read(data: Any) -> Iterator[Child]:
     ]
     if len(data["children"]) > MOST_CHILDREN:
         raise ValueError("more children than a fleet can have")
-    for cell, pieces in found:
+    for cell, pieces in cell_list:
         text = "".join((cell.title, *itertools.chain(*pieces.values())))
-        if lookup(cell.gpu) is None or words(cell.gpu) != cell.gpu or words(text, len(text)) != text:
+        if find_gpu(cell.gpu) is None or clean_line(cell.gpu) != cell.gpu or clean_line(text, len(text)) != text:
             raise ValueError("a cell that no sweep has")
     for index, (number, repeat, chunk) in enumerate(data["children"]):
-        cell, pieces = found[int(number)]
+        cell, pieces = cell_list[int(number)]
         yield Child(index, cell, int(repeat), int(chunk), pieces[int(chunk)])

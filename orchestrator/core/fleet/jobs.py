@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import job_name
-from orchestrator.core.text import document, words
+from orchestrator.core.text import clean_line, parse_document
 
 # Claims: by creating an object a machine takes an attempt of a child. Of two machines that try, one succeeds, and no
 # clock is involved. A scheduler may start a child twice (a controller that lost its memory does). Each start is a
@@ -24,7 +24,7 @@ ATTEMPTS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SlotClaim:
     """The document that a machine writes when it takes an attempt of a child."""
 
     child: int
@@ -37,14 +37,19 @@ class Claim:
         return json.dumps({"schema": 1, **asdict(self)}, sort_keys=True).encode()
 
 
-def parse(data: bytes) -> Claim | None:
+def parse_claim(data: bytes) -> SlotClaim | None:
     """The claim in an object, or None if it is not valid. A machine wrote it, so nothing else is taken from it."""
     try:
-        found = document(data)
-        child, attempt = found["child"], found["attempt"]
+        claim_document = parse_document(data)
+        child, attempt = claim_document["child"], claim_document["attempt"]
         if type(child) is not int or type(attempt) is not int or child < 0 or not 1 <= attempt <= ATTEMPTS:
             return None
-        return Claim(child, attempt, words(str(found["machine"]), 100), words(str(found.get("at", "")), 40))
+        return SlotClaim(
+            child,
+            attempt,
+            clean_line(str(claim_document["machine"]), 100),
+            clean_line(str(claim_document.get("at", "")), 40),
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -137,7 +142,7 @@ class ChildSeen:
     reports."""
 
 
-def cut(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:
+def split_into_jobs(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:
     """Divides children into jobs. A job has one GPU, one workload and at most `most` children, in the order of the
     plan. Jobs are in the order of the first appearance of their GPU and workload. Raises `ValueError` if `most` is
     below 1."""

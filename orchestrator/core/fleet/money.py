@@ -86,17 +86,17 @@ class JobCost:
         return math.ceil(self.children / self.machines) * self.child_s if self.machines else 0
 
 
-def hold(jobs: Sequence[JobCost]) -> Decimal:
+def worst_case_usd(jobs: Sequence[JobCost]) -> Decimal:
     """The worst case of a fleet in dollars."""
     return sum((job.hold for job in jobs), Decimal(0))
 
 
-def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, float]) -> dict[str, int]:
+def divide_machines(parallel: int, children: Mapping[str, int], shares: Mapping[str, float]) -> dict[str, int]:
     """The number of machines of each GPU: its share of `parallel`, or an even part of what the shares leave. It is at
     least 1 and at most the GPU's number of children."""
-    others = [gpu for gpu in children if gpu not in shares]
-    rest = max(0.0, 1 - sum(shares.get(gpu, 0.0) for gpu in children))
-    parts = {gpu: shares.get(gpu, rest / len(others) if others else 0.0) for gpu in children}
+    other_gpus = [gpu for gpu in children if gpu not in shares]
+    share_left = max(0.0, 1 - sum(shares.get(gpu, 0.0) for gpu in children))
+    parts = {gpu: shares.get(gpu, share_left / len(other_gpus) if other_gpus else 0.0) for gpu in children}
     return {
         gpu: max(1, min(count, math.floor(parallel * parts[gpu] + 1e-9)))
         for gpu, count in children.items()
@@ -107,5 +107,5 @@ def divide(parallel: int, children: Mapping[str, int], shares: Mapping[str, floa
 def machines_within(dollars: Decimal, jobs: Sequence[JobCost]) -> int:
     """How many of the machines that `jobs` ask for fit into `dollars`, if each job gets the same fraction of its
     machines."""
-    machines, worst = sum(job.machines for job in jobs), hold(jobs)
+    machines, worst = sum(job.machines for job in jobs), worst_case_usd(jobs)
     return machines if worst <= dollars else math.floor(machines * Fraction(dollars) / Fraction(worst))

@@ -63,7 +63,7 @@ def control_object(fleet: str) -> str:
     return f"{fleet_prefix(fleet)}control.json"
 
 
-def shard(index: int) -> str:
+def shard_digit(index: int) -> str:
     """The digit under which a child's line is stored."""
     return hashlib.sha256(str(index).encode()).hexdigest()[0]
 
@@ -73,7 +73,7 @@ def lines_prefix(fleet: str, digit: str) -> str:
 
 
 def line_object(fleet: str, index: int) -> str:
-    return f"{lines_prefix(fleet, shard(index))}{index}.json"
+    return f"{lines_prefix(fleet, shard_digit(index))}{index}.json"
 
 
 def rows_prefix(fleet: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from orchestrator.core.fleet.jobs import JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.sweep import Cluster
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
 SLACK_S: Final = 180
 """Seconds added to the child's own deadline: `--time` has a resolution of a minute, and TERM may come a minute
@@ -25,7 +25,7 @@ DEFAULT_ARRAY: Final = 1001
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SlurmTask:
     """One line of squeue: the array task of one child."""
 
     job: str
@@ -109,22 +109,22 @@ def squeue(names: Sequence[str]) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", f"--format={FORMAT}")
 
 
-def scancel(job: str, found: Iterable[Task]) -> tuple[str, ...]:
+def scancel(job: str, found: Iterable[SlurmTask]) -> tuple[str, ...]:
     """The command that ends these tasks if they belong to `job`: a controller that died may have reused their ids."""
     return ("scancel", "--quiet", f"--name={job}", *(f"{task.id}_{task.place}" for task in found))
 
 
-def tasks(text: str) -> tuple[Task, ...]:
+def parse_tasks(text: str) -> tuple[SlurmTask, ...]:
     """The tasks in the output of squeue. Lines in another format are left out."""
-    found = []
+    task_list = []
     for line in text.splitlines():
         cells = line.strip().split("|")
         if len(cells) != len(FORMAT.split("|")):
             continue
         name, number, place, state, reason, node = cells
         if place.isdecimal():
-            found.append(Task(name, number, int(place), state, words(reason, 200), words(node, 100)))
-    return tuple(found)
+            task_list.append(SlurmTask(name, number, int(place), state, clean_line(reason, 200), clean_line(node, 100)))
+    return tuple(task_list)
 
 
 def sinfo(nodes: Iterable[str]) -> tuple[str, ...]:
@@ -139,11 +139,11 @@ def not_answering(text: str) -> frozenset[str]:
 
 def max_array(text: str) -> int:
     """How many tasks an array may have, from the output of `scontrol show config`; the default if it does not say."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else DEFAULT_ARRAY
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else DEFAULT_ARRAY
 
 
-def status(name: str, seen: Iterable[Task]) -> JobStatus:
+def job_status(name: str, seen: Iterable[SlurmTask]) -> JobStatus:
     """The status of one job, from all its tasks."""
     listed = [task for task in seen if task.job == name]
     pending = sum(task.queued for task in listed)

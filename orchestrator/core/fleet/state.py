@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.jobs import ATTEMPTS
-from orchestrator.core.text import count, words
+from orchestrator.core.text import clean_line, count
 
 State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]
 """The states of a child; a later one wins over an earlier one. `lost`: its machine is gone, and it is tried again;
@@ -50,7 +50,7 @@ class ChildLine:
         return self.state in OVER
 
 
-def encode(line: ChildLine) -> dict[str, str]:
+def encode_line(line: ChildLine) -> dict[str, str]:
     """The line as object metadata: printable ASCII of bounded length."""
     return {
         "v": "1",
@@ -67,7 +67,7 @@ def encode(line: ChildLine) -> dict[str, str]:
     }
 
 
-def decode(metadata: Mapping[str, str]) -> ChildLine | None:
+def decode_line(metadata: Mapping[str, str]) -> ChildLine | None:
     """The line in `metadata`; None if it is not valid. Its texts are bounded and made harmless."""
     state = metadata.get("state", "")
     done, _, total = metadata.get("cases", "0/0").partition("/")
@@ -80,19 +80,19 @@ def decode(metadata: Mapping[str, str]) -> ChildLine | None:
     known_state = next((one for one in STATES if one == state), None)
     if known_state is None or any(not 0 <= number < 10**9 for number in numbers) or not usd.is_finite() or usd < 0:
         return None
-    names = tuple(words(name, 100) for name in metadata.get("failed-on", "").split(",") if name)
+    names = tuple(clean_line(name, 100) for name in metadata.get("failed-on", "").split(",") if name)
     return ChildLine(
         child=numbers[0],
         state=known_state,
         attempt=numbers[1],
-        machine=words(metadata.get("machine", ""), 100),
+        machine=clean_line(metadata.get("machine", ""), 100),
         cases_done=numbers[2],
         cases_total=numbers[3],
         usd=usd,
         seconds=numbers[4],
-        reason=words(metadata.get("reason", ""), REASON),
+        reason=clean_line(metadata.get("reason", ""), REASON),
         failed_on=names,
-        device=words(metadata.get("device", ""), 100),
+        device=clean_line(metadata.get("device", ""), 100),
     )
 
 
@@ -103,15 +103,15 @@ def _ascii(text: str, most: int) -> str:
 MEASURED: Final = frozenset(("wrong", "stored"))
 
 
-def rank(line: ChildLine) -> tuple[bool, int, int, str, str, str]:
+def line_rank(line: ChildLine) -> tuple[bool, int, int, str, str, str]:
     """The sort key of lines of one child: a measured state first, then the attempt, then the state; the rest breaks
     ties."""
     return line.state in MEASURED, line.attempt, STATES.index(line.state), line.machine, line.reason, line.device
 
 
-def merge(one: ChildLine, other: ChildLine) -> ChildLine:
+def merge_lines(one: ChildLine, other: ChildLine) -> ChildLine:
     """One line with what both lines know of a child. The operation is associative, commutative and idempotent."""
-    later = max(one, other, key=rank)
+    later = max(one, other, key=line_rank)
     return replace(
         later,
         cases_done=max(one.cases_done, other.cases_done),
@@ -156,13 +156,13 @@ class FleetState:
         return found
 
 
-def fold(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:
+def fold_fleet(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:
     """The state of the fleet. Lines with the number of a child that it does not have are left out."""
     merged: dict[int, ChildLine] = {}
     for line in lines:
         if line.child < len(children):
             earlier = merged.get(line.child)
-            merged[line.child] = line if earlier is None else merge(earlier, line)
+            merged[line.child] = line if earlier is None else merge_lines(earlier, line)
     return FleetState(tuple(children), merged)
 
 
@@ -181,7 +181,7 @@ TOO_MANY: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryVerdict:
     """What a fleet must do now."""
 
     again: tuple[int, ...]
@@ -192,7 +192,7 @@ class Verdict:
     """Why nothing more is started; empty: the fleet goes on."""
 
 
-def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINES) -> Verdict:
+def judge_retry(state: FleetState, *, persisted: bool = False, machines: int = MACHINES) -> RetryVerdict:
     """Applies the rules above. `persisted`: a person has resumed the fleet after a pause, so that its first failures do
     not stop it again. `machines`: the number of machines that exist."""
     failed_on: dict[str, set[str]] = {}
@@ -221,7 +221,7 @@ def judge(state: FleetState, *, persisted: bool = False, machines: int = MACHINE
                 given_up[child.index] = f"tried {count(line.attempt, 'time')}: {line.reason}"
             else:
                 again.append(child.index)
-    return Verdict(tuple(again), given_up, "" if persisted else _pause(state))
+    return RetryVerdict(tuple(again), given_up, "" if persisted else _pause(state))
 
 
 def _pause(state: FleetState) -> str:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from orchestrator.core import yamltext
-from orchestrator.core.config.explain import explain
+from orchestrator.core.config.explain import explain_errors
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import LOCAL, parse_target
-from orchestrator.core.market.catalog import GPU_NAMES, lookup
-from orchestrator.core.market.catalog import unknown as not_rented
+from orchestrator.core.market.catalog import GPU_NAMES, find_gpu
+from orchestrator.core.market.catalog import unknown_gpu_message as not_rented
 
 EngineName = Literal["cloud", "slurm", "batch", "hosts"]
 GPU = "gpu"
@@ -118,7 +118,7 @@ class Sweep(BaseModel):
         if not gpus:
             raise ValueError(f"axes.gpu is required; of: {', '.join(GPU_NAMES)}")
         for gpu in gpus:
-            if lookup(gpu) is None:
+            if find_gpu(gpu) is None:
                 raise ValueError(not_rented(gpu))
         for axis, values in self.axes.items():
             texts = [text_of(value) for value in values]
@@ -151,63 +151,63 @@ class Sweep(BaseModel):
 
 def text_of(value: Any) -> str:
     """A value as YAML text that reads back as the same value. Text is quoted only if it would read as another type."""
-    if isinstance(value, str) and yamltext.scalar(value) == value and value.strip() == value and value:
+    if isinstance(value, str) and yamltext.read_scalar(value) == value and value.strip() == value and value:
         return value
     return json.dumps(value, sort_keys=True)
 
 
-def parse(text: str, *, source: str, overrides: Mapping[str, Any] | None = None) -> Sweep:
+def parse_sweep(text: str, *, source: str, overrides: Mapping[str, Any] | None = None) -> Sweep:
     """The sweep in YAML `text`. `overrides` are fields that a command's options set. Raises `ConfigError` with every
     problem, one on each line."""
-    document = yamltext.read(text)
+    document = yamltext.read_yaml(text)
     problems = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in document.problems]
     data = document.data
     if not problems and not isinstance(data, dict):
         problems.append(f"{source}: expected keys and values, such as `axes: {{gpu: [l4, t4]}}`")
     if not problems:
         try:
-            found = Sweep.model_validate({**data, **(overrides or {})})
-            problems = [f"{source}: {what}" for what in _mistakes(found)]
+            sweep = Sweep.model_validate({**data, **(overrides or {})})
+            problems = [f"{source}: {what}" for what in _mistakes(sweep)]
             if not problems:
-                return found
+                return sweep
         except ValidationError as error:
-            for path, what in explain(error, Sweep):
+            for path, what in explain_errors(error, Sweep):
                 line = document.line(path)
                 where = f"{source}:{line}" if line else source
-                problems.append(f"{where}: {yamltext.dotted(path) + ': ' if path else ''}{what}")
+                problems.append(f"{where}: {yamltext.dotted_path(path) + ': ' if path else ''}{what}")
     raise ConfigError("\n".join(problems), hint="docs/fleets.md explains every key of a sweep")
 
 
 def _mistakes(sweep: Sweep) -> list[str]:
     """The mistakes in a sweep that is valid but surely meant otherwise. A stored fleet is not checked for them."""
-    found = []
+    mistakes = []
     for entry in sweep.exclude:
         for axis, value in entry.items():
             values = [text_of(one) for one in sweep.axes[axis]]
             if text_of(value) not in values:
-                found.append(f"exclude: {axis} is never {text_of(value)}; it is {', '.join(values)}")
+                mistakes.append(f"exclude: {axis} is never {text_of(value)}; it is {', '.join(values)}")
     if twice := sorted(name for name, count in Counter(sweep.hosts).items() if count > 1):
-        found.append(f"hosts has {', '.join(twice)} twice: a host measures one child at a time")
+        mistakes.append(f"hosts has {', '.join(twice)} twice: a host measures one child at a time")
     for key, name in (("slurm.login", sweep.slurm.login), *(("hosts", host) for host in sweep.hosts)):
         try:
             parse_target(name or LOCAL)
         except ConfigError as error:
-            found.append(f"{key}: {error}")
-    return found
+            mistakes.append(f"{key}: {error}")
+    return mistakes
 
 
 def of_flags(gpus: Sequence[str], settings: Sequence[str], fields: Mapping[str, Any]) -> Sweep:
     """The sweep of `--gpu l4,t4 --set measure.cache=cold,warm`, and of other options as `fields`."""
-    axes: dict[str, list[Any]] = {GPU: [name.strip().lower() for text in gpus for name in split(text)]}
+    axes: dict[str, list[Any]] = {GPU: [name.strip().lower() for text in gpus for name in split_at_commas(text)]}
     for setting in settings:
         key, equals, values = setting.partition("=")
         if not equals or not key.strip() or not values.strip():
             raise ConfigError(f"--set {setting}: expected key.path=a,b", hint="such as --set measure.cache=cold,warm")
-        axes[key.strip()] = [yamltext.scalar(value.strip()) for value in split(values)]
-    return parse("{}", source="the options", overrides={**fields, "axes": axes})
+        axes[key.strip()] = [yamltext.read_scalar(value.strip()) for value in split_at_commas(values)]
+    return parse_sweep("{}", source="the options", overrides={**fields, "axes": axes})
 
 
-def split(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Splits at commas outside brackets: `[a, b],c` has two parts. Empty parts are left out."""
     parts, depth, start = [], 0, 0
     for at, char in enumerate(text):

@@ -42,7 +42,7 @@ passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GpuModeTask:
     """The contents of `task.yml`. `cases` are measured and `tests` are only checked, both without their public seeds.
     `files` are paths relative to the problem's folder, by the names under which its modules import them. `notes` say
     what is not used."""
@@ -59,7 +59,7 @@ class Task:
         return tuple(case_id(case) for case in self.cases)
 
 
-def task(text: str, file: str) -> Task:
+def parse_task(text: str, file: str) -> GpuModeTask:
     """The task in `text`. Raises `ConfigError` with file and line."""
     description = Description.read(text, file, HINT, KEYS)
     lang = description.text("lang", "py")
@@ -83,7 +83,7 @@ def task(text: str, file: str) -> Task:
     cases, repeated = _distinct(full["benchmarks"], [])
     tests, tested = _distinct(full["tests"], cases)
     _unique_ids(description, (*cases, *tests))
-    return Task(
+    return GpuModeTask(
         cases,
         tests,
         _files(description),
@@ -184,7 +184,7 @@ class Submissions:
     templates: tuple[str, ...]
 
 
-def find_submissions(sources: Mapping[str, str], task: Task) -> Submissions:
+def find_submissions(sources: Mapping[str, str], task: GpuModeTask) -> Submissions:
     """Return the submissions among `sources` (Python texts by their paths in the folder): files that define
     `custom_kernel` and are none of the problem's own files. There may be none; then `ref_kernel` is measured alone.
     Raises `ConfigError` if a source is not valid Python, or if the reference is not of this form."""
@@ -220,7 +220,7 @@ def _is_stub(node: ast.stmt) -> bool:
     )
 
 
-def as_json(task: Task, paths: Sequence[str], name: str) -> dict[str, Any]:
+def as_json(task: GpuModeTask, paths: Sequence[str], name: str) -> dict[str, Any]:
     """Return the problem as JSON data for the machine that measures. A submission has the name of its file; if two
     files have the same name, or one has the baseline's, the names include their folders. Raises `ConfigError` if two
     names are equal even so."""

@@ -19,7 +19,7 @@ Wrong = Callable[[str, str], ConfigError]
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class WorkloadNeeds:
     """What a workload needs. `pip` has requirements, and names of wheel files beside the workload. `apt` has packages.
     `build` is a line for /bin/sh, and `build_limit_s` its time limit in seconds."""
 
@@ -46,10 +46,10 @@ class Needs:
         return {"schema": 1, **asdict(self)}
 
 
-NOTHING: Final = Needs()
+NOTHING: Final = WorkloadNeeds()
 
 
-def needs(values: Mapping[str, Any], wrong: Wrong) -> Needs:
+def parse_needs(values: Mapping[str, Any], wrong: Wrong) -> WorkloadNeeds:
     """The needs in a workload's `values`, under the keys `KEYS`. Raises the error that `wrong` makes if one is
     invalid."""
     pip = _words(values, "requirements", '["triton>=3"]', wrong)
@@ -70,7 +70,7 @@ def needs(values: Mapping[str, Any], wrong: Wrong) -> Needs:
         raise wrong(
             f"build_limit_s must be a number of seconds up to {LONGEST_LIMIT_S:g}, not {limit!r}", "build_limit_s"
         )
-    return Needs(pip, apt, build, float(limit))
+    return WorkloadNeeds(pip, apt, build, float(limit))
 
 
 def _words(values: Mapping[str, Any], key: str, example: str, wrong: Wrong) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core import yamltext
-from orchestrator.core.forms.needs import NOTHING, Needs, needs
+from orchestrator.core.forms.needs import NOTHING, WorkloadNeeds, parse_needs
 from orchestrator.core.forms.reading import Description
 
 FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine", "csv")
@@ -32,17 +32,17 @@ class Program:
     build_limit_s: float
     limit_s: float
     implementation: str = ""
-    needs: Needs = NOTHING
+    needs: WorkloadNeeds = NOTHING
     """Packages only: the program is built by `build`, in a phase of its own."""
 
 
 def is_program(text: str) -> bool:
     """Whether a YAML document describes a program and is not the configuration of a run."""
-    data = yamltext.read(text).data
+    data = yamltext.read_yaml(text).data
     return isinstance(data, dict) and "command" in data and "gpu" not in data
 
 
-def program(text: str, file: str) -> Program:
+def parse_program(text: str, file: str) -> Program:
     """The program that `text` describes. Raises `ConfigError` with file and line."""
     description = Description.read(text, file, HINT, KEYS)
     kind = description.text("format")
@@ -59,7 +59,7 @@ def program(text: str, file: str) -> Program:
         build_limit_s=description.positive("build_limit_s", 300),
         limit_s=description.positive("limit_s", 600),
         implementation=_implementation(description),
-        needs=needs(
+        needs=parse_needs(
             {key: description.data[key] for key in ("requirements", "apt") if key in description.data},
             description.wrong,
         ),

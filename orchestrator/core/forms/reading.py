@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from orchestrator.core import yamltext
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.market.catalog import closest
+from orchestrator.core.market.catalog import closest_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Description:
     file: str
     hint: str
     data: Mapping[str, Any]
-    document: yamltext.Document
+    document: yamltext.YamlDocument
 
     @classmethod
     def read(cls, text: str, file: str, hint: str, known: Sequence[str]) -> Description:
         """The description in `text`. Raises `ConfigError` if it is not a mapping, or has a key that is not in
         `known`."""
-        document = yamltext.read(text)
+        document = yamltext.read_yaml(text)
         for line, key, what in document.problems:
             raise ConfigError(f"{file}:{line}: {f'{key}: ' if key else ''}{what}", hint=hint)
         if not isinstance(document.data, dict):
@@ -36,7 +36,7 @@ class Description:
         description = cls(file, hint, document.data, document)
         for key in document.data:
             if key not in known:
-                near = closest(str(key), known)
+                near = closest_word(str(key), known)
                 suggestion = f"; did you mean {near}?" if near else f"; there are {', '.join(known)}"
                 raise description.wrong(f"unknown key {key}{suggestion}", str(key))
         return description

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.ledger.budget import WINDOWS, ZERO, Caps, Ledger, Window, binding, exposure, key_of
+from orchestrator.core.ledger.budget import WINDOWS, ZERO, Caps, Ledger, Window, key_of, lower_caps, window_exposure
 
 THRESHOLDS: Final = (50, 80, 100)
 SAYING: Final = timedelta(minutes=2)
@@ -75,7 +75,7 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
     cost more than its hold. Each window is checked against every cap that a client applies to it."""
     due: list[Alert] = []
     for window, cap in _caps_in_force(ledger, caps, now):
-        exposed = exposure(ledger, window, now)
+        exposed = window_exposure(ledger, window, now)
         reached = [
             threshold for threshold in THRESHOLDS if exposed.spent > 0 and exposed.spent * 100 >= cap * threshold
         ]
@@ -91,16 +91,16 @@ def alerts_due(ledger: Ledger, caps: Caps, now: datetime) -> tuple[Alert, ...]:
 
 def _caps_in_force(ledger: Ledger, caps: Caps, now: datetime) -> Iterator[tuple[Window, Decimal]]:
     """(window, cap) for each cap on each window: the client's own or the bucket's, and the caps of the holds in it."""
-    binding_caps = binding(ledger, caps)
+    binding_caps = lower_caps(ledger, caps)
     for window in WINDOWS[1:]:
         key = key_of(window, now)
-        others = {
+        caps_in_force = {
             entry.caps[window]
             for entry in ledger.runs.values()
             if window in entry.caps and not entry.pretend and key_of(window, entry.held_at) == key
         }
         own_cap = binding_caps.of(window)
-        for cap in sorted(others | ({own_cap} if own_cap is not None else set())):
+        for cap in sorted(caps_in_force | ({own_cap} if own_cap is not None else set())):
             yield window, cap
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
+from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry, with_run
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 
 REBUILT: Final = "rebuilt"
@@ -31,7 +31,7 @@ class NotArmed:
     by: str = ""
 
 
-def arm(
+def arm_request(
     ledger: Ledger, run_id: str, attempt: int, by: str, now: datetime, patience_s: float, worst: Decimal = ZERO
 ) -> Ledger | NotArmed:
     """The ledger with a note that the client `by` is about to request machine number `attempt`, or why it must not.
@@ -66,7 +66,7 @@ def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patienc
     return entry.attempt <= attempt and not forgotten
 
 
-def abandoned_from(entry: Entry, insert_limit_s: float, *, asked: bool) -> datetime:
+def abandoned_from(entry: LedgerEntry, insert_limit_s: float, *, asked: bool) -> datetime:
     """When whoever took the hold can no longer be about to request a machine under it, and, if one may have been
     `asked` for, none of them can still be within its deadline. `insert_limit_s`: the seconds that a client may need to
     request one."""
@@ -75,7 +75,7 @@ def abandoned_from(entry: Entry, insert_limit_s: float, *, asked: bool) -> datet
     return begun + timedelta(seconds=insert_limit_s + lasts_s) + MARGIN
 
 
-def _fresh(entry: Entry, now: datetime, patience_s: float) -> bool:
+def _fresh(entry: LedgerEntry, now: datetime, patience_s: float) -> bool:
     """Whether the client that armed the hold may still be about to request its machine. If this client's clock is
     behind that client's, the answer is yes."""
     return entry.armed_at is not None and (now - entry.armed_at).total_seconds() < patience_s

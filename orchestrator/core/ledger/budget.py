@@ -24,16 +24,16 @@ from orchestrator.core.ledger.document import (
     ArchivedMonth,
     Caps,
     Cost,
-    Entry,
     Ledger,
+    LedgerEntry,
     LedgerMissing,
     LedgerUnreadable,
     SharedCaps,
     Window,
-    counted,
+    counted_costs,
     key_of,
     with_run,
-    without,
+    without_run,
 )
 from orchestrator.core.naming import run_of
 
@@ -44,7 +44,7 @@ GRACE: Final = timedelta(days=7)
 """A month is archived once this much of the next month has passed, so that late changes still find its last entries."""
 
 
-def compact(ledger: Ledger, now: datetime) -> Ledger:
+def compact_ledger(ledger: Ledger, now: datetime) -> Ledger:
     """The ledger with the settled entries of past months replaced by one sum for each month. This changes no exposure
     of a current window. Simulated dollars of past months are dropped."""
     before = key_of("month", now - GRACE)
@@ -60,7 +60,7 @@ def compact(ledger: Ledger, now: datetime) -> Ledger:
     archive = dict(ledger.archive)
     additions = [(entry.held_at, entry.spent, key) for key, entry in settled.items() if not entry.pretend]
     additions += [
-        (cost.at, cost.usd, "") for name, cost in counted(ledger).items() if name in costs and not cost.pretend
+        (cost.at, cost.usd, "") for name, cost in counted_costs(ledger).items() if name in costs and not cost.pretend
     ]
     for at, amount, key in additions:
         month, day = key_of("month", at), key_of("day", at)
@@ -84,7 +84,7 @@ def compact(ledger: Ledger, now: datetime) -> Ledger:
     )
 
 
-def corrected(ledger: Ledger, run_id: str, actual: Decimal) -> Ledger:
+def correct_archived(ledger: Ledger, run_id: str, actual: Decimal) -> Ledger:
     """The ledger after a run of an archived month turned out to cost more: the difference is added to its month and
     day."""
     for name, month in ledger.archive.items():
@@ -116,9 +116,34 @@ def _is_current(alert_id: str, before: str, archived: Collection[str]) -> bool:
 
 
 __all__ = [
-    "WINDOWS", "ZERO", "Approved", "ArchivedMonth", "Caps", "Cost", "Entry", "Exposure", "Ledger", "LedgerMissing",
-    "LedgerUnreadable", "Refused", "SharedCaps", "Window", "add_cost", "authorize", "binding", "compact", "counted",
-    "exposure", "headroom", "hold", "key_of", "set_caps", "settle", "take_back", "with_run", "without",
+    "WINDOWS",
+    "ZERO",
+    "Approved",
+    "ArchivedMonth",
+    "Caps",
+    "Cost",
+    "Exposure",
+    "HoldRefused",
+    "Ledger",
+    "LedgerEntry",
+    "LedgerMissing",
+    "LedgerUnreadable",
+    "SharedCaps",
+    "Window",
+    "add_cost",
+    "authorize",
+    "compact_ledger",
+    "counted_costs",
+    "headroom",
+    "hold",
+    "key_of",
+    "lower_caps",
+    "set_caps",
+    "settle",
+    "take_back",
+    "window_exposure",
+    "with_run",
+    "without_run",
 ]  # fmt: skip
 KEPT_CAPS = 20
 """How many earlier caps of the bucket stay on record."""
@@ -145,7 +170,7 @@ class Approved:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class HoldRefused:
     """The hold does not fit into `window`. If several windows are too small, this is the one that lacks most."""
 
     window: Window
@@ -167,7 +192,7 @@ class Refused:
         return f"raise the cap with --set budget.{key}=USD, shorten the run with --set run.max_minutes=N, or wait"
 
 
-def binding(ledger: Ledger, caps: Caps) -> Caps:
+def lower_caps(ledger: Ledger, caps: Caps) -> Caps:
     """The lower of the client's own cap and the bucket's cap, for each window."""
 
     def lower(window: Window) -> Decimal | None:
@@ -183,7 +208,9 @@ def set_caps(ledger: Ledger, caps: SharedCaps) -> Ledger:
     return ledger.model_copy(update={"caps": caps, "earlier_caps": earlier})
 
 
-def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "", pretend: bool = False) -> Exposure:
+def window_exposure(
+    ledger: Ledger, window: Window, now: datetime, *, run_id: str = "", pretend: bool = False
+) -> Exposure:
     """What is spent and held in the `window` that contains `now`; for the window `run`, by `run_id`. Real dollars are
     counted, or simulated ones if `pretend` is true."""
     if window == "run":
@@ -192,7 +219,7 @@ def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "",
     key = key_of(window, now)
     runs = [e for e in ledger.runs.values() if e.pretend is pretend and key_of(window, e.held_at) == key]
     spent, held = sum((entry.spent for entry in runs), ZERO), sum((entry.held for entry in runs), ZERO)
-    costs = [cost for cost in counted(ledger).values() if cost.pretend is pretend]
+    costs = [cost for cost in counted_costs(ledger).values() if cost.pretend is pretend]
     spent += sum((cost.usd for cost in costs if key_of(window, cost.at) == key), ZERO)
     if pretend:
         return Exposure(spent, held)
@@ -206,7 +233,7 @@ def exposure(ledger: Ledger, window: Window, now: datetime, *, run_id: str = "",
 
 def authorize(
     ledger: Ledger, caps: Caps, ceiling: Decimal, now: datetime, *, run_id: str = "", pretend: bool = False
-) -> Approved | Refused:
+) -> Approved | HoldRefused:
     """Whether a run that can cost at most `ceiling` dollars fits under every cap of the client and of the bucket. If
     the run `run_id` already has a hold, only the difference must fit, in the windows of its first hold. A resumption
     (`hold_key`) is charged to the day on which it is made; in the window `run` it counts with all that the run cost
@@ -214,19 +241,19 @@ def authorize(
     present_hold = ledger.runs.get(run_id)
     at, already = (present_hold.held_at, present_hold.held) if present_hold else (now, ZERO)
     headroom: dict[str, Decimal] = {}
-    refusals: list[Refused] = []
+    refusals: list[HoldRefused] = []
     shared = ledger.caps.caps() if ledger.caps else Caps()
     for window in WINDOWS:
-        cap = binding(ledger, caps).of(window)
+        cap = lower_caps(ledger, caps).of(window)
         if cap is None:
             continue
-        exposed = exposure(ledger, window, at, run_id=run_id, pretend=pretend)
-        left = cap - (exposed.total - already) - ceiling
-        headroom[window] = left
-        if left < 0:
+        exposed = window_exposure(ledger, window, at, run_id=run_id, pretend=pretend)
+        image_amounts = cap - (exposed.total - already) - ceiling
+        headroom[window] = image_amounts
+        if image_amounts < 0:
             is_own_cap = cap == caps.of(window) or cap != shared.of(window)
             set_by = "" if is_own_cap or ledger.caps is None else ledger.caps.by
-            refusals.append(Refused(window, cap, exposed.spent, exposed.held, ceiling, -left, set_by))
+            refusals.append(HoldRefused(window, cap, exposed.spent, exposed.held, ceiling, -image_amounts, set_by))
     if refusals and ceiling > 0:  # what costs nothing fits into a window that is full
         return max(refusals, key=lambda refused: (refused.short_by, -WINDOWS.index(refused.window)))
     return Approved(hold=ceiling, headroom=headroom)
@@ -234,13 +261,13 @@ def authorize(
 
 def headroom(ledger: Ledger, caps: Caps, now: datetime, *, pretend: bool = False) -> tuple[Decimal, Window] | None:
     """(the most dollars that a new run may hold, the window that limits it); None if no window has a cap."""
-    caps_in_force = binding(ledger, caps)
-    left = [
-        (cap - exposure(ledger, window, now, pretend=pretend).total, window)
+    caps_in_force = lower_caps(ledger, caps)
+    headroom_usd = [
+        (cap - window_exposure(ledger, window, now, pretend=pretend).total, window)
         for window in WINDOWS
         if (cap := caps_in_force.of(window)) is not None
     ]
-    return min(left, key=lambda pair: (pair[0], WINDOWS.index(pair[1]))) if left else None
+    return min(headroom_usd, key=lambda pair: (pair[0], WINDOWS.index(pair[1]))) if headroom_usd else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +292,14 @@ def hold(
             return ledger
         caps = terms.caps
         under = {window: cap for window in WINDOWS[1:] if caps and (cap := caps.of(window)) is not None}
-        entry = Entry(
+        entry = LedgerEntry(
             hold_usd=ceiling, held_at=now, ttl_s=ttl_s, gpu=terms.gpu, note=terms.note, caps=under,
             pretend=terms.pretend,
         )  # fmt: skip
     elif entry.settled_usd is None:
         hold_usd, ttl_s = max(entry.hold_usd, ceiling), max(entry.ttl_s, ttl_s)
         entry = entry.model_copy(update={"hold_usd": hold_usd, "ttl_s": ttl_s})
-    return compact(with_run(ledger, run_id, entry), now)
+    return compact_ledger(with_run(ledger, run_id, entry), now)
 
 
 def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledger:
@@ -282,11 +309,13 @@ def settle(ledger: Ledger, run_id: str, actual: Decimal, now: datetime) -> Ledge
     entry = ledger.runs.get(run_id)
     if entry is None:
         if is_archived(ledger, run_id):
-            return corrected(ledger, run_id, actual)
-        entry = Entry(hold_usd=ZERO, held_at=now, note="settled without a hold")
+            return correct_archived(ledger, run_id, actual)
+        entry = LedgerEntry(hold_usd=ZERO, held_at=now, note="settled without a hold")
     if entry.settled_usd is not None and entry.settled_usd >= actual:
         return ledger
-    return compact(with_run(ledger, run_id, entry.model_copy(update={"settled_usd": actual, "settled_at": now})), now)
+    return compact_ledger(
+        with_run(ledger, run_id, entry.model_copy(update={"settled_usd": actual, "settled_at": now})), now
+    )
 
 
 def add_cost(
@@ -303,7 +332,7 @@ def add_cost(
     if id in ledger.costs:
         return ledger
     cost = Cost(usd=usd, at=now, category=category, note=note, pretend=pretend)
-    return compact(ledger.model_copy(update={"costs": {**ledger.costs, id: cost}}), now)
+    return compact_ledger(ledger.model_copy(update={"costs": {**ledger.costs, id: cost}}), now)
 
 
 def take_back(ledger: Ledger, cost_id: str, note: str, now: datetime, id: str) -> Ledger | None:  # noqa: A002
@@ -312,7 +341,7 @@ def take_back(ledger: Ledger, cost_id: str, note: str, now: datetime, id: str) -
     cost = ledger.costs.get(cost_id)
     if cost is None or cost.takes_back:
         return None
-    if cost_id not in counted(ledger):
+    if cost_id not in counted_costs(ledger):
         return ledger
     entry = Cost(usd=cost.usd, at=now, category=cost.category, note=note, takes_back=cost_id, pretend=cost.pretend)
     return ledger.model_copy(update={"costs": {**ledger.costs, id: entry}})

@@ -58,7 +58,7 @@ class SharedCaps(_Document):
         return Caps(self.run, self.day, self.month, self.total)
 
 
-class Entry(_Document):
+class LedgerEntry(_Document):
     """One run: the hold that was taken before its machine was requested, and the run's cost once it is known."""
 
     hold_usd: Amount
@@ -129,7 +129,7 @@ class Ledger(_Document):
     """The document `ledger/ledger.json`."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    runs: dict[Annotated[str, AfterValidator(_hold_key)], Entry] = Field(default_factory=dict)
+    runs: dict[Annotated[str, AfterValidator(_hold_key)], LedgerEntry] = Field(default_factory=dict)
     costs: dict[str, Cost] = Field(default_factory=dict)
     archive: dict[str, ArchivedMonth] = Field(default_factory=dict)
     """By month (`2026-11`)."""
@@ -181,16 +181,16 @@ def key_of(window: Window, at: datetime) -> str:
     return {"day": f"{at:%Y-%m-%d}", "month": f"{at:%Y-%m}"}.get(window, window)
 
 
-def counted(ledger: Ledger) -> dict[str, Cost]:
+def counted_costs(ledger: Ledger) -> dict[str, Cost]:
     """The costs added by hand that were not taken back."""
     undone = {cost.takes_back for cost in ledger.costs.values() if cost.takes_back}
     return {name: cost for name, cost in ledger.costs.items() if not cost.takes_back and name not in undone}
 
 
-def with_run(ledger: Ledger, run_id: str, entry: Entry) -> Ledger:
+def with_run(ledger: Ledger, run_id: str, entry: LedgerEntry) -> Ledger:
     return ledger.model_copy(update={"runs": {**ledger.runs, run_id: entry}})
 
 
-def without(ledger: Ledger, run_id: str) -> Ledger:
+def without_run(ledger: Ledger, run_id: str) -> Ledger:
     """The ledger without a run's entry, to find out what the run may hold anew."""
     return ledger.model_copy(update={"runs": {key: entry for key, entry in ledger.runs.items() if key != run_id}})

@@ -7,13 +7,13 @@ from datetime import datetime
 from decimal import Decimal
 
 from orchestrator.core.ledger.arming import REBUILT
-from orchestrator.core.ledger.budget import ZERO, Entry, Ledger, with_run
+from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry, with_run
 from orchestrator.core.naming import hold_key, is_client
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
 
 
-def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
+def entries_of(log: Iterable[ev.Event]) -> dict[str, LedgerEntry]:
     """The entries that the ledger should have for one run, by key: one for each hold in its clients' events. If the
     events are not clear, the higher amount counts: a hold that was never settled is still held, and a settlement is at
     least what its machines cost. What machines write about money is ignored."""
@@ -21,7 +21,7 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
     run = replay(events)
     if run is None:
         return {}
-    found: dict[str, Entry] = {}
+    found: dict[str, LedgerEntry] = {}
     for event in events:
         match event.fact:
             case ev.BudgetHeld(hold_usd=usd, generation=generation):
@@ -30,7 +30,7 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
                     most = max(usd, found[key].hold_usd)
                     found[key] = found[key].model_copy(update={"hold_usd": most})
                 else:
-                    found[key] = Entry(
+                    found[key] = LedgerEntry(
                         hold_usd=usd,
                         held_at=event.time,
                         ttl_s=run.plan.ttl_s if run.plan else 0,
@@ -49,25 +49,25 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, Entry]:
     return found
 
 
-def rebuilt(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:
+def rebuild_entries(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:
     """The ledger with every entry from the runs' events that it lacks. Entries that it has are not changed. No event
     says which client was about to request a machine. So the restored holds count as armed now, and nobody settles them
     before such a client has requested its machine or counts as dead."""
     for log in logs:
         for key, entry in entries_of(log).items():
-            if key not in ledger.runs and key not in archived(ledger):
+            if key not in ledger.runs and key not in archived_totals(ledger):
                 armed = now if entry.settled_usd is None else None
                 ledger = with_run(ledger, key, entry.model_copy(update={"armed_at": armed}))
     return ledger
 
 
-def with_fleets(ledger: Ledger, holds: Mapping[str, Entry]) -> Ledger:
+def with_fleets(ledger: Ledger, holds: Mapping[str, LedgerEntry]) -> Ledger:
     """The ledger with the holds of fleets that it lacks."""
     for key, entry in holds.items():
-        if key not in ledger.runs and key not in archived(ledger):
+        if key not in ledger.runs and key not in archived_totals(ledger):
             ledger = with_run(ledger, key, entry)
     return ledger
 
 
-def archived(ledger: Ledger) -> dict[str, Decimal]:
+def archived_totals(ledger: Ledger) -> dict[str, Decimal]:
     return {key: usd for month in ledger.archive.values() for key, usd in month.each.items()}

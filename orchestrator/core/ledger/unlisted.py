@@ -16,8 +16,8 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.images import cost_of
 from orchestrator.core.ledger.arming import abandoned_from
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, binding
-from orchestrator.core.ledger.document import Cost, Entry, counted
+from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, lower_caps
+from orchestrator.core.ledger.document import Cost, LedgerEntry, counted_costs
 from orchestrator.core.naming import IMAGE_NAME, run_of
 
 # Reads amounts of dollars that a person types.
@@ -27,11 +27,11 @@ AMOUNT: Final = re.compile(r"\$?(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
 LARGE: Final = Decimal(1000)
 
 
-def dollars(text: str, *, zero: bool = False) -> Decimal:
+def parse_dollars(text: str, *, zero: bool = False) -> Decimal:
     """The amount in `1.50` or `$1.50`. Raises `ConfigError` unless it is digits with at most six decimals, and more
     than 0 or, if `zero` is true, at least 0."""
-    found = AMOUNT.fullmatch(text.strip())
-    amount = Decimal(found[1]) if found else None
+    match = AMOUNT.fullmatch(text.strip())
+    amount = Decimal(match[1]) if match else None
     if amount is None or (not amount and not zero):
         raise ConfigError(
             f"not an amount in dollars: {text}; use digits, with at most six decimals"
@@ -43,7 +43,7 @@ def dollars(text: str, *, zero: bool = False) -> Decimal:
 
 def is_large(amount: Decimal, ledger: Ledger, caps: Caps) -> bool:
     """Whether an amount is so large that it may be a typing error: at least a whole cap, or a thousand dollars."""
-    limits = [cap for window in WINDOWS[1:] if (cap := binding(ledger, caps).of(window)) is not None]
+    limits = [cap for window in WINDOWS[1:] if (cap := lower_caps(ledger, caps).of(window)) is not None]
     return amount >= min([LARGE, *limits])
 
 
@@ -66,24 +66,26 @@ def name_of_most(key: str) -> str:
     return key.removeprefix(cost_of("")).removesuffix(MOST)
 
 
-def outstanding(ledger: Ledger) -> dict[str, datetime]:
+def outstanding_images(ledger: Ledger) -> dict[str, datetime]:
     """The images for which an amount is set aside, and since when."""
-    return {name: cost.at for name, cost in amounts(ledger).items()}
+    return {name: cost.at for name, cost in unmade_amounts(ledger).items()}
 
 
-def amounts(ledger: Ledger) -> dict[str, Cost]:
+def unmade_amounts(ledger: Ledger) -> dict[str, Cost]:
     """By image that is not made yet: the amount that is set aside for it."""
     found = _set_aside_for_images(ledger)
     return {name.removesuffix(MOST): cost for name, cost in found.items() if name.endswith(MOST)}
 
 
-def stored(ledger: Ledger) -> dict[str, Cost]:
+def stored_amounts(ledger: Ledger) -> dict[str, Cost]:
     """By image that was made and not deleted since: the cost of its storage until it expires."""
     return {name: cost for name, cost in _set_aside_for_images(ledger).items() if _IMAGE.fullmatch(name)}
 
 
 def _set_aside_for_images(ledger: Ledger) -> Mapping[str, Cost]:
-    return {key.removeprefix(cost_of("")): cost for key, cost in counted(ledger).items() if cost.category == CATEGORY}
+    return {
+        key.removeprefix(cost_of("")): cost for key, cost in counted_costs(ledger).items() if cost.category == CATEGORY
+    }
 
 
 Kind = Literal["run", "fleet", "image_build", "image_storage"]
@@ -116,7 +118,7 @@ class OpenHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownHolds:
     """What is there of that for which money is held, by name."""
 
     open_runs: frozenset[str] = frozenset()
@@ -136,20 +138,20 @@ def unlisted_runs(ledger: Ledger, open_runs: frozenset[str]) -> frozenset[str]:
     return frozenset(run_of(key) for key, entry in ledger.runs.items() if entry.held) - open_runs
 
 
-def unlisted_holds(ledger: Ledger, known: Known, insert_limit_s: float) -> tuple[OpenHold, ...]:
+def unlisted_holds(ledger: Ledger, known: KnownHolds, insert_limit_s: float) -> tuple[OpenHold, ...]:
     """Every hold that the list of runs does not show, oldest first. `insert_limit_s`: the seconds for which a client
     may be about to request a machine."""
     unlisted = unlisted_runs(ledger, known.open_runs)
-    found = [
+    image_costs = [
         _of_entry(name, entry, known, insert_limit_s)
         for key, entry in ledger.runs.items()
         if entry.held and (name := run_of(key)) in unlisted
     ]
-    found += _of_images(ledger, known)
-    return tuple(sorted(found, key=lambda one: (one.since, one.name)))
+    image_costs += _of_images(ledger, known)
+    return tuple(sorted(image_costs, key=lambda one: (one.since, one.name)))
 
 
-def _of_entry(name: str, entry: Entry, known: Known, insert_limit_s: float) -> OpenHold:
+def _of_entry(name: str, entry: LedgerEntry, known: KnownHolds, insert_limit_s: float) -> OpenHold:
     fleet = is_fleet_id(name)
     kind: Kind = "fleet" if fleet else "run"
     if name in known.lost:
@@ -159,15 +161,15 @@ def _of_entry(name: str, entry: Entry, known: Known, insert_limit_s: float) -> O
     return OpenHold(kind, name, entry.held, entry.held_at, entry.pretend, look)
 
 
-def _of_images(ledger: Ledger, known: Known) -> Iterator[OpenHold]:
+def _of_images(ledger: Ledger, known: KnownHolds) -> Iterator[OpenHold]:
     """An image that is gone holds nothing: what its storage has cost is spent."""
 
     def made(kind: Kind, name: str, cost: Cost, remedy: str, *, readable: bool = True) -> OpenHold:
         return OpenHold(kind, name, cost.usd, cost.at, cost.pretend, remedy, readable=readable)
 
-    for name, cost in amounts(ledger).items():
+    for name, cost in unmade_amounts(ledger).items():
         yield made("image_build", name, cost, "bench image list")
-    for name, cost in stored(ledger).items():
+    for name, cost in stored_amounts(ledger).items():
         if name in known.images:
             yield made("image_storage", name, cost, f"bench image rm {name}")
         elif name in known.odd_images:

@@ -174,13 +174,13 @@ CATALOG: Final[tuple[Gpu, ...]] = (
 GPU_NAMES: Final = tuple(gpu.name for gpu in CATALOG)
 
 
-def lookup(name: str) -> Gpu | None:
+def find_gpu(name: str) -> Gpu | None:
     """The GPU named `name` (`l4`, `L4`, `nvidia-l4`), or None."""
     wanted = name.strip().lower()
     return next((gpu for gpu in CATALOG if wanted in (gpu.name, gpu.accelerator)), None)
 
 
-def nearest(capability: str) -> Gpu:
+def nearest_gpu(capability: str) -> Gpu:
     """The most capable GPU whose compute capability is at most `capability` (`9.0`); the least capable GPU if there is
     none. For an empty text it is the entry `cpu`."""
     if not capability:
@@ -202,7 +202,7 @@ def carrier_of(machine_type: str) -> Gpu | None:
     return next((gpu for gpu in CATALOG if gpu.machine(machine_type)), None)
 
 
-def closest(word: str, choices: Iterable[str]) -> str | None:
+def closest_word(word: str, choices: Iterable[str]) -> str | None:
     """The choice that is most similar to `word`, or None if none is similar enough."""
     matches = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.5)
     return matches[0] if matches else None
@@ -212,7 +212,7 @@ NOT_RENTED: Final = {"h200": ("a3-ultragpu-8g", "H200"), "b200": ("a4-highgpu-8g
 """GPUs that Google offers and this catalog does not have: (machine type, title) by name."""
 
 
-def unknown(name: str) -> str:
+def unknown_gpu_message(name: str) -> str:
     """The error message for a GPU that the catalog does not have, with the GPUs that it has."""
     not_rented = NOT_RENTED.get(name.strip().lower().removeprefix("nvidia-"))
     if not_rented is None:
@@ -228,5 +228,5 @@ def suggest(word: str, choices: Iterable[str], listed: Iterable[str] = ()) -> st
     """The end of an error message: `did you mean 'l4'? valid: l4, t4 …`. It lists `listed` if given, else all
     choices."""
     valid = tuple(choices)
-    match = closest(word, valid)
+    match = closest_word(word, valid)
     return (f"did you mean '{match}'? " if match else "") + f"valid: {', '.join(tuple(listed) or valid)}"

@@ -60,7 +60,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CloudRefusal:
     """The cloud refused to create the VM. `scope` says where not to try again now: `zone`, `region` or `all`."""
 
     code: str

@@ -33,14 +33,14 @@ LEAST: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ExpectedWork:
     """How much machine time a run is expected to need, in seconds: T and t of the formula."""
 
     work_s: float = WORK_S
     start_s: float = START_S
 
 
-USUAL: Final = Work()
+USUAL: Final = ExpectedWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class ZoneAdvice:
     """What a cloud expects of spot machines in a zone. A value is None if the cloud does not say."""
 
     zone: str
@@ -92,7 +92,7 @@ def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-def rank(offers: Sequence[Offer], *, hints: Sequence[str] = (), last: Collection[str] = ()) -> tuple[Offer, ...]:
+def rank_offers(offers: Sequence[Offer], *, hints: Sequence[str] = (), last: Collection[str] = ()) -> tuple[Offer, ...]:
     """The offers, best first: the zones in `hints` in that order, then by expected dollars, then by zone name. Zones in
     `last` that are not in `hints` come after all others. The result does not depend on the order of `offers`."""
     place = {zone: index for index, zone in reversed(list(enumerate(hints)))}
@@ -116,7 +116,7 @@ def blocked_by(scope: str, zone: str) -> Callable[[Offer], bool]:
     return lambda offer: offer.zone == zone
 
 
-def expected_hours(taken_back: float, work: Work = USUAL) -> float:
+def expected_hours(taken_back: float, work: ExpectedWork = USUAL) -> float:
     """The expected machine hours until a run is done, if each machine is preempted with the probability `taken_back`
     (below 1): `hours` of the formula."""
     return (work.work_s + work.start_s * taken_back / (1 - taken_back)) / 3600
@@ -127,13 +127,13 @@ def after_stock_out(age_s: float) -> float:
     return DRY + (1 - DRY) * (1 - 2 ** (-max(age_s, 0.0) / HALF_LIFE_S))
 
 
-def weigh(
+def weigh_offers(
     offers: Sequence[Offer],
     *,
-    advice: Sequence[Advice] = (),
+    advice: Sequence[ZoneAdvice] = (),
     stock_outs: Mapping[tuple[str, str, str], datetime] | None = None,
     now: datetime,
-    work: Work = USUAL,
+    work: ExpectedWork = USUAL,
 ) -> tuple[Offer, ...]:
     """The offers with their expected dollars for `work` and the reason for them. `stock_outs` has the time of the last
     stock-out of each pool (`Offer.pool`). Advice is about spot machines and is applied only to them. A spot machine in
@@ -142,13 +142,15 @@ def weigh(
     average = _average(advice)
     dry_pools = stock_outs or {}
 
-    def advice_on(offer: Offer) -> Advice | None:
+    def advice_on(offer: Offer) -> ZoneAdvice | None:
         return by_zone.get(offer.zone, average) if offer.provisioning == "SPOT" else None
 
     return tuple(_weighed(offer, advice_on(offer), dry_pools.get(offer.pool), now, work) for offer in offers)
 
 
-def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: datetime, work: Work) -> Offer:
+def _weighed(
+    offer: Offer, advice: ZoneAdvice | None, dry_at: datetime | None, now: datetime, work: ExpectedWork
+) -> Offer:
     obtainable, taken_back = 1.0, 0.0
     why = []
     if advice is not None and not advice.zone:
@@ -174,13 +176,13 @@ def _weighed(offer: Offer, advice: Advice | None, dry_at: datetime | None, now: 
     return replace(offer, expected_usd=Decimal(f"{dollars:.6f}"), why=", ".join(why) or "price")
 
 
-def _average(advice: Sequence[Advice]) -> Advice | None:
+def _average(advice: Sequence[ZoneAdvice]) -> ZoneAdvice | None:
     """The average advice over the zones, with an empty zone; None if there is no advice."""
     obtainable = [found.obtainable for found in advice if found.obtainable is not None]
     rates = [found.preemption_rate for found in advice if found.preemption_rate is not None]
     if not obtainable and not rates:
         return None
-    return Advice(
+    return ZoneAdvice(
         "",
         obtainable=sum(obtainable) / len(obtainable) if obtainable else None,
         preemption_rate=sum(rates) / len(rates) if rates else None,

@@ -56,21 +56,21 @@ def round_up(x: Fraction | Decimal) -> Decimal:
     return Decimal(math.ceil(Fraction(x) * MICRO)).scaleb(-6)
 
 
-def billed(usd_per_hour: Decimal, seconds: int) -> Decimal:
+def billed_usd(usd_per_hour: Decimal, seconds: int) -> Decimal:
     """The dollars that a machine costs that existed for `seconds`: at least a minute is billed. Rounded up to six
     places."""
     return round_up(Fraction(usd_per_hour) * max(seconds, BILLED_MINIMUM_S) / 3600)
 
 
-def ceiling(usd_per_hour: Decimal, ttl_s: int, attempts: int) -> Decimal:
+def ceiling_usd(usd_per_hour: Decimal, ttl_s: int, attempts: int) -> Decimal:
     """The most dollars that `attempts` machines with a deadline of `ttl_s` seconds can cost, including the deadline's
     slack. Each machine is rounded up separately, as in `accrued`, so that no sum of bills is above the ceiling."""
-    return billed(usd_per_hour, ttl_s + DEADLINE_SLACK_S) * attempts
+    return billed_usd(usd_per_hour, ttl_s + DEADLINE_SLACK_S) * attempts
 
 
-def accrued(usd_per_hour: Decimal, started: datetime, ended: datetime) -> Decimal:
+def accrued_usd(usd_per_hour: Decimal, started: datetime, ended: datetime) -> Decimal:
     """The dollars that a machine has cost between two instants. The time is rounded up to whole seconds."""
-    return billed(usd_per_hour, math.ceil((ended - started).total_seconds()))
+    return billed_usd(usd_per_hour, math.ceil((ended - started).total_seconds()))
 
 
 def ttl_within(dollars: Decimal, usd_per_hour: Decimal, attempts: int) -> int:
@@ -85,7 +85,7 @@ def ttl_within(dollars: Decimal, usd_per_hour: Decimal, attempts: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSpec:
+class PricedMachine:
     """What is priced: a machine type, and the API's accelerator name and number of its GPUs, also if they are built
     in."""
 
@@ -113,7 +113,7 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
 
-class Price(_Document):
+class MachinePrice(_Document):
     """The price of one thing in one region in dollars per hour, on demand and as spot; None if it is not sold so."""
 
     standard: Amount | None = None
@@ -121,7 +121,7 @@ class Price(_Document):
     source: str
 
     @model_validator(mode="after")
-    def spot_is_not_dearer(self) -> Price:
+    def spot_is_not_dearer(self) -> MachinePrice:
         if self.standard is not None and self.spot is not None and self.spot > self.standard:
             raise ValueError(f"spot {self.spot} is above on-demand {self.standard}: a wrong figure, not a price")
         return self
@@ -159,9 +159,9 @@ class PriceSheet(_Document):
     local_ssd_gib: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """By machine type: the GiB of local disk that it includes. They are paid for separately, at the price
     `LOCAL_SSD`."""
-    external_ip: Price
-    accelerators: dict[str, dict[str, Price]]
-    machines: dict[str, dict[str, Price]]
+    external_ip: MachinePrice
+    accelerators: dict[str, dict[str, MachinePrice]]
+    machines: dict[str, dict[str, MachinePrice]]
     multiples: dict[str, Multiple] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -179,7 +179,7 @@ class PriceSheet(_Document):
     @functools.lru_cache(maxsize=16)  # a process reads the same table many times, and nothing changes a sheet
     def parse(cls, text: str, *, source: str = "prices.yaml") -> PriceSheet:
         """The sheet in YAML `text`. Raises `ConfigError` with every problem, one on each line."""
-        document = yamltext.read(text)
+        document = yamltext.read_yaml(text)
         problems = [(line, key, what) for line, key, what in document.problems]
         sheet: PriceSheet | None = None
         if not problems:
@@ -189,7 +189,7 @@ class PriceSheet(_Document):
                 for item in error.errors():
                     path = tuple(item["loc"])
                     what = item["msg"].removeprefix("Value error, ")
-                    problems.append((document.line(path), yamltext.dotted(path), what))
+                    problems.append((document.line(path), yamltext.dotted_path(path), what))
         if sheet is None or problems:
             lines = [f"{source}:{line}: {key + ': ' if key else ''}{what}" for line, key, what in problems]
             raise ConfigError("\n".join(lines), hint="configs/README.md says how to write a price sheet")
@@ -201,7 +201,7 @@ class PriceSheet(_Document):
 
     def quote(
         self,
-        machine: MachineSpec,
+        machine: PricedMachine,
         region: str,
         provisioning: str,
         disk_gb: int,
@@ -239,7 +239,7 @@ class PriceSheet(_Document):
 
     def hourly(
         self,
-        machine: MachineSpec,
+        machine: PricedMachine,
         region: str,
         provisioning: str,
         disk_gb: int,

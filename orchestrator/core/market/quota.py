@@ -30,23 +30,23 @@ class Shortage:
         return f"quota {self.metric} {where} is {self.limit:g}, {self.usage:g} in use; this run needs {self.needs}"
 
 
-def shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None:
+def find_shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None:
     """The quota that rules `offer` out, or None. A metric that is not listed rules nothing out.
 
     A spot machine counts against the preemptible metric if that was granted, and against the standard one if the limit
     of the preemptible metric is 0.
     """
-    shorts = (_short(quota, needs) for quota, needs in counted(gpu, offer, quotas))
+    shorts = (_short(quota, needs) for quota, needs in counted_quotas(gpu, offer, quotas))
     return next((short for short in shorts if short is not None), None)
 
 
-def room(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[int, Quota] | None:
+def quota_room(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[int, Quota] | None:
     """(how many more machines the quotas allow, the quota that allows fewest); None if no quota is listed."""
-    found = [(int((quota.limit - quota.usage) // needs), quota) for quota, needs in counted(gpu, offer, quotas)]
-    return min(((max(0, count), quota) for count, quota in found), key=lambda one: one[0], default=None)
+    rooms = [(int((quota.limit - quota.usage) // needs), quota) for quota, needs in counted_quotas(gpu, offer, quotas)]
+    return min(((max(0, count), quota) for count, quota in rooms), key=lambda one: one[0], default=None)
 
 
-def counted(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tuple[Quota, int], ...]:
+def counted_quotas(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tuple[Quota, int], ...]:
     """(quota, number) for each quota that a machine counts against, with how much of it the machine needs."""
     listed = {(quota.metric, quota.region): quota for quota in quotas}
     machine = gpu.machine(offer.machine_type)
@@ -76,7 +76,7 @@ def _short(quota: Quota, needs: int) -> Shortage | None:
     return Shortage(quota.metric, quota.region, quota.limit, quota.usage, needs)
 
 
-def allowed(
+def allowed_offers(
     gpu: Gpu, offers: Sequence[Offer], quotas: Mapping[str, Sequence[Quota]]
 ) -> tuple[tuple[Offer, ...], tuple[Shortage, ...]]:
     """(offers that the quotas allow, shortages that rule out the others, each once). A region that is not in `quotas`
@@ -84,7 +84,7 @@ def allowed(
     kept: list[Offer] = []
     shortages: dict[Shortage, None] = {}
     for offer in offers:
-        short = shortage(gpu, offer, quotas.get(offer.region, ()))
+        short = find_shortage(gpu, offer, quotas.get(offer.region, ()))
         if short is None:
             kept.append(offer)
         else:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from orchestrator.core.market import skus
 from orchestrator.core.market.catalog import CATALOG, Gpu
-from orchestrator.core.market.pricing import DiskPrice, Price, PriceSheet, round_up
-from orchestrator.core.market.skus import Catalogue, Part, Sku
+from orchestrator.core.market.pricing import DiskPrice, MachinePrice, PriceSheet, round_up
+from orchestrator.core.market.skus import PricedPart, Sku, SkuCatalogue
 
 WAYS: Final = ("standard", "spot")
 SOURCE: Final = "billing-catalog"
@@ -45,22 +45,24 @@ class _Search:
     silent: list[str] = field(default_factory=list)
     """Problems with figures that the old table does not have either. They are not reported."""
 
-    def figure(self, part: Part | None, region: str, *, wanted: bool) -> Decimal | None:
+    def figure(self, part: PricedPart | None, region: str, *, wanted: bool) -> Decimal | None:
         """The price of a part in a region; None if it is not known. The reason is then added to the problems; `wanted`
         says whether the old table has this figure."""
         notes = self.problems if wanted else self.silent
         if part is None:
             return None
-        found = skus.sold(self.skus, part, region)
-        prices = {sku.usd for sku in found}
+        sold_skus = skus.skus_sold(self.skus, part, region)
+        prices = {sku.usd for sku in sold_skus}
         where = f"{part.what} in {region}"
-        if not found:
+        if not sold_skus:
             notes.append(f"{where}: no SKU")
         elif len(prices) > 1:
-            notes.append(f"{where}: {len(found)} SKUs match, at {' and '.join(f'${usd}' for usd in sorted(prices))}")
-        elif wrong := next((sku for sku in found if sku.currency != "USD"), None):
+            notes.append(
+                f"{where}: {len(sold_skus)} SKUs match, at {' and '.join(f'${usd}' for usd in sorted(prices))}"
+            )
+        elif wrong := next((sku for sku in sold_skus if sku.currency != "USD"), None):
             notes.append(f"{where}: the price is in {wrong.currency or 'no currency'}, not USD")
-        elif wrong := next((sku for sku in found if sku.unit != part.unit), None):
+        elif wrong := next((sku for sku in sold_skus if sku.unit != part.unit), None):
             notes.append(f"{where}: sold by {wrong.unit}, not by {part.unit}")
         elif prices == {Decimal(0)}:
             notes.append(f"{where}: the price is 0, which cannot be right")
@@ -69,8 +71,8 @@ class _Search:
         return None
 
 
-def refreshed(
-    old: PriceSheet, found: Catalogue, *, now: datetime, whose: str, leave_out: bool
+def refresh_prices(
+    old: PriceSheet, found: SkuCatalogue, *, now: datetime, whose: str, leave_out: bool
 ) -> Refreshed | NotRefreshed:
     """The table of today. It has each region of our machine catalog in which the billing catalogue has a price for all
     parts of a machine. A figure of `old` that is not found is a problem, unless `leave_out` allows to leave it out.
@@ -102,7 +104,7 @@ def refreshed(
                 "hours_per_month": old.hours_per_month,
                 "disk_gib_month": {kind: DiskPrice(usd=usd, source=SOURCE) for kind, usd in disks.items()},
                 "local_ssd_gib": old.local_ssd_gib,
-                "external_ip": Price(**addresses, source=SOURCE),
+                "external_ip": MachinePrice(**addresses, source=SOURCE),
                 "accelerators": cards,
                 "machines": machines,
                 "multiples": {name: m for name, m in old.multiples.items() if m.of in machines},
@@ -147,8 +149,8 @@ def _card(accelerator: str) -> Costs:
     return costs
 
 
-def _regions(search: _Search, old: Mapping[str, Price], gpu: Gpu, costs: Costs) -> dict[str, Price]:
-    table: dict[str, Price] = {}
+def _regions(search: _Search, old: Mapping[str, MachinePrice], gpu: Gpu, costs: Costs) -> dict[str, MachinePrice]:
+    table: dict[str, MachinePrice] = {}
     for region in dict.fromkeys((*old, *gpu.regions)):
         before = old.get(region)
         figures: dict[str, Decimal] = {}
@@ -162,7 +164,7 @@ def _regions(search: _Search, old: Mapping[str, Price], gpu: Gpu, costs: Costs) 
             notes = search.problems if before else search.silent
             notes.append(f"{gpu.title} in {region}: spot ${figures['spot']} is above on-demand ${figures['standard']}")
         elif figures:
-            table[region] = Price(**figures, source=SOURCE)
+            table[region] = MachinePrice(**figures, source=SOURCE)
     return table
 
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.rest import Answer, Api, Request
+from orchestrator.core.rest import Api, RestAnswer, RestRequest
 
 # The locations of buckets, and which zones can read from a bucket without charges for the distance.
 
@@ -31,7 +31,7 @@ CONTINENTS: Final = {
 """Multi-regions and dual regions, and the beginnings of the names of the regions that they serve."""
 
 
-def near(location: str, zones: Iterable[str]) -> tuple[str, ...]:
+def regions_near(location: str, zones: Iterable[str]) -> tuple[str, ...]:
     """The regions of `zones` that a bucket in `location` is in."""
     regions = tuple(dict.fromkeys(region_of(zone) for zone in zones))
     prefixes = CONTINENTS.get(location.upper())
@@ -40,7 +40,7 @@ def near(location: str, zones: Iterable[str]) -> tuple[str, ...]:
     return tuple(region for region in regions if region.startswith(prefixes))
 
 
-def continent(place: str) -> str:
+def continent_of(place: str) -> str:
     """The continent of a location: `europe` for `europe-west4`, `EU` and `EUR4`."""
     serves = CONTINENTS.get(place.upper())
     word = (serves[0] if serves else place.lower()).partition("-")[0]
@@ -68,7 +68,7 @@ class Sku:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PricedPart:
     """One part of a machine's price: the description, usage type and unit that its SKU must have. `what` names it."""
 
     what: str
@@ -104,7 +104,7 @@ ADDRESSES: Final[Mapping[str, str]] = {
 USAGE: Final[Mapping[str, str]] = {"standard": "OnDemand", "spot": "Preemptible"}
 
 
-def of_machine(machine_type: str, kind: str, way: str) -> Part | None:
+def of_machine(machine_type: str, kind: str, way: str) -> PricedPart | None:
     """The part `Core` or `Ram` of a machine's series, for `standard` or `spot` use; None for an unknown series."""
     family = FAMILIES.get(machine_type.partition("-")[0])
     if family is None:
@@ -114,26 +114,26 @@ def of_machine(machine_type: str, kind: str, way: str) -> Part | None:
     return _part(f"{before}{family} {kind}", r" running in .+", USAGE[way], unit)
 
 
-def of_gpu(accelerator: str, way: str) -> Part | None:
+def of_gpu(accelerator: str, way: str) -> PricedPart | None:
     name = GPUS.get(accelerator)
     attached = " attached to Spot Preemptible VMs" if way == "spot" else ""
     return _part(f"{name}{attached}", r" running in .+", USAGE[way], "h") if name else None
 
 
-def of_disk(kind: str) -> Part | None:
+def of_disk(kind: str) -> PricedPart | None:
     name = DISKS.get(kind)
     return _part(name, r"( in .+)?", "OnDemand", "GiBy.mo") if name else None
 
 
-def of_address(way: str) -> Part:
+def of_address(way: str) -> PricedPart:
     return _part(ADDRESSES[way], "", USAGE[way], "h")
 
 
-def _part(name: str, rest: str, usage: str, unit: str) -> Part:
-    return Part(f"{name} ({usage})", re.compile(re.escape(name) + rest), usage, unit)
+def _part(name: str, rest: str, usage: str, unit: str) -> PricedPart:
+    return PricedPart(f"{name} ({usage})", re.compile(re.escape(name) + rest), usage, unit)
 
 
-def sold(skus: Iterable[Sku], part: Part, region: str) -> tuple[Sku, ...]:
+def skus_sold(skus: Iterable[Sku], part: PricedPart, region: str) -> tuple[Sku, ...]:
     """The SKUs of this part that are sold in a region."""
     return tuple(
         sku
@@ -144,7 +144,7 @@ def sold(skus: Iterable[Sku], part: Part, region: str) -> tuple[Sku, ...]:
     )
 
 
-def read(document: Mapping[str, Any]) -> Sku | None:
+def parse_sku(document: Mapping[str, Any]) -> Sku | None:
     """The SKU in a document; None if the document does not have the API's form."""
     try:
         newest = max(document["pricingInfo"], key=lambda info: str(info.get("effectiveTime", "")))
@@ -171,32 +171,32 @@ def _usd(price: Mapping[str, Any]) -> Decimal:
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogue:
+class SkuCatalogue:
     """The SKUs of Compute Engine that could be read, and how many could not."""
 
     skus: tuple[Sku, ...]
     unread: int = 0
 
 
-def catalogue(api: Api) -> Catalogue | Answer:
+def list_skus(api: Api) -> SkuCatalogue | RestAnswer:
     """The SKUs of all pages; or the first answer that is not a page, with status 0 if the pages do not end."""
     skus: list[Sku] = []
     unread = 0
     query: dict[str, Any] = {"currencyCode": "USD", "pageSize": PAGE_SIZE}
     for _ in range(MOST_PAGES):
-        answer = api.ask(Request("cloudbilling", "GET", f"/v1/services/{COMPUTE_ENGINE}/skus", query))
+        answer = api.ask(RestRequest("cloudbilling", "GET", f"/v1/services/{COMPUTE_ENGINE}/skus", query))
         if not answer.good:
             return answer
         listed = answer.document.get("skus", [] if skus else None)
         if not isinstance(listed, list):
-            return Answer(0, trouble="it sent no list of SKUs")
-        found = [read(entry) if isinstance(entry, Mapping) else None for entry in listed]
-        skus += [sku for sku in found if sku is not None]
-        unread += found.count(None)
+            return RestAnswer(0, trouble="it sent no list of SKUs")
+        sku_list = [parse_sku(entry) if isinstance(entry, Mapping) else None for entry in listed]
+        skus += [sku for sku in sku_list if sku is not None]
+        unread += sku_list.count(None)
         token = answer.document.get("nextPageToken")
         if not token:
-            return Catalogue(tuple(skus), unread)
+            return SkuCatalogue(tuple(skus), unread)
         if token == query.get("pageToken"):
             break
         query = {**query, "pageToken": token}
-    return Answer(0, trouble="its list of pages does not end")
+    return RestAnswer(0, trouble="its list of pages does not end")

@@ -10,7 +10,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.market import quota as quota_rules
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
-from orchestrator.core.market.pricing import MachineSpec, PriceSheet
+from orchestrator.core.market.pricing import PricedMachine, PriceSheet
 from orchestrator.core.text import count
 
 
@@ -46,7 +46,7 @@ def allowed_offers(
             "offers", too_dear[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions"
         )
     if quotas is not None:
-        offers, short = quota_rules.allowed(config.gpu_spec, offers, quotas)
+        offers, short = quota_rules.allowed_offers(config.gpu_spec, offers, quotas)
         if not offers:
             return _quota_refused(short)
         notices += [f"left out for lack of quota: {shortage.text}" for shortage in short]
@@ -62,7 +62,7 @@ def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tupl
     """(an offer for each allowed zone with a price, the zones without a price)."""
     gpu, machine = config.gpu_spec, config.machine
     count = 1 if gpu.accelerator else 0
-    spec = MachineSpec(config.machine_type, gpu.accelerator, count)
+    spec = PricedMachine(config.machine_type, gpu.accelerator, count)
     offers: list[Offer] = []
     unpriced: list[str] = []
     for zone in config.allowed_zones():
@@ -107,10 +107,10 @@ def _models(config: Config) -> tuple[str, ...]:
 
 def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
     worst = short[0]
-    others = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
+    suffix = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
     return PlanRefused(
         "quota",
-        worst.text + others,
+        worst.text + suffix,
         (
             f"request a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or use other "
             "regions; `bench doctor` shows which have room"

@@ -10,17 +10,33 @@ from fractions import Fraction
 from statistics import median
 from typing import Any, Final
 
-from orchestrator.core.config.model import Config, EffectiveGrids, case_ids_of, effective_grids, harness, measurements
-from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, headroom
+from orchestrator.core.config.model import (
+    Config,
+    EffectiveGrids,
+    case_ids_of,
+    count_measurements,
+    effective_grids,
+    harness_settings,
+)
+from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize, headroom
 from orchestrator.core.market.machines import Quota
-from orchestrator.core.market.offers import START_S, USUAL, WORK_S, Advice, Offer, Work, rank, weigh
-from orchestrator.core.market.pricing import MAX_TTL_S, MachineSpec, PriceSheet, ceiling, round_up, ttl_within
+from orchestrator.core.market.offers import (
+    START_S,
+    USUAL,
+    WORK_S,
+    ExpectedWork,
+    Offer,
+    ZoneAdvice,
+    rank_offers,
+    weigh_offers,
+)
+from orchestrator.core.market.pricing import MAX_TTL_S, PricedMachine, PriceSheet, ceiling_usd, round_up, ttl_within
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE, ImageUrl
 from orchestrator.core.naming import instance_name, is_prepared
 from orchestrator.core.plan.offered import PlanRefused, allowed_offers
 from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
-from orchestrator.core.run.paid_time import span
+from orchestrator.core.run.paid_time import format_span
 from orchestrator.core.run.status import StatusLine
 from orchestrator.core.text import count
 
@@ -40,9 +56,9 @@ class Expectation:
     """Whether the cold starts were on prepared images."""
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ExpectedWork:
         measuring_s = WORK_S - START_S if self.measuring_s is None else self.measuring_s
-        return Work(self.cold.billed_s + measuring_s, self.cold.billed_s)
+        return ExpectedWork(self.cold.billed_s + measuring_s, self.cold.billed_s)
 
     def usd(self, usd_per_hour: Decimal) -> Decimal | None:
         """What the run costs if its machine is not preempted, in dollars; None if `measuring_s` is not known."""
@@ -54,10 +70,10 @@ class Expectation:
     def text(self) -> str:
         runs = f"median of {count(self.cold.runs, 'run')}"
         image = " on prepared images" if self.prepared else ""
-        start = f"{span(self.cold.seconds)} to the first case ({runs}{image})"
+        start = f"{format_span(self.cold.seconds)} to the first case ({runs}{image})"
         if self.measuring_s is None:
             return start
-        return f"{start}, {span(self.measuring_s)} of measuring (median of {self.runs})"
+        return f"{start}, {format_span(self.measuring_s)} of measuring (median of {self.runs})"
 
     def document(self, usd_per_hour: Decimal) -> dict[str, Any]:
         cost = self.usd(usd_per_hour)
@@ -70,7 +86,7 @@ class Expectation:
         }
 
 
-def expect(
+def expect_run(
     lines: Sequence[StatusLine], gpu: str, mode: str, config: str, cases: int, *, prepared: bool
 ) -> Expectation | None:
     """The expectation for a run of `cases` cases of this configuration, from the bucket's runs in `lines`; None if no
@@ -143,7 +159,7 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
     """Notices about prices whose source is not a published record."""
     notices = []
     gpu, machine = config.gpu_spec, config.machine
-    spec = MachineSpec(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
+    spec = PricedMachine(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
     sources: set[str] = set()
     for region in {offer.region for offer in offers}:
         quote = prices.quote(
@@ -214,7 +230,7 @@ class Circumstances:
     ledger: Ledger
     caps: Caps
     now: datetime
-    advice: Sequence[Advice] = ()
+    advice: Sequence[ZoneAdvice] = ()
     """The cloud's advice on capacity; the offers are weighed with it and with `stock_outs`."""
     stock_outs: Mapping[tuple[str, str, str], datetime] | None = None
     """The time of the last stock-out of each pool."""
@@ -235,7 +251,7 @@ class Circumstances:
         return "here" if self.mode.simulated and self.here and config.gpu != "cpu" else self.mode
 
 
-def plan(config: Config, config_name: str, around: Circumstances) -> LaunchPlan | PlanRefused:
+def plan_launch(config: Config, config_name: str, around: Circumstances) -> LaunchPlan | PlanRefused:
     """The launch plan for `config`, or why there is none."""
     mode, now, margin = around.mode, around.now, around.margin
     allowed = allowed_offers(config, around.prices, around.quotas)
@@ -252,24 +268,26 @@ def plan(config: Config, config_name: str, around: Circumstances) -> LaunchPlan 
     notices += about_grids(config, mode, grids, around.here if kind == "here" else "")
     if mode is Mode.GCE:
         notices = [*about_age(around.prices, margin, now), *notices, *about_prices(config, around.prices, offers)]
-    worst = max(ceiling(held_at(offer, margin), ttl_s, attempts) for offer in offers)
+    worst = max(ceiling_usd(held_at(offer, margin), ttl_s, attempts) for offer in offers)
     fits = authorize(around.ledger, around.caps, worst, now, pretend=mode.simulated)
-    assert not isinstance(fits, Refused), "a deadline that ttl_within allows is one whose ceiling fits"
+    assert not isinstance(fits, HoldRefused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
-    likely = expect(around.runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(around.image))
+    likely = expect_run(around.runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(around.image))
     work = likely.work if likely is not None else USUAL
     return LaunchPlan(
         config=config,
         config_name=config_name,
         mode=mode,
-        offers=rank(weigh(offers, advice=around.advice, stock_outs=around.stock_outs, now=now, work=work)),
+        offers=rank_offers(
+            weigh_offers(offers, advice=around.advice, stock_outs=around.stock_outs, now=now, work=work)
+        ),
         ttl_s=ttl_s,
         ceiling_usd=worst,
         attempts=attempts,
         image=around.image,
         cases=cases,
-        measurements_per_implementation=len(cases) * measurements(config, kind),
-        harness=harness(config, grids, kind),
+        measurements_per_implementation=len(cases) * count_measurements(config, kind),
+        harness=harness_settings(config, grids, kind),
         notices=tuple(notices),
         headroom=fits.headroom,
         expectation=likely,
@@ -299,7 +317,7 @@ def with_fallbacks(
         offers=offers,
         ttl_s=ttl_s,
         attempts=attempts,
-        ceiling_usd=max(ceiling(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
+        ceiling_usd=max(ceiling_usd(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
         fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
         headroom=min((one.headroom for one in plans), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
@@ -377,18 +395,18 @@ def fit_budget(
             f"run.max_minutes of {config.run.max_minutes} is too short: booting and one case take {_minutes(least_s)}",
             f"set run.max_minutes to {-(-least_s // 60)} or more",
         )
-    left = headroom(ledger, caps, now, pretend=mode.simulated)
-    if left is None:
+    limit = headroom(ledger, caps, now, pretend=mode.simulated)
+    if limit is None:
         return offers, wanted_s, config.run.attempts, []
-    dollars, _ = left
+    dollars, _ = limit
     cheapest = min(held_at(offer, margin) for offer in offers)
     payable = [n for n in range(config.run.attempts, 0, -1) if ttl_within(dollars, cheapest, n) >= wanted_s]
     attempts = payable[0] if payable else 1
     ttl = {offer: ttl_within(dollars, held_at(offer, margin), attempts) for offer in offers}
     longest_s = min(wanted_s, max(ttl.values()))
     if longest_s < least_s:
-        refused = authorize(ledger, caps, ceiling(cheapest, least_s, attempts), now, pretend=mode.simulated)
-        assert isinstance(refused, Refused), "what ttl_within leaves out, authorize refuses"
+        refused = authorize(ledger, caps, ceiling_usd(cheapest, least_s, attempts), now, pretend=mode.simulated)
+        assert isinstance(refused, HoldRefused), "what ttl_within leaves out, authorize refuses"
         return _budget_refused(config, refused, least_s)
     kept = tuple(offer for offer in offers if ttl[offer] >= longest_s)
     notices = []
@@ -411,15 +429,15 @@ def _place(offer: Offer) -> str:
 _WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}
 
 
-def _budget_refused(config: Config, refused: Refused, seconds: int) -> PlanRefused:
-    left = max(refused.cap - refused.spent - refused.held, Decimal(0))
+def _budget_refused(config: Config, refused: HoldRefused, seconds: int) -> PlanRefused:
+    headroom_usd = max(refused.cap - refused.spent - refused.held, Decimal(0))
     held = f", ${refused.held} held" if refused.held else ""
     key = "total_usd" if refused.window == "total" else f"per_{refused.window}_usd"
     return PlanRefused(
         "budget",
         (
             f"{config.gpu} needs at least ${refused.needs} (the shortest useful run takes {_minutes(seconds)}), "
-            f"but only ${left} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} "
+            f"but only ${headroom_usd} is left {_WINDOW_WORDS[refused.window]} (cap ${refused.cap}, ${refused.spent} "
             f"spent{held})"
         ),
         refused.remedy

@@ -15,11 +15,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
-from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, Target
-from orchestrator.core.ledger.budget import ZERO, Caps, Ledger, Refused, authorize
+from orchestrator.core.config.model import Config, case_ids_of, count_measurements, effective_grids, harness_settings
+from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, HostTarget
+from orchestrator.core.ledger.budget import ZERO, Caps, HoldRefused, Ledger, authorize
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.plan.offered import PlanRefused
@@ -32,7 +32,7 @@ def plan_on_hosts(
     config: Config,
     *,
     config_name: str,
-    target: Target,
+    target: HostTarget,
     ledger: Ledger,
     caps: Caps,
     now: datetime,
@@ -59,9 +59,9 @@ def plan_on_hosts(
     grids = effective_grids(config, Mode.HOST)
     if grids.left_out:
         budget_notices.append(f"{config.gpu} has no {', '.join(grids.left_out)} arithmetic: left out")
-    worst = ceiling(config.host.hourly_usd, ttl_s, attempts)
+    worst = ceiling_usd(config.host.hourly_usd, ttl_s, attempts)
     fits = authorize(ledger, caps, worst, now)
-    assert not isinstance(fits, Refused), "a deadline that fits the budget is one whose ceiling does"
+    assert not isinstance(fits, HoldRefused), "a deadline that fits the budget is one whose ceiling does"
     cases = case_ids_of(config, grids)
     return LaunchPlan(
         config=config,
@@ -73,8 +73,8 @@ def plan_on_hosts(
         attempts=attempts,
         image=NO_IMAGE,
         cases=cases,
-        measurements_per_implementation=len(cases) * measurements(config, Mode.HOST),
-        harness=harness(config, grids, Mode.HOST),
+        measurements_per_implementation=len(cases) * count_measurements(config, Mode.HOST),
+        harness=harness_settings(config, grids, Mode.HOST),
         notices=(*notices, *budget_notices),
         headroom=fits.headroom,
     )
@@ -98,10 +98,12 @@ def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO) -> 
         }
     )
     placement = stored_config.placement.model_copy(
-        update={"max_usd_per_hour": lower(today.placement.max_usd_per_hour, stored_config.placement.max_usd_per_hour)}
+        update={
+            "max_usd_per_hour": lower_limit(today.placement.max_usd_per_hour, stored_config.placement.max_usd_per_hour)
+        }
     )
-    left = None if today.budget.per_run_usd is None else max(today.budget.per_run_usd - spent, ZERO)
-    budget = today.budget.model_copy(update={"per_run_usd": lower(left, stored.ceiling_usd)})
+    usd_left = None if today.budget.per_run_usd is None else max(today.budget.per_run_usd - spent, ZERO)
+    budget = today.budget.model_copy(update={"per_run_usd": lower_limit(usd_left, stored.ceiling_usd)})
     machine = today.machine.model_copy(
         update={"type": stored_config.machine.type, "provisioning": stored_config.machine.provisioning}
     )
@@ -121,7 +123,7 @@ def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO) -> 
     )
 
 
-def lower(one: Decimal | None, other: Decimal | None) -> Decimal | None:
+def lower_limit(one: Decimal | None, other: Decimal | None) -> Decimal | None:
     """The lower of two limits; None means no limit."""
     return min((limit for limit in (one, other) if limit is not None), default=None)
 
@@ -139,7 +141,7 @@ def resumed_on_hosts(today: Config, stored: LaunchPlan) -> LaunchPlan:
         offers=offers,
         ttl_s=ttl_s,
         attempts=attempts,
-        ceiling_usd=ceiling(today.host.hourly_usd, ttl_s, attempts),
+        ceiling_usd=ceiling_usd(today.host.hourly_usd, ttl_s, attempts),
         fallbacks=(),
     )
 

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from orchestrator.core.market.machines import Instance, Operation
-from orchestrator.core.market.offers import Offer, blocked_by, rank
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.offers import Offer, blocked_by, rank_offers
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.naming import is_client
 from orchestrator.core.run.events import InstanceGone, MachineTaken, ZoneExhausted
 from orchestrator.core.run.fold import Phase, Run, Vm
@@ -42,7 +42,7 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     never_made = {
         (vm.zone, vm.machine_type) for vm in run.vms if vm.how == "never_made" and vm.generation == run.generation
     }
-    left = [
+    open_ones = [
         offer
         for offer in offers
         if (offer.zone, offer.machine_type) not in never_made and not any(_blocks(fact, offer) for fact in facts)
@@ -50,7 +50,7 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     last_zones = {fact.zone for fact in run.exhausted} | {vm.zone for vm in run.vms if vm.gone_at is not None}
     hints = facts[-1].zones_available if facts else ()
     order = {gpu: place for place, gpu in reversed(list(enumerate(offer.gpu for offer in offers)))}
-    ranked = rank([offer for offer in left if _same_gpu(run, offer, offers)], hints=hints, last=last_zones)
+    ranked = rank_offers([offer for offer in open_ones if _same_gpu(run, offer, offers)], hints=hints, last=last_zones)
     spot_first = not _on_demand_is_due(run)
     ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
     return tuple(offer for offer in ordered if _affordable(run, offer, ttl_s))
@@ -79,12 +79,12 @@ def _affordable(run: Run, offer: Offer, ttl_s: int | None) -> bool:
     if run.hold_usd is None or run.plan is None:
         return True
     spent = sum((_highest_cost(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
-    return spent + ceiling(offer.usd_per_hour, run.plan.ttl_s if ttl_s is None else ttl_s, 1) <= run.hold_usd
+    return spent + ceiling_usd(offer.usd_per_hour, run.plan.ttl_s if ttl_s is None else ttl_s, 1) <= run.hold_usd
 
 
 def _highest_cost(vm: Vm) -> Decimal:
     """The dollars that a machine has cost, or can cost at most if it may still exist. This needs no clock."""
-    return ceiling(vm.usd_per_hour, vm.max_run_s, 1) if vm.gone_at is None else vm.cost(vm.gone_at)
+    return ceiling_usd(vm.usd_per_hour, vm.max_run_s, 1) if vm.gone_at is None else vm.cost(vm.gone_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Wait:
 Command = Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Close | Wait
 
 
-def decide(
+def decide_commands(
     run: Run,
     observation: Observation,
     now: datetime,
@@ -205,7 +205,7 @@ def decide(
         return _after_the_end(run, now)
     if run.goes_on:
         return _next_machine(run, now, policy, offers, ttl_s)
-    outcome, detail = ending(run, vm) if vm is not None else (Phase.STOPPED, "")
+    outcome, detail = run_ending(run, vm) if vm is not None else (Phase.STOPPED, "")
     if run.stop is not None and (vm is None or vm.generation < run.generation):
         outcome, detail = Phase.STOPPED, run.stop.reason
     return (Settle(run.due(now)), Close(outcome, detail))
@@ -246,7 +246,7 @@ def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command
     one."""
     vm = run.vm
     if vm is not None and vm.started_at is not None and vm.generation == run.generation:
-        outcome, detail = ending(run, vm)
+        outcome, detail = run_ending(run, vm)
         why = f"{detail}; {why}"
     return (Settle(run.due(now)), Close(outcome, why))
 
@@ -402,11 +402,11 @@ def as_guest(
     if report.finished is None:
         _, how = end_of(vm, observation.operations, None, now)
         vm = replace(vm, how=how)
-    outcome, detail = ending(run, vm)
+    outcome, detail = run_ending(run, vm)
     return (Settle(run.due(now)), Close(outcome, detail))
 
 
-def ending(run: Run, vm: Vm) -> tuple[Phase, str]:
+def run_ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     """(outcome, reason in one line) of a run whose machine is gone."""
     diagnosis = run.report_of(vm.attempt).diagnosis
     reason = f"{diagnosis.cause}: {diagnosis.detail}" if diagnosis else ""
@@ -439,5 +439,7 @@ def _wrong(run: Run) -> str:
     first = run.wrong[0]
     names = dict.fromkeys(one.implementation for one in run.wrong)
     cases = count(sum(one.implementation == first.implementation for one in run.wrong), "case")
-    others = f" ({', '.join(name for name in names if name != first.implementation)} too)" if len(names) > 1 else ""
-    return f"{first.implementation} was wrong on {cases}{others}, first {first.case_id}: {first.reason}"
+    other_names = (
+        f" ({', '.join(name for name in names if name != first.implementation)} too)" if len(names) > 1 else ""
+    )
+    return f"{first.implementation} was wrong on {cases}{other_names}, first {first.case_id}: {first.reason}"

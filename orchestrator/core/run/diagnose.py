@@ -28,7 +28,7 @@ from orchestrator.core.run.fold import Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class RunDiagnosis:
     """Why a run ended. `cause` is a word of docs/contracts.md, section 5, or one of the provider's causes below."""
 
     cause: str
@@ -127,7 +127,7 @@ REMEDIES: Final = {
 }
 
 
-def pasted(remedy: str, run_id: str) -> str:
+def complete_remedy(remedy: str, run_id: str) -> str:
     """The remedy with its commands completed for this run."""
     return re.sub(r"\bRUN\b", run_id, remedy.replace("`bench launch --gpu GPU`", launch_command(run_id)))
 
@@ -196,12 +196,12 @@ _TELLING: Final = re.compile(
 LINES: Final = 12
 
 
-def remedy(cause: str) -> str:
+def remedy_for(cause: str) -> str:
     """The remedy for a cause; for an unknown cause, where to look."""
     return REMEDIES.get(cause, REMEDIES["unknown"])
 
 
-def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> Diagnosis:
+def diagnose_run(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> RunDiagnosis:
     """The cause for which a run ended, from its facts and the end of its log. `ended` is the recorded reason, if there
     is one; it becomes the detail if only the end of the machine is known.
 
@@ -212,7 +212,7 @@ def diagnose(*, facts: Iterable[Fact] = (), log: str = "", ended: str = "") -> D
     all_facts = tuple(facts)
     for fact in reversed(all_facts):
         if isinstance(fact, Diagnosed) and fact.cause != "unknown":
-            return Diagnosis(fact.cause, fact.detail, remedy(fact.cause))
+            return RunDiagnosis(fact.cause, fact.detail, remedy_for(fact.cause))
     return _refused(all_facts) or _from_log(log) or _from_facts(all_facts, ended) or _unknown(all_facts, log)
 
 
@@ -233,7 +233,7 @@ def wants_diagnosis(outcome: Phase, events: Sequence[Event]) -> bool:
     return outcome not in EXPLAINS_ITSELF and not diagnosed
 
 
-def matters(log: str) -> tuple[str, ...]:
+def relevant_lines(log: str) -> tuple[str, ...]:
     """The lines of a log without a known cause that a person should read, in their order: the last ones that look like
     errors, and the last ones of all."""
     lines = [line.rstrip() for line in log.splitlines()]
@@ -251,56 +251,58 @@ def _refusals(facts: Sequence[Fact]) -> list[tuple[str, str]]:
     return [(fact.code, fact.message) for fact in refusals]
 
 
-def _refused(facts: Sequence[Fact]) -> Diagnosis | None:
+def _refused(facts: Sequence[Fact]) -> RunDiagnosis | None:
     for code, words in _refusals(facts):
         if cause := _match(_PROVIDER, f"{code} {words}"):
-            return Diagnosis(cause, words or code, remedy(cause))
+            return RunDiagnosis(cause, words or code, remedy_for(cause))
     return None
 
 
-def _from_log(log: str) -> Diagnosis | None:
+def _from_log(log: str) -> RunDiagnosis | None:
     for cause, pattern in _LOG:
         if line := next((text for text in log.splitlines() if re.search(pattern, text, re.IGNORECASE)), ""):
-            return Diagnosis(cause, line.strip(), remedy(cause))
+            return RunDiagnosis(cause, line.strip(), remedy_for(cause))
     return None
 
 
-def _from_facts(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
+def _from_facts(facts: Sequence[Fact], ended: str) -> RunDiagnosis | None:
     if wrong := [fact for fact in facts if isinstance(fact, CaseChecked) and not fact.passed]:
         first, more = wrong[0], len(wrong) - 1
         detail = f"{first.implementation} on {first.case_id}: {first.reason or 'differs from the reference'}"
-        return Diagnosis("kernel_wrong", detail + (f" (and {more} more)" if more else ""), remedy("kernel_wrong"))
+        return RunDiagnosis(
+            "kernel_wrong", detail + (f" (and {more} more)" if more else ""), remedy_for("kernel_wrong")
+        )
     for fact in reversed(facts):
         if isinstance(fact, (Finished, VmExiting)) and fact.outcome in _OUTCOMES:
             cause = _OUTCOMES[fact.outcome]
-            return Diagnosis(cause, getattr(fact, "detail", ""), remedy(cause))
+            return RunDiagnosis(cause, getattr(fact, "detail", ""), remedy_for(cause))
     return _vanished(facts, ended)
 
 
-def _vanished(facts: Sequence[Fact], ended: str) -> Diagnosis | None:
+def _vanished(facts: Sequence[Fact], ended: str) -> RunDiagnosis | None:
     """The diagnosis from how a machine ended, if the machine itself wrote nothing about it; None if that shows
     nothing."""
     gone = next((fact for fact in reversed(facts) if isinstance(fact, InstanceGone)), None)
     if gone is None:
         return None
     if cause := _GONE.get(gone.how):
-        return Diagnosis(cause, ended or f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy(cause))
+        return RunDiagnosis(cause, ended or f"{gone.vm}: {gone.how.replace('_', ' ')}", remedy_for(cause))
     was_made = any(isinstance(fact, InstanceCreated) for fact in facts)
     if was_made and not any(isinstance(fact, OF_MACHINES) for fact in facts):
-        return Diagnosis("no_boot", ended or f"{gone.vm} sent nothing", remedy("no_boot"))
+        return RunDiagnosis("no_boot", ended or f"{gone.vm} sent nothing", remedy_for("no_boot"))
     return None
 
 
-def _unknown(facts: Sequence[Fact], log: str) -> Diagnosis:
+def _unknown(facts: Sequence[Fact], log: str) -> RunDiagnosis:
     refusal = next((words or code for code, words in _refusals(facts)), "")
     machine_detail = next(
         (fact.detail for fact in reversed(facts) if isinstance(fact, (Finished, Diagnosed)) and fact.detail), ""
     )
-    lines = matters(log)
-    return Diagnosis(
+    lines = relevant_lines(log)
+    return RunDiagnosis(
         "unknown",
         refusal or machine_detail or (lines[-1].strip() if lines else "there is no message"),
-        remedy("unknown"),
+        remedy_for("unknown"),
         lines,
     )
 

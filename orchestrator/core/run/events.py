@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
 from orchestrator.core.names import NO_ID, NO_IMAGE, ImageUrl, MachineName, ResourceId, RunId, Zone
 from orchestrator.core.naming import EventName
-from orchestrator.core.text import of_schema, plain, unnumbered
+from orchestrator.core.text import clean_value, of_schema, parse_unversioned
 
 # The base class of facts, and the facts about images.
 
@@ -39,7 +39,7 @@ class Fact(BaseModel):
     @property
     def harmless(self) -> Self:
         """The same fact with every text made harmless, because texts from the cloud may be in it."""
-        return self.model_validate(plain(self.model_dump(mode="json")))
+        return self.model_validate(clean_value(self.model_dump(mode="json")))
 
 
 class ImageReplaced(Fact):
@@ -434,7 +434,7 @@ class Event(BaseModel):
         return EventName(self.time, self.writer, self.seq, kind).object(self.run_id)
 
 
-def encode(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     fact = event.fact
     written = {
         "schema": 1,
@@ -448,23 +448,23 @@ def encode(event: Event) -> bytes:
     return json.dumps(written, sort_keys=True).encode()
 
 
-def decode(data: bytes) -> Event | None:
+def decode_event(data: bytes) -> Event | None:
     """The event in `data`, or None if it is not an event. A known kind with unreadable data becomes `Unrecognised`. All
     texts are made harmless."""
     try:
-        found = unnumbered(data)
-        kind, body = str(found["kind"]), dict(found.get("data") or {})
+        document = parse_unversioned(data)
+        kind, body = str(document["kind"]), dict(document.get("data") or {})
         fact: Fact
         try:
-            of_schema(found)
+            of_schema(document)
             fact = FACTS[kind].read(body)
         except (KeyError, ValueError):  # a ValidationError is one, and so is `Newer`
             fact = Unrecognised(name=kind, data=body)
         return Event(
-            run_id=found["run_id"],
-            time=found["time"],
-            writer=found["writer"],
-            seq=found["seq"],
+            run_id=document["run_id"],
+            time=document["time"],
+            writer=document["writer"],
+            seq=document["seq"],
             fact=fact,
         )
     except (ValueError, KeyError, TypeError):

@@ -18,10 +18,21 @@ from orchestrator.core.naming import attempt_of, instance_name, is_client, machi
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phase, PhaseSpan, Run, Vm
 
-__all__ = ["OUTCOMES", "VM_PHASES", "MachineReport", "Phase", "PhaseSpan", "Run", "Vm", "evolve", "replay", "started"]
+__all__ = [
+    "OUTCOMES",
+    "VM_PHASES",
+    "MachineReport",
+    "Phase",
+    "PhaseSpan",
+    "Run",
+    "Vm",
+    "evolve",
+    "initial_run",
+    "replay",
+]
 
 
-def started(ordered: Sequence[ev.Event]) -> Run:
+def initial_run(ordered: Sequence[ev.Event]) -> Run:
     """The run before its first fact. Its beginning is the first event of a client, or of a machine if no client wrote
     one."""
     first = next((event for event in ordered if is_client(event.writer)), ordered[0])
@@ -34,7 +45,7 @@ def replay(log: Iterable[ev.Event]) -> Run | None:
     ordered = answers_last(sorted(unique.values(), key=lambda event: event.order))
     if not ordered:
         return None
-    run = started(ordered)
+    run = initial_run(ordered)
     for event in ordered:
         run = evolve(run, event)
     return run
@@ -252,8 +263,8 @@ def _attempt(event: ev.Event) -> int:
 
 
 def _report(run: Run, attempt: int, **changes: Any) -> Run:
-    others = [report for report in run.reports if report.attempt != attempt]
-    reports = sorted([*others, replace(run.report_of(attempt), **changes)], key=lambda report: report.attempt)
+    other_reports = [report for report in run.reports if report.attempt != attempt]
+    reports = sorted([*other_reports, replace(run.report_of(attempt), **changes)], key=lambda report: report.attempt)
     return replace(run, reports=tuple(reports))
 
 

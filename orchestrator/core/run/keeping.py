@@ -18,7 +18,7 @@ from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import is_prepared
 from orchestrator.core.run import paid_time
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.paid_time import span
+from orchestrator.core.run.paid_time import format_span
 from orchestrator.core.run.status import StatusLine
 from orchestrator.core.text import count
 
@@ -43,11 +43,11 @@ class ColdStart:
     @property
     def text(self) -> str:
         runs = count(self.runs, "run")
-        parts = f": {paid_time.told(dict(self.parts))}" if self.parts else ""
+        parts = f": {paid_time.describe_parts(dict(self.parts))}" if self.parts else ""
         share = (
             f"; measuring took {self.measuring_share:.0%} of machine time" if self.measuring_share is not None else ""
         )
-        return f"cold starts in this bucket (median of {runs}): {span(self.seconds)}{parts}{share}"
+        return f"cold starts in this bucket (median of {runs}): {format_span(self.seconds)}{parts}{share}"
 
     def document(self) -> dict[str, Any]:
         return {
@@ -60,7 +60,7 @@ class ColdStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class KeepAdvice:
     verdict: Literal["keep", "stop"]
     why: str
     usd_per_hour: Decimal
@@ -75,7 +75,7 @@ class Advice:
         if self.cold is None or self.cold_usd is None:
             return f"{self.verdict}: {hourly}; {self.why}"
         runs = count(self.cold.runs, "run")
-        start = f"a cold start {span(self.cold.seconds)} and ${self.cold_usd:.4f} (median of {runs})"
+        start = f"a cold start {format_span(self.cold.seconds)} and ${self.cold_usd:.4f} (median of {runs})"
         return f"{self.verdict}: {hourly}, {start}; {self.why}"
 
     def document(self) -> dict[str, object]:
@@ -109,12 +109,12 @@ def cold_starts(lines: Sequence[StatusLine], gpu: str, mode: str, *, prepared: b
         float(median(line.cold_start_s for line in newest)),
         float(median(line.billed_start_s for line in newest)),
         len(newest),
-        paid_time.medians([line.start_parts for line in newest]),
+        paid_time.median_parts([line.start_parts for line in newest]),
         round(median(shares), 4) if shares else None,
     )
 
 
-def advise(run: Run, cold: ColdStart | None, now: datetime) -> Advice | None:
+def advise_keeping(run: Run, cold: ColdStart | None, now: datetime) -> KeepAdvice | None:
     """Whether to keep or stop a machine that was kept; None if it works for its own run or does not exist."""
     vm, report = run.vm, run.current
     if vm is None or not vm.open or vm.started_at is None:
@@ -122,21 +122,27 @@ def advise(run: Run, cold: ColdStart | None, now: datetime) -> Advice | None:
     rate = vm.usd_per_hour
     cold_usd = None if cold is None else round_up(Fraction(rate) * Fraction(cold.billed_s) / 3600)
 
-    def advice(verdict: Literal["keep", "stop"], why: str, idle_s: float = 0) -> Advice:
-        return Advice(verdict, why, rate, idle_s, cold, cold_usd)
+    def advice(verdict: Literal["keep", "stop"], why: str, idle_s: float = 0) -> KeepAdvice:
+        return KeepAdvice(verdict, why, rate, idle_s, cold, cold_usd)
 
     if report.lent_to:
         return advice("keep", f"{report.lent_to} is measured on it")
     if report.idle_until is None or report.kept_at is None:
         return None
     idle_s = max(0.0, (now - report.kept_at).total_seconds())
-    left = f"it deletes itself in {span(max(0.0, (report.idle_until - now).total_seconds()))}"
+    deletion_text = f"it deletes itself in {format_span(max(0.0, (report.idle_until - now).total_seconds()))}"
     if cold is None:
-        return advice("stop", f"unless you launch again soon: {left}{_NO_HISTORY}", idle_s)
+        return advice("stop", f"unless you launch again soon: {deletion_text}{_NO_HISTORY}", idle_s)
     if idle_s < cold.billed_s:
-        rest = span(cold.billed_s - idle_s)
-        return advice("keep", f"idle for {span(idle_s)}, it pays if you launch within {rest}; {left}", idle_s)
-    return advice("stop", f"idle for {span(idle_s)}, it has cost what a cold start costs; {left}", idle_s)
+        cold_start_text = format_span(cold.billed_s - idle_s)
+        return advice(
+            "keep",
+            f"idle for {format_span(idle_s)}, it pays if you launch within {cold_start_text}; {deletion_text}",
+            idle_s,
+        )
+    return advice(
+        "stop", f"idle for {format_span(idle_s)}, it has cost what a cold start costs; {deletion_text}", idle_s
+    )
 
 
 _NO_HISTORY: Final = "; no run of this GPU in this bucket tells what a cold start costs"

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.market.machines import Instance
-from orchestrator.core.market.pricing import accrued
+from orchestrator.core.market.pricing import accrued_usd
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, is_label_of
 from orchestrator.core.run.decide import Policy, is_left_unsealed
 from orchestrator.core.run.fold import Run, Vm
@@ -36,7 +36,7 @@ class Orphan:
     reason: str
 
 
-def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan:
+def judge_machine(instance: Instance, run: Run | None, bucket: str, now: datetime, policy: Policy) -> Keep | Orphan:
     """Whether `instance` should exist. `run` is the state of the run that its label names, or None if the bucket has no
     such run. It must be read *after* the instance was listed: a machine is recorded before it is requested."""
     by_itself = _by_itself(instance, bucket, now, policy)
@@ -47,7 +47,7 @@ def judge(instance: Instance, run: Run | None, bucket: str, now: datetime, polic
         return Orphan(f"run {named} is not in this bucket" if named else "its labels name no run")
     if run.closed is not None:
         return Orphan(f"its run is over ({run.phase.value})")
-    vm = owner(instance, run)
+    vm = requesting_vm(instance, run)
     if vm is None:
         return Orphan("its run never requested it")
     if not vm.open:
@@ -104,21 +104,21 @@ def _of_a_live_run(instance: Instance, run: Run, vm: Vm, now: datetime, policy: 
     last_word = report.last_word_at
     if started is not None and now > started + timedelta(seconds=policy.boot_limit_s) and last_word is None:
         return Orphan(f"it sent nothing for {_minutes(now - started)} after it started")
-    return Keep(f"run {run.run_id} is {run.phase.value}", flags(instance, run, now))
+    return Keep(f"run {run.run_id} is {run.phase.value}", machine_flags(instance, run, now))
 
 
-def owner(instance: Instance, run: Run | None) -> Vm | None:
+def requesting_vm(instance: Instance, run: Run | None) -> Vm | None:
     """The request of `run` that made `instance`, or None. The name alone does not identify it, because an attempt
     requests machines of one name in several zones."""
     vms = reversed(run.vms) if run is not None else ()
     return next((vm for vm in vms if (vm.name, vm.zone) == (instance.name, instance.zone)), None)
 
 
-def flags(instance: Instance, run: Run | None, now: datetime) -> tuple[str, ...]:
+def machine_flags(instance: Instance, run: Run | None, now: datetime) -> tuple[str, ...]:
     """What is unusual about a machine: `idle` if it has sent nothing for `IDLE_AFTER`, `stale` if it is older than
     `STALE_AFTER`."""
     since = instance.started_at or instance.created_at
-    vm = owner(instance, run)
+    vm = requesting_vm(instance, run)
     last_event = run.report_of(vm.attempt).last_word_at if run is not None and vm is not None else None
     last_sign = max(last_event, since) if last_event is not None else since
     conditions = (("idle", now - last_sign > IDLE_AFTER), ("stale", now - since > STALE_AFTER))
@@ -131,7 +131,7 @@ def cost_so_far(instance: Instance, usd_per_hour: Decimal | None, now: datetime)
         return None
     if instance.started_at is None:
         return Decimal(0)
-    return accrued(usd_per_hour, instance.started_at, max(now, instance.started_at))
+    return accrued_usd(usd_per_hour, instance.started_at, max(now, instance.started_at))
 
 
 def _minutes(span: timedelta) -> str:

@@ -96,35 +96,35 @@ def _measuring(run: Run, report: MachineReport, end: datetime) -> float:
     return max(0.0, seconds)
 
 
-def written(parts: dict[str, float]) -> str:
+def format_parts(parts: dict[str, float]) -> str:
     """The parts as one field of a status line, in whole seconds: `request 2 boot 41 environment 95`."""
     return " ".join(f"{part} {round(seconds)}" for part, seconds in parts.items())
 
 
-def read(text: str) -> dict[str, int]:
+def parse_parts(text: str) -> dict[str, int]:
     """The seconds of each part in a field of a status line. Unknown parts are left out."""
     fields = text.split()
     pairs = zip(fields[::2], fields[1::2], strict=False)
     return {part: int(number) for part, number in pairs if part in PARTS and number.isascii() and number.isdigit()}
 
 
-def medians(texts: Sequence[str]) -> dict[str, float]:
+def median_parts(texts: Sequence[str]) -> dict[str, float]:
     """The median seconds of each part over several status lines, in order. A part that a line lacks counts as 0 s."""
-    lines = [parts for text in texts if (parts := read(text))]
+    lines = [parts for text in texts if (parts := parse_parts(text))]
     by_part = {part: float(median(one.get(part, 0) for one in lines)) for part in PARTS} if lines else {}
     return {part: seconds for part, seconds in by_part.items() if seconds > 0}
 
 
-def told(parts: dict[str, float]) -> str:
+def describe_parts(parts: dict[str, float]) -> str:
     """The parts as text for the user: `request 2 s, boot 41 s, environment 95 s`."""
-    return ", ".join(f"{part} {span(seconds)}" for part, seconds in parts.items())
+    return ", ".join(f"{part} {format_span(seconds)}" for part, seconds in parts.items())
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
-def document(run: Run, now: datetime) -> dict[str, Any]:
+def paid_time_document(run: Run, now: datetime) -> dict[str, Any]:
     """The times as JSON data, for `bench status RUN --json` and the manifest of fetched results."""
     paid, parts = paid_time(run, now), cold_start_parts(run)
     return {

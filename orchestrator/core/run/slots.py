@@ -28,7 +28,7 @@ WATCHDOG_S: Final = 60
 """How many seconds before its deadline a machine stops its work."""
 
 
-class Claim(BaseModel):
+class ChildClaim(BaseModel):
     """The next run of the machine, with the values that the machine's metadata would have if it were made for that
     run."""
 
@@ -50,7 +50,7 @@ class Slot(BaseModel):
     owner: RunId
     """The run for which the machine was made, and which pays for it."""
     idle_until: AwareDatetime
-    claim: Claim | None = None
+    claim: ChildClaim | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> Slot | None:
@@ -64,11 +64,11 @@ class Slot(BaseModel):
         return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1).encode()
 
 
-def claim(slot: Slot, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]) -> Slot | None:
+def with_claim(slot: Slot, run_id: str, by: str, spec: Mapping[str, Any], payload: Mapping[str, str]) -> Slot | None:
     """The slot with the claim in it, or None if the slot is not idle."""
     if slot.state != "idle":
         return None
-    new_claim = Claim(run_id=RunId(run_id), by=by, spec=dict(spec), payload=dict(payload))
+    new_claim = ChildClaim(run_id=RunId(run_id), by=by, spec=dict(spec), payload=dict(payload))
     return slot.model_copy(update={"state": "claimed", "claim": new_claim})
 
 
@@ -76,7 +76,7 @@ def is_claimed_by(slot: Slot, run_id: str) -> bool:
     return slot.claim is not None and slot.claim.run_id == run_id
 
 
-def release(slot: Slot, run_id: str) -> Slot:
+def without_claim(slot: Slot, run_id: str) -> Slot:
     """The slot without the run's claim, so that another launch may have the machine. It is returned unchanged if the
     claim is another run's, or if the machine has accepted it."""
     if slot.state != "claimed" or not is_claimed_by(slot, run_id):
@@ -85,7 +85,7 @@ def release(slot: Slot, run_id: str) -> Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MachineWanted:
     """What a launch needs of a machine."""
 
     mode: str
@@ -96,9 +96,9 @@ class Wanted:
     """The least time in which the launch can measure anything."""
 
 
-def unfit(slot: Slot, owner: Run | None, wanted: Wanted, now: datetime) -> str:
+def unfit_reason(slot: Slot, owner: Run | None, wanted: MachineWanted, now: datetime) -> str:
     """Why a launch cannot use a waiting machine, as text; empty if it can."""
-    vm = owned(slot, owner)
+    vm = owned_vm(slot, owner)
     if owner is None or owner.plan is None or vm is None or not vm.open or vm.deadline_at is None:
         return "the run that pays for it has no record of it"
     if owner.stop is not None or owner.closed is not None:
@@ -117,7 +117,7 @@ def unfit(slot: Slot, owner: Run | None, wanted: Wanted, now: datetime) -> str:
     return ""
 
 
-def owned(slot: Slot, owner: Run | None) -> Vm | None:
+def owned_vm(slot: Slot, owner: Run | None) -> Vm | None:
     vms = owner.vms if owner is not None else ()
     return next((vm for vm in vms if (vm.name, vm.zone) == (slot.vm, slot.zone)), None)
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
-from orchestrator.core.market.pricing import accrued
+from orchestrator.core.market.pricing import accrued_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_ID, MachineName, ResourceId, Zone
 from orchestrator.core.run import events as ev
@@ -97,7 +97,7 @@ class Vm:
         """The dollars that the machine has cost until `now` or its end; 0 if it never ran."""
         if self.started_at is None:
             return Decimal(0)
-        return accrued(self.usd_per_hour, self.started_at, max(self.gone_at or now, self.started_at))
+        return accrued_usd(self.usd_per_hour, self.started_at, max(self.gone_at or now, self.started_at))
 
 
 @dataclass(frozen=True, slots=True)

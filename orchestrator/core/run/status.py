@@ -13,11 +13,11 @@ from pydantic import AfterValidator, TypeAdapter
 
 from orchestrator.core.bounds import Count, Moment, Usd
 from orchestrator.core.run import paid_time
-from orchestrator.core.run.diagnose import remedy
+from orchestrator.core.run.diagnose import remedy_for
 from orchestrator.core.run.events import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
 from orchestrator.core.run.state import Vm
-from orchestrator.core.text import NAME, SCHEMA, name, words
+from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name
 
 DETAIL: Final = 400
 FIELD: Final = 250
@@ -85,8 +85,8 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         mode=run.plan.mode if run.plan else "",
         user=run.plan.user if run.plan else "",
         device=run.environment.device if run.environment else "",
-        created_at=iso(run.created_at),
-        updated_at=iso(run.updated_at),
+        created_at=iso_time(run.created_at),
+        updated_at=iso_time(run.updated_at),
         seconds=int((end - run.created_at) / timedelta(seconds=1)),
         cost_usd=str(run.cost(now)),
         ceiling_usd=str(run.ceiling_usd),
@@ -98,7 +98,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         detail=run.closed.detail[:DETAIL] if run.closed else "",
         cold_start_s=cold_start_s,
         billed_start_s=billed_start_s,
-        start_parts=paid_time.written(paid_time.cold_start_parts(run)),
+        start_parts=paid_time.format_parts(paid_time.cold_start_parts(run)),
         paid_s=round(paid.paid_s),
         measuring_s=round(paid.measuring_s),
         config=run.plan.config if run.plan else "",
@@ -116,11 +116,11 @@ def cold_start(run: Run) -> tuple[int, int]:
     return max(0, round(waited.total_seconds())), max(0, round(billed.total_seconds()))
 
 
-def iso(at: datetime) -> str:
+def iso_time(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def encode(line: StatusLine) -> dict[str, str]:
+def encode_status(line: StatusLine) -> dict[str, str]:
     """The line as object metadata. Only printable ASCII is used, because some servers send metadata in headers."""
     limits = {"detail": DETAIL, "device": NAME}
     return {key: _ascii(str(value))[: limits.get(key, FIELD)] for key, value in asdict(line).items()}
@@ -130,7 +130,7 @@ def _ascii(text: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in text)
 
 
-def decode(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
+def decode_status(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
     """The line in `metadata`, or None if there is none; then the run's events must be read."""
     if metadata.get("run_id") != run_id or not metadata.get("phase") or metadata.get("schema", "1") != str(SCHEMA):
         return None
@@ -157,7 +157,7 @@ def _text_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[str, AfterValidator(check)])
 
 
-_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[str, AfterValidator(words)])
+_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[str, AfterValidator(clean_line)])
 _COUNT: Final[TypeAdapter[Any]] = TypeAdapter(Count)
 _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
     **dict.fromkeys(
@@ -166,7 +166,7 @@ _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
     ),
     **dict.fromkeys(("cost_usd", "ceiling_usd", "usd_per_hour"), _text_of(Usd)),
     **dict.fromkeys(("created_at", "updated_at"), _text_of(Moment)),
-    "device": TypeAdapter(Annotated[str, AfterValidator(name)]),
+    "device": TypeAdapter(Annotated[str, AfterValidator(clean_name)]),
 }
 
 
@@ -180,8 +180,8 @@ def _of_vm(vm: Vm, now: datetime) -> dict[str, object]:
         "usd_per_hour": str(vm.usd_per_hour),
         "max_run_s": vm.max_run_s,
         "refused": vm.refused,
-        "started_at": iso(vm.started_at) if vm.started_at else None,
-        "gone_at": iso(vm.gone_at) if vm.gone_at else None,
+        "started_at": iso_time(vm.started_at) if vm.started_at else None,
+        "gone_at": iso_time(vm.gone_at) if vm.gone_at else None,
         "how": vm.how,
         "cost_usd": str(vm.cost(now)),
     }
@@ -191,7 +191,7 @@ def _dumped(facts: Sequence[Fact]) -> list[dict[str, Any]]:
     return [fact.model_dump() for fact in facts]
 
 
-def document(run: Run, now: datetime) -> dict[str, object]:
+def run_document(run: Run, now: datetime) -> dict[str, object]:
     """The state of a run as one JSON document, as `bench status RUN --json` and `bench launch --json` print it."""
     line = asdict(status_line(run, now))
     plan = run.plan
@@ -201,7 +201,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "state": line["phase"],
         "settled": run.settled is not None,
         "prices_simulated": run.simulated,
-        "time": paid_time.document(run, now if run.closed is None else run.updated_at),
+        "time": paid_time.paid_time_document(run, now if run.closed is None else run.updated_at),
         "config": plan.config if plan else "",
         "image": run.image,
         "implementations": list(plan.implementations) if plan else [],
@@ -211,7 +211,7 @@ def document(run: Run, now: datetime) -> dict[str, object]:
             {
                 "attempt": span.attempt,
                 "phase": span.phase,
-                "started_at": iso(span.started_at),
+                "started_at": iso_time(span.started_at),
                 "seconds": span.seconds,
                 "exit_code": span.exit_code,
             }
@@ -221,10 +221,10 @@ def document(run: Run, now: datetime) -> dict[str, object]:
         "gates": _dumped(run.gates),
         "wrong": _dumped(run.wrong),
         "cases": _dumped(run.measured),
-        "diagnoses": [{**fact.model_dump(), "remedy": remedy(fact.cause)} for fact in run.diagnoses],
+        "diagnoses": [{**fact.model_dump(), "remedy": remedy_for(fact.cause)} for fact in run.diagnoses],
         "exhausted": _dumped(run.exhausted),
     }
 
 
 def status_body(run: Run, now: datetime) -> bytes:
-    return json.dumps(document(run, now), sort_keys=True).encode()
+    return json.dumps(run_document(run, now), sort_keys=True).encode()

@@ -10,8 +10,8 @@ from typing import Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import usd
-from orchestrator.core.market.skus import near
-from orchestrator.core.setup.plan import ACCOUNT_ID, Wanted
+from orchestrator.core.market.skus import regions_near
+from orchestrator.core.setup.plan import ACCOUNT_ID, SetupRequest
 
 PROJECT: Final = re.compile(r"(?:[a-z0-9.-]+:)?[a-z](?:[-a-z0-9]{4,28})[a-z0-9]")
 BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
@@ -26,7 +26,7 @@ DEFAULT_CAPS: Final[Mapping[str, str]] = {
 }
 
 
-def wanted(
+def parse_setup(
     project: str,
     bucket: str,
     *,
@@ -35,7 +35,7 @@ def wanted(
     launcher: str = "",
     caps: Mapping[str, str] = DEFAULT_CAPS,
     keeps_names: bool = True,
-) -> Wanted:
+) -> SetupRequest:
     """The set-up that the options ask for. Raises `ConfigError` that names the flag and what is valid."""
     a_project(project)
     a_bucket(bucket, project)
@@ -47,7 +47,7 @@ def wanted(
     a_location(location)
     a_launcher(launcher)
     budget = tuple((key, a_cap(key, text)) for key, text in caps.items() if text)
-    return Wanted(project, bucket, location.lower(), account_id, launcher, budget, keeps_names)
+    return SetupRequest(project, bucket, location.lower(), account_id, launcher, budget, keeps_names)
 
 
 def a_project(text: str) -> str:
@@ -73,7 +73,7 @@ def a_bucket(text: str, project: str = "my-project") -> str:
 
 def a_location(text: str) -> str:
     zones = [zone for gpu in CATALOG for zone in gpu.zones]
-    if not near(text, zones):
+    if not regions_near(text, zones):
         raise ConfigError(
             f"--location {text}: no machine of the catalog is in a region of that name",
             hint="us-central1 has most kinds of machines; US, EU and ASIA are possible too",

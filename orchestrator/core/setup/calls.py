@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.rest import Answer, Api, Request, Service
-from orchestrator.core.setup.plan import APIS, LAUNCHER_ROLE, MACHINE_ROLE, Standing, Wanted, custom_role, grants
+from orchestrator.core.rest import Api, RestAnswer, RestRequest, Service
+from orchestrator.core.setup.plan import (
+    APIS,
+    LAUNCHER_ROLE,
+    MACHINE_ROLE,
+    SetupRequest,
+    Standing,
+    custom_role,
+    policy_grants,
+)
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
@@ -36,21 +44,21 @@ RestStep = (
 )
 
 
-def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
+def survey_project(api: Api, wanted: SetupRequest, settings: Mapping[str, str]) -> Standing:
     """What exists in the project. Something that cannot be seen counts as missing: the step that makes it then reports
     why it cannot."""
     project = wanted.project
-    services = api.ask(enabled(project, APIS))
+    services = api.ask(enabled_request(project, APIS))
     apis = frozenset(
         str(entry.get("name", "")).rpartition("/")[2]
         for entry in services.document.get("services", ())
         if services.good and entry.get("state") == "ENABLED"
     )
-    bucket = api.ask(Request("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"}))
+    bucket = api.ask(RestRequest("storage", "GET", f"/storage/v1/b/{wanted.bucket}", {"projection": "noAcl"}))
     account = api.ask(account_of(project, wanted.email))
     roles: dict[str, frozenset[str]] = {}
     for role_id in (MACHINE_ROLE, LAUNCHER_ROLE):
-        role = api.ask(Request("iam", "GET", f"/v1/{custom_role(role_id, project)}"))
+        role = api.ask(RestRequest("iam", "GET", f"/v1/{custom_role(role_id, project)}"))
         if role.good:
             roles[role_id] = frozenset(role.document.get("includedPermissions", ()))
     on_project = api.ask(read_policy("project", project))
@@ -61,14 +69,14 @@ def survey(api: Api, wanted: Wanted, settings: Mapping[str, str]) -> Standing:
         bucket=bucket.document if bucket.good else None,
         account=account.good,
         roles=roles,
-        on_project=grants(on_project.document) if on_project.good else frozenset(),
-        on_bucket=grants(on_bucket.document) if on_bucket.good else frozenset(),
-        on_account=grants(on_account.document) if on_account.good else frozenset(),
+        on_project=policy_grants(on_project.document) if on_project.good else frozenset(),
+        on_bucket=policy_grants(on_bucket.document) if on_bucket.good else frozenset(),
+        on_account=policy_grants(on_account.document) if on_account.good else frozenset(),
         settings=settings,
     )
 
 
-def take(api: Api, step: RestStep) -> Answer:
+def take_step(api: Api, step: RestStep) -> RestAnswer:
     """Takes one step, and returns the last answer. While the answer says that the API is off, the step is tried again
     for some minutes: an earlier step has just enabled the API."""
     for pause in TOO_YOUNG_S:
@@ -79,7 +87,7 @@ def take(api: Api, step: RestStep) -> Answer:
     return _once(api, step)
 
 
-def _once(api: Api, step: RestStep) -> Answer:
+def _once(api: Api, step: RestStep) -> RestAnswer:
     match step:
         case EnableApis():
             return _enable(api, step)
@@ -99,103 +107,111 @@ def _once(api: Api, step: RestStep) -> Answer:
             return _grant(api, "account", step.project, step.email, step.role, step.member, None)
 
 
-def enabled(project: str, apis: tuple[str, ...]) -> Request:
+def enabled_request(project: str, apis: tuple[str, ...]) -> RestRequest:
     """The request for the state of some APIs."""
     names = [f"projects/{project}/services/{api}" for api in apis]
-    return Request("serviceusage", "GET", f"/v1/projects/{project}/services:batchGet", {"names": names})
+    return RestRequest("serviceusage", "GET", f"/v1/projects/{project}/services:batchGet", {"names": names})
 
 
-def account_of(project: str, email: str) -> Request:
-    return Request("iam", "GET", f"/v1/projects/{project}/serviceAccounts/{email}")
+def account_of(project: str, email: str) -> RestRequest:
+    return RestRequest("iam", "GET", f"/v1/projects/{project}/serviceAccounts/{email}")
 
 
-def _enable(api: Api, step: EnableApis) -> Answer:
+def _enable(api: Api, step: EnableApis) -> RestAnswer:
     path = f"/v1/projects/{step.project}/services:batchEnable"
-    answer = api.ask(Request("serviceusage", "POST", path, body={"serviceIds": list(step.apis)}))
+    answer = api.ask(RestRequest("serviceusage", "POST", path, body={"serviceIds": list(step.apis)}))
     for pause in (*PAUSES_S, *PAUSES_S):
         if not answer.good or answer.document.get("done"):
             break
         api.pause(pause)
-        answer = api.ask(Request("serviceusage", "GET", f"/v1/{answer.document.get('name', '')}"))
+        answer = api.ask(RestRequest("serviceusage", "GET", f"/v1/{answer.document.get('name', '')}"))
     error = answer.document.get("error")
-    return Answer(400, {"error": error}) if answer.good and error else answer
+    return RestAnswer(400, {"error": error}) if answer.good and error else answer
 
 
-def _make_bucket(api: Api, step: MakeBucket) -> Answer:
+def _make_bucket(api: Api, step: MakeBucket) -> RestAnswer:
     body = {"name": step.bucket, "location": step.location.upper(), "lifecycle": LIFECYCLE}
     body["iamConfiguration"] = {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"}
-    return api.ask(Request("storage", "POST", "/storage/v1/b", {"project": step.project}, body))
+    return api.ask(RestRequest("storage", "POST", "/storage/v1/b", {"project": step.project}, body))
 
 
-def _mend_bucket(api: Api, step: MendBucket) -> Answer:
+def _mend_bucket(api: Api, step: MendBucket) -> RestAnswer:
     path = f"/storage/v1/b/{step.bucket}"
-    found = api.ask(Request("storage", "GET", path, {"projection": "noAcl"}))
-    if not found.good:
-        return found
-    if found.document.get("name") != step.bucket:
-        return Answer(0, trouble=f"what was answered about gs://{step.bucket} is not about it, so it is not changed")
-    access = dict(found.document.get("iamConfiguration", {}))
+    bucket_answer = api.ask(RestRequest("storage", "GET", path, {"projection": "noAcl"}))
+    if not bucket_answer.good:
+        return bucket_answer
+    if bucket_answer.document.get("name") != step.bucket:
+        return RestAnswer(
+            0, trouble=f"what was answered about gs://{step.bucket} is not about it, so it is not changed"
+        )
+    access = dict(bucket_answer.document.get("iamConfiguration", {}))
     access |= {"uniformBucketLevelAccess": {"enabled": True}} if step.uniform else {}
     access |= {"publicAccessPrevention": "enforced"} if step.private else {}
     our_rules = LIFECYCLE["rule"]
-    others = [rule for rule in found.document.get("lifecycle", {}).get("rule", ()) if rule not in our_rules]
-    kept = {"lifecycle": {"rule": [*others, *our_rules]}} if step.lifecycle else {}
-    return api.ask(Request("storage", "PATCH", path, {"projection": "noAcl"}, {"iamConfiguration": access, **kept}))
+    other_rules = [
+        rule for rule in bucket_answer.document.get("lifecycle", {}).get("rule", ()) if rule not in our_rules
+    ]
+    kept = {"lifecycle": {"rule": [*other_rules, *our_rules]}} if step.lifecycle else {}
+    return api.ask(RestRequest("storage", "PATCH", path, {"projection": "noAcl"}, {"iamConfiguration": access, **kept}))
 
 
-def _make_account(api: Api, step: MakeAccount) -> Answer:
+def _make_account(api: Api, step: MakeAccount) -> RestAnswer:
     body = {"accountId": step.account_id, "serviceAccount": {"displayName": step.title}}
-    answer = api.ask(Request("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body))
-    return Answer(200) if answer.status == 409 else answer
+    answer = api.ask(RestRequest("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body))
+    return RestAnswer(200) if answer.status == 409 else answer
 
 
-def _make_role(api: Api, step: MakeRole) -> Answer:
+def _make_role(api: Api, step: MakeRole) -> RestAnswer:
     role = {"title": step.title, "includedPermissions": list(step.permissions), "stage": "GA"}
     if not step.exists:
         answer = api.ask(
-            Request("iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role})
+            RestRequest(
+                "iam", "POST", f"/v1/projects/{step.project}/roles", body={"roleId": step.role_id, "role": role}
+            )
         )
         if answer.status != 409:
             return answer
     path = f"/v1/{custom_role(step.role_id, step.project)}"
-    return api.ask(Request("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
+    return api.ask(RestRequest("iam", "PATCH", path, {"updateMask": "title,includedPermissions,stage"}, role))
 
 
-def read_policy(kind: str, owner: str, email: str = "") -> Request:
+def read_policy(kind: str, owner: str, email: str = "") -> RestRequest:
     """The request for the policy of a `project`, a `bucket`, or an `account` (of the project `owner`)."""
     if kind == "bucket":
         path = f"/storage/v1/b/{owner}/iam"
-        return Request("storage", "GET", path, {"optionsRequestedPolicyVersion": POLICY_VERSION})
+        return RestRequest("storage", "GET", path, {"optionsRequestedPolicyVersion": POLICY_VERSION})
     if kind == "account":
         path = f"/v1/projects/{owner}/serviceAccounts/{email}:getIamPolicy"
-        return Request("iam", "POST", path, {"options.requestedPolicyVersion": POLICY_VERSION})
+        return RestRequest("iam", "POST", path, {"options.requestedPolicyVersion": POLICY_VERSION})
     body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
-    return Request("cloudresourcemanager", "POST", f"/v3/projects/{owner}:getIamPolicy", body=body)
+    return RestRequest("cloudresourcemanager", "POST", f"/v3/projects/{owner}:getIamPolicy", body=body)
 
 
-def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) -> Request:
+def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) -> RestRequest:
     if kind == "bucket":
-        return Request("storage", "PUT", f"/storage/v1/b/{owner}/iam", body=policy)
+        return RestRequest("storage", "PUT", f"/storage/v1/b/{owner}/iam", body=policy)
     if kind == "account":
         path = f"/v1/projects/{owner}/serviceAccounts/{email}:setIamPolicy"
-        return Request("iam", "POST", path, body={"policy": policy})
+        return RestRequest("iam", "POST", path, body={"policy": policy})
     service: Service = "cloudresourcemanager"
-    return Request(service, "POST", f"/v3/projects/{owner}:setIamPolicy", body={"policy": policy})
+    return RestRequest(service, "POST", f"/v3/projects/{owner}:setIamPolicy", body={"policy": policy})
 
 
-def _grant(api: Api, kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None) -> Answer:
+def _grant(
+    api: Api, kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None
+) -> RestAnswer:
     """Reads, changes and writes a policy. It starts again if the policy was changed in between, or if the new account
     is not known there yet."""
     pauses = iter(PAUSES_S)
     while True:
-        found = api.ask(read_policy(kind, owner, email))
-        if not found.good:
-            return found
-        if not found.document.get("etag"):  # written without one, it would take the place of whatever is there
-            return Answer(0, trouble=f"no policy of {owner} was answered with, so none is written")
-        policy = with_grant(found.document, role, member, condition)
+        policy_answer = api.ask(read_policy(kind, owner, email))
+        if not policy_answer.good:
+            return policy_answer
+        if not policy_answer.document.get("etag"):  # written without one, it would take the place of whatever is there
+            return RestAnswer(0, trouble=f"no policy of {owner} was answered with, so none is written")
+        policy = with_grant(policy_answer.document, role, member, condition)
         if policy is None:
-            return found
+            return policy_answer
         answer = api.ask(_write_policy(kind, owner, email, policy))
         # 409 and 412: somebody else changed it first. 400 and 404: the new account or role is not known here yet.
         pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None

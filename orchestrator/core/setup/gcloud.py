@@ -19,7 +19,7 @@ from orchestrator.core.setup.steps import (
     MendBucket,
     ShareCaps,
     Step,
-    describe,
+    describe_step,
 )
 
 HEAD = """#!/usr/bin/env bash
@@ -28,12 +28,12 @@ set -u
 """
 
 
-def script(steps: Iterable[Step], settings: str = "settings.yaml") -> str:
+def setup_script(steps: Iterable[Step], settings: str = "settings.yaml") -> str:
     """The bash script that takes the steps. `settings` is the path of the settings file."""
-    return HEAD + "".join(f"\n# {describe(step)}\n{command(step, settings)}\n" for step in steps)
+    return HEAD + "".join(f"\n# {describe_step(step)}\n{step_command(step, settings)}\n" for step in steps)
 
 
-def command(step: Step, settings: str = "settings.yaml") -> str:
+def step_command(step: Step, settings: str = "settings.yaml") -> str:
     """The step as one command or several lines."""
     match step:
         case EnableApis():
@@ -82,9 +82,11 @@ def command(step: Step, settings: str = "settings.yaml") -> str:
             return f"# by hand: these lines, in {settings}{lines_of_file}"
 
 
-def pasted(step: Step) -> str:
+def one_line_command(step: Step) -> str:
     """The step as one line for a shell; its description if it is not a command and must be done by hand."""
-    return " && ".join(line for line in command(step).splitlines() if not line.startswith("#")) or describe(step)
+    return " && ".join(line for line in step_command(step).splitlines() if not line.startswith("#")) or describe_step(
+        step
+    )
 
 
 def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) -> str:

@@ -18,7 +18,7 @@ from orchestrator.core.permissions import (
     MACHINE,
     OBJECT_USER,
     OBJECT_VIEWER,
-    names,
+    permission_names,
 )
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
@@ -98,7 +98,7 @@ def machine_grants(bucket: str, member: str) -> tuple[GrantOnBucket, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SetupRequest:
     """The set-up that `bench init` was asked for."""
 
     project: str
@@ -151,7 +151,7 @@ def custom_role(role_id: str, project: str) -> str:
     return f"projects/{project}/roles/{role_id}"
 
 
-def grants(policy: Mapping[str, Any]) -> frozenset[Grant]:
+def policy_grants(policy: Mapping[str, Any]) -> frozenset[Grant]:
     """The grants in a policy document."""
     return frozenset(
         Grant(str(binding.get("role", "")), str(member), str((binding.get("condition") or {}).get("expression", "")))
@@ -160,7 +160,7 @@ def grants(policy: Mapping[str, Any]) -> frozenset[Grant]:
     )
 
 
-def setup(wanted: Wanted, standing: Standing = NOTHING) -> tuple[Step, ...]:
+def plan_setup(wanted: SetupRequest, standing: Standing = NOTHING) -> tuple[Step, ...]:
     """The steps from what exists to what is wanted, in the order in which they must be taken."""
     steps: list[Step] = []
     off = tuple(api for api in APIS if api not in standing.apis)
@@ -197,13 +197,13 @@ def has_lifecycle(bucket: Mapping[str, Any]) -> bool:
     return all(rule in rules for rule in LIFECYCLE["rule"])
 
 
-def machine_steps(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
+def machine_steps(wanted: SetupRequest, standing: Standing) -> tuple[Step, ...]:
     """The steps that make the service account of machines and grant it its few rights."""
     steps: list[Step] = []
     member = f"serviceAccount:{wanted.email}"
     if not standing.account:
         steps.append(MakeAccount(wanted.project, wanted.account_id, "machines of bench"))
-    steps += _role(wanted.project, MACHINE_ROLE, "bench: a machine deletes itself", names(MACHINE), standing)
+    steps += _role(wanted.project, MACHINE_ROLE, "bench: a machine deletes itself", permission_names(MACHINE), standing)
     role = custom_role(MACHINE_ROLE, wanted.project)
     if Grant(role, member, OWN_MACHINES.expression) not in standing.on_project:
         steps.append(GrantOnProject(wanted.project, role, member, OWN_MACHINES))
@@ -217,9 +217,11 @@ def _as_held(step: GrantOnBucket) -> Grant:
     return Grant(step.role, step.member, step.condition.expression if step.condition else "")
 
 
-def _launcher(wanted: Wanted, standing: Standing) -> tuple[Step, ...]:
+def _launcher(wanted: SetupRequest, standing: Standing) -> tuple[Step, ...]:
     project, member = wanted.project, wanted.launcher
-    steps = list(_role(project, LAUNCHER_ROLE, "bench: launch and look", names(LAUNCHER, LOOKER, BATCH), standing))
+    steps = list(
+        _role(project, LAUNCHER_ROLE, "bench: launch and look", permission_names(LAUNCHER, LOOKER, BATCH), standing)
+    )
     role = custom_role(LAUNCHER_ROLE, project)
     if Grant(role, member) not in standing.on_project:
         steps.append(GrantOnProject(project, role, member))
@@ -238,6 +240,6 @@ def _role(project: str, role_id: str, title: str, wanted: tuple[str, ...], stand
     return (MakeRole(project, role_id, title, everything, exists=present is not None),)
 
 
-def _settings(wanted: Wanted) -> tuple[tuple[str, str], ...]:
+def _settings(wanted: SetupRequest) -> tuple[tuple[str, str], ...]:
     named = (("project", wanted.project), ("bucket", wanted.bucket), ("service_account", wanted.email))
     return (*(named if wanted.keeps_names else ()), *((key, str(usd)) for key, usd in wanted.budget))

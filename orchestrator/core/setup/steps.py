@@ -118,7 +118,7 @@ Step = (
 )  # fmt: skip
 
 
-def describe(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """The step as text for the user, without a full stop."""
     match step:
         case EnableApis():
@@ -146,12 +146,12 @@ def describe(step: Step) -> str:
             return f"{verb} the role {step.role_id} ({step.title}): {count(len(step.permissions), 'permission')}"
         case GrantOnProject():
             where = f", {step.condition.title}" if step.condition else ""
-            return f"grant {short(step.role)} on the project to {step.member}{where}"
+            return f"grant {short_role(step.role)} on the project to {step.member}{where}"
         case GrantOnBucket():
             where = f", {step.condition.title}" if step.condition else ""
-            return f"grant {short(step.role)} on gs://{step.bucket} to {step.member}{where}"
+            return f"grant {short_role(step.role)} on gs://{step.bucket} to {step.member}{where}"
         case GrantOnAccount():
-            return f"grant {short(step.role)} on {step.email} to {step.member}"
+            return f"grant {short_role(step.role)} on {step.email} to {step.member}"
         case ShareCaps():
             values = ", ".join(f"{window} ${usd}" for window, usd in step.caps)
             return f"cap what everybody spends through gs://{step.bucket}: {values}"
@@ -161,6 +161,6 @@ def describe(step: Step) -> str:
             return f"write to settings.yaml: {values}{over}"
 
 
-def short(role: str) -> str:
+def short_role(role: str) -> str:
     """A role's name without its path: `storage.objectUser`, or `benchMachine` for `projects/p/roles/benchMachine`."""
     return role.rpartition("/")[2]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from orchestrator.core.setup.gcloud import command
+from orchestrator.core.setup.gcloud import step_command
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
@@ -22,7 +22,7 @@ from orchestrator.core.setup.steps import (
     ShareCaps,
     Step,
     WriteSettings,
-    short,
+    short_role,
 )
 
 Body = dict[str, Any]
@@ -44,7 +44,7 @@ PROVIDERS: Final = {
 }
 
 
-def document(steps: Iterable[Step]) -> str:
+def terraform_document(steps: Iterable[Step]) -> str:
     """The text of one file in Terraform's JSON syntax."""
     all_steps = tuple(steps)
     declared = frozenset(f"{kind}.{name}" for step in all_steps for kind, name, _ in _resources(step))
@@ -54,7 +54,7 @@ def document(steps: Iterable[Step]) -> str:
         if isinstance(step, WriteSettings):
             comments += _settings(step)
         if isinstance(step, ShareCaps):
-            comments += ["Caps for everybody are in the bucket, not in Terraform:", f"  {command(step)}"]
+            comments += ["Caps for everybody are in the bucket, not in Terraform:", f"  {step_command(step)}"]
         for kind, name, body in _resources(step):
             assert name not in resources.get(kind, {}), "each resource has a name of its own"
             needs = [address for address in body.pop("depends_on", ()) if address in declared]
@@ -72,48 +72,60 @@ def _resources(step: Step) -> tuple[Named, ...]:
                 (
                     SERVICE,
                     api.partition(".")[0],
-                    {"project": text(step.project), "service": text(api), "disable_on_destroy": False},
+                    {
+                        "project": hcl_text(step.project),
+                        "service": hcl_text(api),
+                        "disable_on_destroy": False,
+                    },
                 )
                 for api in step.apis
             )
         case MakeBucket():
-            where = {"project": text(step.project), "name": text(step.bucket), "location": text(step.location.upper())}
+            where = {
+                "project": hcl_text(step.project),
+                "name": hcl_text(step.bucket),
+                "location": hcl_text(step.location.upper()),
+            }
             body = {**where, **_bucket_settings(), "depends_on": [f"{SERVICE}.storage"]}
             return (("google_storage_bucket", "bench", body),)
         case MendBucket():
-            return (("google_storage_bucket", "bench", {"name": text(step.bucket), **_bucket_settings()}),)
+            return (("google_storage_bucket", "bench", {"name": hcl_text(step.bucket), **_bucket_settings()}),)
         case MakeAccount():
-            named = {"account_id": text(step.account_id), "display_name": text(step.title)}
-            body = {"project": text(step.project), **named, "depends_on": [f"{SERVICE}.iam"]}
+            named = {"account_id": hcl_text(step.account_id), "display_name": hcl_text(step.title)}
+            body = {"project": hcl_text(step.project), **named, "depends_on": [f"{SERVICE}.iam"]}
             return (("google_service_account", "bench", body),)
         case MakeRole():
-            named = {"role_id": text(step.role_id), "title": text(step.title)}
-            body = {"project": text(step.project), **named, "permissions": list(step.permissions)}
+            named = {"role_id": hcl_text(step.role_id), "title": hcl_text(step.title)}
+            body = {"project": hcl_text(step.project), **named, "permissions": list(step.permissions)}
             return (("google_project_iam_custom_role", step.role_id, {**body, "depends_on": [f"{SERVICE}.iam"]}),)
         case GrantOnProject():
-            body = {"project": text(step.project), **_member(step)}
+            body = {"project": hcl_text(step.project), **_member(step)}
             # A project's policy is read and written through Resource Manager.
             body["depends_on"] = [f"{SERVICE}.cloudresourcemanager", *_account(step.member)]
             return (("google_project_iam_member", _name(step.role, step.member), body),)
         case GrantOnBucket():
-            body = {"bucket": text(step.bucket), **_member(step), "depends_on": [BUCKET, *_account(step.member)]}
+            body = {
+                "bucket": hcl_text(step.bucket),
+                **_member(step),
+                "depends_on": [BUCKET, *_account(step.member)],
+            }
             return (("google_storage_bucket_iam_member", _name(step.role, step.member), body),)
         case GrantOnAccount():
             account = f"projects/{step.project}/serviceAccounts/{step.email}"
-            body = {"service_account_id": text(account), "role": text(step.role), "member": text(step.member)}
-            name = _name(step.role, step.member)
-            return (("google_service_account_iam_member", name, {**body, "depends_on": [ACCOUNT]}),)
+            whom = {"role": hcl_text(step.role), "member": hcl_text(step.member), "depends_on": [ACCOUNT]}
+            body = {"service_account_id": hcl_text(account), **whom}
+            return (("google_service_account_iam_member", _name(step.role, step.member), body),)
         case _:
             return ()
 
 
 def _member(step: GrantOnProject | GrantOnBucket) -> Body:
-    body = {"role": text(step.role), "member": text(step.member)}
+    body = {"role": hcl_text(step.role), "member": hcl_text(step.member)}
     return body | (_where(step.condition) if step.condition else {})
 
 
 def _where(condition: Condition) -> Body:
-    return {"condition": [{"title": text(condition.title), "expression": text(condition.expression)}]}
+    return {"condition": [{"title": hcl_text(condition.title), "expression": hcl_text(condition.expression)}]}
 
 
 def _account(member: str) -> tuple[str, ...]:
@@ -123,7 +135,7 @@ def _account(member: str) -> tuple[str, ...]:
 def _roles(body: Body, declared: frozenset[str]) -> Body:
     """`body` with a reference in place of the name of a custom role from this file, so that Terraform makes that
     first."""
-    address = f"google_project_iam_custom_role.{short(str(body.get('role', '')))}"
+    address = f"google_project_iam_custom_role.{short_role(str(body.get('role', '')))}"
     return body | {"role": f"${{{address}.name}}"} if address in declared else body
 
 
@@ -147,13 +159,13 @@ def _settings(step: WriteSettings) -> list[str]:
     return ["Terraform does not write to your machine; add these lines to settings.yaml in BENCH_HOME:", *lines]
 
 
-def text(value: str) -> str:
+def hcl_text(value: str) -> str:
     """`value` with `${` and `%{` escaped, so that Terraform does not read it as a template."""
     return value.replace("${", "$${").replace("%{", "%%{")
 
 
 def _name(role: str, member: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", f"{short(role)}_{member.partition('@')[0]}")
+    return re.sub(r"[^A-Za-z0-9]+", "_", f"{short_role(role)}_{member.partition('@')[0]}")
 
 
 def _snake(key: str) -> str:

@@ -7,20 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.analysis.axes import number
+from orchestrator.analysis.axes import parse_number
 from orchestrator.analysis.devices import Column, Time, side_by_side
-from orchestrator.analysis.history import Point, Reading, history
+from orchestrator.analysis.history import HistoryPoint, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
-from orchestrator.core.text import begun, count
-from orchestrator.report.devices import SIMULATED, sections
+from orchestrator.core.text import capitalize_first, count
+from orchestrator.report.devices import SIMULATED, device_sections
 from orchestrator.report.figures import SLIM, WIDTH
-from orchestrator.report.page import Cell, Choice, Figure, Finder, Page, Part, Section, Table, Text, Word, written
-from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, unpacked
-from orchestrator.report.site.index import CASES, GPUS, case_page, nav, run_page, to
-from orchestrator.report.site.timeline import timeline
-from orchestrator.report.text import UNKNOWN, digits, within
+from orchestrator.report.page import (
+    Cell,
+    Figure,
+    Finder,
+    Page,
+    PageChoice,
+    PageTable,
+    Part,
+    Section,
+    Text,
+    Word,
+    write_page,
+)
+from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, unpack_interval
+from orchestrator.report.site.index import CASES, GPUS, case_page, relative_link, run_page, site_nav
+from orchestrator.report.site.timeline import timeline_board
+from orchestrator.report.text import UNKNOWN, format_digits, format_limits
 
 # The page that compares devices, from the newest runs on each.
 
@@ -38,14 +50,14 @@ def gpus_page(digests: Sequence[Digest]) -> str:
             "soft",
         )
     ]
-    made = sections(found)
+    made = device_sections(found)
     if not columns:
         made = [Section("Devices", [Text("No run has measured a case yet.")])]
     elif len(columns) == 1:
         said.append(Text("A comparison needs a second device.", "soft"))
     if any(one.simulated for one in measured):
         said.append(Text(SIMULATED, "warn"))
-    return written(Page("GPUs", "Devices side by side", said, made, nav(GPUS)))
+    return write_page(Page("GPUs", "Devices side by side", said, made, site_nav(GPUS)))
 
 
 def device_names(digests: Sequence[Digest]) -> list[str]:
@@ -67,7 +79,7 @@ def device_column(device: str, digests: Sequence[Digest]) -> Column:
         name=device,
         times=tuple(times.values()),
         runs=tuple(one.run_id for one in runs),
-        cost_usd=sum(number(one.line.get("cost_usd")) or 0.0 for one in runs),
+        cost_usd=sum(parse_number(one.line.get("cost_usd")) or 0.0 for one in runs),
         usd_per_hour=next((one.usd_per_hour for one in runs if one.usd_per_hour), None),
         answers=sum(one.answers for one in runs),
         simulated=all(one.simulated for one in runs),
@@ -81,7 +93,7 @@ def _time(digest: Digest, case: CaseDigest) -> Time | None:
     if own is None:
         return None
     rate = case.rates.get(kernel, float("nan"))
-    return Time(case.case_id, case.setting, kernel, unpacked(own), case.floor, rate)
+    return Time(case.case_id, case.setting, kernel, unpack_interval(own), case.floor, rate)
 
 
 MOST: Final = 200
@@ -124,13 +136,13 @@ def by_case(digests: Sequence[Digest]) -> dict[str, dict[Series, list[tuple[Dige
     return {case: found[case] for case in sorted(found, key=case_order)}
 
 
-def points_of(series: Series, runs: Sequence[tuple[Digest, CaseDigest]]) -> tuple[Point, ...]:
+def points_of(series: Series, runs: Sequence[tuple[Digest, CaseDigest]]) -> tuple[HistoryPoint, ...]:
     """The newest runs of a series with their verdicts, as in `bench history`."""
     readings = [
         Reading(
             digest.run_id,
             {**digest.fingerprint, "backend": case.backend},
-            unpacked(case.value),
+            unpack_interval(case.value),
             case.floor,
             digest.busy,
         )
@@ -140,24 +152,24 @@ def points_of(series: Series, runs: Sequence[tuple[Digest, CaseDigest]]) -> tupl
     return history(readings, relative=bool(series.relative_to), tolerance=TOLERANCE)
 
 
-Judged = Mapping[Series, Sequence[Point]]
+Judged = Mapping[Series, Sequence[HistoryPoint]]
 """The newest runs of each series with their verdicts."""
 
 
-def judged(followed: Followed) -> dict[Series, tuple[Point, ...]]:
+def judge_series(followed: Followed) -> dict[Series, tuple[HistoryPoint, ...]]:
     return {series: points_of(series, runs) for series, runs in sorted(followed.items())}
 
 
-def page(case_id: str, followed: Followed, points: Judged) -> str:
+def write_case_page(case_id: str, followed: Followed, points: Judged) -> str:
     """The page of one case."""
-    own = case_page(case_id)
-    sections = [section(series, runs, points[series], own) for series, runs in sorted(followed.items())]
+    path = case_page(case_id)
+    sections = [series_section(series, runs, points[series], path) for series, runs in sorted(followed.items())]
     runs = {digest.run_id for found in followed.values() for digest, _ in found}
     head: list[Part] = [
         Text(f"{count(len(runs), 'run')} on {count(len({one.device for one in followed}), 'device')}", "soft"),
         Text(METHOD, "soft"),
     ]
-    return written(Page(f"{case_id} over time", case_id, head, sections, nav(own)))
+    return write_page(Page(f"{case_id} over time", case_id, head, sections, site_nav(path)))
 
 
 METHOD: Final = (
@@ -167,10 +179,12 @@ METHOD: Final = (
 )
 
 
-def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: Sequence[Point], own: str) -> Section:
-    parts: list[Part] = [Text(f"{series.subject}, {series.unit}. {summary(points)}", "lead")]
+def series_section(
+    series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: Sequence[HistoryPoint], own: str
+) -> Section:
+    parts: list[Part] = [Text(f"{series.subject}, {series.unit}. {series_summary(points)}", "lead")]
     board, slim = (
-        timeline(points, series.title, series.unit, relative=bool(series.relative_to), width=width)
+        timeline_board(points, series.title, series.unit, relative=bool(series.relative_to), width=width)
         for width in (WIDTH, SLIM)
     )
     if board is not None:
@@ -186,18 +200,20 @@ def section(series: Series, runs: Sequence[tuple[Digest, CaseDigest]], points: S
     rows = [_row(point, own, relative=bool(series.relative_to)) for point in reversed(points)]
     unit = f"over {series.relative_to}" if series.relative_to else "median µs"
     heads = ("run", unit, "95 % interval", "change", "what is new", "commit", "payload")
-    parts.append(Table(f"{series.title}: runs", heads, rows, left=(3, 4, 5, 6), wrap=(3, 4), stack=True))
+    parts.append(PageTable(f"{series.title}: runs", heads, rows, left=(3, 4, 5, 6), wrap=(3, 4), stack=True))
     return Section(series.title, parts)
 
 
-def summary(points: Sequence[Point]) -> str:
-    words = [point.change.value for point in points if point.change in (Verdict.FASTER, Verdict.SLOWER)]
+def series_summary(points: Sequence[HistoryPoint]) -> str:
+    changes = [point.change.value for point in points if point.change in (Verdict.FASTER, Verdict.SLOWER)]
     if len(points) < 2:
         return "One run: nothing to compare with yet."
-    if not words:
+    if not changes:
         return f"Never faster or slower in {count(len(points), 'run')}."
-    numbers = " and ".join(f"{times(words.count(word))} {word}" for word in ("faster", "slower") if word in words)
-    return f"{begun(numbers)} in {count(len(points), 'run')}."
+    numbers = " and ".join(
+        f"{format_times(changes.count(word))} {word}" for word in ("faster", "slower") if word in changes
+    )
+    return f"{capitalize_first(numbers)} in {count(len(points), 'run')}."
 
 
 def day_of(run_id: str) -> str:
@@ -205,20 +221,20 @@ def day_of(run_id: str) -> str:
     return f"{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}"
 
 
-def times(number: int) -> str:
+def format_times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
+def _row(point: HistoryPoint, own: str, *, relative: bool) -> list[Cell]:
     fingerprint, value = point.reading.fingerprint, point.reading.value
     changed = point.change in (Verdict.FASTER, Verdict.SLOWER)
     word = point.change.value if point.change is not None else "first"
     ratio = f"{point.ratio.mid:.3f}×" if changed and point.ratio is not None else ""
     dirty = "+" if fingerprint.get("git_dirty") else ""
     return [
-        Word(point.reading.run_id, href=to(run_page(point.reading.run_id), own)),
-        digits(value.mid, 4),
-        within(value, places=2 if relative or value.mid < 100 else 1) or UNKNOWN,
+        Word(point.reading.run_id, href=relative_link(run_page(point.reading.run_id), own)),
+        format_digits(value.mid, 4),
+        format_limits(value, places=2 if relative or value.mid < 100 else 1) or UNKNOWN,
         Word(f"◆ {word} {ratio}" if changed else word, word if changed else "", point.doubt),
         "; ".join(point.split),
         f"{str(fingerprint.get('git_commit') or UNKNOWN)[:10]}{dirty}",
@@ -226,19 +242,19 @@ def _row(point: Point, own: str, *, relative: bool) -> list[Cell]:
     ]
 
 
-def contents(found: Mapping[str, Followed], points: Mapping[str, Judged], digests: Sequence[Digest]) -> str:
+def case_list_page(found: Mapping[str, Followed], points: Mapping[str, Judged], digests: Sequence[Digest]) -> str:
     """The page with the list of cases; `points` is by case id."""
     rows = list(_lines(found, points))
     workloads = sorted({one.workload for one in digests if one.workload})
     heads = ("case", "device", "setting", "implementation", "runs", "newest", "unit", "changes", "last change")
-    choices = [Choice("device", "Device", 1, sorted({str(row[1]) for row in rows})),
-               Choice("setting", "Setting", 2, sorted({str(row[2]) for row in rows}))]  # fmt: skip
+    choices = [PageChoice("device", "Device", 1, sorted({str(row[1]) for row in rows})),
+               PageChoice("setting", "Setting", 2, sorted({str(row[2]) for row in rows}))]  # fmt: skip
     orders = [(name, place) for place, name in enumerate(heads)]
     finder = Finder("histories", [one for one in choices if len(one.values) > 1], orders)
-    table = Table("Cases", heads, rows, left=(1, 2, 3, 6, 8), wrap=(1, 6, 8), stack=True, sortable=True)
+    table = PageTable("Cases", heads, rows, left=(1, 2, 3, 6, 8), wrap=(1, 6, 8), stack=True, sortable=True)
     parts: list[Part] = [finder, table] if rows else [Text("No run has measured a case yet.")]
     head: list[Part] = [Text(" · ".join([count(len(found), "case"), *workloads]), "soft")]
-    return written(Page("Cases", "Cases over time", head, [Section("Cases", parts)], nav(CASES)))
+    return write_page(Page("Cases", "Cases over time", head, [Section("Cases", parts)], site_nav(CASES)))
 
 
 def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iterator[list[Cell]]:
@@ -250,12 +266,12 @@ def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iter
             anchor = Section(series.title, ()).anchor
             word = last.change.value if last is not None and last.change is not None else ""
             yield [
-                Word(case_id, href=f"{to(case_page(case_id), CASES)}#{anchor}"),
+                Word(case_id, href=f"{relative_link(case_page(case_id), CASES)}#{anchor}"),
                 series.device or UNKNOWN,
                 Setting(series.regime, series.cache).name or UNKNOWN,
                 series.subject,
                 str(len(runs)),
-                digits(points[-1].reading.value.mid, 4),
+                format_digits(points[-1].reading.value.mid, 4),
                 series.unit,
                 str(len(changed)),
                 Word(f"{word}, {day_of(last.reading.run_id)}", word, key=last.reading.run_id)
@@ -264,4 +280,4 @@ def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iter
             ]
 
 
-__all__ = ["MOST", "Series", "by_case", "contents", "judged", "page", "points_of"]
+__all__ = ["MOST", "Series", "by_case", "case_list_page", "judge_series", "points_of", "write_case_page"]

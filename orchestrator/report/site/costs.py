@@ -7,20 +7,20 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.core.ledger.budget import Caps, Ledger, binding, counted, exposure, key_of
+from orchestrator.core.ledger.budget import Caps, Ledger, counted_costs, key_of, lower_caps, window_exposure
 from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
-from orchestrator.report.page import Cell, Figure, Page, Part, Section, Table, Text, Word, written
+from orchestrator.report.page import Cell, Figure, Page, PageTable, Part, Section, Text, Word, write_page
 from orchestrator.report.site.digest import Digest
-from orchestrator.report.site.index import COSTS, nav, run_page
+from orchestrator.report.site.index import COSTS, run_page, site_nav
 from orchestrator.report.svg import Board, Scale
-from orchestrator.report.text import UNKNOWN, tick
+from orchestrator.report.text import UNKNOWN, format_tick
 
 DAYS: Final = 60
 DEAREST: Final = 10
 
 
-def page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now: datetime, trouble: str = "") -> str:
+def costs_page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now: datetime, trouble: str = "") -> str:
     """The whole file. `ledger` is None where it cannot be read, and `trouble` says why. `caps` are the client's own."""
     sections: list[Section] = []
     if ledger is not None:
@@ -28,27 +28,29 @@ def page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now: date
     real, pretended = ([one for one in digests if one.simulated is kind] for kind in (False, True))
     sections += _of_runs(real, "", now)
     sections += _of_runs(pretended, " (simulated)", now)
-    if ledger is not None and counted(ledger):
+    if ledger is not None and counted_costs(ledger):
         sections.append(Section("Other costs", [_others(ledger)]))
     head: list[Part] = [Text(trouble, "warn")] if trouble else []
     if pretended:
         head.append(Text("Runs of the embedded cloud have simulated prices: no dollar was spent on them.", "soft"))
     if not digests:
         head.append(Text("Nothing was spent: there are no runs yet."))
-    return written(Page("Costs", "Costs", head, sections, nav(COSTS)))
+    return write_page(Page("Costs", "Costs", head, sections, site_nav(COSTS)))
 
 
-def _caps(ledger: Ledger, own: Caps, now: datetime, *, pretend: bool) -> Table:
-    both = binding(ledger, own)
+def _caps(ledger: Ledger, own: Caps, now: datetime, *, pretend: bool) -> PageTable:
+    both = lower_caps(ledger, own)
     rows: list[list[Cell]] = []
     for window, name in (("day", key_of("day", now)), ("month", key_of("month", now)), ("total", "all of it")):
-        seen, cap = exposure(ledger, window, now, pretend=pretend), both.of(window)  # type: ignore[arg-type]
-        left = UNKNOWN if cap is None else usd(cap - seen.total)
-        rows.append([name, usd(seen.spent), usd(seen.held), "none" if cap is None else usd(cap), left])
-    return Table("Caps", ("window, UTC", "spent", "held", "cap", "left"), rows, stack=True)
+        seen, cap = window_exposure(ledger, window, now, pretend=pretend), both.of(window)  # type: ignore[arg-type]
+        usd_left = UNKNOWN if cap is None else format_usd(cap - seen.total)
+        rows.append(
+            [name, format_usd(seen.spent), format_usd(seen.held), "none" if cap is None else format_usd(cap), usd_left]
+        )
+    return PageTable("Caps", ("window, UTC", "spent", "held", "cap", "left"), rows, stack=True)
 
 
-def usd(amount: Decimal | float) -> str:
+def format_usd(amount: Decimal | float) -> str:
     return f"${amount:,.4f}"
 
 
@@ -56,7 +58,7 @@ def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
     paid = [one for one in runs if one.cost_usd > 0]
     if not paid:
         return []
-    total = f"{usd(sum(one.cost_usd for one in paid))} for {count(len(paid), 'run')}."
+    total = f"{format_usd(sum(one.cost_usd for one in paid))} for {count(len(paid), 'run')}."
     parts: list[Part] = [Text(total, "lead")]
     board = by_day(paid, now)
     if board is not None:
@@ -66,11 +68,16 @@ def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
         made.append(Section(f"{title}{mark}", [_sums(f"{title}{mark}", paid, key)]))
     dearest = sorted(paid, key=lambda one: (-one.cost_usd, one.run_id))[:DEAREST]
     rows: list[list[Cell]] = [
-        [Word(one.run_id, href=run_page(one.run_id)), one.device or UNKNOWN, f"{one.answers:,}", usd(one.cost_usd)]
+        [
+            Word(one.run_id, href=run_page(one.run_id)),
+            one.device or UNKNOWN,
+            f"{one.answers:,}",
+            format_usd(one.cost_usd),
+        ]
         for one in dearest
     ]
     heads = ("run", "device", "answers", "cost")
-    made.append(Section(f"Dearest runs{mark}", [Table(f"Dearest runs{mark}", heads, rows, left=(1,), stack=True)]))
+    made.append(Section(f"Dearest runs{mark}", [PageTable(f"Dearest runs{mark}", heads, rows, left=(1,), stack=True)]))
     return made
 
 
@@ -81,7 +88,7 @@ KEYS: Final[Mapping[str, Callable[[Digest], str]]] = {
 }
 
 
-def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> Table:
+def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> PageTable:
     found: dict[str, list[Digest]] = {}
     for one in runs:
         found.setdefault(key(one), []).append(one)
@@ -89,18 +96,18 @@ def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> T
     for name, own in sorted(found.items()):
         spent, answers = sum(one.cost_usd for one in own), sum(one.answers for one in own)
         each = f"${spent / answers:.6f}" if answers else UNKNOWN
-        rows.append([name, f"{len(own):,}", usd(spent), usd(spent / len(own)), f"{answers:,}", each])
+        rows.append([name, f"{len(own):,}", format_usd(spent), format_usd(spent / len(own)), f"{answers:,}", each])
     head = title.removeprefix("By ").removesuffix(" (simulated)")
     heads = (head if head.isupper() else head.lower(), "runs", "spent", "a run", "answers", "an answer")
-    return Table(title, heads, rows, stack=True)
+    return PageTable(title, heads, rows, stack=True)
 
 
-def _others(ledger: Ledger) -> Table:
+def _others(ledger: Ledger) -> PageTable:
     rows: list[list[Cell]] = [
-        [f"{cost.at:%Y-%m-%d %H:%M}", cost.category, cost.note or UNKNOWN, usd(cost.usd)]
-        for cost in sorted(counted(ledger).values(), key=lambda one: one.at, reverse=True)
+        [f"{cost.at:%Y-%m-%d %H:%M}", cost.category, cost.note or UNKNOWN, format_usd(cost.usd)]
+        for cost in sorted(counted_costs(ledger).values(), key=lambda one: one.at, reverse=True)
     ]
-    return Table("Other costs", ("when, UTC", "kind", "note", "cost"), rows, left=(1, 2), wrap=(2,), stack=True)
+    return PageTable("Other costs", ("when, UTC", "kind", "note", "cost"), rows, left=(1, 2), wrap=(2,), stack=True)
 
 
 def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
@@ -114,18 +121,20 @@ def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
     most = max(spent.values())
     if most <= 0:
         return None
-    whole = sum(spent.values())
+    total = sum(spent.values())
     board = Board(
-        WIDTH, 230, f"Dollars by day over {DAYS} days: {usd(whole)} in all, {usd(most)} on the most expensive day"
+        WIDTH,
+        230,
+        f"Dollars by day over {DAYS} days: {format_usd(total)} in all, {format_usd(most)} on the most expensive day",
     )
     up, step = Scale(0, most * 1.08, 180, 20), (RIGHT - 70) / DAYS
     for value in up.ticks(5):
         board.line(70, up(value), RIGHT, up(value), "grid")
-        board.text(62, up(value) + 4.5, f"${tick(value)}", "end soft")
+        board.text(62, up(value) + 4.5, f"${format_tick(value)}", "end soft")
     for place, (day, amount) in enumerate(spent.items()):
         x = 70 + place * step
         if amount:
-            board.box(x + 1, up(amount), step - 2, 180 - up(amount), "c0", f"{day}: {usd(amount)}")
+            board.box(x + 1, up(amount), step - 2, 180 - up(amount), "c0", f"{day}: {format_usd(amount)}")
         if place % 10 == 5:
             board.text(x + step / 2, 200, day, "middle soft")
     board.line(70, 180, RIGHT, 180, "axis")

@@ -12,8 +12,8 @@ from typing import Any, Final
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked
 
-from orchestrator.analysis.across import estimate, floor_of
-from orchestrator.analysis.axes import number
+from orchestrator.analysis.across import estimate_latency, floor_of
+from orchestrator.analysis.axes import parse_number
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.fingerprint import SOFTWARE
 from orchestrator.analysis.history import CODE
@@ -99,7 +99,7 @@ class Digest:
 
     @property
     def cost_usd(self) -> float:
-        return number(self.line.get("cost_usd")) or 0.0
+        return parse_number(self.line.get("cost_usd")) or 0.0
 
 
 def digest_of(line: Mapping[str, Any], report: Report | None, usd_per_hour: float | None, problem: str) -> Digest:
@@ -132,33 +132,33 @@ def relative_to(study: Study) -> str:
 
 
 def _case(case: Case, kernel: str, over: str) -> CaseDigest:
-    own = case.timing(kernel)
-    value = estimate(case, kernel, over) if over else None
+    subject_timing = case.timing(kernel)
+    value = estimate_latency(case, kernel, over) if over else None
     relative = value is not None
-    value = value or estimate(case, kernel)
+    value = value or estimate_latency(case, kernel)
     floor = floor_of(case, kernel)
     timed = [one for one in case.timings if one.timed and not is_control(one.implementation)]
     return CaseDigest(
         case_id=case.case_id,
         regime=case.setting.regime,
         cache=case.setting.cache,
-        backend=own.backend if own is not None else "",
-        value=packed(value) if value is not None else None,
+        backend=subject_timing.backend if subject_timing is not None else "",
+        value=pack_interval(value) if value is not None else None,
         relative=relative,
         noise=_short(floor.floor) if floor is not None and math.isfinite(floor.floor) else None,
         control=floor is not None and floor.source is NoiseSource.CONTROL,
-        times={one.implementation: packed(one.median_us) for one in timed},
+        times={one.implementation: pack_interval(one.median_us) for one in timed},
         rates={one.implementation: _short(one.tflops) for one in timed if math.isfinite(one.tflops)},
         kernel=kernel,
     )
 
 
-def packed(interval: Interval) -> Limits:
+def pack_interval(interval: Interval) -> Limits:
     low, high = (_short(end) if interval.known else None for end in (interval.low, interval.high))
     return low, _short(interval.mid), high
 
 
-def unpacked(limits: Limits) -> Interval:
+def unpack_interval(limits: Limits) -> Interval:
     low, mid, high = limits
     return Interval(math.nan if low is None else low, mid, math.nan if high is None else high)
 

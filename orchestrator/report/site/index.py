@@ -9,8 +9,20 @@ from typing import Final
 
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.text import clock, count
-from orchestrator.report.page import Cell, Choice, Finder, Link, Page, Part, Section, Table, Text, Word, written
+from orchestrator.core.text import count, format_clock
+from orchestrator.report.page import (
+    Cell,
+    Finder,
+    Link,
+    Page,
+    PageChoice,
+    PageTable,
+    Part,
+    Section,
+    Text,
+    Word,
+    write_page,
+)
 from orchestrator.report.site.digest import Digest, newest_first
 from orchestrator.report.text import UNKNOWN
 
@@ -33,10 +45,10 @@ def run_page(run_id: str) -> str:
 
 def case_page(case_id: str) -> str:
     """The path of a case's page. A case may have any name; one that is not plain gets a digest in its path."""
-    return f"cases/{slug(case_id)}.html"
+    return f"cases/{file_slug(case_id)}.html"
 
 
-def slug(text: str) -> str:
+def file_slug(text: str) -> str:
     """A name for a file or for an anchor. Two different texts never get the same name."""
     if _PLAIN.fullmatch(text) and text.lower() not in ("index", "con", "nul", "aux", "prn") and text == text.lower():
         return text
@@ -44,14 +56,14 @@ def slug(text: str) -> str:
     return f"{plain or 'x'}-{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:10]}"
 
 
-def to(path: str, page: str) -> str:
+def relative_link(path: str, page: str) -> str:
     """The relative link from `page` to `path`, which are both paths from the top of the site."""
     return "../" * page.count("/") + path
 
 
-def nav(page: str) -> tuple[Link, ...]:
+def site_nav(page: str) -> tuple[Link, ...]:
     """The links at the top of every page."""
-    return tuple(Link(name, to(path, page), here=path == page) for name, path in TOP)
+    return tuple(Link(name, relative_link(path, page), here=path == page) for name, path in TOP)
 
 
 HEADS: Final = (
@@ -69,40 +81,40 @@ HEADS: Final = (
 FAILED: Final = ("failed", "incorrect", "refused")
 
 
-def page(digests: Sequence[Digest], bucket: str) -> str:
+def index_page(digests: Sequence[Digest], bucket: str) -> str:
     """The whole file. It is always the same for the same runs, so that an unchanged page is not written again."""
     runs = newest_first(digests)
     parts: list[Part] = []
     if runs:
-        parts = [finder(runs), table(runs)]
+        parts = [run_finder(runs), run_table(runs)]
     else:
         parts = [Text("There are no runs yet. bench launch --gpu l4 makes one.")]
     simulated = [Text("* simulated prices of the embedded cloud: no dollar was spent.", "soft")]
     sections = [Section("Runs", [*parts, *(simulated if any(one.simulated for one in runs) else [])])]
     head = [Text(" · ".join(part for part in (bucket, count(len(runs), "run"), last_change(runs)) if part), "soft")]
-    return written(Page(f"Runs · {bucket}", "Benchmark runs", head, sections, nav(INDEX)))
+    return write_page(Page(f"Runs · {bucket}", "Benchmark runs", head, sections, site_nav(INDEX)))
 
 
-def finder(runs: Sequence[Digest]) -> Finder:
+def run_finder(runs: Sequence[Digest]) -> Finder:
     choices = [
-        Choice("gpu", "GPU", 2, values([one.status.gpu for one in runs])),
-        Choice("state", "State", 5, values([shown_state(one) for one in runs])),
-        Choice("by", "By", 4, values([one.status.user for one in runs])),
+        PageChoice("gpu", "GPU", 2, distinct_values([one.status.gpu for one in runs])),
+        PageChoice("state", "State", 5, distinct_values([shown_state(one) for one in runs])),
+        PageChoice("by", "By", 4, distinct_values([one.status.user for one in runs])),
     ]
     orders = [(name, place) for place, name in enumerate(HEADS) if place not in (4,)]
     return Finder("runs", [one for one in choices if len(one.values) > 1 and one.name != "by"], orders)
 
 
-def values(texts: Sequence[str]) -> list[str]:
+def distinct_values(texts: Sequence[str]) -> list[str]:
     return sorted({text for text in texts if text})
 
 
-def table(runs: Sequence[Digest]) -> Table:
-    rows = [row(one) for one in runs]
-    return Table("Runs", HEADS, rows, left=(1, 2, 3, 4, 5, 7), wrap=(3, 7), stack=True, sortable=True)
+def run_table(runs: Sequence[Digest]) -> PageTable:
+    rows = [run_row(one) for one in runs]
+    return PageTable("Runs", HEADS, rows, left=(1, 2, 3, 4, 5, 7), wrap=(3, 7), stack=True, sortable=True)
 
 
-def row(one: Digest) -> list[Cell]:
+def run_row(one: Digest) -> list[Cell]:
     line = one.status
     verdicts = ", ".join(f"{one.counts[word.value]} {word.value}" for word in Verdict if one.counts.get(word.value))
     state = shown_state(one)
@@ -117,7 +129,7 @@ def row(one: Digest) -> list[Cell]:
         Word(state, style_of(line.phase), key=state),
         Word(f"{line.cases_done} of {line.cases_total}", key=str(line.cases_done)),
         Word(verdicts or UNKNOWN, key=str(faster) if verdicts else ""),
-        Word(clock(line.seconds), key=str(line.seconds)),
+        Word(format_clock(line.seconds), key=str(line.seconds)),
         Word(f"{cost}*" if one.simulated else cost, key=f"{one.cost_usd:.6f}"),
     ]
 

@@ -8,36 +8,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.analysis.axes import number
+from orchestrator.analysis.axes import parse_number
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
 from orchestrator.core import text as foreign
-from orchestrator.core.case_file import fault
+from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import BenchError
 from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
-from orchestrator.core.run.diagnose import pasted, remedy
+from orchestrator.core.run.diagnose import complete_remedy, remedy_for
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.text import clock, count
+from orchestrator.core.text import count, format_clock
 from orchestrator.report import html
-from orchestrator.report.page import Cell, Link, Links, Page, Part, Section, Table, Text, Word, written
+from orchestrator.report.page import Cell, Link, Links, Page, PageTable, Part, Section, Text, Word, write_page
 from orchestrator.report.report import Report
 from orchestrator.report.site.digest import Digest, digest_of
-from orchestrator.report.site.index import case_page, nav, run_page, shown_state, style_of, to
-from orchestrator.report.text import UNKNOWN, labels
+from orchestrator.report.site.index import case_page, relative_link, run_page, shown_state, site_nav, style_of
+from orchestrator.report.text import UNKNOWN, case_labels
 
 
-def made(material: Material) -> tuple[Digest, str]:
+def digest_run(material: Material) -> tuple[Digest, str]:
     """The digest of a run, and its page. There is a page whatever its files hold; it says what cannot be read."""
     body, notes = _document(material.body, "its state")
     try:
         report = report_of(material, body, notes)
     except (BenchError, ValueError, ArithmeticError, LookupError, TypeError) as exc:
         # These are rows that no version of ours writes. One bad run must not stop the site.
-        report, notes = None, (*notes, f"What it measured cannot be read: {foreign.words(str(exc), 300)}.")
+        report, notes = None, (*notes, f"What it measured cannot be read: {foreign.clean_line(str(exc), 300)}.")
     problem = " ".join(part for part in (material.problem, *(notes if report is None else ())) if part)
     digest = digest_of(asdict(material.line), report, usd_per_hour(body), problem)
-    return digest, page(digest, report, body)
+    return digest, write_run_page(digest, report, body)
 
 
 def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...]) -> Report | None:
@@ -53,8 +53,8 @@ def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...
 
     for case, data in sorted(material.cases.items()):
         rows = [_line(one) for one in io.StringIO(data.decode("utf-8", "replace"), newline="")]
-        if why := fault(rows, case, line.run_id, ours):
-            notes = (*notes, f"Case {foreign.name(case)} is left out: {why}.")
+        if why := case_file_fault(rows, case, line.run_id, ours):
+            notes = (*notes, f"Case {foreign.clean_name(case)} is left out: {why}.")
         else:
             reader.read(rows, case)
     if not material.cases:
@@ -80,45 +80,47 @@ def _line(text: str) -> str:
     if text.isascii() and text[:-1].isprintable():
         return text
     body = text.rstrip("\r\n")
-    return foreign.words(body.replace("\0", ""), len(body) * 10 + 1) + text[len(body) :]
+    return foreign.clean_line(body.replace("\0", ""), len(body) * 10 + 1) + text[len(body) :]
 
 
 def _document(data: bytes, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not data:
         return {}, ()
     try:
-        return foreign.document(data), ()
+        return foreign.parse_document(data), ()
     except ValueError as exc:
-        return {}, (f"{what} cannot be read ({foreign.words(str(exc), 200)}).",)
+        return {}, (f"{what} cannot be read ({foreign.clean_line(str(exc), 200)}).",)
 
 
 def _objects(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = body.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    objects = body.get(key)
+    return [one for one in objects if isinstance(one, dict)] if isinstance(objects, list) else []
 
 
 def usd_per_hour(body: Mapping[str, Any]) -> float | None:
     """The price of the run's last machine; None where it is not known."""
     prices = [
-        price for vm in _objects(body, "vms") if (price := number(vm.get("usd_per_hour"))) and vm.get("started_at")
+        price
+        for vm in _objects(body, "vms")
+        if (price := parse_number(vm.get("usd_per_hour"))) and vm.get("started_at")
     ]
     return prices[-1] if prices else None
 
 
-def page(digest: Digest, report: Report | None, body: Mapping[str, Any]) -> str:
+def write_run_page(digest: Digest, report: Report | None, body: Mapping[str, Any]) -> str:
     """The whole file. `report` is None where nothing was measured."""
-    own = run_page(digest.run_id)
+    path = run_page(digest.run_id)
     sections = list(_how_it_went(digest, body))
     if report is not None:
         cases = list(dict.fromkeys(one.case_id for one in digest.cases))
-        names = labels(cases)
-        links = [Link(names[case], to(case_page(case), own)) for case in cases]
+        names = case_labels(cases)
+        links = [Link(names[case], relative_link(case_page(case), path)) for case in cases]
         if links:
             sections.insert(0, Section("Over time", [Text("Each case over all runs:", "soft"), Links("cases", links)]))
-        return html.page(report, nav=nav(own), state=[*_state(digest)], more=sections)
+        return html.report_page(report, nav=site_nav(path), state=[*_state(digest)], more=sections)
     heading = f"Run {digest.run_id}"
     report_parts: list[Part] = [*_state(digest), Text("Nothing was measured.")]
-    return written(Page(heading, heading, report_parts, sections, nav(own)))
+    return write_page(Page(heading, heading, report_parts, sections, site_nav(path)))
 
 
 def _state(digest: Digest) -> Iterator[Part]:
@@ -128,7 +130,7 @@ def _state(digest: Digest) -> Iterator[Part]:
         shown_state(digest),
         line.gpu,
         f"{line.cases_done} of {count(line.cases_total, 'case')}",
-        clock(line.seconds),
+        format_clock(line.seconds),
         price,
     )
     yield Text(" · ".join(fact for fact in facts if fact), style_of(line.phase) or "soft")
@@ -142,31 +144,31 @@ def _how_it_went(digest: Digest, body: Mapping[str, Any]) -> Iterator[Section]:
     parts: list[Part] = []
     for one in _objects(body, "diagnoses"):
         cause = str(one.get("cause") or "")
-        words = [cause, str(one.get("detail") or ""), pasted(remedy(cause), digest.run_id)]
-        parts.append(Text(": ".join(part for part in words if part), "warn"))
+        cause_parts = [cause, str(one.get("detail") or ""), complete_remedy(remedy_for(cause), digest.run_id)]
+        parts.append(Text(": ".join(part for part in cause_parts if part), "warn"))
     spans = [_span(one) for one in _objects(body, "phases")]
     if spans:
-        parts.append(Table("Phases", ("machine", "phase", "began, UTC", "took", "exit code"), spans, left=(1, 2)))
+        parts.append(PageTable("Phases", ("machine", "phase", "began, UTC", "took", "exit code"), spans, left=(1, 2)))
     machines = [_machine(one, digest) for one in _objects(body, "vms")]
     if machines:
         heads = ("machine", "zone", "type", "sold as", "$ an hour", "began, UTC", "ended as", "cost")
-        parts.append(Table("Machines", heads, machines, left=(1, 2, 3, 5, 6), stack=True))
+        parts.append(PageTable("Machines", heads, machines, left=(1, 2, 3, 5, 6), stack=True))
     heals = [Word(_short(one)) for one in _objects(body, "heals")]
     if heals:
-        parts.append(Table("Healed", ("healed",), [[one] for one in heals], long=(0,)))
+        parts.append(PageTable("Healed", ("healed",), [[one] for one in heals], long=(0,)))
     if parts:
         yield Section("How it went", parts)
 
 
 def _span(one: Mapping[str, Any]) -> list[Cell]:
-    seconds, code = number(one.get("seconds")), one.get("exit_code")
-    took = clock(round(seconds)) if seconds is not None else "going on"
+    seconds, code = parse_number(one.get("seconds")), one.get("exit_code")
+    took = format_clock(round(seconds)) if seconds is not None else "going on"
     return [str(one.get("attempt", "")), str(one.get("phase", "")), _moment(one.get("started_at")), took,
             UNKNOWN if code is None else str(code)]  # fmt: skip
 
 
 def _machine(one: Mapping[str, Any], digest: Digest) -> list[Cell]:
-    price, cost = number(one.get("usd_per_hour")), number(one.get("cost_usd"))
+    price, cost = parse_number(one.get("usd_per_hour")), parse_number(one.get("cost_usd"))
     star = "*" if digest.simulated else ""
     return [
         str(one.get("attempt", "")), str(one.get("zone", "")), str(one.get("machine_type", "")),
@@ -181,5 +183,5 @@ def _moment(text: object) -> str:
 
 
 def _short(one: Mapping[str, Any]) -> str:
-    return foreign.words("; ".join(f"{key} {json.dumps(value)}" if not isinstance(value, str) else f"{key} {value}"
+    return foreign.clean_line("; ".join(f"{key} {json.dumps(value)}" if not isinstance(value, str) else f"{key} {value}"
                                    for key, value in one.items() if value not in (None, "", [], {})), 400)  # fmt: skip

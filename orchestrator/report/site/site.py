@@ -37,15 +37,19 @@ def shared_pages(
 ) -> Iterator[Made]:
     """The pages of the index, the cases, the devices and the costs. `before` has the source digest of each page of the
     last build: the page of a case is made again only where its source has changed."""
-    yield Made(INDEX, "", index.page(digests, bucket))
-    found = cases.by_case(digests)
-    points = {case_id: cases.judged(followed) for case_id, followed in found.items()}
-    for case_id, followed in found.items():
+    yield Made(INDEX, "", index.index_page(digests, bucket))
+    pages_by_case = cases.by_case(digests)
+    points = {case_id: cases.judge_series(followed) for case_id, followed in pages_by_case.items()}
+    for case_id, followed in pages_by_case.items():
         path, source = case_page(case_id), source_of(followed)
-        yield Made(path, source, None if before.get(path) == source else cases.page(case_id, followed, points[case_id]))
-    yield Made(CASES, "", cases.contents(found, points, digests))
+        yield Made(
+            path,
+            source,
+            None if before.get(path) == source else cases.write_case_page(case_id, followed, points[case_id]),
+        )
+    yield Made(CASES, "", cases.case_list_page(pages_by_case, points, digests))
     yield Made(GPUS, "", cases.gpus_page(digests))
-    yield Made(COSTS, "", costs.page(digests, money.ledger, money.caps, now, money.trouble))
+    yield Made(COSTS, "", costs.costs_page(digests, money.ledger, money.caps, now, money.trouble))
 
 
 def source_of(followed: cases.Followed) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from orchestrator.analysis.history import Point
+from orchestrator.analysis.history import HistoryPoint
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.text import count
 from orchestrator.report.figures import RIGHT, WIDTH
 from orchestrator.report.style import Look
-from orchestrator.report.svg import Board, Scale, legend, span
-from orchestrator.report.text import digits, tick, within
+from orchestrator.report.svg import Board, Scale, axis_span, draw_legend
+from orchestrator.report.text import format_digits, format_limits, format_tick
 
 LEFT: Final = 76.0
 BOTTOM: Final = 244.0
@@ -26,7 +26,9 @@ LOOKS: Final = {
 WORDS: Final = {"neither": "neither faster nor slower"}
 
 
-def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, width: float = WIDTH) -> Board | None:
+def timeline_board(
+    points: Sequence[HistoryPoint], title: str, unit: str, *, relative: bool, width: float = WIDTH
+) -> Board | None:
     """The figure; None where there is only one run. With width `SLIM` it fits a phone."""
     if len(points) < 2:
         return None
@@ -34,16 +36,16 @@ def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, 
     left, right = (64.0, width - 8) if width < WIDTH else (LEFT, RIGHT)
     across = Scale(0, len(points) - 1, left + 16, right - 8)
     changes = sum(point.change in (Verdict.FASTER, Verdict.SLOWER) for point in points)
-    newest = f"{digits(points[-1].reading.value.mid)} {unit}"
-    told = f"{title}: {count(len(points), 'run')}, {count(changes, 'change')}, newest {newest}"
-    board = Board(width, BOTTOM + 58, told)
+    newest = f"{format_digits(points[-1].reading.value.mid)} {unit}"
+    caption = f"{title}: {count(len(points), 'run')}, {count(changes, 'change')}, newest {newest}"
+    board = Board(width, BOTTOM + 58, caption)
     used = dict.fromkeys(_kind(point) for point in points)
     names = [(WORDS.get(name, name), LOOKS[name]) for name in LOOKS if name in used]
-    top = legend(board, left, 18, names, right) + 14
-    up = Scale(*span(ends, log=True, pad=0.12), BOTTOM, top, log=True)
+    top = draw_legend(board, left, 18, names, right) + 14
+    up = Scale(*axis_span(ends, log=True, pad=0.12), BOTTOM, top, log=True)
     for at in up.ratios(22) if relative else up.ticks(6):
         board.line(left, up(at), right, up(at), "grid")
-        board.text(left - 8, up(at) + 4.5, f"{tick(at)}{'×' if relative else ''}", "end soft")
+        board.text(left - 8, up(at) + 4.5, f"{format_tick(at)}{'×' if relative else ''}", "end soft")
     if relative and up.low < 1 < up.high:
         board.line(left, up(1), right, up(1), "axis")
     board.text(12 if width < WIDTH else 16, (top + BOTTOM) / 2, unit, "middle", turned=True)
@@ -54,19 +56,23 @@ def timeline(points: Sequence[Point], title: str, unit: str, *, relative: bool, 
         if value.known:
             board.line(x, up(value.low), x, up(value.high), f"l{look.colour[1:]}")
         size = 6.0 if _kind(point) in ("faster", "slower") else 4.0
-        said = ", ".join(part for part in (_kind(point), point.doubt, *point.split) if part)
+        point_notes = ", ".join(part for part in (_kind(point), point.doubt, *point.split) if part)
         board.mark(
-            x, up(value.mid), look, size, f"{point.reading.run_id}: {digits(value.mid, 4)} {within(value)} {said}"
+            x,
+            up(value.mid),
+            look,
+            size,
+            f"{point.reading.run_id}: {format_digits(value.mid, 4)} {format_limits(value)} {point_notes}",
         )
     return board
 
 
-def _ends(point: Point) -> list[float]:
+def _ends(point: HistoryPoint) -> list[float]:
     value = point.reading.value
     return [value.low, value.high] if value.known and value.low > 0 else [value.mid]
 
 
-def _kind(point: Point) -> str:
+def _kind(point: HistoryPoint) -> str:
     if point.change is None:
         return "neither"
     if point.change in (Verdict.FASTER, Verdict.SLOWER):
@@ -74,7 +80,7 @@ def _kind(point: Point) -> str:
     return "not judged" if point.doubt else "neither"
 
 
-def _days(board: Board, points: Sequence[Point], across: Scale, top: float) -> None:
+def _days(board: Board, points: Sequence[HistoryPoint], across: Scale, top: float) -> None:
     """Writes the day of each run below it, where there is room."""
     last = -1e9
     for place, point in enumerate(points):
@@ -89,7 +95,7 @@ def _days(board: Board, points: Sequence[Point], across: Scale, top: float) -> N
     board.text(middle, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
 
 
-def _levels(board: Board, points: Sequence[Point], across: Scale, up: Scale) -> None:
+def _levels(board: Board, points: Sequence[HistoryPoint], across: Scale, up: Scale) -> None:
     """Draws a line for each level, from the run that began it to the last run that is compared with it."""
     begun = next((place for place, point in enumerate(points) if not point.reading.doubt), None)
     if begun is None:

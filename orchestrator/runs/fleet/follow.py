@@ -14,12 +14,12 @@ from typing import Any, Final
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, JobSpec, JobStatus, PayloadRef, cut
-from orchestrator.core.fleet.money import OVERLAP, JobCost, hold
+from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, JobSpec, JobStatus, PayloadRef, split_into_jobs
+from orchestrator.core.fleet.money import OVERLAP, JobCost, worst_case_usd
 from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
-from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge
+from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge_retry
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.market.pricing import billed, round_up
+from orchestrator.core.market.pricing import billed_usd, round_up
 from orchestrator.core.names import Zone
 from orchestrator.core.naming import (
     BUCKET_LABEL,
@@ -36,9 +36,9 @@ from orchestrator.core.text import count
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.hold import Purse, worked_s
-from orchestrator.runs.fleet.planning import Orders, Place
+from orchestrator.runs.fleet.planning import BatchPlacement, Orders
 from orchestrator.runs.fleet.results import store_rows
-from orchestrator.store.fleets import Control, FleetRecord, FleetStore, JobRecord
+from orchestrator.store.fleets import FleetControl, FleetRecord, FleetStore, JobRecord
 
 # What is decided about a fleet on a scheduler, as changes of its `Control`, and its line in the list of fleets. Each
 # is applied by compare-and-swap to what stands there then, which others may have changed in the meantime.
@@ -49,7 +49,7 @@ def cap_of(sweep: Sweep) -> str:
     return f"the fleet's cap of ${sweep.cap_usd}"
 
 
-def with_jobs(control: Control, jobs: Sequence[JobRecord], generation: int) -> Control:
+def with_jobs(control: FleetControl, jobs: Sequence[JobRecord], generation: int) -> FleetControl:
     """Jobs are about to be asked for under the hold of `generation`. As it was where the fleet has been stopped, paused
     or held anew in the meantime; without those whose number is taken."""
     if control.stopped or control.paused or control.generation != generation:
@@ -58,37 +58,37 @@ def with_jobs(control: Control, jobs: Sequence[JobRecord], generation: int) -> C
     return control.model_copy(update={"jobs": (*control.jobs, *(job for job in jobs if job.number not in there))})
 
 
-def ended(control: Control, **why: str) -> Control:
+def end_control(control: FleetControl, **why: str) -> FleetControl:
     """Stops all jobs; `resume` starts new ones."""
-    return control.model_copy(update={**why, "cancelled": following(control)})
+    return control.model_copy(update={**why, "cancelled": next_job_number(control)})
 
 
-def resumed(control: Control) -> Control:
+def resume_control(control: FleetControl) -> FleetControl:
     """The fleet continues under its present hold."""
     return control.model_copy(update={"paused": "", "stopped": "", "persisted": True})
 
 
-def held_anew(control: Control, generation: int, held_at: datetime, ends_at: datetime) -> Control:
+def held_anew(control: FleetControl, generation: int, held_at: datetime, ends_at: datetime) -> FleetControl:
     """It goes on under the hold of `generation`, which is taken next. As it was where that hold has been given back or
     overtaken."""
     if control.generation >= generation:
         return control
-    number = following(control)
+    number = next_job_number(control)
     fresh = {"generation": generation, "held_at": held_at, "ends_at": ends_at, "first_job": number, "cancelled": number}
-    return resumed(control).model_copy(update=fresh)
+    return resume_control(control).model_copy(update=fresh)
 
 
-def unheld(control: Control, generation: int, why: str) -> Control:
+def mark_unheld(control: FleetControl, generation: int, why: str) -> FleetControl:
     """The hold of `generation` could not be taken. As it was where others have decided something about it since."""
-    return ended(control, paused=control.paused or why) if control.generation == generation else control
+    return end_control(control, paused=control.paused or why) if control.generation == generation else control
 
 
-def following(control: Control) -> int:
+def next_job_number(control: FleetControl) -> int:
     """The number of the next job."""
     return max((job.number + 1 for job in control.jobs), default=0)
 
 
-def summary(record: FleetRecord, state: FleetState, control: Control) -> dict[str, str]:
+def fleet_summary(record: FleetRecord, state: FleetState, control: FleetControl) -> dict[str, str]:
     """The line of a fleet in the list of fleets."""
     counts = state.counts
     now = "stopped" if control.stopped else "paused" if control.paused else "open"
@@ -117,11 +117,11 @@ STATES: Final[Mapping[str, State]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FleetSighting:
     """The result of one look at a fleet."""
 
     state: FleetState
-    control: Control
+    control: FleetControl
     jobs: tuple[JobStatus, ...] = ()
 
     @property
@@ -148,7 +148,7 @@ class Follower:
     payload: Callable[[str], PayloadRef]
     """What machines run, by workload."""
     say: Callable[[str], None] = lambda _: None
-    place: Callable[[Config, Decimal], Place] | None = None
+    place: Callable[[Config, Decimal], BatchPlacement] | None = None
     """Where machines may be rented, for a scheduler that rents them."""
     machine_seconds: Callable[[Sequence[str]], Mapping[str, float]] | None = None
     """How many seconds of machines jobs have had at most, by GPU, where machines are rented: children know of their own
@@ -160,23 +160,23 @@ class Follower:
     def purse(self) -> Purse:
         return Purse(self.world, self.record, self.say)
 
-    def look(self) -> Seen:
+    def look(self) -> FleetSighting:
         """What the bucket says about the fleet, without asking its scheduler."""
         if self._state is None:
             self._state = self.store.state(self.children)
-        return Seen(self._state, self.store.control())
+        return FleetSighting(self._state, self.store.control())
 
-    def step(self, *, start: bool = True) -> Seen:
+    def step(self, *, start: bool = True) -> FleetSighting:
         """Copies new results to the bucket, judges the children, starts what is missing (if `start`), and settles what
         is over."""
         seen = self.look()
         control = seen.control
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-        found = self.scheduler.reconcile(self.record.fleet, names, [child.index for child in seen.state.open])
+        jobs_seen = self.scheduler.reconcile(self.record.fleet, names, [child.index for child in seen.state.open])
         with ThreadPoolExecutor(READERS) as pool:  # each that ended is read from the bucket
-            lines = [line for line in pool.map(lambda one: self._line(one, seen.state), found) if line is not None]
+            lines = [line for line in pool.map(lambda one: self._line(one, seen.state), jobs_seen) if line is not None]
         state = self._tell(seen.state, lines)
-        verdict = judge(state, persisted=control.persisted)
+        verdict = judge_retry(state, persisted=control.persisted)
         hopeless = verdict.given_up.items()
         state = self._tell(
             state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
@@ -187,33 +187,33 @@ class Follower:
         if why and not control.paused and not control.stopped and not state.over:
             control = self._pause(why, names)
         if start and not awaited and not control.paused and not control.stopped:
-            control = self._start(state, control, found, set(verdict.again))
+            control = self._start(state, control, jobs_seen, set(verdict.again))
         names = [job_name(self.record.fleet, job.number) for job in control.jobs]
         ended = state.over or bool(control.stopped or control.paused)
-        after = Seen(state, control, self._counts(names, over=ended))
+        after = FleetSighting(state, control, self._counts(names, over=ended))
         if after.over and (after.idle or self.machine_seconds is None):
             self.purse.settle(max(state.usd, self._machines_usd(names)), control.generation)
-        self.store.list_as(summary(self.record, after.state, after.control))
+        self.store.list_as(fleet_summary(self.record, after.state, after.control))
         return after
 
-    def stop(self, by: str) -> Seen:
+    def stop(self, by: str) -> FleetSighting:
         """Ends every job. What is stored stays, and `resume` continues with the rest."""
-        control = self.store.decide(lambda one: ended(one, stopped=one.stopped or by))
+        control = self.store.decide(lambda one: end_control(one, stopped=one.stopped or by))
         self.scheduler.cancel([job_name(self.record.fleet, job.number) for job in control.jobs])
         return self.step(start=False)
 
-    def resume(self, *, wall: timedelta | None = None) -> Control:
+    def resume(self, *, wall: timedelta | None = None) -> FleetControl:
         """Goes on with a fleet that was paused or stopped, or that lost its client: what is stored is not measured
         again. Where its hold is settled, or its time is over, the rest is held anew. Raises `BudgetExceeded`."""
         state, control, now = self.look().state, self.store.control(), self.world.clock.now()
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, control.generation))
         settled = entry is None or entry.settled_usd is not None
         if not settled and now < self._ends_at(control):
-            return self.store.decide(resumed)
+            return self.store.decide(resume_control)
         lasts = wall or self.record.ends_at - self.record.created_at
         counted, seconds = Counter(child.cell.gpu for child in state.open), int(lasts.total_seconds())
         most, margin = self.record.machines, self.record.price_margin
-        usd = hold(
+        usd = worst_case_usd(
             [
                 JobCost(gpu, min(count, most.get(gpu, 1)), self._price(gpu), seconds, margin=margin)
                 for gpu, count in counted.items()
@@ -221,7 +221,7 @@ class Follower:
         )
         return self._held_anew(usd, control.generation + 1, now, lasts)
 
-    def _held_anew(self, usd: Decimal, generation: int, now: datetime, lasts: timedelta) -> Control:
+    def _held_anew(self, usd: Decimal, generation: int, now: datetime, lasts: timedelta) -> FleetControl:
         """Says that the fleet goes on before money is held for it, so that whoever looks when this client is gone sees
         a fleet that `stop` ends and `resume` continues, whether or not its hold was taken. What is refused is refused
         before anything is said."""
@@ -231,7 +231,7 @@ class Follower:
             self.purse.take(usd, generation, lasts)
         except BenchError as exc:
             why = f"no money could be held for it: {exc}"
-            self.store.decide(lambda one: unheld(one, generation, why[:300]))
+            self.store.decide(lambda one: mark_unheld(one, generation, why[:300]))
             raise
         return control
 
@@ -239,41 +239,41 @@ class Follower:
 
     def _line(self, one: ChildSeen, state: FleetState) -> ChildLine | None:
         child = self.children[one.index]
-        known = state.line(child)
-        attempt = max(one.attempt, known.attempt)
+        known_line = state.line(child)
+        attempt = max(one.attempt, known_line.attempt)
         if one.state == "succeeded" or (one.state in ("failed", "lost") and one.attempt > 0):
-            return self._ended(child, replace(one, attempt=attempt), known)
+            return self._ended(child, replace(one, attempt=attempt), known_line)
         wanted = STATES[one.state]
-        if wanted == "waiting" and known.state in ("failed", "lost", "stopped"):
+        if wanted == "waiting" and known_line.state in ("failed", "lost", "stopped"):
             return None  # it will be started again; until then its last word stands
-        return replace(known, state=wanted, attempt=attempt, machine=one.machine or known.machine)
+        return replace(known_line, state=wanted, attempt=attempt, machine=one.machine or known_line.machine)
 
     def _ended(self, child: Child, one: ChildSeen, known: ChildLine) -> ChildLine | None:
         """The line of an attempt that ended, from what its machine stored; with what only a client can say of it in
         the run's own log, so that a child is fetched and reported as any run is."""
-        told: State = "stored" if one.state == "succeeded" else STATES[one.state]
-        told = "wrong" if one.exit_code == WRONG else told
-        if known.attempt == one.attempt and known.state == told:
+        outcome: State = "stored" if one.state == "succeeded" else STATES[one.state]
+        outcome = "wrong" if one.exit_code == WRONG else outcome
+        if known.attempt == one.attempt and known.state == outcome:
             return None
         run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
         run = replay(self.world.log(run_id).read())
         price = self._price(child.cell.gpu)
         seconds = known.seconds + worked_s(run, one.attempt)
-        failed = (one.machine,) if told == "failed" and one.machine else ()
+        failed = (one.machine,) if outcome == "failed" and one.machine else ()
         line = ChildLine(
             child=child.index,
-            state=told,
+            state=outcome,
             attempt=one.attempt,
             machine=one.machine,
             cases_done=run.cases_done if run is not None else 0,
             cases_total=len(self.orders.plan_for(child).cases) or (run.cases_total if run is not None else 0),
-            usd=known.usd + (billed(price, worked_s(run, one.attempt)) if price else Decimal(0)),
+            usd=known.usd + (billed_usd(price, worked_s(run, one.attempt)) if price else Decimal(0)),
             seconds=seconds,
-            reason="" if told == "stored" else one.reason,
+            reason="" if outcome == "stored" else one.reason,
             failed_on=tuple(sorted({*known.failed_on, *failed})),
             device=run.environment.device if run is not None and run.environment is not None else "",
         )
-        if told in ("stored", "wrong"):
+        if outcome in ("stored", "wrong"):
             self._record_run(child, run_id, run, one, price)
             store_rows(self.world.bucket, self.record.fleet, child)
         return line
@@ -320,18 +320,20 @@ class Follower:
 
     # --- what is missing ---
 
-    def _pause(self, why: str, names: Sequence[str]) -> Control:
+    def _pause(self, why: str, names: Sequence[str]) -> FleetControl:
         self.say(f"paused: {why}")
         self.scheduler.cancel(names)
-        return self.store.decide(lambda one: ended(one, paused=one.paused or why))
+        return self.store.decide(lambda one: end_control(one, paused=one.paused or why))
 
-    def _over(self, control: Control) -> str:
+    def _over(self, control: FleetControl) -> str:
         """Why nothing more is asked for under the present hold."""
         if self.purse.holds(control.generation):
             return f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over"
         return f"no money is held for it: `bench fleet resume {self.record.fleet}` holds it and continues"
 
-    def _start(self, state: FleetState, control: Control, found: Sequence[ChildSeen], again: set[int]) -> Control:
+    def _start(
+        self, state: FleetState, control: FleetControl, found: Sequence[ChildSeen], again: set[int]
+    ) -> FleetControl:
         """Submits jobs for the children that no job has: at first all of them; later those that failed, were lost, or
         were forgotten by the scheduler for longer than it may take to remember."""
         now = self.world.clock.now()
@@ -353,7 +355,7 @@ class Follower:
         if not self.purse.holds(control.generation):
             names = [job_name(self.record.fleet, job.number) for job in control.jobs]
             return self._pause(self._over(control), names)
-        number = following(control)
+        number = next_job_number(control)
         fresh = [
             JobRecord(
                 number=number + place,
@@ -361,7 +363,7 @@ class Follower:
                 children=tuple(child.index for child in part),
                 parallel=parallel.get(part[0].cell.gpu, 1),
             )
-            for place, part in enumerate(cut(due, self.scheduler.most_children))
+            for place, part in enumerate(split_into_jobs(due, self.scheduler.most_children))
         ]
         # Noted before it is submitted: a client that dies in between leaves a name that the next one submits.
         control = self.store.decide(lambda one: with_jobs(one, fresh, control.generation))
@@ -371,7 +373,7 @@ class Follower:
             self._missing_since.pop(child.index, None)
         return control
 
-    def submit(self, state: FleetState, control: Control, jobs: Sequence[JobRecord]) -> None:
+    def submit(self, state: FleetState, control: FleetControl, jobs: Sequence[JobRecord]) -> None:
         """Hands jobs to the scheduler. Those that it has already are left as they are. Where they cost money, what was
         decided in the bucket, where machines write too, gives them no more machines and no more time than is held."""
         ends_at = self._ends_at(control)
@@ -412,22 +414,22 @@ class Follower:
         """Where machines are rented: regions, and what a template says of them."""
         if self.place is None:
             return {}
-        found = self.place(config, price)
-        return {"regions": found.regions, "settings": found.settings, "provisioning": found.provisioning}
+        placement = self.place(config, price)
+        return {"regions": placement.regions, "settings": placement.settings, "provisioning": placement.provisioning}
 
     def _counts(self, names: Sequence[str], *, over: bool) -> tuple[JobStatus, ...]:
         """What the scheduler says of the jobs. Where machines are rented and nothing is left for them to do, their jobs
         are ended, and that is waited for: money is given back when no machine can spend it."""
-        found = tuple(self.scheduler.counts(names))
+        counts = tuple(self.scheduler.counts(names))
         if not over or self.machine_seconds is None:
-            return found
+            return counts
         for _ in range(ENDINGS):
-            if not (busy := [job.name for job in found if job.state in ("queued", "running")]):
+            if not (busy := [job.name for job in counts if job.state in ("queued", "running")]):
                 break
             self.scheduler.cancel(busy)
             self.world.clock.sleep(2)
-            found = tuple(self.scheduler.counts(names))
-        return found
+            counts = tuple(self.scheduler.counts(names))
+        return counts
 
     def _machines_usd(self, names: Sequence[str]) -> Decimal:
         """The most that rented machines can have cost, whether they ran children or not."""
@@ -444,16 +446,16 @@ class Follower:
     def _price(self, gpu: str) -> Decimal:
         return self.record.usd_per_hour.get(gpu, Decimal(0))
 
-    def _ends_at(self, control: Control) -> datetime:
+    def _ends_at(self, control: FleetControl) -> datetime:
         """As the bucket says, where machines write too, and no later than what is held for it lasts."""
-        told = control.ends_at or self.record.ends_at
-        return min(told, self.purse.until(control.generation)) if self.record.hold_usd else told
+        ends_at = control.ends_at or self.record.ends_at
+        return min(ends_at, self.purse.until(control.generation)) if self.record.hold_usd else ends_at
 
 
 # Begins a fleet: stores its record, then holds its worst case, then lists it.
 
 
-def begin(store: FleetStore, record: FleetRecord, children: Sequence[Child], purse: Purse | None) -> None:
+def record_fleet(store: FleetStore, record: FleetRecord, children: Sequence[Child], purse: Purse | None) -> None:
     """Stores a fleet and, with a `purse`, holds its worst case; nothing is started. The record comes before the hold,
     so that a client that dies between any two of these steps leaves no hold that says nothing of what it is for:
     `runs.reconcile` gives back the one of a fleet that never asked for a machine. Raises `BudgetExceeded`."""
@@ -462,4 +464,4 @@ def begin(store: FleetStore, record: FleetRecord, children: Sequence[Child], pur
     store.create(record, children)
     if purse is not None:
         purse.take(record.hold_usd)
-    store.list_as(summary(record, FleetState(tuple(children)), Control()))
+    store.list_as(fleet_summary(record, FleetState(tuple(children)), FleetControl()))

@@ -13,7 +13,7 @@ from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import World
 from orchestrator.runs.holds import HoldRequest, acquire, check, settle_shares
 from orchestrator.runs.reconcile import after_settling_abandoned
-from orchestrator.store.fleets import Control, FleetRecord
+from orchestrator.store.fleets import FleetControl, FleetRecord
 
 HELD_WITHIN: Final = timedelta(minutes=3)
 """Between the decision that a fleet goes on and the hold for it."""
@@ -51,7 +51,7 @@ class Purse:
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, generation))
         return not self.record.hold_usd or (entry is not None and entry.settled_usd is None)
 
-    def awaited(self, control: Control) -> bool:
+    def awaited(self, control: FleetControl) -> bool:
         """Whether a client that resumed the fleet may still be about to take its hold: it says so first."""
         if control.held_at is None or abs(self.world.clock.now() - control.held_at) > HELD_WITHIN:
             return False
@@ -68,18 +68,18 @@ class Purse:
         ledger = self.world.ledger.read()
         keys = [hold_key(self.record.fleet, number) for number in range(generation + 1)]
         entries = {key: entry for key in keys if (entry := ledger.runs.get(key)) is not None}
-        left = max(Decimal(0), usd - sum((entry.spent for entry in entries.values()), Decimal(0)))
+        usd_left = max(Decimal(0), usd - sum((entry.spent for entry in entries.values()), Decimal(0)))
         shares: dict[str, Decimal] = {}
         for key in (unsettled := [key for key, entry in entries.items() if entry.settled_usd is None]):
-            shares[key] = left if key == unsettled[-1] else min(left, entries[key].hold_usd)
-            left -= shares[key]
+            shares[key] = usd_left if key == unsettled[-1] else min(usd_left, entries[key].hold_usd)
+            usd_left -= shares[key]
         if shares:
             settle_shares(self.world.accounts, shares)
 
 
 def worked_s(run: Run | None, attempt: int) -> int:
     """How many seconds the machine of an attempt was at it, by its own words."""
-    said = run.report_of(attempt) if run is not None else None
-    if said is None or said.booted_at is None or said.last_word_at is None:
+    report = run.report_of(attempt) if run is not None else None
+    if report is None or report.booted_at is None or report.last_word_at is None:
         return 0
-    return max(0, round((said.last_word_at - said.booted_at).total_seconds()))
+    return max(0, round((report.last_word_at - report.booted_at).total_seconds()))

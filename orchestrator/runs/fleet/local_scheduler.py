@@ -25,25 +25,27 @@ from orchestrator.core.errors import (
     PermissionDenied,
     Unavailable,
 )
-from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State, judge
+from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State, judge_retry
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.fleet.follow import Seen, cap_of, summary
-from orchestrator.runs.fleet.planning import chunked
+from orchestrator.runs.fleet.follow import FleetSighting, cap_of, fleet_summary
+from orchestrator.runs.fleet.planning import chunk_plan
 from orchestrator.runs.fleet.results import store_rows
-from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
-from orchestrator.runs.resume import resume, stored_plan
+from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch
+from orchestrator.runs.resume import resume_run, stored_plan
 from orchestrator.store.fleets import FleetRecord, FleetStore
 
 # How a client that drives the runs of a fleet leaves them at Ctrl-C, in steps.
 
 
-def awaited(workers: Sequence[Future[None]], first: Callable[[], None], second: Callable[[], None]) -> None:
+def wait_with_interrupts(
+    workers: Sequence[Future[None]], first: Callable[[], None], second: Callable[[], None]
+) -> None:
     """Waits for the workers. Ctrl-C calls `first`; one that comes while that answers calls `second`."""
     while True:
         try:
@@ -57,7 +59,7 @@ def awaited(workers: Sequence[Future[None]], first: Callable[[], None], second: 
             return
 
 
-def followed(
+def follow_until(
     engine: Engine,
     left: threading.Event,
     watch: Callable[[Run], None] = lambda _: None,
@@ -93,13 +95,13 @@ ENDED: Final[dict[Phase, State]] = {
 }
 
 
-class Site(Protocol):
+class AgentSite(Protocol):
     """The connections of one worker."""
 
     def plan(self, config: Config, name: str) -> LaunchPlan: ...
     def world(self, config: Config) -> World: ...
     def where(self, plan: LaunchPlan) -> LaunchContext: ...
-    def payload(self, config: Config) -> Payload: ...
+    def payload(self, config: Config) -> PayloadSource: ...
 
 
 @dataclass(slots=True)
@@ -110,8 +112,8 @@ class RunFleet:
     store: FleetStore
     record: FleetRecord
     children: tuple[Child, ...]
-    configured: Callable[[Cell], Config]
-    sites: Callable[[], Site]
+    configured: Callable[[SweepCell], Config]
+    sites: Callable[[], AgentSite]
     targets: Sequence[str]
     world: Callable[[], World]
     say: Callable[[str], None] = lambda _: None
@@ -133,19 +135,19 @@ class RunFleet:
     _held: dict[int, Decimal] = field(default_factory=dict)
     """What running children may cost."""
 
-    def look(self) -> Seen:
+    def look(self) -> FleetSighting:
         if self._state is None:
             self._state = self.store.state(self.children)
-        return Seen(self._state, self.store.control())
+        return FleetSighting(self._state, self.store.control())
 
-    def follow(self) -> Seen:
+    def follow(self) -> FleetSighting:
         """Measures the open children until the fleet ends, pauses or is stopped. Raises what stops the whole fleet."""
         self.look()
         failures: list[BaseException] = []
         with ThreadPoolExecutor(len(self.targets)) as pool:
             try:
                 futures = [pool.submit(self._work, target) for target in self.targets]
-                awaited(futures, self._interrupted, self.abandoned.set)
+                wait_with_interrupts(futures, self._interrupted, self.abandoned.set)
             except KeyboardInterrupt:  # at a moment in which it was not waited: the workers end all the same
                 self.stopping.set()
                 self.abandoned.set()
@@ -156,7 +158,7 @@ class RunFleet:
                 except BenchError as exc:
                     failures.append(exc)
         seen = self.look()
-        self.store.list_as(summary(self.record, seen.state, seen.control))
+        self.store.list_as(fleet_summary(self.record, seen.state, seen.control))
         if failures and not seen.state.over and not self.stopping.is_set():
             raise failures[0]
         return seen
@@ -174,7 +176,7 @@ class RunFleet:
         waits = "; waiting for machines that were requested; Ctrl-C again ends their runs"
         self.say(f"detached; running children continue{'' if any(self.targets) else waits}")
 
-    def step(self) -> Seen:
+    def step(self) -> FleetSighting:
         """What the bucket says now. Only `follow` starts children of such a fleet."""
         self._state = None
         return self.look()
@@ -185,7 +187,7 @@ class RunFleet:
         fresh = {"paused": "", "stopped": "", "persisted": True, "ends_at": ends_at}
         self.store.decide(lambda one: one.model_copy(update=fresh))
 
-    def stop(self, by: str) -> Seen:
+    def stop(self, by: str) -> FleetSighting:
         """Stops the fleet for every client: no more children are started, and machines are deleted. What is stored
         stays."""
         world = self.world()
@@ -199,7 +201,7 @@ class RunFleet:
             host = self._line(child).machine if any(self.targets) else ""
             self._tell(self._told(child, engine.follow(), world, host))
         seen = self.look()
-        self.store.list_as(summary(self.record, seen.state, seen.control))
+        self.store.list_as(fleet_summary(self.record, seen.state, seen.control))
         return seen
 
     def _work(self, target: str) -> None:
@@ -281,7 +283,7 @@ class RunFleet:
             for child in self._state.open
         )
 
-    def _measure(self, site: Site, child: Child, target: str) -> None:
+    def _measure(self, site: AgentSite, child: Child, target: str) -> None:
         """Drives one child to the end of its run, also one that another client began."""
         config = self.configured(child.cell)
         if target:
@@ -295,7 +297,7 @@ class RunFleet:
             # Not looked at anew: it is busy, with this very run.
             plan = resumed_on_hosts(config, stored_plan(world.bucket, run_id))
         else:
-            plan = chunked(site.plan(config, child.cell.title), child)
+            plan = chunk_plan(site.plan(config, child.cell.title), child)
         where = site.where(plan)
         self._afford(child, plan)
         if run is not None and run.phase is Phase.REFUSED:
@@ -308,9 +310,9 @@ class RunFleet:
         if target and run is not None:
             run = self._parted(world, run, plan)
         if run is None:
-            engine = begin(world, RunOrder(run_id, plan, site.payload(config), where), cold=True)
+            engine = begin_launch(world, RunOrder(run_id, plan, site.payload(config), where), cold=True)
         else:
-            engine = resume(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
+            engine = resume_run(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
         at = target or before.machine
         self._tell(
             replace(before, state="running", attempt=before.attempt + 1, machine=at, cases_total=len(plan.cases))
@@ -343,11 +345,11 @@ class RunFleet:
         def left(run: Run) -> bool:
             return self.stopping.is_set() and run.goes_on_alone
 
-        run = followed(engine, self.abandoned, reached, trouble, left)
+        run = follow_until(engine, self.abandoned, reached, trouble, left)
         if run.goes_on_alone:
             return run
         engine.request_stop(user, "interrupted before a machine existed")
-        return followed(engine, self.given_up)
+        return follow_until(engine, self.given_up)
 
     def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
         """The run without its machine on another host, which takes no more part. Its cost is counted to its deadline:
@@ -399,12 +401,12 @@ class RunFleet:
     def _judge(self) -> None:
         assert self._state is not None
         control = self.store.control()
-        verdict = judge(self._state, persisted=control.persisted, machines=self._machines)
+        verdict = judge_retry(self._state, persisted=control.persisted, machines=self._machines)
         for index, why in verdict.given_up.items():
             self._tell(replace(self._line(self.children[index]), state="given_up", reason=why))
         if verdict.pause and not self._state.over:
             self._pause(verdict.pause)
-        self.store.list_as(summary(self.record, self._state, control))
+        self.store.list_as(fleet_summary(self.record, self._state, control))
 
     @property
     def _machines(self) -> int:

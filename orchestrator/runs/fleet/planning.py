@@ -9,19 +9,19 @@ from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
-from orchestrator.core.config.model import Config, case_ids_of, effective_grids, harness, measurements
+from orchestrator.core.config.model import Config, case_ids_of, count_measurements, effective_grids, harness_settings
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity
 from orchestrator.core.fleet.batch import settings_of
-from orchestrator.core.fleet.children import Cell, Child, cells, expand
+from orchestrator.core.fleet.children import Child, SweepCell, expand_cells, expand_children
 from orchestrator.core.fleet.jobs import ATTEMPTS, ChildOrder
-from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
+from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.market.catalog import lookup
+from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.pricing import PriceSheet, ceiling
-from orchestrator.core.market.quota import room
+from orchestrator.core.market.pricing import PriceSheet, ceiling_usd
+from orchestrator.core.market.quota import quota_room
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.plan.offered import priced_offers
@@ -31,7 +31,7 @@ from orchestrator.core.text import count
 # The orders for the machines of children: a run spec for each, and the plan of its run.
 
 
-def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
+def chunk_plan(plan: LaunchPlan, child: Child) -> LaunchPlan:
     """The plan of one child: its own part of its configuration's cases."""
     if not child.cases:
         return plan
@@ -41,14 +41,14 @@ def chunked(plan: LaunchPlan, child: Child) -> LaunchPlan:
             f"child {child.index} would measure {strange[0]}, which is not in its configuration",
             hint="the grid or the workload has changed since the plan: start a new fleet with `bench fleet launch`",
         )
-    own = set(child.cases)
-    others = [case for case in plan.cases if case not in own]
-    share = plan.measurements_per_implementation * len(own) // max(1, len(plan.cases))
+    child_cases = set(child.cases)
+    other_cases = [case for case in plan.cases if case not in child_cases]
+    share = plan.measurements_per_implementation * len(child_cases) // max(1, len(plan.cases))
     return replace(
         plan,
         cases=child.cases,
         measurements_per_implementation=share,
-        harness={**plan.harness, "skip_cases": others},
+        harness={**plan.harness, "skip_cases": other_cases},
     )
 
 
@@ -66,8 +66,8 @@ def plan_of(config: Config, name: str, mode: Mode) -> LaunchPlan:
         attempts=ATTEMPTS,
         image=NO_IMAGE,
         cases=cases,
-        measurements_per_implementation=len(cases) * measurements(config, mode),
-        harness=harness(config, grids, mode),
+        measurements_per_implementation=len(cases) * count_measurements(config, mode),
+        harness=harness_settings(config, grids, mode),
     )
 
 
@@ -80,7 +80,7 @@ class Orders:
     bucket: str
     require_cuda: Callable[[str], bool]
     """Whether a machine for this GPU must have CUDA."""
-    plan: Callable[[Cell], LaunchPlan]
+    plan: Callable[[SweepCell], LaunchPlan]
 
     @classmethod
     def of(
@@ -88,14 +88,14 @@ class Orders:
         fleet: str,
         mode: Mode,
         bucket: str,
-        configured: Callable[[Cell], Config],
+        configured: Callable[[SweepCell], Config],
         *,
         require_cuda: Callable[[str], bool],
     ) -> Orders:
         return cls(fleet, mode, bucket, require_cuda, cache(lambda cell: plan_of(configured(cell), cell.title, mode)))
 
     def plan_for(self, child: Child) -> LaunchPlan:
-        return chunked(self.plan(child.cell), child)
+        return chunk_plan(self.plan(child.cell), child)
 
     def order(self, child: Child, attempt: int, price: Decimal) -> ChildOrder:
         """What child and attempt are told; `attempt` is the first that is free."""
@@ -119,7 +119,7 @@ REGIONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPlacement:
     """Where the machines of a job may be, best first, and what a template says of them."""
 
     regions: tuple[str, ...]
@@ -152,15 +152,15 @@ def by_region(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
     return tuple(found.values())[:REGIONS]
 
 
-def hourly(config: Config, prices: PriceSheet) -> Decimal:
+def hourly_price(config: Config, prices: PriceSheet) -> Decimal:
     """The price that a fleet's hold assumes: no region that its jobs may use costs more. Raises `NoCapacity`."""
     return list(dearest_by_region(config, prices).values())[:REGIONS][-1]
 
 
-def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
+def job_placement(config: Config, prices: PriceSheet, held_at: Decimal) -> BatchPlacement:
     """The regions that cost no more than the hold of the fleet assumes. Raises `NoCapacity` if there are none."""
-    found = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
-    if not found:
+    regions = tuple(region for region, usd in dearest_by_region(config, prices).items() if usd <= held_at)
+    if not regions:
         raise NoCapacity(
             f"every region now costs more than ${held_at} an hour, the price that the fleet's hold assumes",
             hint="`bench fleet stop FLEET` releases the hold; `bench fleet launch` starts a new one at today's prices",
@@ -171,10 +171,10 @@ def place(config: Config, prices: PriceSheet, held_at: Decimal) -> Place:
         "image_project": project,
         "image_family": family,
     }
-    return Place(found[:REGIONS], settings, config.machine.provisioning.upper())
+    return BatchPlacement(regions[:REGIONS], settings, config.machine.provisioning.upper())
 
 
-Configured = Callable[[Cell], Config]
+Configured = Callable[[SweepCell], Config]
 CASE_KEYS = ("measure.grid", "measure.dtypes", "measure.embedded", "workload", "gpu")
 """Settings on which the cases of a configuration depend."""
 
@@ -195,7 +195,7 @@ class FleetPlan:
 
     @property
     def hold_usd(self) -> Decimal:
-        return hold(self.jobs)
+        return worst_case_usd(self.jobs)
 
     @property
     def expected_usd(self) -> Decimal:
@@ -239,7 +239,7 @@ class FleetPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class CellPrice:
     """What machines of one configuration cost: an hour, and where each child holds its own, its worst case."""
 
     usd_per_hour: Decimal
@@ -248,7 +248,7 @@ class Price:
     """Held on top of the price, while it is old."""
 
 
-def price_of(config: Config, prices: PriceSheet, margin: Decimal = Decimal(0)) -> Price:
+def price_of(config: Config, prices: PriceSheet, margin: Decimal = Decimal(0)) -> CellPrice:
     """Of a rented machine: the cheapest offer for the estimate, the dearest and `margin` of it for the worst case.
     Raises `NoCapacity`."""
     offers = priced_offers(config, prices)
@@ -258,27 +258,27 @@ def price_of(config: Config, prices: PriceSheet, margin: Decimal = Decimal(0)) -
             hint="choose other zones, or add their prices to configs/prices.yaml",
         )
     rates = sorted(offer.usd_per_hour for offer in offers)
-    return Price(rates[0], ceiling(rates[-1] * (1 + margin), config.run.max_minutes * 60, config.run.attempts))
+    return CellPrice(rates[0], ceiling_usd(rates[-1] * (1 + margin), config.run.max_minutes * 60, config.run.attempts))
 
 
-def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[[Config], Price]) -> FleetPlan:
+def plan_fleet(sweep: Sweep, configured: Configured, mode: str, price: Callable[[Config], CellPrice]) -> FleetPlan:
     """The plan of a sweep whose machines are of `mode`. `configured` reads a cell's configuration: each value of each
     axis once, and each combination on which the cases depend; the rest is read when the fleet is launched. Raises
     `ConfigError`."""
-    found = cells(sweep)
-    examples = {_sample(cell): cell for cell in reversed(found)}
-    for cell in _varied(found):
+    cell_list = expand_cells(sweep)
+    examples = {_sample(cell): cell for cell in reversed(cell_list)}
+    for cell in _varied(cell_list):
         configured(cell)
 
     @cache
-    def cases_of(sample: Cell) -> tuple[str, ...]:
+    def cases_of(sample: SweepCell) -> tuple[str, ...]:
         config = configured(examples[sample])
         return case_ids_of(config, effective_grids(config, mode))
 
-    children = expand(sweep, lambda cell: cases_of(_sample(cell)))
+    children = expand_children(sweep, lambda cell: cases_of(_sample(cell)))
     total = sum(len(child.cases) or len(cases_of(_sample(child.cell))) for child in children)
-    prices = {gpu: price(configured(next(cell for cell in found if cell.gpu == gpu))) for gpu in _gpus(found)}
-    plan = FleetPlan(sweep, children, costs(sweep, children, prices), total)
+    prices = {gpu: price(configured(next(cell for cell in cell_list if cell.gpu == gpu))) for gpu in _gpus(cell_list)}
+    plan = FleetPlan(sweep, children, job_costs(sweep, children, prices), total)
     hours, most = plan.expected_s / 3600, sweep.wall_minutes / 60
     if hours <= most:
         return plan
@@ -296,20 +296,27 @@ def with_quotas(
         fits = 0
         for region in dict.fromkeys(offer.region for offer in offers.get(job.gpu, ())):
             offer = next(one for one in offers[job.gpu] if one.region == region)
-            known = lookup(offer.gpu)
-            found = room(known, offer, quotas(region)) if known is not None else None
-            if found is not None:
-                rows.append({"gpu": job.gpu, "region": region, "room": found[0], "metric": found[1].metric})
-                fits += found[0]
+            gpu_spec = find_gpu(offer.gpu)
+            quota_room_found = quota_room(gpu_spec, offer, quotas(region)) if gpu_spec is not None else None
+            if quota_room_found is not None:
+                rows.append(
+                    {
+                        "gpu": job.gpu,
+                        "region": region,
+                        "room": quota_room_found[0],
+                        "metric": quota_room_found[1].metric,
+                    }
+                )
+                fits += quota_room_found[0]
         if any(row["gpu"] == job.gpu for row in rows) and fits < job.machines:
             said.append(f"{job.gpu}: the quotas leave room for {fits} of {count(job.machines, 'machine')}")
     return replace(plan, quotas=tuple(rows), notices=(*plan.notices, *said))
 
 
-def costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, Price]) -> tuple[JobCost, ...]:
+def job_costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, CellPrice]) -> tuple[JobCost, ...]:
     """The price and the time of each GPU's machines."""
     counted = Counter(child.cell.gpu for child in children)
-    machines = divide(sweep.parallel, counted, sweep.shares)
+    machines = divide_machines(sweep.parallel, counted, sweep.shares)
     return tuple(
         JobCost(
             gpu,
@@ -347,19 +354,19 @@ def check_cap(plan: FleetPlan, cap: Decimal | None) -> None:
     )
 
 
-def _gpus(found: Sequence[Cell]) -> tuple[str, ...]:
+def _gpus(found: Sequence[SweepCell]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.gpu for cell in found))
 
 
-def _sample(cell: Cell) -> Cell:
+def _sample(cell: SweepCell) -> SweepCell:
     """The part of a cell on which its cases depend."""
     kept = tuple((key, value) for key, value in cell.settings if key.startswith(CASE_KEYS))
-    return Cell(cell.gpu, kept, cell.workload)
+    return SweepCell(cell.gpu, kept, cell.workload)
 
 
-def _varied(found: Sequence[Cell]) -> tuple[Cell, ...]:
+def _varied(found: Sequence[SweepCell]) -> tuple[SweepCell, ...]:
     """A few cells that between them have every value of every axis with every GPU."""
-    wanted: dict[tuple[str, ...], Cell] = {}
+    wanted: dict[tuple[str, ...], SweepCell] = {}
     for cell in found:
         wanted.setdefault((cell.gpu, "workload", cell.workload), cell)
         for key, value in cell.settings:

@@ -20,14 +20,14 @@ from io import SEEK_END
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from orchestrator.core.case_file import LONGEST, fault
+from orchestrator.core.case_file import LONGEST, case_file_fault
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run, fleet_prefix, rows_object, rows_prefix
 from orchestrator.core.naming import attempt_of, cases_prefix
-from orchestrator.core.results import assemble, plain
+from orchestrator.core.results import assemble_rows, plain_cell
 from orchestrator.core.text import count
-from orchestrator.ports import Bucket, Entry
+from orchestrator.ports import Bucket, ObjectEntry
 
 OWN: Final = ("child", "gpu", "configuration", "pass")
 """What a row of a fleet has before the columns of its run."""
@@ -52,18 +52,18 @@ MOST_COLUMNS: Final = 6_000
 class Member:
     """The rows of one child in the bucket."""
 
-    entry: Entry
+    entry: ObjectEntry
     index: int
     columns: tuple[str, ...]
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMembers:
     """The stored rows, by child; `strange` are objects in their place that are not a child's rows."""
 
     whole: dict[int, Member]
-    strange: dict[int, Entry]
+    strange: dict[int, ObjectEntry]
 
 
 def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) -> Mapping[str, str]:
@@ -77,17 +77,17 @@ def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) ->
     heads: dict[str, None] = {}
     for place, blob in sorted(blobs.items()):
         case, text = place.removeprefix(prefix).removesuffix(".csv"), blob.data.decode("utf-8", "replace")
-        why = fault(_lines(text), case, run_id, lambda vm: attempt_of(run_id, vm) is not None)
-        more = heads if why else heads | dict.fromkeys(next(csv.reader(_lines(text))))
-        if len(_line(tuple(more)).encode()) > MOST_COLUMNS:
+        why = case_file_fault(_lines(text), case, run_id, lambda vm: attempt_of(run_id, vm) is not None)
+        extra_columns = heads if why else heads | dict.fromkeys(next(csv.reader(_lines(text))))
+        if len(_line(tuple(extra_columns)).encode()) > MOST_COLUMNS:
             why = "there are too many columns, its own and those of the cases before it"
         if why:
             left_out[place] = f"left out: {why}"
         else:
-            cases[case], heads = text, more
+            cases[case], heads = text, extra_columns
     if generation and not cases:
         return left_out  # what is damaged is more than nothing
-    data, columns, rows = pack(child, {case: partial(_lines, text) for case, text in cases.items()})
+    data, columns, rows = pack_rows(child, {case: partial(_lines, text) for case, text in cases.items()})
     metadata = {"v": "1", "columns": _line(columns), "rows": str(rows)}
     bucket.replace(name, data, generation=generation, metadata=metadata, content_type="application/gzip")
     return left_out
@@ -104,22 +104,22 @@ def _lines(text: str) -> Iterable[str]:
     return io.StringIO(text, newline="")
 
 
-def pack(child: Child, cases: Mapping[str, Callable[[], Iterable[str]]]) -> tuple[bytes, tuple[str, ...], int]:
+def pack_rows(child: Child, cases: Mapping[str, Callable[[], Iterable[str]]]) -> tuple[bytes, tuple[str, ...], int]:
     """One member of gzip with the rows of a child and no header, its columns, and how many rows it has."""
-    reader = csv.reader(assemble(cases))
+    reader = csv.reader(assemble_rows(cases))
     columns = tuple(next(reader, ()))
     text, rows = io.StringIO(), 0
     writer = csv.writer(text, lineterminator="\n")
-    own = (child.index, child.cell.gpu, plain(child.cell.title), child.repeat)
+    child_columns = (child.index, child.cell.gpu, plain_cell(child.cell.title), child.repeat)
     for cells in reader:
-        writer.writerow((*own, *cells))
+        writer.writerow((*child_columns, *cells))
         rows += 1
     return gzip.compress(text.getvalue().encode(), LEVEL, mtime=0), columns, rows
 
 
-def members(bucket: Bucket, fleet: str) -> Stored:
+def stored_members(bucket: Bucket, fleet: str) -> StoredMembers:
     """Every child's rows that are stored, with one listing a thousand."""
-    found = Stored({}, {})
+    stored_rows = StoredMembers({}, {})
     for entry in bucket.list(rows_prefix(fleet)):
         index = entry.name.removeprefix(rows_prefix(fleet)).removesuffix(".csv.gz")
         rows = entry.metadata.get("rows", "")
@@ -127,10 +127,10 @@ def members(bucket: Bucket, fleet: str) -> Stored:
             continue
         columns = _columns(entry.metadata.get("columns", ""))
         if _number(rows) and (columns or not int(rows)):
-            found.whole[int(index)] = Member(entry, int(index), columns, int(rows))
+            stored_rows.whole[int(index)] = Member(entry, int(index), columns, int(rows))
         else:
-            found.strange[int(index)] = entry
-    return found
+            stored_rows.strange[int(index)] = entry
+    return stored_rows
 
 
 def _number(text: str) -> bool:
@@ -140,13 +140,13 @@ def _number(text: str) -> bool:
 def _columns(text: str) -> tuple[str, ...]:
     """Those that are said beside rows; none where they are no columns."""
     try:
-        found = tuple(next(csv.reader(_lines(text), strict=True), ()))
+        header = tuple(next(csv.reader(_lines(text), strict=True), ()))
     except csv.Error:
         return ()
-    return found if len(set(found)) == len(found) else ()
+    return header if len(set(header)) == len(header) else ()
 
 
-def tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
+def group_tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
     """The members, grouped by their columns, groups with the most rows first; in the order of the children."""
     parts: dict[tuple[str, ...], list[Member]] = {}
     for member in sorted(found, key=lambda one: one.index):
@@ -155,13 +155,13 @@ def tables(found: Iterable[Member]) -> dict[tuple[str, ...], list[Member]]:
     return dict(sorted(parts.items(), key=lambda part: -sum(one.rows for one in part[1])))
 
 
-def faults(table: BinaryIO, parts: Sequence[Member]) -> dict[int, str]:
+def member_faults(table: BinaryIO, parts: Sequence[Member]) -> dict[int, str]:
     """What is wrong with the members of a composed table, by child: each must be so many rows of its child with the
     columns that it says, as readers of CSV understand one another."""
     header = table.seek(0, SEEK_END) - sum(one.entry.size for one in parts)
     table.seek(max(header, 0))
-    found = ((one.index, _fault(table.read(one.entry.size), one)) for one in parts)
-    return {index: why for index, why in found if why}
+    part_faults = ((one.index, _fault(table.read(one.entry.size), one)) for one in parts)
+    return {index: why for index, why in part_faults if why}
 
 
 def _fault(data: bytes, member: Member) -> str:
@@ -178,7 +178,7 @@ def _fault(data: bytes, member: Member) -> str:
     return "" if rows == member.rows else f"it has {count(rows, 'row')}, not the {member.rows} that were stored"
 
 
-def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[Member]) -> Entry:
+def compose_table(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[Member]) -> ObjectEntry:
     """One object of a header and all members, made in the bucket. Made once: its name says of what. Raises
     `Unavailable` where a source went away meanwhile."""
     made_of = "\n".join(f"{one.entry.name} {one.entry.generation}" for one in parts)
@@ -201,7 +201,7 @@ def compose(bucket: Bucket, fleet: str, columns: Sequence[str], parts: Sequence[
     return entry
 
 
-def _entry(bucket: Bucket, name: str) -> Entry | None:
+def _entry(bucket: Bucket, name: str) -> ObjectEntry | None:
     return next((entry for entry in bucket.list(name) if entry.name == name), None)
 
 
@@ -209,12 +209,12 @@ def _entry(bucket: Bucket, name: str) -> Entry | None:
 
 
 READERS: Final = 8
-Bring = Callable[[Entry, Path], bool]
+Bring = Callable[[ObjectEntry, Path], bool]
 """Downloads an object to a file, unless it is there already; whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FleetTable:
     """`files` has whether each was fetched now, `left_out` what was damaged, by object, and what became of it."""
 
     rows: int
@@ -233,29 +233,29 @@ class Fetching:
     files: dict[Path, bool] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def fetched(self, found: Sequence[Child]) -> Table:
+    def fetched(self, fetched_children: Sequence[Child]) -> FleetTable:
         """Rows that nobody stored are stored first; damaged ones are made again, once. Raises what the bucket does."""
-        there = members(self.bucket, self.fleet)
-        if missing := [child for child in found if child.index not in there.whole]:
+        there = stored_members(self.bucket, self.fleet)
+        if missing := [child for child in fetched_children if child.index not in there.whole]:
             there = self._stored(missing, {index: entry.generation for index, entry in there.strange.items()})
-        wrong = self._brought(self._parts(found, there))
+        wrong = self._brought(self._parts(fetched_children, there))
         if wrong:
             before = {index: there.whole[index].entry for index in wrong}
             self.left_out |= {before[index].name: f"made again from its cases: {why}" for index, why in wrong.items()}
             generations = {index: entry.generation for index, entry in before.items()}
-            there = self._stored([child for child in found if child.index in wrong], generations)
-            still = self._brought(self._parts(found, there), suspect=frozenset(wrong))
+            there = self._stored([child for child in fetched_children if child.index in wrong], generations)
+            still = self._brought(self._parts(fetched_children, there), suspect=frozenset(wrong))
             if still:  # somebody writes there who should not
                 self.left_out |= {there.whole[index].entry.name: f"left out: {why}" for index, why in still.items()}
-                found = [child for child in found if child.index not in still]
-                self._brought(self._parts(found, there))
-        rows = sum(member.rows for part in self._parts(found, there).values() for member in part)
-        return Table(rows, self.files, self.left_out)
+                fetched_children = [child for child in fetched_children if child.index not in still]
+                self._brought(self._parts(fetched_children, there))
+        rows = sum(member.rows for part in self._parts(fetched_children, there).values() for member in part)
+        return FleetTable(rows, self.files, self.left_out)
 
-    def _parts(self, found: Sequence[Child], there: Stored) -> dict[tuple[str, ...], list[Member]]:
-        return tables(there.whole[child.index] for child in found if child.index in there.whole)
+    def _parts(self, found: Sequence[Child], there: StoredMembers) -> dict[tuple[str, ...], list[Member]]:
+        return group_tables(there.whole[child.index] for child in found if child.index in there.whole)
 
-    def _stored(self, children: Sequence[Child], generations: Mapping[int, int]) -> Stored:
+    def _stored(self, children: Sequence[Child], generations: Mapping[int, int]) -> StoredMembers:
         """The rows of these children made, over what is there in those generations; all that are stored then."""
 
         def one(child: Child) -> Mapping[str, str]:
@@ -264,7 +264,7 @@ class Fetching:
         with ThreadPoolExecutor(READERS) as pool:
             for told in pool.map(one, children):
                 self.left_out |= told
-        there = members(self.bucket, self.fleet)
+        there = stored_members(self.bucket, self.fleet)
         self.left_out |= {
             entry.name: "left out: it does not say how many rows it has" for entry in there.strange.values()
         }
@@ -278,10 +278,10 @@ class Fetching:
         now: dict[Path, bool] = {}
         for place, (columns, part) in enumerate(parts.items(), start=1):
             path = self.folder / (f"measurements-{place}.csv.gz" if place > 1 else "measurements.csv.gz")
-            entry = compose(self.bucket, self.fleet, columns, part)
+            entry = compose_table(self.bucket, self.fleet, columns, part)
             now[path] = self.bring(entry, path)
             if now[path] or any(one.index in suspect for one in part):
                 with path.open("rb") as file:
-                    wrong |= faults(file, part)
+                    wrong |= member_faults(file, part)
         self.files = {path: fetched or self.files.get(path, False) for path, fetched in now.items()}
         return wrong

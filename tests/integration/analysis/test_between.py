@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.analysis.across import changes
+from orchestrator.analysis.across import find_changes
 from orchestrator.analysis.between import spread_of
-from orchestrator.analysis.bootstrap import Interval, students
+from orchestrator.analysis.bootstrap import Interval, student_quantile
 from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import SENSORS, Group, Key
-from orchestrator.analysis.spread import Spread, normal
+from orchestrator.analysis.spread import Spread, normal_quantile
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from orchestrator.report.comparing import compared
+from orchestrator.report.comparing import compare_reports
 from orchestrator.report.report import Report
 from tests.unit.report.written import csv_text, records, studied
 
@@ -79,7 +79,7 @@ def verdicts(machine: Machine, speed: float, *, pairs: int, cases: int) -> list[
     before = simulated(machine, rng, 1.0, cases, 20)
     for _ in range(pairs):
         after = simulated(machine, rng, speed, cases, 20)
-        found.append([one.verdict for one in compared(before, after).changes])
+        found.append([one.verdict for one in compare_reports(before, after).changes])
         before = after if speed == 1.0 else simulated(machine, rng, 1.0, cases, 20)
     return found
 
@@ -104,7 +104,7 @@ def test_a_true_regression_of_five_per_cent_is_found_in_nine_of_ten() -> None:
 def test_a_loaded_machine_decides_nothing_and_says_why() -> None:
     busy = Machine(loaded=1.0)
     rng = np.random.default_rng(3)
-    found = compared(simulated(busy, rng, 1.0, 2, 30), simulated(QUIET, rng, 0.8, 2, 30)).changes
+    found = compare_reports(simulated(busy, rng, 1.0, 2, 30), simulated(QUIET, rng, 0.8, 2, 30)).changes
     assert {one.said for one in found} == {"inconclusive: the host of the first run was busy"}
 
 
@@ -113,10 +113,10 @@ def test_a_device_that_was_held_back_in_one_run_decides_nothing() -> None:
         studied(csv_text(records(lengths=(128,), throttle=throttle, seed=seed)))
         for throttle, seed in (("none", 1), ("hw_thermal", 2))
     )
-    assert {one.doubt for one in changes(cold, hot, relative_to="sdpa:default")} == {"the device was throttled"}
-    assert {one.doubt for one in changes(cold, cold, relative_to="sdpa:default")} == {""}
+    assert {one.doubt for one in find_changes(cold, hot, relative_to="sdpa:default")} == {"the device was throttled"}
+    assert {one.doubt for one in find_changes(cold, cold, relative_to="sdpa:default")} == {""}
     power = [studied(csv_text(records(throttle="sw_power_cap", regime="sustained", seed=n))) for n in (1, 2)]
-    assert {one.doubt for one in changes(*power, relative_to="sdpa:default")} == {""}
+    assert {one.doubt for one in find_changes(*power, relative_to="sdpa:default")} == {""}
 
 
 def test_the_same_payload_on_the_same_libraries_is_never_called_different() -> None:
@@ -124,12 +124,12 @@ def test_the_same_payload_on_the_same_libraries_is_never_called_different() -> N
     before, after = simulated(QUIET, rng, 1.0, 2, 30), simulated(QUIET, rng, 0.8, 2, 30)
     payload = {"payload_sha256": "a" * 64}
     one, other = (Report(report.study, {**report.environment, **payload}) for report in (before, after))
-    assert {found.verdict for found in compared(before, after).changes} == {Verdict.SLOWER}
-    assert {found.said for found in compared(one, other).changes} == {
+    assert {found.verdict for found in compare_reports(before, after).changes} == {Verdict.SLOWER}
+    assert {found.said for found in compare_reports(one, other).changes} == {
         "inconclusive: the same payload: only the machine differs"
     }
     newer = Report(after.study, {**after.environment, **payload, "driver": "580"})
-    assert {found.verdict for found in compared(one, newer).changes} == {Verdict.SLOWER}
+    assert {found.verdict for found in compare_reports(one, newer).changes} == {Verdict.SLOWER}
 
 
 @pytest.mark.parametrize("seen", [0, 1, 6, 40])
@@ -153,7 +153,7 @@ def test_the_limits_hold_for_what_differs_between_runs_as_often_as_they_say(seen
 
 @given(st.floats(0.1, 4.0), st.floats(4.0, 200.0))
 def test_a_tail_of_students_is_found_again_as_the_normal_one(z: float, free: float) -> None:
-    assert normal(students(z, free), free) == pytest.approx(z, abs=1e-6)
+    assert normal_quantile(student_quantile(z, free), free) == pytest.approx(z, abs=1e-6)
 
 
 @pytest.mark.parametrize(("free", "t"), [(3, 3.182), (6, 2.447), (30, 2.042)])
@@ -225,6 +225,6 @@ def test_what_is_simulated_is_what_it_says() -> None:
 
 @given(st.floats(1e-6, 300), st.floats(1, 1e6))
 def test_the_normal_quantile_of_a_tail_is_what_students_quantile_was_made_from(t: float, free: float) -> None:
-    found = normal(t, free)
+    found = normal_quantile(t, free)
     assert 0 < found <= t
-    assert students(found, free) == pytest.approx(t, rel=1e-12)
+    assert student_quantile(found, free) == pytest.approx(t, rel=1e-12)

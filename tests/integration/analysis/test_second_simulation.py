@@ -14,7 +14,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import SENSORS, Group, Key
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.report.comparing import compared
+from orchestrator.report.comparing import compare_reports
 from orchestrator.report.report import Report
 
 Random = np.random.Generator
@@ -132,7 +132,7 @@ def pairs(apart: Callable[[Random, int], Values], cases: int, speed: float = 1.0
         return run(rng, apart(rng, cases), 20, microseconds=100 * (1 + 0.3 * rng.random()), speed=speed)
 
     while len(found) < RUNS:
-        found += [change.verdict for change in compared(one(1.0), one(speed)).changes]
+        found += [change.verdict for change in compare_reports(one(1.0), one(speed)).changes]
     return found
 
 

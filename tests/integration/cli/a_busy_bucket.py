@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from orchestrator.core.images import ImageRecord
 from orchestrator.core.naming import artifacts_prefix
-from orchestrator.store.images import ImageStore
+from orchestrator.store.images import ImageRecords
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.kernels.fake_ncu import raw, rules
@@ -42,7 +42,7 @@ def fill(bench: Bench) -> tuple[str, str]:
     for name in ("bench", "sdpa-flash"):
         wiring.bucket.create(f"{prefix}profile/{name}.metrics.csv", raw().encode())
         wiring.bucket.create(f"{prefix}profile/{name}.rules.csv", rules().encode())
-    ImageStore(wiring.bucket, wiring.clock).create(image(first, IMAGE))
+    ImageRecords(wiring.bucket, wiring.clock).create(image(first, IMAGE))
     bench("baseline", "set", "main", older)
     bench("costs", "add", "0.25", "--category", "ai", "--note", NOTE)
     return older, newer

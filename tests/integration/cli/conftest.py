@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.embedded.client import ask, running, stop
+from orchestrator.embedded.client import ask_control, running_cloud, stop_cloud
 from tests.integration.cli.measured_runs import runs  # noqa: F401
 from tests.support.local_cloud import local_cloud, start_cloud
 from tests.support.paced import held_at, paced_payload
@@ -61,9 +61,9 @@ class Bench:
         return ran
 
     def control(self, path: str, body: Any = None) -> Any:
-        address = running(self.home / "cloud")
+        address = running_cloud(self.home / "cloud")
         assert address is not None
-        return ask(address, path, body)
+        return ask_control(address, path, body)
 
     def bill(self, run_id: str) -> list[Any]:
         return [row for row in self.control("/control/bill")["rows"] if row["run_id"] == run_id]
@@ -84,10 +84,10 @@ def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.chdir(home)
     made = Bench(home)
     yield made
-    address = running(home / "cloud")
+    address = running_cloud(home / "cloud")
     if address is not None:
-        alive = ask(address, "/control/status")["instances"]
-        stop(home / "cloud")
+        alive = ask_control(address, "/control/status")["instances"]
+        stop_cloud(home / "cloud")
         assert alive == [], "a machine was left in the embedded cloud"
 
 

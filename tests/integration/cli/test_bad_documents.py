@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 import spotbench
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import expand_children
 from orchestrator.core.fleet.names import listing_object, spec_object
 from orchestrator.core.fleet.names import plan_object as fleets_plan
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
-from orchestrator.embedded.client import stop
+from orchestrator.embedded.client import stop_cloud
 from orchestrator.runs.engine import Engine
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire
@@ -140,7 +140,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Wiri
         wiring = wire()
         over(wiring, GOOD, "succeeded")
         yield Bench(home), wiring
-        stop(home / "cloud")
+        stop_cloud(home / "cloud")
 
 
 def put(wiring: Wiring, kind: str) -> str:
@@ -207,7 +207,7 @@ def fleet_of(wiring: Wiring) -> None:
         fleet=FLEET, engine="cloud", mode=Mode.EMBEDDED, user="ada", sweep=sweep, created_at=wiring.clock.now(),
         ends_at=wiring.clock.now(), hold_usd=Decimal(0),
     )  # fmt: skip
-    FleetStore(wiring.bucket, wiring.clock, FLEET).create(record, expand(sweep, lambda _: ()))
+    FleetStore(wiring.bucket, wiring.clock, FLEET).create(record, expand_children(sweep, lambda _: ()))
 
 
 @pytest.mark.parametrize("turn", range(4))

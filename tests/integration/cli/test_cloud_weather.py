@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cli.cloud import told
+from orchestrator.cli.cloud import format_fault
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ from orchestrator.cli.cloud import told
     ],
 )
 def test_a_fault_is_one_line_of_words(fault: dict[str, object], line: str) -> None:
-    assert told(fault) == line
+    assert format_fault(fault) == line
     assert not set("{}[]'") & set(line)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded.client import stop
+from orchestrator.embedded.client import stop_cloud
 from orchestrator.embedded.weather import EVERY_KEY
 from tests.integration.cli import test_doctor_requests
 from tests.integration.cli.conftest import EMAIL, Bench
@@ -29,7 +29,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         bench = Bench(home)
         bench("init", "--embedded", "--bucket", "bench-embedded", "--yes")
         yield bench
-        stop(home / "cloud")
+        stop_cloud(home / "cloud")
 
 
 def look(clinic: Bench, *faults: dict[str, Any], flags: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core.doctor.verdicts import Check, Level, Verdict, fine
+from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict, DoctorCheck, pass_verdict
 from orchestrator.core.errors import LocalError
-from orchestrator.core.hosts import Target
-from orchestrator.embedded.client import running
-from orchestrator.runs.doctor import Task, examine, host_tasks
+from orchestrator.core.hosts import HostTarget
+from orchestrator.embedded.client import running_cloud
+from orchestrator.runs.doctor import TaskRun, host_tasks, run_checks
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.wiring import configured
+from orchestrator.wiring import load_chosen_config
 from tests.integration.cli.conftest import Bench
 
 
@@ -25,7 +25,7 @@ def test_a_configuration_that_cannot_be_read_is_named(bench: Bench) -> None:
 
 def test_an_embedded_cloud_that_died_and_left_its_address_is_named(bench: Bench) -> None:
     bench("cloud", "start")
-    address = running(bench.home / "cloud")
+    address = running_cloud(bench.home / "cloud")
     assert address is not None
     assert "up since" in embedded_of(bench)
     published = bench.home / "cloud" / "cloud.json"
@@ -48,19 +48,19 @@ def embedded_of(bench: Bench) -> str:
 
 
 def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
-    def broken() -> Verdict:
+    def broken() -> CheckVerdict:
         raise ZeroDivisionError("odd")
 
-    def refused() -> Verdict:
+    def refused() -> CheckVerdict:
         raise LocalError("no room")
 
-    first, second, third = (Check(name, name, "here") for name in ("a", "b", "c"))
+    first, second, third = (DoctorCheck(name, name, "here") for name in ("a", "b", "c"))
     seen: list[str] = []
-    results = examine(
-        [Task(first, broken), Task(second, refused), Task(third, lambda: fine("good"))],
+    results = run_checks(
+        [TaskRun(first, broken), TaskRun(second, refused), TaskRun(third, lambda: pass_verdict("good"))],
         lambda result: seen.append(result.check.name),
     )
-    assert [result.verdict.level for result in results] == [Level.WARN, Level.WARN, Level.OK]
+    assert [result.verdict.level for result in results] == [CheckLevel.WARN, CheckLevel.WARN, CheckLevel.OK]
     assert "ZeroDivisionError: odd" in results[0].verdict.why
     assert "no room" in results[1].verdict.why
     assert sorted(seen) == ["a", "b", "c"]
@@ -68,9 +68,9 @@ def test_a_check_that_breaks_is_a_warning_and_the_others_go_on() -> None:
 
 def test_a_host_is_examined_by_plain_commands_and_a_silent_one_only_once() -> None:
     shell = SilentHost()
-    tasks = host_tasks(Target("ada", "box", 2222), lambda: shell, LaunchOptions("", None, ()), configured)
-    results = examine(tasks)
-    assert [result.verdict.level for result in results] == [Level.FAIL, *[Level.SKIPPED] * (len(tasks) - 1)]
+    tasks = host_tasks(HostTarget("ada", "box", 2222), lambda: shell, LaunchOptions("", None, ()), load_chosen_config)
+    results = run_checks(tasks)
+    assert [result.verdict.level for result in results] == [CheckLevel.FAIL, *[CheckLevel.SKIPPED] * (len(tasks) - 1)]
     assert "Connection refused" in results[0].verdict.why
     assert len(shell.commands) == 1
 

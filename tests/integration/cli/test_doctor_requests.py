@@ -14,10 +14,10 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.adapters.rest import OnlyLooking, Rest, endpoints
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Level
-from orchestrator.core.rest import Request
+from orchestrator.core.doctor.verdicts import CheckLevel
+from orchestrator.core.rest import RestRequest
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.runs.doctor import Task, examine
+from orchestrator.runs.doctor import TaskRun, run_checks
 from tests.integration.cli.conftest import EMAIL, Bench
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S
@@ -50,12 +50,14 @@ class Ward:
             timeout_s=PATIENCE_S,
         )
 
-        def task(check: Any, made: Callable[..., Any]) -> Task:
+        def task(check: Any, made: Callable[..., Any]) -> TaskRun:
             limit_s = quotas_limit_s if check.name.startswith("quota.") else PATIENCE_S
-            return Task(replace(check, limit_s=limit_s), lambda: made(rest, subject))
+            return TaskRun(replace(check, limit_s=limit_s), lambda: made(rest, subject))
 
         try:
-            return {one.check.name: one.verdict for one in examine([task(*entry) for entry in cloud_checks(subject)])}
+            return {
+                one.check.name: one.verdict for one in run_checks([task(*entry) for entry in cloud_checks(subject)])
+            }
         finally:
             rest.close()
 
@@ -91,7 +93,7 @@ def test_a_session_that_only_looks_refuses_to_send_anything_else(ward: Ward) -> 
         ("PATCH", "/x"),
     ):
         with pytest.raises(OnlyLooking):
-            rest.ask(Request("compute", method, path))  # type: ignore[arg-type]
+            rest.ask(RestRequest("compute", method, path))  # type: ignore[arg-type]
     assert ward.recorder.exchanges == 0
 
 
@@ -100,7 +102,7 @@ def test_a_server_that_stalls_costs_one_check_and_its_limit(ward: Ward) -> None:
     found = ward.page(quotas_limit_s=1)
     slow = {name for name, verdict in found.items() if verdict.why.startswith("no answer within")}
     assert slow == {f"quota.{gpu}" for gpu in ("l4", "t4", "a100", "h100", "cpu")}
-    assert all(found[name].level is Level.OK for name in found.keys() - slow)
+    assert all(found[name].level is CheckLevel.OK for name in found.keys() - slow)
 
 
 def test_no_secret_is_in_anything_that_it_says_or_writes(

@@ -22,12 +22,12 @@ from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.fleet.names import listing_object
-from orchestrator.core.ledger.budget import Entry, Ledger
+from orchestrator.core.ledger.budget import Ledger, LedgerEntry
 from orchestrator.core.naming import LEDGER, cases_prefix
 from orchestrator.core.run import events as ev
 from orchestrator.core.setup import asked
-from orchestrator.core.workload import sketch
-from orchestrator.wiring import configs, wire
+from orchestrator.core.workload import sketch_workload
+from orchestrator.wiring import configs_folder, wire
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_render import measuring, replayed
 from tests.integration.cli.test_start_up import ROOT, fill
@@ -54,7 +54,7 @@ def test_each_bundled_configuration_is_shown_and_can_be_launched_again(bench: Be
     listed = bench("config", "list").out.split()
     assert "l4" in listed
     assert not {"prices", "grids"} & set(listed)
-    grids = yaml.safe_load((configs() / "grids.yaml").read_text())
+    grids = yaml.safe_load((configs_folder() / "grids.yaml").read_text())
     for name in listed:
         text = bench("config", "show", name).out
         assert load(text, source=name, grids=grids).gpu
@@ -136,7 +136,7 @@ def test_an_answer_that_cannot_be_right_is_asked_for_again_where_it_is_given(
 ) -> None:
     answers = iter(["clear", "bench init --project x", "my-project-1"])
     monkeypatch.setattr(typer, "prompt", lambda *_args, **_kwargs: next(answers))
-    assert init.answered("project id", asked.a_project) == "my-project-1"
+    assert init.ask_until_valid("project id", asked.a_project) == "my-project-1"
     assert capsys.readouterr().err.count("a project id has 6 to 30") == 2
 
 
@@ -200,8 +200,10 @@ def test_a_run_whose_machine_is_gone_is_closed_by_the_very_look_that_finds_it_go
     )
     for seq, (writer, fact) in enumerate(facts, 1):
         event = ev.Event(run_id=RUN, time=now - timedelta(minutes=31 - seq), writer=writer, seq=seq, fact=fact)
-        wiring.bucket.create(event.object_name, ev.encode(event))
-    held = Entry(hold_usd=Decimal("0.18"), held_at=now - timedelta(minutes=31), attempt=1, ttl_s=600, pretend=True)
+        wiring.bucket.create(event.object_name, ev.encode_event(event))
+    held = LedgerEntry(
+        hold_usd=Decimal("0.18"), held_at=now - timedelta(minutes=31), attempt=1, ttl_s=600, pretend=True
+    )
     wiring.bucket.replace(LEDGER, Ledger(runs={RUN: held}).dump(), generation=None)
     wiring.index.write(RUN, {})
     assert [line["phase"] for line in bench("status", "--json").document["runs"]] == ["succeeded"]
@@ -219,4 +221,4 @@ def test_a_new_workload_never_hides_a_module_and_begins_with_its_best_kernel(
     bench("new", "größe")
     text = (tmp_path / "größe.py").read_text(encoding="utf-8")
     assert text.index("def kernel_triton") < text.index("def kernel_by_hand")
-    assert sketch(text, "größe.py").implementations == ("torch", "triton", "by_hand")
+    assert sketch_workload(text, "größe.py").implementations == ("torch", "triton", "by_hand")

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from orchestrator.cli.documents import SHAPES
 from orchestrator.cli.fleet.results import lines, table
-from orchestrator.core.fleet.children import Child, expand
+from orchestrator.core.fleet.children import Child, expand_children
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.fleet.state import ChildLine
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.mode import Mode
-from orchestrator.runs.fleet.results import pack
+from orchestrator.runs.fleet.results import pack_rows
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire
 from tests.integration.cli.conftest import Bench
@@ -47,7 +47,7 @@ def fleet(bench: Bench) -> Bench:
     """Two GPUs with two settings each, three of which are measured; the T4's rows have a column more."""
     wiring = wire()
     sweep = Sweep.model_validate({"axes": {"gpu": ["l4", "t4"], "measure.seed": [0, 1]}, "seed": 1})
-    children = expand(sweep, lambda _: ())
+    children = expand_children(sweep, lambda _: ())
     store = stored(wiring, sweep, children)
     found = [child for child in children if child.cell != children[-1].cell]
     for child in found:
@@ -56,7 +56,7 @@ def fleet(bench: Bench) -> Bench:
         if child.cell.gpu == "t4":
             heads, *rows = text.splitlines()
             text = "\n".join([f"{heads},watt", *(f"{row},70" for row in rows)]) + "\n"
-        data, columns, count = pack(child, {"a": lambda text=text: io.StringIO(text, newline="")})  # type: ignore[misc]
+        data, columns, count = pack_rows(child, {"a": lambda text=text: io.StringIO(text, newline="")})  # type: ignore[misc]
         metadata = {"v": "1", "columns": ",".join(columns), "rows": str(count)}
         wiring.bucket.replace(rows_object(FLEET, child.index), data, generation=0, metadata=metadata)
     store.write([ChildLine(child.index, "stored", usd=Decimal("0.25"), device="L4") for child in found])
@@ -136,7 +136,7 @@ def test_a_fleet_that_has_measured_nothing_and_one_that_is_not_there_are_exit_10
     bench("fleet", "sql", "last", "SELECT 1", code=10)
     wiring = wire()
     sweep = Sweep.model_validate({"axes": {"gpu": ["l4"]}})
-    stored(wiring, sweep, expand(sweep, lambda _: ()))
+    stored(wiring, sweep, expand_children(sweep, lambda _: ()))
     assert "measured nothing yet" in bench("fleet", "sql", FLEET, "SELECT 1", code=10).err
 
 

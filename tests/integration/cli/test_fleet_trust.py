@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.fleet.context import Desk, begin_fleet, planned
+from orchestrator.cli.fleet.context import Desk, begin_fleet, plan_sweep
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import expand_children
 from orchestrator.core.fleet.names import plan_object, spec_object
-from orchestrator.core.fleet.sweep import Sweep, parse
+from orchestrator.core.fleet.sweep import Sweep, parse_sweep
 from orchestrator.core.mode import Mode
 from orchestrator.runs.fleet.follow import with_jobs
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
 from orchestrator.wiring import Wiring, wire
 from tests.integration.cli.conftest import Bench
@@ -30,7 +30,7 @@ FLEET = "fleet-20261122-040506-0bad"
 
 
 def sweep(**fields: Any) -> Sweep:
-    return parse("{axes: {gpu: [l4]}}", source="test", overrides=fields)
+    return parse_sweep("{axes: {gpu: [l4]}}", source="test", overrides=fields)
 
 
 def planted(wiring: Wiring, asked: Sweep, *, fleet: str = FLEET) -> None:
@@ -41,7 +41,7 @@ def planted(wiring: Wiring, asked: Sweep, *, fleet: str = FLEET) -> None:
         user="mallory", sweep=asked, created_at=now, ends_at=now + timedelta(hours=4), hold_usd=Decimal(0),
     )  # fmt: skip
     store = FleetStore(wiring.bucket, wiring.clock, FLEET)
-    store.create(record, expand(asked, lambda _: ()))
+    store.create(record, expand_children(asked, lambda _: ()))
     store.list_as({"state": "running"})
 
 
@@ -77,7 +77,7 @@ def test_a_fleet_is_believed_where_it_was_launched_until_somebody_rewrites_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wiring = wire()
-    desk = begin_fleet(wiring, planned(wiring, sweep(repeats=2)))
+    desk = begin_fleet(wiring, plan_sweep(wiring, sweep(repeats=2)))
     fleet = desk.record.fleet
     assert Desk.of(wire(), fleet).believed().record == desk.record
     monkeypatch.setenv("BENCH_HOME", str(tmp_path / "another"))
@@ -100,7 +100,7 @@ def test_a_fleet_is_believed_where_it_was_launched_until_somebody_rewrites_it(
 def test_no_price_in_a_record_that_somebody_rewrote_is_what_a_fleet_is_settled_at(bench: Bench, tmp_path: Path) -> None:
     wiring = wire()
     asked = sweep(engine="slurm", usd_per_hour="0.05", slurm={"folder": str(tmp_path)})
-    desk = begin_fleet(wiring, planned(wiring, asked))
+    desk = begin_fleet(wiring, plan_sweep(wiring, asked))
     fleet, hold = desk.record.fleet, desk.record.hold_usd
     desk.store.decide(lambda one: with_jobs(one, [JobRecord(number=0, gpu="l4", children=(0,), parallel=1)], 0))
     cheap = desk.record.model_copy(update={"usd_per_hour": {"l4": Decimal("0.000001")}, "hold_usd": Decimal(0)})
@@ -110,7 +110,7 @@ def test_no_price_in_a_record_that_somebody_rewrote_is_what_a_fleet_is_settled_a
     world = wiring.world()
     for hours, settled in ((5, None), (30, hold)):
         later = replace(world, clock=SimulatedClock(desk.record.created_at + timedelta(hours=hours)))
-        reconcile(later, eager=True)
+        reconcile_holds(later, eager=True)
         assert wiring.ledger.read().runs[fleet].settled_usd == settled, "nobody can say what it cost: all of it"
 
 

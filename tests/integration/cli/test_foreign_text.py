@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from orchestrator.adapters.fetch import Fetched
-from orchestrator.adapters.gce_errors import Fault, refusal
-from orchestrator.adapters.run_folder import lines, open_folder
+from orchestrator.adapters.gce_errors import ComputeFault, classify_fault
+from orchestrator.adapters.run_folder import open_folder, read_lines
 from orchestrator.api.outcome import error_of
 from orchestrator.cli.app import complain
 from orchestrator.cli.diagnose import lines_of
@@ -33,13 +33,13 @@ from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.ledger.budget import Ledger, add_cost
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, last_attempt
+from orchestrator.core.run.diagnose import REMEDIES, RunDiagnosis, diagnose_run, last_attempt
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.run.orphans import judge
-from orchestrator.core.run.status import decode, document, encode, status_line
+from orchestrator.core.run.orphans import judge_machine
+from orchestrator.core.run.status import decode_status, encode_status, run_document, status_line
 from orchestrator.core.text import log_text
 from orchestrator.runs.logs import LogTail, log_of
-from orchestrator.runs.reap import Finding
+from orchestrator.runs.reap import MachineFinding
 from orchestrator.store.events import EventLog
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
@@ -68,7 +68,7 @@ def harmless(said: str) -> None:
 def through_the_bucket(fact: ev.Fact, seq: int, writer: str = "vm-1") -> ev.Event:
     """A fact as a machine stores it and a client reads it."""
     sent = ev.Event.model_construct(run_id=RUN, time=at(12), writer=writer, seq=seq, fact=fact)
-    event = ev.decode(ev.encode(sent))
+    event = ev.decode_event(ev.encode_event(sent))
     assert event is not None
     return event
 
@@ -98,15 +98,17 @@ def test_no_view_of_a_run_is_steered_by_what_its_machine_says(said: str) -> None
     for log in (events, events + closed):
         run = replay(log)
         assert run is not None
-        line = decode(RUN, encode(status_line(run, at(99))))
+        line = decode_status(RUN, encode_status(status_line(run, at(99))))
         assert line is not None
         for width in (40, 80, 200):
             harmless(shown(live(run, at(99)), width))
             harmless(shown(runs_table([line], at(99)), width))
-        found = diagnose(facts=last_attempt(log), log=log_text(said))
+        found = diagnose_run(facts=last_attempt(log), log=log_text(said))
         harmless("\n".join(lines_of(RUN, "failed", found)))
         vm = instance()
-        harmless(machine_line(Finding(vm, RUN, judge(vm, run, "b", at(99), Policy()), (), None, None, run)))
+        harmless(
+            machine_line(MachineFinding(vm, RUN, judge_machine(vm, run, "b", at(99), Policy()), (), None, None, run))
+        )
 
 
 def ended(fact: ev.InstanceRejected, detail: str, read: Callable[[ev.Fact, int, str], ev.Event]) -> Run:
@@ -157,7 +159,7 @@ def test_a_refusals_remedy_is_that_of_the_client_that_got_it() -> None:
     assert there is not None
     assert [error.hint for run in (here, there) if (error := error_of(run))] == ["ask for more", REMEDIES["quota"]]
     for run in (here, there):
-        assert [one["remedy"] for one in document(run, at(99))["diagnoses"]] == [REMEDIES["quota"]]  # type: ignore[attr-defined]
+        assert [one["remedy"] for one in run_document(run, at(99))["diagnoses"]] == [REMEDIES["quota"]]  # type: ignore[attr-defined]
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,7 +173,9 @@ def test_what_a_client_was_told_by_the_cloud_is_harmless_before_it_is_stored(sai
     assert EventLog(bucket, RUN, "client-2", clock).read() == ours.read()
     harmless(kept.fact.message)  # type: ignore[attr-defined]
     harmless("".join(kept.fact.zones_available))  # type: ignore[attr-defined]
-    refused = refusal(Fault("QUOTA_EXCEEDED", said, quota_metric=f"x/{said}", dimensions={"region": said}))
+    refused = classify_fault(
+        ComputeFault("QUOTA_EXCEEDED", said, quota_metric=f"x/{said}", dimensions={"region": said})
+    )
     harmless(refused.message + refused.hint + refused.code)
 
 
@@ -186,8 +190,8 @@ def test_a_diagnosis_or_an_end_does_not_pass_for_a_remedy_of_ours() -> None:
     run = replay(log)
     assert run is not None
     said = shown(live(run, at(99)), 200).splitlines()
-    said += lines_of(RUN, "failed", diagnose(facts=last_attempt(log), ended=evil))
-    said += lines_of(RUN, "failed", Diagnosis("preempted", evil, REMEDIES["preempted"]))
+    said += lines_of(RUN, "failed", diagnose_run(facts=last_attempt(log), ended=evil))
+    said += lines_of(RUN, "failed", RunDiagnosis("preempted", evil, REMEDIES["preempted"]))
     assert [line for line in said if line.strip().startswith(("hint:", "remedy: curl"))] == []
     assert [line for line in said if "curl evil" in line] != []
 
@@ -209,7 +213,7 @@ def test_a_device_pushes_neither_state_nor_cost_nor_the_run_off_a_line_of_80(dev
     run = replay(running().events)
     assert run is not None
     told = {"device": device, "cases_done": "12", "cases_total": "144", "vm_phase": "correctness"}
-    line = decode(RUN, encode(status_line(run, at(99))) | told)
+    line = decode_status(RUN, encode_status(status_line(run, at(99))) | told)
     assert line is not None
     said = shown(runs_table([line], at(99)))
     first = said.splitlines()[1]
@@ -254,9 +258,9 @@ def test_fetched_results_are_shown_as_text(tmp_path_factory: pytest.TempPathFact
     (folder / "environment.json").write_text('{"device": "\\u001b[2J[/x]"}')
     opened = open_folder(folder)
     harmless(str(opened.environment))
-    for line in lines(folder / "measurements.csv"):
+    for line in read_lines(folder / "measurements.csv"):
         harmless(line.rstrip("\r\n"))
-    report = reported("".join(lines(folder / "measurements.csv")))
+    report = reported("".join(read_lines(folder / "measurements.csv")))
     fetched = Fetched(RUN, "succeeded", Path("x"), False, 1, 2, 1, 0, "x")
     harmless(shown(results_view(fetched, report)))
 

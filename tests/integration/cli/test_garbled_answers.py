@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.cli.fleet.context import begin_fleet, planned
+from orchestrator.cli.fleet.context import begin_fleet, plan_sweep
 from orchestrator.core.fleet.sweep import of_flags
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
@@ -50,7 +50,7 @@ def test_no_answer_is_too_strange_for_a_command(bench: Bench, mangler: Mangler, 
 def fleet(bench: Bench) -> str:
     """A fleet whose client died before it started anything."""
     wiring = wire()
-    desk = begin_fleet(wiring, planned(wiring, of_flags(["l4"], ["measure.seed=1,2"], {"cap_usd": "50"})))
+    desk = begin_fleet(wiring, plan_sweep(wiring, of_flags(["l4"], ["measure.seed=1,2"], {"cap_usd": "50"})))
     return desk.record.fleet
 
 

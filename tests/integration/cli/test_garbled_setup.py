@@ -15,10 +15,10 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.adapters.rest import Rest, endpoints
 from orchestrator.adapters.setup import Setup
 from orchestrator.core.errors import BenchError
-from orchestrator.core.rest import Request
+from orchestrator.core.rest import RestRequest
 from orchestrator.core.rest_form import KINDS, misshapen
 from orchestrator.core.setup.calls import read_policy
-from orchestrator.core.setup.plan import LAUNCHER_ROLE, Wanted, custom_role, grants, setup
+from orchestrator.core.setup.plan import LAUNCHER_ROLE, SetupRequest, custom_role, plan_setup, policy_grants
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.integration.cli.test_init import ADA, keeper
 from tests.support.mangled import WHOLE, Mangler
@@ -40,14 +40,14 @@ class Site:
         self.mangler = Mangler(self.cloud.compute_url, self.cloud.storage_url, at, how)
         self.direct = self.rest(self.cloud.compute_url, self.cloud.storage_url)
         self.settings = home / "settings.yaml"
-        bobs = Wanted(PROJECT, BUCKET, launcher=BOB)
+        bobs = SetupRequest(PROJECT, BUCKET, launcher=BOB)
         made = Setup(
             self.direct, Bearer(self.cloud.token), home / "bobs.yaml", keeper(), storage=self.cloud.storage_url
         )
-        for step in setup(bobs, made.survey(bobs)):
+        for step in plan_setup(bobs, made.survey(bobs)):
             made.take(step)
         bucket = {"lifecycle": {"rule": [KEPT]}, "iamConfiguration": {"publicAccessPrevention": "inherited"}}
-        assert self.direct.ask(Request("storage", "PATCH", f"/storage/v1/b/{BUCKET}", body=bucket)).good
+        assert self.direct.ask(RestRequest("storage", "PATCH", f"/storage/v1/b/{BUCKET}", body=bucket)).good
 
     def rest(self, compute: str, storage: str) -> Rest:
         where = endpoints(compute, storage)
@@ -55,12 +55,12 @@ class Site:
 
     def adas(self) -> None:
         """Raises what a set-up raises."""
-        wanted = Wanted(PROJECT, BUCKET, launcher=ADA)
+        wanted = SetupRequest(PROJECT, BUCKET, launcher=ADA)
         with scripted_server(self.mangler) as server:
             rest = self.rest(server.url, server.url)
             made = Setup(rest, Bearer(self.cloud.token), self.settings, keeper(), storage=server.url)
             try:
-                for step in setup(wanted, made.survey(wanted)):
+                for step in plan_setup(wanted, made.survey(wanted)):
                     made.take(step)
             finally:
                 rest.close()
@@ -71,12 +71,12 @@ class Site:
         lost = [
             f"his grant on the {kind}"
             for kind, answer in policies.items()
-            if not any(grant.member == BOB for grant in grants(answer.document))
+            if not any(grant.member == BOB for grant in policy_grants(answer.document))
         ]
-        found = self.direct.ask(Request("storage", "GET", f"/storage/v1/b/{BUCKET}")).document
+        found = self.direct.ask(RestRequest("storage", "GET", f"/storage/v1/b/{BUCKET}")).document
         rules = found.get("lifecycle", {}).get("rule", [])
         lost += [] if any(rule["condition"] == KEPT["condition"] for rule in rules) else ["his rule of the bucket"]
-        role = self.direct.ask(Request("iam", "GET", f"/v1/{custom_role(LAUNCHER_ROLE, PROJECT)}"))
+        role = self.direct.ask(RestRequest("iam", "GET", f"/v1/{custom_role(LAUNCHER_ROLE, PROJECT)}"))
         return lost + ([] if role.good else ["his role"])
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from orchestrator.cli.options import grouped
+from orchestrator.cli.options import group_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Ship:
     ports: Annotated[list[str] | None, typer.Option("--port", help="Where to.")] = None
 
 
-@grouped
+@group_options
 def sail(ctx: typer.Context, ship: Ship, *, fast: Annotated[bool, typer.Option("--fast")] = False) -> None:
     typer.echo(f"{ctx.info_name} {ship} {fast}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.fleet import trust
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import expand_children
 from orchestrator.core.fleet.names import spec_object
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.images import ImageRecord, cost_of, environment_of, record_object
@@ -140,7 +140,7 @@ def stored(wiring: Wiring, folder: Path) -> FleetStore:
         ends_at=now + timedelta(hours=4), hold_usd=Decimal(7),
     )  # fmt: skip
     store = FleetStore(wiring.bucket, wiring.clock, FLEET)
-    store.create(record, expand(sweep, lambda _: ()))
+    store.create(record, expand_children(sweep, lambda _: ()))
     return store
 
 

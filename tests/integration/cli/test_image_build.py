@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.ledger.budget import counted
+from orchestrator.core.ledger.budget import counted_costs
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 
@@ -22,7 +22,7 @@ Paced = Callable[..., tuple[str, ...]]
 
 def spent_on_images() -> Decimal:
     """What the ledger counts, beside machines."""
-    return sum((cost.usd for cost in counted(wire().ledger.read()).values()), Decimal(0))
+    return sum((cost.usd for cost in counted_costs(wire().ledger.read()).values()), Decimal(0))
 
 
 def assert_machines_are_paid_for_as_billed(bench: Bench) -> None:

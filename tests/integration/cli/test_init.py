@@ -27,11 +27,11 @@ from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError, ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.setup.plan import Wanted
-from orchestrator.core.setup.plan import setup as plan
+from orchestrator.core.setup.plan import SetupRequest
+from orchestrator.core.setup.plan import plan_setup as plan
 from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, ShareCaps, WriteSettings
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.runs.holds import Accounts, Sharing
+from orchestrator.runs.holds import Accounts, CapSharing
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.cli.conftest import Bench
 from tests.support.discovery import Recorder
@@ -176,12 +176,12 @@ def set_up(cloud: EmbeddedCloud, settings: Path) -> Setup:
     )
 
 
-def keeper() -> Sharing:
+def keeper() -> CapSharing:
     bucket, clock = MemoryBucket(), SystemClock()
-    return Sharing(Accounts(LedgerStore(bucket, clock), Caps(), every_way(print, None, None), clock), "ada")
+    return CapSharing(Accounts(LedgerStore(bucket, clock), Caps(), every_way(print, None, None), clock), "ada")
 
 
-WANTED = Wanted("bench-embedded", "new-bucket", "europe-west4", launcher=ADA)
+WANTED = SetupRequest("bench-embedded", "new-bucket", "europe-west4", launcher=ADA)
 
 
 def test_google_would_understand_every_request_and_all_of_it_is_there_after(site: Any) -> None:
@@ -263,7 +263,7 @@ def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:
 def test_a_foreign_bucket_is_said_to_be_taken_and_ones_own_is_mended(site: Any) -> None:
     cloud, setup, recorder = site
     cloud.storage.create_bucket("plain-bucket")
-    wanted = Wanted("bench-embedded", "plain-bucket")
+    wanted = SetupRequest("bench-embedded", "plain-bucket")
     mend = plan(wanted, setup.survey(wanted))[0]
     assert mend == MendBucket("plain-bucket", uniform=True, private=True, lifecycle=True)
     setup.take(mend)

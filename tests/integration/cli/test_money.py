@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from orchestrator.core.ledger.budget import HoldTerms, add_cost, hold
-from orchestrator.core.ledger.unlisted import most_of, outstanding
+from orchestrator.core.ledger.unlisted import most_of, outstanding_images
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.unit.core.builders import RUN
@@ -104,4 +104,4 @@ def test_an_image_that_is_being_made_is_told_of_by_whoever_lists_images(bench: B
     bench("status")
     bench("costs")
     bench("reap", "--yes")
-    assert list(outstanding(wiring.ledger.read())) == [name]
+    assert list(outstanding_images(wiring.ledger.read())) == [name]

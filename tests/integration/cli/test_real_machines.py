@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.payload import bundle_root, pack
+from orchestrator.adapters.payload import bundle_root, pack_payload
 from orchestrator.core.naming import payload_object
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench, Ran
@@ -231,7 +231,7 @@ def test_a_plan_says_why_and_how_far_it_would_go(bench: Bench) -> None:
 
 
 def test_a_payload_that_is_not_what_it_should_be_stops_the_machine(bench: Bench) -> None:
-    name = payload_object(pack(bundle_root()).sha256)
+    name = payload_object(pack_payload(bundle_root()).sha256)
     wire().bucket.create(name, b"something else")
     run = launch(bench, code=5)
     assert [entry.name for entry in wire().bucket.list("payloads/")] == [name], "the launch found it there"

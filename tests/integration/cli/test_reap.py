@@ -13,13 +13,13 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import expand_children
 from orchestrator.core.fleet.names import plan_object
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.ledger.arming import arm
+from orchestrator.core.ledger.arming import arm_request
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, hold
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import artifacts_prefix, instance_name, labels
+from orchestrator.core.naming import artifacts_prefix, instance_name, machine_labels
 from orchestrator.core.run import events as ev
 from orchestrator.runs.fleet.follow import with_jobs
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord
@@ -38,7 +38,7 @@ Weather = Callable[..., None]
 def forgotten(wiring: Wiring, run: str = RUN, bucket: str | None = None) -> str:
     """A machine that carries our labels, and whose run is not in the bucket."""
     name = instance_name(run, 1)
-    tags = labels(run, 1, "ada", bucket or wiring.bucket.name)
+    tags = machine_labels(run, 1, "ada", bucket or wiring.bucket.name)
     image = wiring.cloud().image("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
     wiring.cloud().insert(replace(L4, name=name, labels=tags, image=image, metadata={}, request_id=str(uuid4())))
     return name
@@ -83,7 +83,7 @@ def test_a_fleet_that_ended_days_ago_without_its_client_holds_no_money(bench: Be
         ends_at=ended, hold_usd=Decimal(7),
     )  # fmt: skip
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    store.create(record, expand(sweep, lambda _: ()))
+    store.create(record, expand_children(sweep, lambda _: ()))
     store.decide(lambda one: with_jobs(one, [JobRecord(number=0, gpu="l4", children=(0,), parallel=1)], 0))
     wiring.accounts().change(
         lambda ledger: hold(ledger, fleet, Decimal(7), 14400, record.created_at, HoldTerms("fleet"))
@@ -104,7 +104,7 @@ def take(wiring: Wiring, key: str, *, age: timedelta = timedelta(0), armed: bool
 
     def change(ledger: Ledger) -> Ledger:
         made = hold(ledger, key, Decimal(usd), 1800, since, HoldTerms("l4", pretend=True))
-        found = arm(made, key, 1, "client-gone", since, 60) if armed else made
+        found = arm_request(made, key, 1, "client-gone", since, 60) if armed else made
         assert isinstance(found, Ledger)
         return found
 

@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from orchestrator.embedded.client import running
+from orchestrator.embedded.client import running_cloud
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.support.patience import PATIENCE_S
 
 
 def nothing_was_asked_for(bench: Bench) -> bool:
-    address = running(bench.home / "cloud")
+    address = running_cloud(bench.home / "cloud")
     return address is None or bench.control("/control/bill")["rows"] == []
 
 

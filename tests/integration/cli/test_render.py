@@ -17,7 +17,7 @@ from orchestrator.api.outcome import error_of
 from orchestrator.cli.plan import plan_view
 from orchestrator.cli.render import ago, alive_line, ending_lines, live, runs_table, usd
 from orchestrator.cli.results_view import results_view
-from orchestrator.cli.watch import LiveWatch, PlainWatch, Watch, watching
+from orchestrator.cli.watch import LiveView, LiveWatch, PlainWatch, watching
 from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target
@@ -28,10 +28,10 @@ from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import OUTCOMES
-from orchestrator.core.run.status import document, status_line
-from orchestrator.core.text import clock
+from orchestrator.core.run.status import run_document, status_line
+from orchestrator.core.text import format_clock
 from orchestrator.report.answer import microseconds
-from orchestrator.report.text import estimate, ratio
+from orchestrator.report.text import format_estimate, format_ratio
 from tests.unit.core.asked import accepted, asked
 from tests.unit.core.builders import (
     RUN,
@@ -201,7 +201,7 @@ def test_no_digit_of_what_was_fetched_is_cut_off(width: int) -> None:
             timing = case.timing(name)
             assert timing is not None
             assert microseconds(timing.median_us.mid) in out
-        assert ratio(best.ratio.mid) in out
+        assert format_ratio(best.ratio.mid) in out
 
 
 def test_what_fetch_shows_of_a_case_is_what_the_report_says_of_it() -> None:
@@ -209,7 +209,7 @@ def test_what_fetch_shows_of_a_case_is_what_the_report_says_of_it() -> None:
     out = shown(results_view(fetched(), report), 140)
     for case in report.study.cases:
         (best,) = case.best
-        assert re.search(rf"{re.escape(estimate(best.ratio))} +{best.verdict.value}", out)
+        assert re.search(rf"{re.escape(format_estimate(best.ratio))} +{best.verdict.value}", out)
 
 
 def test_statistics_cost_and_energy_are_behind_verbose() -> None:
@@ -226,8 +226,8 @@ def test_dollars_of_the_embedded_cloud_are_called_simulated_wherever_they_are_sh
     assert "simulated" not in shown(live(real, at(60)))
     closed = replayed(measuring().add(70, gone(60)).add(71, ev.RunClosed(outcome="succeeded")))
     assert any("(simulated)" in line for line in ending_lines(closed, at(80)))
-    assert document(practice, at(60))["prices_simulated"] is True
-    assert document(real, at(60))["prices_simulated"] is False
+    assert run_document(practice, at(60))["prices_simulated"] is True
+    assert run_document(real, at(60))["prices_simulated"] is False
 
 
 def test_plain_lines_say_each_thing_once() -> None:
@@ -316,7 +316,7 @@ def test_the_live_watch_draws_and_speaks() -> None:
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as view:
-        watch: Watch = LiveWatch(console, view)
+        watch: LiveView = LiveWatch(console, view)
         watch.step("planning")
         watch.planned(accepted(asked("gpu: l4", "zones=[us-central1-a]", "budget.per_run_usd=0.05")))
         watch.show(replayed(measuring()))
@@ -384,7 +384,7 @@ def test_a_hint_is_the_remedy_that_fits_best() -> None:
 
 def test_amounts_and_times_are_short() -> None:
     assert [usd(Decimal(x)) for x in ("0.0043", "9.99", "12.345")] == ["$0.0043", "$9.9900", "$12.34"]
-    assert [clock(x) for x in (5, 65, 3700)] == ["0:05", "1:05", "1:01:40"]
+    assert [format_clock(x) for x in (5, 65, 3700)] == ["0:05", "1:05", "1:01:40"]
     assert [ago(at(0), at(x)) for x in (3, 70, 7200, 200_000)] == ["3 s", "1 min", "2 h", "2 d"]
 
 

@@ -15,7 +15,7 @@ import termios
 import pytest
 from rich.text import Text
 
-from orchestrator.cli.app import COMMANDS, GROUPS, grouped
+from orchestrator.cli.app import COMMANDS, GROUPS, commands_by_group
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.render import duration, left_s, live
 from orchestrator.cli.screen import Columns, screen
@@ -89,7 +89,7 @@ def test_bench_alone_greets_with_every_command_and_three_examples_and_ends_well(
 
 
 def test_each_command_stands_in_one_group() -> None:
-    listed = [name for names in grouped().values() for name in names]
+    listed = [name for names in commands_by_group().values() for name in names]
     assert sorted(listed) == sorted(COMMANDS)
     assert len(listed) == len(set(listed))
     assert all(names for names in GROUPS.values())

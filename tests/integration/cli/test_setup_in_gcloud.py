@@ -20,9 +20,14 @@ def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
     nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
     steps = [step for step in every_step() if not isinstance(step, WriteSettings | ShareCaps)]
     # Values are the shell's: gcloud parses names, so one of each command with the same flags is enough.
-    of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", gcloud.pasted(step))): step for step in steps}
+    of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", gcloud.one_line_command(step))): step for step in steps}
     for step in of_a_kind.values():
         said = subprocess.run(
-            ["bash", "-c", gcloud.pasted(step)], env=nowhere, capture_output=True, text=True, timeout=600, check=False
+            ["bash", "-c", gcloud.one_line_command(step)],
+            env=nowhere,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         ).stderr
         assert "argument" not in said.lower(), said

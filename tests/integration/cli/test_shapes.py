@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from orchestrator.cli.app import COMMANDS
 from orchestrator.cli.documents import SHAPES
 from orchestrator.core.errors import exit_codes
-from scripts.docs_site import inside, on_page_markdown
-from scripts.schemas import FOLDER, written
+from scripts.docs_site import is_inside, on_page_markdown
+from scripts.schemas import FOLDER, write_schemas
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_start_up import ROOT, fill
 from tests.integration.documents.test_commands import NOT_YET, leaves, typer_app
@@ -34,7 +34,7 @@ def test_every_command_has_a_schema_and_every_schema_a_command() -> None:
 
 def test_the_schemas_in_the_documents_are_those_of_the_code() -> None:
     """`make schema` writes them."""
-    assert {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")} == written()
+    assert {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")} == write_schemas()
 
 
 def holds(name: str, document: Any) -> None:
@@ -88,8 +88,8 @@ def test_the_manual_page_has_every_command_option_and_exit_code(bench: Bench) ->
 
 def test_pages_of_the_site_link_to_pages_of_the_site_alone() -> None:
     page = ROOT / "docs" / "index.md"
-    assert inside(page, "gce.md")
-    assert not inside(page, "../README.md")
+    assert is_inside(page, "gce.md")
+    assert not is_inside(page, "../README.md")
     named = type("Page", (), {"file": type("File", (), {"src_uri": "index.md"})})
     assert on_page_markdown("[a](../README.md) [b](gce.md) [c](https://example.com)", page=named) == (
         "a (`README.md`) [b](gce.md) [c](https://example.com)"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.files import attach, installed
+from orchestrator.adapters.files import is_installed, run_attached
 from orchestrator.cli.ssh import command_for
 from orchestrator.core.errors import ConfigError, LocalError, NotFound, Unavailable
-from orchestrator.core.hosts import HostRecord, Target, parse_target
+from orchestrator.core.hosts import HostRecord, HostTarget, parse_target
 from orchestrator.core.mode import Mode
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
@@ -36,7 +36,7 @@ class Named:
 
     hosts: tuple[str, ...] = (str(BOX),)
 
-    def reachable(self, target: Target) -> Target:
+    def reachable(self, target: HostTarget) -> HostTarget:
         if str(target) not in self.hosts:
             raise Unavailable(f"no command has named {target}")
         return target
@@ -96,7 +96,7 @@ def test_no_machine_chooses_where_a_terminal_is_opened(vm: str, zone: str) -> No
     claim = ev.MachineTaken.model_construct(vm=vm, zone=zone, owner=RUN, attempt=1, generation=0, deadline_at=None)
     place = Place(hosts=Hosts({one.zone: HostRecord(target=str(one)) for one in (MALLORY, BOX)}))
     for log in (Log().add(0, planned()).vm(1, claim), running().add(60, gone(59)).vm(61, claim)):
-        sent = [ev.decode(ev.encode(event)) for event in log.events]
+        sent = [ev.decode_event(ev.encode_event(event)) for event in log.events]
         with pytest.raises(ConfigError, match="has no machine now"):
             command(replay([event for event in sent if event is not None]), place)
 
@@ -133,14 +133,14 @@ def test_a_programme_gets_the_terminal_and_its_exit_code_is_ours(tmp_path: Path)
     script = tmp_path / "ssh-like"
     script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\nexit 7\n')
     script.chmod(0o755)
-    assert attach([str(script), "one two", "three"]) == 7
+    assert run_attached([str(script), "one two", "three"]) == 7
     assert (tmp_path / "said").read_text() == "one two three\n"
-    assert installed(str(script))
+    assert is_installed(str(script))
 
 
 def test_a_programme_that_is_not_there_is_named() -> None:
     with pytest.raises(LocalError, match="no-such-ssh cannot be run"):
-        attach(["no-such-ssh"])
+        run_attached(["no-such-ssh"])
 
 
 def write_live_run(bench: Bench, run_id: str) -> None:

@@ -19,7 +19,7 @@ from orchestrator.cli.lazy import load
 from orchestrator.core.naming import run_id
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
-from orchestrator.core.run.status import encode, status_body, status_line
+from orchestrator.core.run.status import encode_status, status_body, status_line
 from orchestrator.wiring import Wiring, wire
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_real_machines import SMALL
@@ -151,7 +151,7 @@ def fill(wiring: Wiring, runs: int) -> None:
         ]
         state = replay(log)
         assert state is not None
-        wiring.index.write(name, encode(status_line(state, at)), status_body(state, at))
+        wiring.index.write(name, encode_status(status_line(state, at)), status_body(state, at))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(runs)))

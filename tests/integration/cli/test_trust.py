@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.ledger.budget import Approved, Entry, Ledger, authorize
+from orchestrator.core.ledger.budget import Approved, Ledger, LedgerEntry, authorize
 from orchestrator.core.naming import LEDGER, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.run import events as ev
-from orchestrator.core.template import written
+from orchestrator.core.template import template_text
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
 from tests.integration.cli.conftest import Bench
@@ -46,7 +46,7 @@ def test_a_command_in_a_stored_plan_is_never_run(bench: Bench, tmp_path: Path, m
         budget={"per_run_usd": "100000", "per_day_usd": "100000", "per_month_usd": None, "total_usd": None},
     )
     now = wiring.clock.now()
-    spent = Entry(hold_usd=Decimal(60000), held_at=now, settled_usd=Decimal(60000), settled_at=now)
+    spent = LedgerEntry(hold_usd=Decimal(60000), held_at=now, settled_usd=Decimal(60000), settled_at=now)
     wiring.bucket.replace(LEDGER, Ledger(runs={RUN: spent}).dump(), generation=None)
     monkeypatch.setenv("BENCH_PER_DAY_USD", "1")
     monkeypatch.setenv("BENCH_PER_RUN_USD", "0.01")
@@ -99,7 +99,7 @@ def test_a_run_that_has_cost_something_goes_on_under_the_same_caps(bench: Bench)
     ours = wiring.plan(config, name)
     wiring.bucket.replace(plan_object(RUN), json.dumps(plan_document(ours)).encode(), generation=None)
     now, spent = wiring.clock.now(), Decimal("0.004283")
-    entry = Entry(hold_usd=ours.ceiling_usd, held_at=now, settled_usd=spent, settled_at=now, pretend=True)
+    entry = LedgerEntry(hold_usd=ours.ceiling_usd, held_at=now, settled_usd=spent, settled_at=now, pretend=True)
     wiring.bucket.replace(LEDGER, Ledger(runs={RUN: entry}).dump(), generation=None)
     made = wiring.plan_again(RUN, LaunchOptions("", None, ()))
     assert (made.ceiling_usd, made.ttl_s) == (ours.ceiling_usd, ours.ttl_s)
@@ -110,7 +110,7 @@ def test_a_run_that_has_cost_something_goes_on_under_the_same_caps(bench: Bench)
 def test_no_files_are_sent_from_a_path_that_a_stored_plan_names(bench: Bench, tmp_path: Path) -> None:
     """As somebody makes it up who wants to read what lies on the computer of whoever profiles the run."""
     private = tmp_path / "private.py"
-    private.write_text(written("private"))
+    private.write_text(template_text("private"))
     wiring = wire()
     planted(wiring, workload={"path": str(private), "name": "private", "form": "file", "cases": ["n16"]})
     blob = wiring.bucket.read(plan_object(RUN))

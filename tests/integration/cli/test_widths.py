@@ -79,7 +79,7 @@ def test_where_the_minutes_of_a_run_went_is_broken_between_words(
     log.vm(40, measured("a")).add(70, gone(64)).add(71, ev.RunClosed(outcome="failed", detail="why"))
     bucket = wire().bucket
     for event in log.events:
-        assert bucket.create(event.object_name, ev.encode(event)) is not None
+        assert bucket.create(event.object_name, ev.encode_event(event)) is not None
     bench("budget", "rebuild")
     said = [line for line in bench("status", RUN).out.splitlines() if line.startswith(("cold start", "measuring "))]
     assert len(said) == 3

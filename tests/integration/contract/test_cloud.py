@@ -14,7 +14,7 @@ import pytest
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
-from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
+from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Cloud
 from tests.support.machine_requests import L4, T4
@@ -127,14 +127,14 @@ def test_a_vm_of_another_run_is_left_alone(sky: Sky) -> None:
     sky.launch()
     foreign = replace(L4, request_id=str(uuid.uuid4()), labels={**L4.labels, "bench-run": "20260101-000000-l4-0000"})
     answer = sky.cloud.insert(foreign)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, CloudRefusal)
     assert answer.scope == "all"
 
 
 def test_a_stock_out_blocks_its_zone_and_hints_at_others(sky: Sky) -> None:
     sky.weather({"fault": "stockout", "zone": L4.zone, "zones_available": ["us-central1-b", "us-central1-c"]})
     answer = sky.cloud.insert(L4)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, CloudRefusal)
     assert (answer.scope, answer.zones_available) == ("zone", ("us-central1-b", "us-central1-c"))
     assert sky.names() == []
     sky.launch(NEXT)
@@ -150,7 +150,7 @@ def test_a_stock_out_blocks_its_zone_and_hints_at_others(sky: Sky) -> None:
 def test_a_quota_blocks_its_region_or_everything(sky: Sky, fault: dict[str, Any], scope: str) -> None:
     sky.weather({"fault": "quota", **fault})
     answer = sky.cloud.insert(L4)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, CloudRefusal)
     assert answer.scope == scope
     assert fault["metric"] in answer.hint
     assert sky.names() == []
@@ -158,7 +158,7 @@ def test_a_quota_blocks_its_region_or_everything(sky: Sky, fault: dict[str, Any]
 
 def test_a_zone_without_the_machine_type_is_a_refusal_of_that_zone(sky: Sky) -> None:
     answer = sky.cloud.insert(replace(L4, zone="us-central1-f"))
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, CloudRefusal)
     assert answer.scope == "zone"
 
 

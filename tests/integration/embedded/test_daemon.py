@@ -20,7 +20,7 @@ import requests
 
 from orchestrator.embedded import client, daemon
 from orchestrator.embedded.client import CloudUnavailable
-from orchestrator.embedded.supervisor import descendants
+from orchestrator.embedded.supervisor import list_descendants
 from tests.support.patience import await_truth, living
 from tests.support.scripted_server import Reply, Request, scripted_server
 from tests.unit.embedded.builders import ZONE, insert_body
@@ -32,7 +32,7 @@ ROOT = Path(daemon.__file__).parents[2]
 def home(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "cloud"
     yield path
-    client.stop(path)
+    client.stop_cloud(path)
 
 
 def bearer(address: client.CloudAddress) -> dict[str, str]:
@@ -45,14 +45,14 @@ def with_a_vm(address: client.CloudAddress) -> list[int]:
     body["metadata"]["items"] = [{"key": "startup-script", "value": "#!/bin/bash\nexec sleep 1000\n"}]
     url = f"{address.compute}/compute/v1/projects/{address.project}/zones/{ZONE}/instances"
     assert requests.post(url, json=body, headers=bearer(address), timeout=600).ok
-    await_truth(lambda: len(descendants(address.pid)) >= 2)
-    return descendants(address.pid)
+    await_truth(lambda: len(list_descendants(address.pid)) >= 2)
+    return list_descendants(address.pid)
 
 
 def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(home: Path) -> None:
-    assert client.running(home) is None
+    assert client.running_cloud(home) is None
     address = client.ensure_running(home)
-    assert client.ensure_running(home) == client.running(home) == address
+    assert client.ensure_running(home) == client.running_cloud(home) == address
     assert json.loads((home / "cloud.json").read_text())["pid"] == address.pid
     assert os.getsid(address.pid) == address.pid
     assert (
@@ -68,9 +68,9 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
         == 200
     )
     children = with_a_vm(address)
-    assert client.stop(home)
-    assert not client.stop(home)
-    assert client.running(home) is None
+    assert client.stop_cloud(home)
+    assert not client.stop_cloud(home)
+    assert client.running_cloud(home) is None
     assert not (home / "cloud.json").exists()
     await_truth(lambda: not any(living(pid) for pid in [address.pid, *children]))
 
@@ -82,7 +82,7 @@ def test_a_killed_daemon_leaves_nothing_behind_and_is_started_again_with_its_obj
     children = with_a_vm(first)
     os.kill(first.pid, signal.SIGKILL)
     await_truth(lambda: not any(living(pid) for pid in children))
-    assert client.running(home) is None
+    assert client.running_cloud(home) is None
     second = client.ensure_running(home)
     assert second.pid != first.pid
     found = requests.get(
@@ -108,16 +108,16 @@ def test_a_cloud_that_nobody_uses_ends_by_itself(home: Path) -> None:
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home), "--idle-stop", "0.3"]
     # It returns once the cloud has answered. Whoever asked for its address as well might come too late, or keep it up.
     subprocess.run(command, cwd=ROOT, check=True)
-    await_truth(lambda: not client.locked(home))
-    assert client.published(home) is None
-    assert client.running(home) is None
+    await_truth(lambda: not client.is_locked(home))
+    assert client.published_address(home) is None
+    assert client.running_cloud(home) is None
 
 
 def test_the_weather_of_a_file_awaits_the_first_request(home: Path, tmp_path: Path) -> None:
     forecast = tmp_path / "weather.yaml"
     forecast.write_text("faults:\n- {fault: stockout, zone: us-central1-a}\n")
     address = client.ensure_running(home, weather=forecast)
-    (fault,) = client.ask(address, "/control/weather")["faults"]
+    (fault,) = client.ask_control(address, "/control/weather")["faults"]
     assert (fault["fault"], fault["fired"]) == ("stockout", 0)
 
 
@@ -126,25 +126,25 @@ def test_a_cloud_that_cannot_start_says_why(home: Path, tmp_path: Path) -> None:
     forecast.write_text("faults:\n- {fault: rain}\n")
     with pytest.raises(CloudUnavailable, match="rain"):
         client.ensure_running(home, weather=forecast)
-    assert not client.locked(home)
+    assert not client.is_locked(home)
 
 
 def test_a_second_daemon_leaves_the_home_to_the_first(home: Path) -> None:
     address = client.ensure_running(home)
     assert daemon.main(["--home", str(home), "--foreground"]) == 0
-    assert client.running(home) == address
+    assert client.running_cloud(home) == address
 
 
 def test_a_daemon_in_the_foreground_serves_until_it_is_told_to_stop(home: Path) -> None:
     command = [sys.executable, "-m", "orchestrator.embedded.daemon", "--home", str(home), "--foreground"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        await_truth(lambda: client.running(home) is not None)
-        found = client.running(home)
+        await_truth(lambda: client.running_cloud(home) is not None)
+        found = client.running_cloud(home)
         assert found is not None
         assert found.pid == process.pid
     finally:
-        client.stop(home)
+        client.stop_cloud(home)
         assert process.wait(600) == 0
 
 
@@ -152,8 +152,8 @@ def test_a_cloud_that_has_stopped_answering_is_stopped_by_signal(home: Path) -> 
     address = client.ensure_running(home)
     known = json.loads((home / "cloud.json").read_text())
     (home / "cloud.json").write_text(json.dumps(known | {"control": "http://127.0.0.1:9"}))
-    assert client.running(home) is None
-    assert client.stop(home)
+    assert client.running_cloud(home) is None
+    assert client.stop_cloud(home)
     # Its lock is free a moment before its process is gone.
     await_truth(lambda: not living(address.pid))
 
@@ -169,7 +169,7 @@ def test_a_cloud_that_hears_nothing_is_stopped_all_the_same_with_its_machines(
     os.kill(address.pid, signal.SIGSTOP)
     if deaf:  # nor does it go on when it is told to
         monkeypatch.setattr(signal, "SIGCONT", signal.SIGSTOP)
-    assert client.stop(home)
+    assert client.stop_cloud(home)
     await_truth(lambda: not any(living(pid) for pid in [address.pid, *children]))
 
 
@@ -179,7 +179,7 @@ def test_a_cloud_that_is_suspended_is_named_as_such_and_with_how_it_goes_on(
     monkeypatch.setattr(client, "QUIET_S", 0.2)
     address = client.ensure_running(home)
     os.kill(address.pid, signal.SIGSTOP)
-    await_truth(lambda: client.suspended(address.pid))
+    await_truth(lambda: client.is_suspended(address.pid))
     with pytest.raises(CloudUnavailable, match=f"suspended; `kill -CONT {address.pid}`"):
         client.ensure_running(home)
     os.kill(address.pid, signal.SIGCONT)
@@ -194,7 +194,7 @@ def test_a_client_with_more_than_a_thousand_open_files_is_answered(home: Path) -
     try:
         while not opened or opened[-1] < 1024:
             opened.append(os.open(os.devnull, os.O_RDONLY))
-        assert client.running(home) == address
+        assert client.running_cloud(home) == address
     finally:
         for number in opened:
             os.close(number)
@@ -231,8 +231,8 @@ def test_a_cloud_whose_address_was_damaged_can_be_stopped_and_started_again(
     monkeypatch.setattr(daemon, "LOCK_S", 0.1)
     first = client.ensure_running(home)
     (home / file).write_bytes(left)
-    assert client.running(home) is None
-    assert client.stop(home)
+    assert client.running_cloud(home) is None
+    assert client.stop_cloud(home)
     assert client.ensure_running(home).pid != first.pid
 
 
@@ -242,7 +242,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("broken") / "cloud"
     client.ensure_running(path)
     yield path
-    client.stop(path)
+    client.stop_cloud(path)
 
 
 @pytest.mark.parametrize(
@@ -259,10 +259,10 @@ def test_a_damaged_record_of_a_living_cloud_is_named_at_once(broken: Path, file:
         with pytest.raises(CloudUnavailable, match=re.escape(str(broken / file))):
             client.ensure_running(broken)
         with pytest.raises(CloudUnavailable, match=re.escape(str(broken / file))):
-            client.living(broken)
+            client.living_cloud(broken)
     finally:
         (broken / file).write_bytes(good)
-    assert client.living(broken) == client.running(broken)
+    assert client.living_cloud(broken) == client.running_cloud(broken)
 
 
 @pytest.mark.parametrize("key", ["pid", "compute", "storage", "control", "project", "bucket", "started_at", "gpu"])
@@ -271,8 +271,8 @@ def test_a_record_with_a_value_of_another_kind_is_a_damaged_one(broken: Path, ke
     (broken / "cloud.json").write_text(json.dumps(json.loads(good) | {key: ["5"]}))
     try:
         with pytest.raises(CloudUnavailable, match=f"{re.escape(str(broken / 'cloud.json'))} .*{key}"):
-            client.living(broken)
-        assert client.running(broken) is None
+            client.living_cloud(broken)
+        assert client.running_cloud(broken) is None
     finally:
         (broken / "cloud.json").write_text(good)
 
@@ -280,17 +280,17 @@ def test_a_record_with_a_value_of_another_kind_is_a_damaged_one(broken: Path, ke
 def test_a_record_whose_cloud_has_died_is_no_cloud(home: Path) -> None:
     first = client.ensure_running(home)
     os.kill(first.pid, signal.SIGKILL)
-    await_truth(lambda: not client.locked(home))
-    assert client.published(home) is not None
-    assert client.living(home) is None
+    await_truth(lambda: not client.is_locked(home))
+    assert client.published_address(home) is not None
+    assert client.living_cloud(home) is None
 
 
 def test_an_address_file_that_is_no_address_is_no_cloud(home: Path) -> None:
     home.mkdir()
     for text in ("", "{", "[]", '{"pid": 1}', "[" * 100_000):
         (home / "cloud.json").write_text(text)
-        assert client.published(home) is None
-    assert client.running(home) is None
+        assert client.published_address(home) is None
+    assert client.running_cloud(home) is None
 
 
 def test_neither_finding_nor_being_a_cloud_loads_googles_libraries() -> None:
@@ -307,15 +307,15 @@ def test_a_daemon_served_in_process_answers_and_ends_when_asked(tmp_path: Path) 
     seen: list[bool] = []
 
     def ready() -> None:
-        address = client.published(tmp_path)
+        address = client.published_address(tmp_path)
         assert address is not None
-        seen.append(client.ask(address, "/control/status")["instances"] == [])
-        client.ask(address, "/control/stop", {})
+        seen.append(client.ask_control(address, "/control/status")["instances"] == [])
+        client.ask_control(address, "/control/stop", {})
 
     try:
-        daemon.serve(tmp_path, 600.0, None, ready)
+        daemon.serve_cloud(tmp_path, 600.0, None, ready)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert seen == [True]
-    assert client.published(tmp_path) is None
+    assert client.published_address(tmp_path) is None

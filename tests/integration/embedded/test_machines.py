@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.embedded import supervisor
 from orchestrator.embedded.life import Durations
-from orchestrator.embedded.machine import MARK, supervise
+from orchestrator.embedded.machine import MARK, start_supervised
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.patience import PATIENCE_S, await_truth, living
 from tests.unit.embedded.builders import RUN, ZONE, Rest, insert_body, scheduling
@@ -246,7 +246,7 @@ def test_an_insert_with_a_deadline_below_the_least_is_refused_before_anything_ru
 
 
 def test_a_supervised_command_is_told_killed_and_waited_for() -> None:
-    held = supervise(["bash", "-c", "exec 2>/dev/null; trap 'echo told' TERM; echo up; while :; do sleep 0.02; done"],
+    held = start_supervised(["bash", "-c", "exec 2>/dev/null; trap 'echo told' TERM; echo up; while :; do sleep 0.02; done"],
                      stay=True, environment=ENVIRONMENT, output=subprocess.PIPE)  # fmt: skip
     output = held.process.stdout
     assert output is not None
@@ -264,20 +264,22 @@ def test_a_supervised_command_is_told_killed_and_waited_for() -> None:
 
 
 def test_a_supervisor_that_need_not_stay_ends_with_its_command_and_its_exit_code() -> None:
-    held = supervise(["bash", "-c", "exit 7"], stay=False, environment=ENVIRONMENT, output=subprocess.DEVNULL)
+    held = start_supervised(["bash", "-c", "exit 7"], stay=False, environment=ENVIRONMENT, output=subprocess.DEVNULL)
     assert held.process.wait(600) == 7
     held.term()
     held.kill()
 
 
 def test_a_command_that_does_not_exist_ends_with_127() -> None:
-    held = supervise(["/no/such/program"], stay=False, environment=ENVIRONMENT, output=subprocess.DEVNULL)
+    held = start_supervised(["/no/such/program"], stay=False, environment=ENVIRONMENT, output=subprocess.DEVNULL)
     assert held.process.wait(600) == 127
     held.kill()
 
 
 def test_a_terminated_supervisor_kills_what_it_holds() -> None:
-    held = supervise(["bash", "-c", "echo $$; sleep 600"], stay=True, environment=ENVIRONMENT, output=subprocess.PIPE)
+    held = start_supervised(
+        ["bash", "-c", "echo $$; sleep 600"], stay=True, environment=ENVIRONMENT, output=subprocess.PIPE
+    )
     output = held.process.stdout
     assert output is not None
     with output:
@@ -313,8 +315,8 @@ def test_what_a_killed_parent_leaves_behind_ends_with_its_life_line() -> None:
 def test_a_process_knows_its_descendants_and_a_stranger_has_none() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
-        assert child.pid in supervisor.descendants(os.getpid())
-        assert supervisor.descendants(child.pid) == []
+        assert child.pid in supervisor.list_descendants(os.getpid())
+        assert supervisor.list_descendants(child.pid) == []
     finally:
         child.kill()
         child.wait()

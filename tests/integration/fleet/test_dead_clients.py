@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded, Unavailable
-from orchestrator.core.ledger.budget import Caps, Entry, HoldTerms, hold
+from orchestrator.core.ledger.budget import Caps, HoldTerms, LedgerEntry, hold
 from orchestrator.runs.engine import World
-from orchestrator.runs.fleet.follow import begin
+from orchestrator.runs.fleet.follow import record_fleet
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.kinds import Found
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.kinds import ReconciledHold
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetStore
 from tests.integration.fleet.test_lost_clients import Site, launched
 from tests.support.memory_bucket import MemoryBucket
@@ -51,13 +51,13 @@ class Abandoned:
             raise Unavailable(self.away, hint="try again")
         self.site.client().step(start=False)
 
-    def later(self, seconds: float, *, eager: bool = False) -> Found:
+    def later(self, seconds: float, *, eager: bool = False) -> ReconciledHold:
         self.site.clock.sleep(seconds)
-        (found,) = reconcile(self.world(), eager=eager)
+        (found,) = reconcile_holds(self.world(), eager=eager)
         return found
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         (entry,) = self.site.holds().values()
         return entry
 
@@ -89,7 +89,7 @@ def test_until_its_end_a_fleet_is_left_to_its_client_unless_money_is_needed(tmp_
 def test_an_absent_scheduler_is_asked_for_a_day_then_the_whole_hold_is_spent(tmp_path: Path) -> None:
     dead = Abandoned.of(tmp_path)
     dead.away = "the login node does not answer"
-    assert dead.later(END_S + MARGIN_S) == Found(dead.site.stage.fleet, False, dead.away)
+    assert dead.later(END_S + MARGIN_S) == ReconciledHold(dead.site.stage.fleet, False, dead.away)
     assert dead.later(DAY_S / 2).settled is False
     assert dead.later(DAY_S).settled is True
     assert dead.entry.settled_usd == dead.entry.hold_usd
@@ -110,10 +110,10 @@ def test_a_fleet_without_money_first_settles_the_holds_of_dead_clients(tmp_path:
     record = later.record.model_copy(update={"fleet": "fleet-20261122-090000-00ab"})
     store = FleetStore(dead.site.stage.bucket, dead.site.clock, record.fleet)
     with pytest.raises(BudgetExceeded):
-        begin(store, record, later.children, Purse(world, record))
+        record_fleet(store, record, later.children, Purse(world, record))
     assert dead.asked == 1, "it was asked what its machines do, and they run"
     dead.site.clock.sleep(END_S + MARGIN_S)
-    begin(store, record, later.children, Purse(world, record))
+    record_fleet(store, record, later.children, Purse(world, record))
     assert dead.site.holds()[dead.site.stage.fleet].settled_usd == 0
     assert dead.site.holds()[record.fleet].settled_usd is None
 
@@ -124,6 +124,6 @@ def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(tmp_path:
     run, now = "20261122-040000-l4x0001", dead.site.clock.now()
     dead.world().log(run).append(planned())
     dead.world().accounts.change(lambda ledger: hold(ledger, run, Decimal(1), 3600, now, HoldTerms("l4")))
-    (found,) = reconcile(dead.world(), drive=False)
+    (found,) = reconcile_holds(dead.world(), drive=False)
     assert (found.key, found.settled) == (dead.site.stage.fleet, True)
     assert dead.site.holds()[run].settled_usd is None

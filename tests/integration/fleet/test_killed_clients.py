@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.fleet.names import job_name
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.unit.fleet.batch_story import FLEET
 from tests.unit.fleet.killed_batch import MARGIN_S, Fate, Killed, Killing
 
@@ -99,7 +99,7 @@ def test_a_client_that_is_killed_between_two_regions_leaves_no_job_and_no_hold(
             killing.follows(killing.client(), 60, chance)
         else:
             killing.story.timeline.sleep(killing.story.wall_s + MARGIN_S)
-            (found,) = reconcile(killing.world(Fate()))
+            (found,) = reconcile_holds(killing.world(Fate()))
             assert found.settled, found
             assert len(killing.story.cloud.batch.jobs) == 1, "nothing is asked for after its end"
         killing.settled_after(killing.story.wall_s + MARGIN_S)

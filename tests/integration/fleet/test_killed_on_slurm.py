@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
 from orchestrator.runs.fleet.follow import Follower
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetStore
 from tests.integration.fleet.test_lost_clients import SimulatedStage
 from tests.support.memory_bucket import MemoryBucket
@@ -157,5 +157,5 @@ def test_wherever_the_client_dies_the_next_command_ends_the_rest_and_closes_hold
     fleet.stage.clock.sleep(2 * WALL_S)
     fleet.stage.bucket = fleet.bucket
     world = replace(fleet.stage.world(), fleets=lambda _: fleet.client(Fate()).step(start=False))
-    reconcile(world)
+    reconcile_holds(world)
     assert fleet.broken() == [], fate

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import Caps, Entry, add_cost
+from orchestrator.core.ledger.budget import Caps, LedgerEntry, add_cost
 from orchestrator.core.naming import LEDGER
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.follow import Follower
 from orchestrator.runs.holds import Accounts
-from orchestrator.runs.rebuild import rebuild
-from orchestrator.runs.reconcile import reconcile
-from orchestrator.store.fleets import FleetStore, listed
+from orchestrator.runs.rebuild import rebuild_from_events
+from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.store.fleets import FleetStore, list_fleets
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.fleet.test_follow import Forgetful
 from tests.integration.stories.stage import Heard
@@ -86,13 +86,13 @@ class Site:
             real, scheduler=self.scheduler, store=FleetStore(self.stage.bucket, self.clock, self.stage.fleet)
         )
 
-    def holds(self) -> Mapping[str, Entry]:
+    def holds(self) -> Mapping[str, LedgerEntry]:
         return self.stage.world().ledger.read().runs
 
     def later(self, seconds: float = DAY_S) -> None:
         """Somebody looks after holds."""
         self.clock.sleep(seconds)
-        reconcile(self.stage.world())
+        reconcile_holds(self.stage.world())
 
 
 @dataclass
@@ -300,7 +300,7 @@ def test_a_resumed_fleet_goes_on_to_its_own_end_under_a_rebuilt_ledger(tmp_path:
     before = site.holds()[f"{site.stage.fleet}+1"]
     site.clock.sleep(600)
     site.stage.bucket.replace(LEDGER, b"{}", generation=None)
-    rebuild(site.stage.world())
+    rebuild_from_events(site.stage.world())
     after = site.holds()[f"{site.stage.fleet}+1"]
     assert after.hold_usd >= before.hold_usd, "never less than what was held"
     assert after.held_at <= before.held_at
@@ -322,7 +322,7 @@ def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_smaller(tmp_path:
             forged = {"ends_at": ends_at, "held_at": held_at}
             site.client().store.decide(lambda one, forged=forged: one.model_copy(update=forged))
             site.stage.bucket.replace(LEDGER, b"{}", generation=None)
-            rebuild(site.stage.world())
+            rebuild_from_events(site.stage.world())
             after = site.holds()[f"{site.stage.fleet}+1"]
             assert after.hold_usd >= before.hold_usd
             assert after.ttl_s >= before.ttl_s
@@ -363,4 +363,4 @@ def test_a_fleet_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded):
         site.stage.launch()
     assert site.stage.bucket.list("fleets/") == ()
-    assert listed(site.stage.bucket) == ()
+    assert list_fleets(site.stage.bucket) == ()

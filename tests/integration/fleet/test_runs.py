@@ -15,14 +15,14 @@ import pytest
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.fleet.children import Cell, expand
+from orchestrator.core.fleet.children import SweepCell, expand_children
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.events import InstanceRequested
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.local_scheduler import RunFleet
-from orchestrator.runs.launch import LaunchContext, Payload
+from orchestrator.runs.launch import LaunchContext, PayloadSource
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from tests.integration.stories.stage import (
@@ -70,7 +70,7 @@ class StageSite:
         world = self.stage.world()
         return replace(world, log=lambda run_id: AskingLog(world.log(run_id), self.asked))
 
-    def payload(self, config: Config) -> Payload:
+    def payload(self, config: Config) -> PayloadSource:
         return PAYLOAD
 
     def where(self, plan: LaunchPlan) -> LaunchContext:
@@ -104,7 +104,7 @@ class Sweeping:
             ends_at=now + timedelta(hours=4), hold_usd=Decimal(0),
         )  # fmt: skip
         store = FleetStore(world.bucket, world.clock, FLEET)
-        children = expand(sweep, lambda _: ())
+        children = expand_children(sweep, lambda _: ())
         store.create(record, children)
         return RunFleet(
             store=store, record=record, children=children, configured=self.configured,
@@ -112,7 +112,7 @@ class Sweeping:
             say=self.said.append,
         )  # fmt: skip
 
-    def configured(self, cell: Cell) -> Config:
+    def configured(self, cell: SweepCell) -> Config:
         return self.stage.plan(*cell.overrides).config
 
 

@@ -18,7 +18,7 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
-from orchestrator.runs.fleet.follow import Follower, Seen
+from orchestrator.runs.fleet.follow import FleetSighting, Follower
 from tests.integration.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S
 from tests.support.slurm import MISSING, NOTICED_SOON, SlurmCluster, slurm_cluster
@@ -54,7 +54,7 @@ def held(go_on: Path) -> str:
     return SCRIPT.replace(PACE, f"until [[ -e {go_on} ]]; do sleep 0.1; done")
 
 
-def followed(follower: Follower, until: Callable[[Seen], bool] = lambda seen: seen.over) -> Seen:
+def followed(follower: Follower, until: Callable[[FleetSighting], bool] = lambda seen: seen.over) -> FleetSighting:
     began = time.monotonic()
     while True:
         seen = follower.step()

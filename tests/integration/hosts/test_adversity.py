@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import NoCapacity
-from orchestrator.core.host_answers import trouble
+from orchestrator.core.host_answers import answer_error
 from orchestrator.core.hosts import parse_target
 from startup.host import machine, runs
-from startup.host.paths import Trouble, steady
-from startup.host.processes import alive, belonging, sweep
+from startup.host.paths import Trouble, boot_seconds
+from startup.host.processes import is_alive, kill_run, run_processes
 from startup.host.supervisor import Steward
 from tests.integration.hosts.test_steward import ROOT, VM, Here, here  # noqa: F401
 from tests.support.patience import PATIENCE_S, await_truth
@@ -43,7 +43,7 @@ def widowed(here: Here) -> None:  # noqa: F811
     await_truth(lambda: any(event["data"].get("phase") == "environment" for event in here.events()), "the harness")
     pid = json.loads((folder_of(here) / "state.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    await_truth(lambda: not alive(pid), "the end of the steward")
+    await_truth(lambda: not is_alive(pid), "the end of the steward")
 
 
 # --- a disk that is full ---
@@ -118,7 +118,7 @@ def test_when_a_run_began_and_ended_does_not_change_with_the_hosts_clock(here: H
 
 
 def test_after_a_new_start_of_the_machine_its_clock_is_believed(tmp_path: Path) -> None:
-    known = {"boot": "another", "started_steady": steady(), "started_at": 5.0}
+    known = {"boot": "another", "started_steady": boot_seconds(), "started_at": 5.0}
     assert runs.on_this_clock(known, 1e9) == {}
     assert runs.on_this_clock({}, 1e9) == {}
 
@@ -128,8 +128,8 @@ def test_the_clock_that_deadlines_go_by_counts_what_the_machine_sleeps() -> None
         return float(Path("/proc/uptime").read_text().split()[0])
 
     before = uptime()
-    assert before <= steady() + 0.01
-    assert steady() <= uptime() + 0.01
+    assert before <= boot_seconds() + 0.01
+    assert boot_seconds() <= uptime() + 0.01
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def steward(folder: Path, script: str, **how: Any) -> Iterator[Steward]:
         yield made
     finally:
         made.server.server_close()
-        sweep(vm, made.scratch)
+        kill_run(vm, made.scratch)
 
 
 HIDDEN = "env -i setsid sleep 600 & echo $! >hidden; (cd /; exec env -i setsid sleep 600) & echo $! >>hidden; "
@@ -184,11 +184,11 @@ def test_a_bootstrap_that_does_not_end_is_killed_at_the_deadline_with_all_it_sta
     with steward(folder, HIDDEN + "trap '' TERM; kill -STOP $$") as made:
         process = subprocess.Popen([sys.executable, "-c", TIMED, str(folder)], cwd=ROOT)
         hidden = pids(made.scratch / "hidden")
-        assert all(alive(pid) for pid in hidden)
+        assert all(is_alive(pid) for pid in hidden)
         (folder / "time-is-up").touch()
         assert process.wait(PATIENCE_S) == 0
         assert json.loads((folder / "state.json").read_text())["ended_by"] == "deadline"
-        assert not any(alive(pid) for pid in hidden)
+        assert not any(is_alive(pid) for pid in hidden)
 
 
 def test_a_wish_that_came_before_anybody_listened_ends_the_run(tmp_path: Path) -> None:
@@ -207,10 +207,10 @@ def test_what_hides_from_its_run_by_another_environment_ends_with_it(here: Here,
     with steward(folder, HIDDEN + "until test -e enough; do sleep 0.05; done") as made:
         process = subprocess.Popen([sys.executable, "-m", "startup.host.supervisor", str(folder)], cwd=ROOT)
         hidden = pids(made.scratch / "hidden")
-        assert all(alive(pid) for pid in hidden)
+        assert all(is_alive(pid) for pid in hidden)
         (made.scratch / "enough").touch()
         assert process.wait(PATIENCE_S) == 0
-        assert not any(alive(pid) for pid in hidden)
+        assert not any(is_alive(pid) for pid in hidden)
 
 
 def test_what_a_dead_steward_left_at_work_is_found_and_a_mere_visitor_is_not(
@@ -227,10 +227,10 @@ def test_what_a_dead_steward_left_at_work_is_found_and_a_mere_visitor_is_not(
         os.execvp("sleep", ["sleep", "600"])
     try:
         await_truth(lambda: Path(f"/proc/{person}/comm").read_text() == "sleep\n", "somebody at a terminal")
-        assert belonging("bench-nobody-1", link) == {left.pid}
-        sweep("bench-nobody-1", link)
+        assert run_processes("bench-nobody-1", link) == {left.pid}
+        kill_run("bench-nobody-1", link)
         assert left.wait(PATIENCE_S) == -signal.SIGKILL
-        assert alive(person)
+        assert is_alive(person)
     finally:
         os.kill(person, signal.SIGKILL)
         os.waitpid(person, 0)
@@ -254,9 +254,9 @@ def test_a_validation_does_not_disturb_the_run_of_a_client_that_was_faster(tmp_p
     built.parent.mkdir(parents=True)
     built.touch()
     with held(tmp_path / "lock", VM), pytest.raises(Trouble, match=VM) as told:
-        machine.validate({"cache": str(tmp_path)})
+        machine.validate_host({"cache": str(tmp_path)})
     assert built.exists()
-    error = trouble({"trouble": told.value.kind, "message": str(told.value)}, parse_target("box"))
+    error = answer_error({"trouble": told.value.kind, "message": str(told.value)}, parse_target("box"))
     assert isinstance(error, NoCapacity)
 
 
@@ -274,8 +274,8 @@ def test_a_start_that_is_at_it_for_too_long_is_trouble_and_not_another_run(
 ) -> None:
     monkeypatch.setattr(runs, "START_S", 0.0)
     with held(tmp_path / "lock", VM), pytest.raises(Trouble, match="an earlier attempt") as told:
-        runs.already(tmp_path, tmp_path / "runs" / VM, VM)
+        runs.existing_run(tmp_path, tmp_path / "runs" / VM, VM)
     assert told.value.kind == "failed"
     with held(tmp_path / "lock", "bench-other-1"), pytest.raises(Trouble, match="bench-other-1") as told:
-        runs.already(tmp_path, tmp_path / "runs" / VM, VM)
+        runs.existing_run(tmp_path, tmp_path / "runs" / VM, VM)
     assert told.value.kind == "busy"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import HostUnfit
-from orchestrator.core.host_answers import looked
-from orchestrator.core.hosts import Needs, fingerprint, gpu_for, lacks, lacks_packages
+from orchestrator.core.host_answers import validate_answer
+from orchestrator.core.hosts import HostNeeds, first_lack, gpu_for, host_fingerprint, lacks_packages
 from tests.unit.core.test_hosts import CARD
 
-NEEDS = Needs(cuda=True, compiler=True, min_free_gb=4)
+NEEDS = HostNeeds(cuda=True, compiler=True, min_free_gb=4)
 PROBE: dict[str, Any] = {
     "platform": "linux", "python": "3.11.7", "executable": "/usr/bin/python3", "os": "Debian", "machine": "x86_64",
     "cpu": "a processor", "cache": "/c", "free_gb": 100.0, "compiler": "g++ 12", "missing": [], "busy": "",
@@ -32,7 +32,7 @@ JSON = st.recursive(
 def judged(said: dict[str, Any], look: str, changed: str) -> dict[str, Any] | None:
     """The look, or None where it was called odd, and for the key that was changed."""
     try:
-        return looked(said, look)
+        return validate_answer(said, look)
     except HostUnfit as exc:
         if changed not in str(exc):
             raise
@@ -40,8 +40,8 @@ def judged(said: dict[str, Any], look: str, changed: str) -> dict[str, Any] | No
 
 
 def test_what_an_honest_host_says_is_taken_as_it_is() -> None:
-    assert looked(PROBE, "probe") == PROBE
-    assert looked(PACKAGES, "packages") == PACKAGES
+    assert validate_answer(PROBE, "probe") == PROBE
+    assert validate_answer(PACKAGES, "packages") == PACKAGES
 
 
 @given(key=st.sampled_from(sorted(PROBE)), value=JSON, gone=st.booleans())
@@ -50,8 +50,8 @@ def test_a_look_at_a_host_is_judged_or_called_odd_whatever_it_says(key: str, val
     probe = judged(said, "probe", key)
     if probe is None:
         return
-    lacks(probe, NEEDS, "box")
-    fingerprint(probe)
+    first_lack(probe, NEEDS, "box")
+    host_fingerprint(probe)
     assert gpu_for(probe)
 
 
@@ -67,4 +67,4 @@ def test_what_a_validation_says_is_judged_or_called_odd_whatever_it_is(key: str,
 @pytest.mark.parametrize("answer", [None, [], "yes", 3, {}])
 def test_what_is_no_look_at_all_is_called_odd(answer: object) -> None:
     with pytest.raises(HostUnfit, match="that bench does not know"):
-        looked(answer, "probe")
+        validate_answer(answer, "probe")

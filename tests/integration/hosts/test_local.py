@@ -14,7 +14,7 @@ from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.local_shell import LocalShell, this_machine
 from orchestrator.core.errors import HostUnfit, Unavailable
-from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
+from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
 from tests.integration.cli.conftest import Bench
 from tests.integration.hosts.conftest import CASES, Client, base_python, with_stand_ins
 from tests.support.memory_bucket import MemoryBucket
@@ -119,7 +119,7 @@ def test_local_names_this_machine_and_no_other_does() -> None:
 
 
 def test_a_run_of_another_machine_is_out_of_reach_here_and_says_where_it_is() -> None:
-    shell = LocalShell(Target("", "local", None, "other-box-012345"))
+    shell = LocalShell(HostTarget("", "local", None, "other-box-012345"))
     for operation in (
         lambda: shell.ask("probe", {}),
         lambda: shell.get("/etc/hostname", limit=1),
@@ -130,7 +130,7 @@ def test_a_run_of_another_machine_is_out_of_reach_here_and_says_where_it_is() ->
 
 
 def test_a_python_that_is_not_there_is_named_with_the_setting_that_names_another() -> None:
-    shell = LocalShell(Target("", "local", None, this_machine()))
+    shell = LocalShell(HostTarget("", "local", None, this_machine()))
     with pytest.raises(HostUnfit, match="no /nowhere/python3") as refused:
         shell.ask("probe", {}, python="/nowhere/python3")
     assert "host.python" in refused.value.hint
@@ -140,7 +140,7 @@ def test_what_the_bucket_says_of_this_machine_never_names_a_program_that_runs_on
     proof, evil = tmp_path / "PWNED", tmp_path / "python3"
     evil.write_text(f"#!/bin/sh\ntouch {proof}\n")
     evil.chmod(0o755)
-    target, now = Target("", "local", None, this_machine()), datetime(2026, 1, 1, tzinfo=UTC)
+    target, now = HostTarget("", "local", None, this_machine()), datetime(2026, 1, 1, tzinfo=UTC)
     run = HostRun(run_id="20260101-000000-cpu-0bad", created_at=now, deadline_at=now + timedelta(days=9999))
     record = HostRecord(target=str(target), python=str(evil), runs={"bench-20260101-000000-cpu-0bad-1": run})
     bucket = MemoryBucket()
@@ -152,13 +152,13 @@ def test_what_the_bucket_says_of_this_machine_never_names_a_program_that_runs_on
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_what_runs_for_the_host() -> None:
-    shell = LocalShell(Target("", "local", None, this_machine()))
+    shell = LocalShell(HostTarget("", "local", None, this_machine()))
     _, out, _ = shell.run("ps -o pgid= -p $$")
     assert int(out) != os.getpgrp()
 
 
 def test_a_command_that_prints_forever_is_ended_and_so_is_one_outlived_by_a_child(tmp_path: Path) -> None:
-    shell = LocalShell(Target("", "local", None, machine=this_machine()))
+    shell = LocalShell(HostTarget("", "local", None, machine=this_machine()))
     pids = tmp_path / "pids"
     with pytest.raises(HostUnfit, match="this machine printed more than 32 MB while it was looked at"):
         shell.run(f"echo $$ >> {pids}; exec yes", timeout_s=PATIENCE_S)

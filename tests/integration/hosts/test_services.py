@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.metadata import Metadata
-from startup.agent.spec import Timing
-from startup.agent.storage import Storage
-from startup.host.services import Machine, Server, owns
+from startup.agent.spec import PhaseTiming
+from startup.agent.storage import AgentStorage
+from startup.host.services import ServedMachine, ServicesServer, owns_peer
 from startup.host.spool import Spool
 from tests.support.patience import PATIENCE_S
 
@@ -21,8 +21,8 @@ VM = "bench-20261121-040000-host-0001-1"
 
 
 @contextmanager
-def served(machine: Machine) -> Iterator[Server]:
-    server = Server(machine)
+def served(machine: ServedMachine) -> Iterator[ServicesServer]:
+    server = ServicesServer(machine)
     try:
         yield server
     finally:
@@ -32,23 +32,23 @@ def served(machine: Machine) -> Iterator[Server]:
 def test_only_the_owner_of_the_run_is_served(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
         place, server = peer.getsockname(), listener.getsockname()
-        assert owns(place, server)
+        assert owns_peer(place, server)
         table = tmp_path / "tcp"
         mine, ours = f"0100007F:{place[1]:04X}", f"0100007F:{server[1]:04X}"
         for uid, inode, served in (
             (os.getuid(), 7, True), (0, 7, True), (os.getuid() + 4711, 7, False), (0, 0, False), (os.getuid(), 0, False)
         ):  # fmt: skip
             table.write_text(f"  sl  local rem st\n   0: {mine} {ours} 01 0:0 0:0 0 {uid} 0 {inode} 1\n")
-            assert owns(place, server, table) is served
+            assert owns_peer(place, server, table) is served
         elsewhere = f"   0: {mine} 0100007F:0001 01 0:0 0:0 0 {os.getuid()} 0 7 1\n"
         for text in ("", elsewhere):  # a port may be one end of several connections
             table.write_text("  sl  local rem st\n" + text)
-            assert not owns(place, server, table)
-        assert not owns(place, server, tmp_path / "missing")
+            assert not owns_peer(place, server, table)
+        assert not owns_peer(place, server, tmp_path / "missing")
 
 
 def test_who_lets_go_of_a_connection_before_it_is_looked_at_is_not_taken_for_root(tmp_path: Path) -> None:
-    machine = Machine({"vm": VM}, Spool(tmp_path))
+    machine = ServedMachine({"vm": VM}, Spool(tmp_path))
     with served(machine) as server:
         with socket.create_connection(server.server_address) as asking:
             place = asking.getsockname()
@@ -63,7 +63,7 @@ def test_who_lets_go_of_a_connection_before_it_is_looked_at_is_not_taken_for_roo
 
 
 def test_the_hosts_clock_may_be_off_and_the_services_tell_the_clients_time(tmp_path: Path) -> None:
-    machine = Machine({"vm": VM}, Spool(tmp_path), now=lambda: 86400.0)
+    machine = ServedMachine({"vm": VM}, Spool(tmp_path), now=lambda: 86400.0)
     with served(machine) as server, socket.create_connection(server.server_address) as asking:
         asking.sendall(b"GET /nothing HTTP/1.0\r\n\r\n")
         server.handle_request()
@@ -75,7 +75,7 @@ def test_what_arrives_in_part_is_not_stored(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     name = "runs/r/artifacts/log.txt"
     spool.put(name, b"the whole log")
-    with served(Machine({"vm": VM}, spool)) as server:
+    with served(ServedMachine({"vm": VM}, spool)) as server:
         for length, stored in ((500, b"the whole log"), (5, b"short")):
             with socket.create_connection(server.server_address) as asking:
                 asking.sendall(
@@ -91,14 +91,16 @@ def test_what_arrives_in_part_is_not_stored(tmp_path: Path) -> None:
 def test_an_attempt_replaces_what_it_stored_itself_and_what_an_earlier_one_left(tmp_path: Path) -> None:
     name, spool = "runs/r/artifacts/log.txt", Spool(tmp_path / "spool")
     run = {"vm": VM, "id": "1", "zone": "here", "metadata": {"bench-payload": '{"object": "payloads/x"}'}}
-    with served(Machine(run, spool)) as server:
+    with served(ServedMachine(run, spool)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             for attempt in ("first", "second"):
-                storage = Storage(server.url, "b", Metadata(server.url.removeprefix("http://"), Clock()), Timing())
+                storage = AgentStorage(
+                    server.url, "b", Metadata(server.url.removeprefix("http://"), AgentClock()), PhaseTiming()
+                )
                 for text in (attempt, f"{attempt}, longer"):
-                    storage.replace(name, text.encode(), "text/plain", Patience(Clock(), PATIENCE_S))
+                    storage.replace(name, text.encode(), "text/plain", Patience(AgentClock(), PATIENCE_S))
                     assert spool.path(name).read_text() == text
         finally:
             server.shutdown()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.hosts.host_operations import command
+from orchestrator.adapters.hosts.host_operations import build_command
 from startup.host.spool import BadName, Spool
 from tests.integration.hosts.conftest import base_python, with_stand_ins
 from tests.support.patience import PATIENCE_S, await_truth, living
@@ -44,7 +44,7 @@ class Here:
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         environment = {"HOME": str(self.home), "PATH": self.path}
         ran = subprocess.run(
-            [*self.limits, *command(operation, arguments, self.python)],
+            [*self.limits, *build_command(operation, arguments, self.python)],
             capture_output=True,
             text=True,
             check=True,
@@ -205,7 +205,7 @@ def test_what_is_asked_of_a_host_writes_nothing_beside_its_python(here: Here, tm
     compiled = tmp_path / "compiled"
     environment = {"HOME": str(here.home), "PATH": here.path, "PYTHONPYCACHEPREFIX": str(compiled)}
     for operation in ("probe", "runs"):
-        subprocess.run(command(operation, {}, here.python), env=environment, check=True, capture_output=True)
+        subprocess.run(build_command(operation, {}, here.python), env=environment, check=True, capture_output=True)
     assert not compiled.exists()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import spotbench
-from orchestrator.embedded.client import stop
+from orchestrator.embedded.client import stop_cloud
 
 WORKLOAD = """import torch
 
@@ -52,7 +52,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("BENCH_HOME", str(folder / "home"))
         patch.chdir(folder)
         yield file
-        stop(folder / "home" / "cloud")
+        stop_cloud(folder / "home" / "cloud")
 
 
 @pytest.fixture(scope="module")

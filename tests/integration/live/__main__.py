@@ -11,8 +11,8 @@ from orchestrator.adapters.google_auth import default_credentials
 from orchestrator.adapters.rest import Rest
 from orchestrator.core.errors import BenchError
 from orchestrator.core.market.machines import Instance
-from orchestrator.core.market.pricing import STALE_MARGIN, MachineSpec, usd
-from orchestrator.core.rest import Request
+from orchestrator.core.market.pricing import STALE_MARGIN, PricedMachine, usd
+from orchestrator.core.rest import RestRequest
 from orchestrator.wiring import new_run_id, utc_now, wire
 from tests.integration.live.place import Place
 from tests.integration.live.rehearse import rehearse
@@ -24,14 +24,14 @@ def place_at(project: str, bucket: str, zone: str, *, gpu: bool) -> Place:
     rest = Rest(login, changes=True)
     sheet = wiring.price_book.current()
     # An e2-micro is a fraction of an e2-standard-4, whose price is in the table.
-    small = sheet.hourly(MachineSpec("e2-standard-4"), region, "standard", 10, external_ip=True)
-    card = sheet.hourly(MachineSpec("g2-standard-4", "nvidia-l4", 1), region, "spot", 60, external_ip=True)
+    small = sheet.hourly(PricedMachine("e2-standard-4"), region, "standard", 10, external_ip=True)
+    card = sheet.hourly(PricedMachine("g2-standard-4", "nvidia-l4", 1), region, "spot", 60, external_ip=True)
     if small is None or (gpu and card is None):
         raise SystemExit(f"no price is known in {region}: ZONE=us-central1-a")
 
     def preempt(instance: Instance) -> None:
         path = f"/compute/v1/projects/{project}/zones/{instance.zone}/instances/{instance.name}"
-        rest.ask(Request("compute", "POST", f"{path}/simulateMaintenanceEvent"))
+        rest.ask(RestRequest("compute", "POST", f"{path}/simulateMaintenanceEvent"))
 
     return Place(
         project=project,

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.doctor.rehearsal import ASSUMPTIONS, Finding
+from orchestrator.core.doctor.rehearsal import ASSUMPTIONS, RehearsalFinding
 from orchestrator.core.errors import BenchError
-from orchestrator.core.market.catalog import CATALOG, lookup
+from orchestrator.core.market.catalog import CATALOG, find_gpu
 from orchestrator.core.market.machines import Accepted
-from orchestrator.core.rest import Request
+from orchestrator.core.rest import RestRequest
 from tests.integration.live.place import DRIVER_S, LONGEST_S, NotSeen, Place, Refuted
 
 Look = Callable[[Place], dict[str, str]]
@@ -119,7 +119,7 @@ def the_preemption(place: Place) -> dict[str, str]:
 
 def the_error(place: Place) -> dict[str, str]:
     """`done-with-error`: a GPU is asked for where none may be had, so that nothing is made."""
-    gpu = lookup("t4")
+    gpu = find_gpu("t4")
     assert gpu is not None
     quotas = {quota.metric: quota.limit for quota in place.cloud.quotas(place.region)}
     if quotas.get("NVIDIA_T4_GPUS", 1) > 0 and quotas.get("GPUS_ALL_REGIONS", 1) > 0:
@@ -161,7 +161,7 @@ def the_bucket(place: Place) -> dict[str, str]:
         ("storage", f"/storage/v1/b/{place.bucket.name}"),
         ("compute", f"/compute/v1/projects/{place.project}"),
     ):
-        answer = place.rest.ask(Request(service, "GET", path))  # type: ignore[arg-type]
+        answer = place.rest.ask(RestRequest(service, "GET", path))  # type: ignore[arg-type]
         if answer.skew_s is None:
             raise Refuted(f"date: {service} sends no Date")
         skews.append(answer.skew_s)
@@ -188,7 +188,7 @@ def the_driver(place: Place) -> dict[str, str]:
     """`driver`: an L4, where one was asked for."""
     if not place.gpu:
         raise NotSeen("no GPU was asked for: GPU=1 does")
-    gpu = lookup("l4")
+    gpu = find_gpu("l4")
     assert gpu is not None
     base = place.request(
         seconds=DRIVER_S,
@@ -214,10 +214,10 @@ def the_api(place: Place) -> dict[str, str]:
     if place.spare_api is None:
         raise NotSeen("an API would have to be switched off in this project")
     api, project = place.spare_api(), f"/v1/projects/{place.project}"
-    asked = Request("iam", "GET", f"{project}/serviceAccounts/{place.account or 'nobody'}")
+    asked = RestRequest("iam", "GET", f"{project}/serviceAccounts/{place.account or 'nobody'}")
     if not place.rest.ask(asked).api_off:
         raise NotSeen(f"{api} is on")
-    place.rest.ask(Request("serviceusage", "POST", f"{project}/services:batchEnable", body={"serviceIds": [api]}))
+    place.rest.ask(RestRequest("serviceusage", "POST", f"{project}/services:batchEnable", body={"serviceIds": [api]}))
     if not place.rest.ask(asked).api_off:
         raise NotSeen(f"{api} answered as soon as it was enabled")
     took = place.until(lambda: not place.rest.ask(asked).api_off, 900, f"{api} answers")
@@ -242,7 +242,7 @@ UNSEEN = {
 }
 
 
-def looked(place: Place, look: Look, names: tuple[str, ...]) -> list[Finding]:
+def looked(place: Place, look: Look, names: tuple[str, ...]) -> list[RehearsalFinding]:
     """What one look found, whatever goes wrong in it."""
     try:
         seen: dict[str, Any] = look(place)
@@ -254,15 +254,15 @@ def looked(place: Place, look: Look, names: tuple[str, ...]) -> list[Finding]:
     findings = []
     for name in names:
         if name in seen:
-            findings.append(Finding(name, "verified", seen[name]))
+            findings.append(RehearsalFinding(name, "verified", seen[name]))
         elif wrong and (
             wrong.startswith(f"{name}: ")
             or (not any(wrong.startswith(f"{other}: ") for other in names) and name == names[0])
         ):
-            findings.append(Finding(name, "refuted", wrong.removeprefix(f"{name}: ")))
+            findings.append(RehearsalFinding(name, "refuted", wrong.removeprefix(f"{name}: ")))
         else:
             because = place.unlike_google.get(name) or why or wrong or UNSEEN.get(name, "it could not be provoked")
-            findings.append(Finding(name, "not seen", because))
+            findings.append(RehearsalFinding(name, "not seen", because))
     return findings
 
 

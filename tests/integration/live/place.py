@@ -14,11 +14,11 @@ from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.adapters.rest import Rest
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import Ledger, Refused, add_cost, authorize, binding, take_back
-from orchestrator.core.market.machines import Accepted, Instance, InstanceRequest, Refusal
-from orchestrator.core.market.pricing import ceiling
-from orchestrator.core.naming import artifacts_prefix, instance_name, labels
-from orchestrator.core.rest import Answer, Request
+from orchestrator.core.ledger.budget import HoldRefused, Ledger, add_cost, authorize, lower_caps, take_back
+from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
+from orchestrator.core.market.pricing import ceiling_usd
+from orchestrator.core.naming import artifacts_prefix, instance_name, machine_labels
+from orchestrator.core.rest import RestAnswer, RestRequest
 from orchestrator.ports import Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts
 
@@ -75,22 +75,22 @@ class Place:
 
     def hold(self, cap: Decimal) -> Decimal:
         """Counts the worst case of all machines as spent, before the first is asked for. Raises `BudgetExceeded`."""
-        worst = ceiling(self.usd_per_hour, LONGEST_S, MACHINES)
+        worst = ceiling_usd(self.usd_per_hour, LONGEST_S, MACHINES)
         if self.gpu:
-            worst += ceiling(self.gpu_usd_per_hour, DRIVER_S, 1)
+            worst += ceiling_usd(self.gpu_usd_per_hour, DRIVER_S, 1)
         now = self.clock.now()
 
-        def change(ledger: Ledger) -> Ledger | Refused:
+        def change(ledger: Ledger) -> Ledger | HoldRefused:
             asked = replace(self.accounts.caps, run=cap)
-            answer = authorize(ledger, binding(ledger, asked), worst, now, run_id=self.run)
+            answer = authorize(ledger, lower_caps(ledger, asked), worst, now, run_id=self.run)
             return (
                 answer
-                if isinstance(answer, Refused)
+                if isinstance(answer, HoldRefused)
                 else add_cost(ledger, "rehearsal", worst, "at most", now, self.run)
             )
 
         answer = self.accounts.change(change)
-        if isinstance(answer, Refused):
+        if isinstance(answer, HoldRefused):
             text = f"a rehearsal can cost up to ${worst}; ${answer.cap} is the cap for {answer.window}"
             raise BudgetExceeded(
                 text, hint=f"make live PROJECT={self.project} CAP={worst.quantize(Decimal('0.01')) + Decimal('0.01')}"
@@ -102,7 +102,7 @@ class Place:
         # A machine that was not seen to its end may have lived as long as it was allowed to; 0: it was never made.
         asked = [instance_name(self.run, number + 1) for number in range(self.machines)]
         lived = dict.fromkeys((name for name in asked if name not in self.seconds), float(LONGEST_S)) | self.seconds
-        each = [ceiling(self.rate_of(name), max(int(s) - 29, 1), 1) for name, s in lived.items() if s]
+        each = [ceiling_usd(self.rate_of(name), max(int(s) - 29, 1), 1) for name, s in lived.items() if s]
         cost, now = sum(each, Decimal(0)), self.clock.now()
 
         def change(ledger: Ledger) -> Ledger:
@@ -143,7 +143,7 @@ class Place:
             network="global/networks/default",
             external_ip=True,
             service_account=self.account,
-            labels=labels(self.run, self.machines, "rehearsal", self.bucket.name),
+            labels=machine_labels(self.run, self.machines, "rehearsal", self.bucket.name),
             metadata=metadata,
             request_id=token(self.run, str(self.machines)),
         )
@@ -155,7 +155,7 @@ class Place:
         begun = self.clock.now()
         try:
             answer = self.cloud.insert(request)
-            if isinstance(answer, Refusal):
+            if isinstance(answer, CloudRefusal):
                 raise NotSeen(f"there was no machine: {answer.code} {answer.message}")
             yield answer.instance
         finally:
@@ -167,7 +167,7 @@ class Place:
             self.cloud.delete(request.zone, request.name, token(request.name, "end"))
         self.until(lambda: self.cloud.instance(request.zone, request.name) is None, 300, f"{request.name} is gone")
 
-    def insert(self, request: InstanceRequest) -> Accepted | Refusal:
+    def insert(self, request: InstanceRequest) -> Accepted | CloudRefusal:
         return self.cloud.insert(request)
 
     def until(self, true: Callable[[], bool], seconds: float, what: str, every: float = 5.0) -> float:
@@ -182,7 +182,7 @@ class Place:
     def raw(self, instance: Instance) -> Mapping[str, Any]:
         """The machine as the API shows it, whole."""
         path = f"/compute/v1/projects/{self.project}/zones/{instance.zone}/instances/{instance.name}"
-        return self.rest.ask(Request("compute", "GET", path)).document
+        return self.rest.ask(RestRequest("compute", "GET", path)).document
 
     def probed(self, instance: Instance, seconds: float = 240) -> dict[str, Any]:
         """What the machine's probe reported."""
@@ -203,10 +203,10 @@ class Place:
         for entry in self.bucket.list(f"{self.run}-"):
             self.forget(entry.name)
 
-    def forget(self, name: str) -> Answer:
+    def forget(self, name: str) -> RestAnswer:
         """Deletes an object. The `/` of its name must reach the server as %2F."""
         url = self.rest._endpoints["storage"] + f"/storage/v1/b/{self.bucket.name}/o/" + name.replace("/", "%2F")
-        return Answer(self.rest._web.ask("DELETE", url, timeout_s=30).status)
+        return RestAnswer(self.rest._web.ask("DELETE", url, timeout_s=30).status)
 
 
 def token(*words: str) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from orchestrator.core.doctor.rehearsal import Finding, Rehearsal, document
+from orchestrator.core.doctor.rehearsal import Rehearsal, RehearsalFinding, rehearsal_document
 from tests.integration.live.assumptions import LOOKS, Look, looked
 from tests.integration.live.place import Place
 
@@ -19,7 +19,7 @@ def rehearse(
     """Looks at everything and stores the verdict. Raises `BudgetExceeded` before anything is asked for."""
     worst = place.hold(cap)
     say(f"{place.project}, {place.zone}: at most ${worst} (cap ${cap})")
-    findings: list[Finding] = []
+    findings: list[RehearsalFinding] = []
     try:
         for look, names in looks.items():
             for finding in looked(place, look, names):
@@ -29,6 +29,6 @@ def rehearse(
         place.clean()
         cost = place.settle()
     made = Rehearsal(place.project, place.clock.now(), tuple(findings), str(cost))
-    place.bucket.create(made.object, json.dumps(document(made), indent=1).encode())
+    place.bucket.create(made.object, json.dumps(rehearsal_document(made), indent=1).encode())
     say(f"at most ${cost} spent; gs://{place.bucket.name}/{made.object} has the verdict, and `bench doctor` shows it")
     return made

@@ -18,13 +18,19 @@ from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.adapters.rest import Rest, endpoints
-from orchestrator.core.doctor.rehearsal import ASSUMPTIONS, Rehearsal, document, judged, read
-from orchestrator.core.doctor.rehearsal import rehearsal as check
+from orchestrator.core.doctor.rehearsal import (
+    ASSUMPTIONS,
+    Rehearsal,
+    judge_rehearsal,
+    read_rehearsal,
+    rehearsal_document,
+)
+from orchestrator.core.doctor.rehearsal import check_rehearsal as check
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Level
+from orchestrator.core.doctor.verdicts import CheckLevel
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.ledger.budget import Caps, exposure
-from orchestrator.core.market.pricing import MachineSpec
+from orchestrator.core.ledger.budget import Caps, window_exposure
+from orchestrator.core.market.pricing import PricedMachine
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Clock
 from orchestrator.runs.holds import Accounts
@@ -84,7 +90,7 @@ def probing(*, deletes: bool = True, doors: int = 200, driver: str = "none") -> 
 def place_in(cloud: EmbeddedCloud, clock: Clock, caps: Caps | None = None, **other: Any) -> Place:
     key = Bearer(cloud.token)
     bucket = GoogleBucket(cloud.bucket, endpoint=cloud.storage_url, credentials=key)
-    price = SHEET.hourly(MachineSpec("e2-standard-4"), "us-central1", "standard", 10, external_ip=True)
+    price = SHEET.hourly(PricedMachine("e2-standard-4"), "us-central1", "standard", 10, external_ip=True)
     assert price is not None
     made = Place(
         project=cloud.project,
@@ -128,7 +134,7 @@ def test_every_assumption_is_looked_at_and_nothing_is_left_but_the_verdict(home:
         assert all(finding.detail for finding in found.findings)
         assert cloud.instances() == []
         assert {entry.name for entry in place.bucket.list("")} == {"ledger/ledger.json", found.object}
-        spent = exposure(place.accounts.ledger.read(), "day", place.clock.now()).total
+        spent = window_exposure(place.accounts.ledger.read(), "day", place.clock.now()).total
         assert cloud.bill().usd <= spent == Decimal(found.usd_at_most) <= Decimal("0.50")
         assert all(row.has_deadline for row in cloud.bill().rows)
 
@@ -180,7 +186,7 @@ def test_an_interrupted_rehearsal_leaves_no_machine_and_counts_all_its_cost(home
             rehearse(place, Decimal("0.50"), looks={interrupted: ("deadline",)})
         place.clock.sleep(60)
         assert cloud.instances() == []
-        assert 0 < cloud.bill().usd <= exposure(place.accounts.ledger.read(), "day", place.clock.now()).total
+        assert 0 < cloud.bill().usd <= window_exposure(place.accounts.ledger.read(), "day", place.clock.now()).total
 
 
 def refuted(place: Place, look: assumptions.Look) -> dict[str, str]:
@@ -234,7 +240,7 @@ def test_the_probe_that_a_real_machine_runs_reports_and_deletes_its_machine(home
 # --- what the doctor says of it -------------------------------------------------------------------------------------
 
 
-def told(cloud: EmbeddedCloud, place: Place, **other: Any) -> tuple[Level, str, str]:
+def told(cloud: EmbeddedCloud, place: Place, **other: Any) -> tuple[CheckLevel, str, str]:
     subject = Subject(cloud.project, cloud.bucket, who="user:ada@example.com", **other)
     verdict = check(place.rest, subject)
     return verdict.level, verdict.why, verdict.remedy
@@ -243,12 +249,12 @@ def told(cloud: EmbeddedCloud, place: Place, **other: Any) -> tuple[Level, str, 
 def test_the_doctor_says_never_verified_and_then_since_when_and_what_was_not_seen(home: Path) -> None:
     with stage(home) as (cloud, place):
         level, why, remedy = told(cloud, place)
-        assert (level, remedy) == (Level.WARN, f"make live PROJECT={cloud.project} CAP=0.50")
+        assert (level, remedy) == (CheckLevel.WARN, f"make live PROJECT={cloud.project} CAP=0.50")
         assert "never verified in this project" in why
-        assert told(cloud, place, embedded=True)[0] is Level.OK
+        assert told(cloud, place, embedded=True)[0] is CheckLevel.OK
         rehearse(place, Decimal("0.50"), looks={assumptions.the_bucket: ("generation", "date")})
         place.clock.sleep(86_400)
-        assert told(cloud, place)[:2] == (Level.OK, "verified on 2026-11-21: 2 of 14 assumptions")
+        assert told(cloud, place)[:2] == (CheckLevel.OK, "verified on 2026-11-21: 2 of 14 assumptions")
         again = replace(place, run=RUN.replace("0001", "0002"))
         rehearse(again, Decimal("0.50"), looks={assumptions.the_driver: ("driver",)})
         assert told(cloud, place)[1] == "verified on 2026-11-22: 0 of 14 assumptions; not seen: driver"
@@ -268,19 +274,19 @@ def change(**other: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def test_a_verdict_that_is_none_or_of_another_project_verifies_nothing(spoilt: Callable[..., Any], home: Path) -> None:
     with stage(home) as (cloud, place):
         made = Rehearsal(cloud.project, place.clock.now(), ())
-        place.bucket.create(made.object, json.dumps(spoilt(document(made))).encode())
+        place.bucket.create(made.object, json.dumps(spoilt(rehearsal_document(made))).encode())
         assert "never verified" in told(cloud, place)[1]
 
 
 def test_a_refuted_assumption_is_a_failure_that_says_what_was_seen() -> None:
     text = {"name": "deadline", "state": "refuted", "detail": "it was gone 400 s \x1b[2Jafter"}
-    found = read({"schema": 1, "project": "p", "at": "2026-11-21T04:00:00+00:00", "findings": [text]})
+    found = read_rehearsal({"schema": 1, "project": "p", "at": "2026-11-21T04:00:00+00:00", "findings": [text]})
     assert found is not None
-    verdict = judged(found)
-    assert verdict.level is Level.FAIL
+    verdict = judge_rehearsal(found)
+    assert verdict.level is CheckLevel.FAIL
     assert "it was gone 400 s" in verdict.why
     assert "\x1b" not in verdict.why
-    assert lead(check, Subject("p", "b"), reply={}).result.level is not Level.OK
+    assert lead(check, Subject("p", "b"), reply={}).result.level is not CheckLevel.OK
 
 
 def test_the_page_of_assumptions_names_each_rehearsal_once() -> None:

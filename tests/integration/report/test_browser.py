@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.api.results import read_report
 from orchestrator.report import comparing, html
-from orchestrator.report.comparing import compared
+from orchestrator.report.comparing import compare_reports
 from tests.support.browser import CHROMIUM, Browser, Page, browser
 from tests.unit.report.written import both, csv_text, records, reported
 
@@ -40,7 +40,7 @@ def page(chromium: Browser) -> Iterator[Page]:
 
 @functools.cache
 def report_page() -> str:
-    return html.page(reported(csv_text(both(lengths=LENGTHS, peak_memory_bytes="4194304"))))
+    return html.report_page(reported(csv_text(both(lengths=LENGTHS, peak_memory_bytes="4194304"))))
 
 
 @functools.cache
@@ -48,7 +48,9 @@ def compare_page() -> str:
     before = reported(csv_text(both(lengths=LENGTHS)))
     speeds = {"bench": 1.42, "sdpa:default": 1.0, "sdpa:math": 0.5, "bench:aa": 1.42}
     after = reported(csv_text(records(lengths=LENGTHS, speeds=speeds, seed=3, cache="cold")))
-    return comparing.page([compared(before, after), compared(before, reported(csv_text(both(lengths=LENGTHS))))])
+    return comparing.comparison_page(
+        [compare_reports(before, after), compare_reports(before, reported(csv_text(both(lengths=LENGTHS))))]
+    )
 
 
 @functools.cache
@@ -62,12 +64,12 @@ def large_page() -> str:
         for row in records(lengths=(128, 512, 1024, 2048, 4096, 16384), speeds=speeds, regime=regime, cache="cold",
                            blocks=12, timer_overhead_us="1.3", hidden="true", backend="fa90_bf16_d64_full_256x64s4p")
     ]  # fmt: skip
-    return html.page(reported(csv_text(rows), repeat=True, cases_total=14))
+    return html.report_page(reported(csv_text(rows), repeat=True, cases_total=14))
 
 
 def page_of_long_names() -> str:
     rows = [row | {"case_id": f"{row['case_id']}-{'x' * 50}{row['seq_q']}"} for row in records(lengths=(128, 1024))]
-    return html.page(reported(csv_text(rows)))
+    return html.report_page(reported(csv_text(rows)))
 
 
 PAGES = {"report": report_page, "compare": compare_page}
@@ -142,7 +144,7 @@ def test_no_word_of_a_figure_is_cut_off(page: Page, tmp_path: Path) -> None:
 @functools.cache
 def published_page() -> str:
     """84 cases, in three regimes: the largest run there is."""
-    return html.page(read_report(RESULTS / "h200-20261124-forward"))
+    return html.report_page(read_report(RESULTS / "h200-20261124-forward"))
 
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler is installed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.report.html import page
+from orchestrator.report.html import report_page
 from tests.unit.report.written import both, csv_text, reported
 
 
@@ -16,7 +16,7 @@ def test_a_hundred_thousand_measurements_cost_little_more_each_than_ten_thousand
         text = csv_text(both(lengths=range(64, 89), blocks=blocks))
         begun = time.process_time()
         report = reported(text)
-        size = len(page(report))
+        size = len(report_page(report))
         assert report.study.measurements == 200 * blocks
         assert size < 2_000_000
         return time.process_time() - begun

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.doubts import disagreements
+from orchestrator.analysis.doubts import find_disagreements
 from orchestrator.api.results import read_report
 from orchestrator.report import html
 from orchestrator.report.document import verdicts_csv
-from orchestrator.report.markdown import between_marks, by_baseline, markdown
+from orchestrator.report.markdown import between_marks, by_baseline, report_markdown
 from orchestrator.report.rates import by_size
 from orchestrator.wiring import csv_lines
 from tests.integration.report.test_browser import opened
@@ -47,7 +47,7 @@ def test_the_rate_by_size_draws_self_attention_beside_decoding_each_in_its_own_u
 def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> None:
     """`make results` makes these files anew."""
     report = as_read(folder)
-    assert (folder / "report.md").read_text() == markdown(report)
+    assert (folder / "report.md").read_text() == report_markdown(report)
     assert (folder / "verdicts.csv").read_text() == verdicts_csv(report)
     assert json.loads((folder / "repeat.yaml").read_text()) == report.again() != {}
     readme = (RESULTS / "README.md").read_text()
@@ -86,7 +86,7 @@ def wrong_with(folder: Path) -> list[str]:
         1 for row in rows if row["latency_us"] and row["regime"] != "sustained" and row.get("hidden") != "true"
     )
     said += [f"{exposed} samples do not prove that their launch was hidden"] if exposed else []
-    odd = disagreements(study.cases)
+    odd = find_disagreements(study.cases)
     verdicts = [one for one in csv.DictReader(verdicts_csv(report).splitlines()) if one["regime"] in ("burst", "graph")]
     decided = {(one["case_id"], one[side]) for one in verdicts if one["verdict"] in DECIDED for side in SIDES}
     many = len({case_id for case_id, _ in odd}) > MOST_ODD * len(study.case_ids)
@@ -162,7 +162,7 @@ def published(path: Path, rows: list[dict[str, str]], *, cupti: str = OLD_CLOCK,
     if cupti:
         case = rows[0]["case_id"]
         (place / "cupti.csv").write_text(cupti.format(case=case))
-    (place / "report.md").write_text(markdown(read_report(place)))
+    (place / "report.md").write_text(report_markdown(read_report(place)))
     return place
 
 
@@ -213,7 +213,7 @@ def test_what_is_published_fits_without_scrolling(tmp_path: Path) -> None:
     table = "document.querySelector('#every-kernel-and-case .wide')"
     with browser(tmp_path / "profile") as chromium, chromium.tab() as page:
         for folder in FOLDERS:
-            text = html.page(as_read(folder))
+            text = html.report_page(as_read(folder))
             for width in (390, 1280):
                 opened(page, text, tmp_path, width)
                 assert page.run(f"{table}.scrollWidth - {table}.clientWidth") <= 0, (folder.name, width)

@@ -12,7 +12,7 @@ from orchestrator.adapters.site_server import SiteServer
 from orchestrator.cli.site_build import build
 from orchestrator.embedded.guard import is_own_connection
 from orchestrator.report import comparing, html
-from orchestrator.report.comparing import compared
+from orchestrator.report.comparing import compare_reports
 from tests.support.browser import CHROMIUM, Browser, Page, browser
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.report.written import both, csv_text, reported
@@ -35,8 +35,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store(bucket, 19, open_=True, mode="embedded", user="<b>eve</b>")
     build(source(bucket), folder, processes=1)
     before, after = reported(csv_text(both())), reported(csv_text(both(noise=0.02)))
-    (folder / "report.html").write_text(html.page(before))
-    (folder / "compare.html").write_text(comparing.page([compared(before, after)]))
+    (folder / "report.html").write_text(html.report_page(before))
+    (folder / "compare.html").write_text(comparing.comparison_page([compare_reports(before, after)]))
     return folder
 
 

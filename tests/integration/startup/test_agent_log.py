@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from startup.agent.__main__ import Conductor
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.logs import Log
 from tests.support.patience import PATIENCE_S
 from tests.unit.startup.cloud import RUN
@@ -35,7 +35,7 @@ def test_the_log_is_stored_while_the_run_goes_on_and_only_when_it_has_changed(tm
         assert cloud.journal.count("STORE artifacts/log.txt") == 2
 
 
-class Copying(Clock):
+class Copying(AgentClock):
     """A clock during whose third sleep the bootstrap has its turn, and copies what came through the pipe."""
 
     slept = 0

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.run.diagnose import REMEDIES as TOLD
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.container import Container
 from startup.agent.diagnosis import REMEDIES, Halt
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.logs import Log
 from startup.agent.stop import Stop
 from tests.support.patience import PATIENCE_S, await_truth
@@ -140,9 +140,9 @@ def test_a_signal_reaches_the_agent_in_its_container_and_the_machine_still_goes(
         assert cloud.deleted == 1
 
 
-def host(home: Path, tools: Path) -> Host:
-    clock = Clock()
-    return Host(
+def host(home: Path, tools: Path) -> LocalHost:
+    clock = AgentClock()
+    return LocalHost(
         home, {"PATH": f"{tools}:/usr/bin:/bin"}, "python3", clock, Stop(), Log((home / "log").open("w"), clock)
     )
 
@@ -154,7 +154,7 @@ def test_a_google_registry_is_given_the_machines_token_and_no_other_is(tmp_path:
     for reference in (google, f"ghcr.io/ada/bench@{DIGEST}"):
         machine = host(tmp_path, tmp_path / "bin")
         Container(machine, reference, tmp_path, gpu=False, allow_install=False).fetch(
-            "tok", Patience(Clock(), PATIENCE_S)
+            "tok", Patience(AgentClock(), PATIENCE_S)
         )
         assert "BENCH_TOKEN" not in machine.env
     assert (tmp_path / "token").read_text() == "tok"
@@ -175,11 +175,18 @@ def test_a_gpu_is_handed_in_and_what_is_in_the_environment_is_not(tmp_path: Path
 
 
 def test_without_an_engine_the_run_says_so(tmp_path: Path) -> None:
-    machine = Host(
-        tmp_path, {"PATH": str(tmp_path)}, "python3", Clock(), Stop(), Log((tmp_path / "l").open("w"), Clock())
+    machine = LocalHost(
+        tmp_path,
+        {"PATH": str(tmp_path)},
+        "python3",
+        AgentClock(),
+        Stop(),
+        Log((tmp_path / "l").open("w"), AgentClock()),
     )
     with pytest.raises(Halt) as caught:
-        Container(machine, IMAGE, tmp_path, gpu=False, allow_install=False).fetch("", Patience(Clock(), PATIENCE_S))
+        Container(machine, IMAGE, tmp_path, gpu=False, allow_install=False).fetch(
+            "", Patience(AgentClock(), PATIENCE_S)
+        )
     diagnosis = caught.value.ending.diagnosis
     assert diagnosis is not None
     assert "there is no docker" in diagnosis.detail

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.run.events import Unrecognised, decode
+from orchestrator.core.run.events import Unrecognised, decode_event
 from tests.unit.startup.cloud import Cloud
 from tests.unit.startup.machine import CASES, Machine, payload, run_spec
 from tests.unit.startup.played_harness import fact
@@ -35,7 +35,7 @@ def test_every_event_of_a_vm_is_an_event_of_the_client_under_the_same_name(
         names = [name for name in cloud.objects if "/events/" in name]
         assert names
         for name in names:
-            event = decode(cloud.objects[name])
+            event = decode_event(cloud.objects[name])
             assert event is not None
             assert not isinstance(event.fact, Unrecognised), event
             assert event.object_name == name

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from startup.agent.clock import Clock, Patience
-from startup.agent.host import Host
+from startup.agent.clock import AgentClock, Patience
+from startup.agent.host import LocalHost
 from startup.agent.image import COUNTERS, Preparation
 from startup.agent.logs import Log
 from startup.agent.packages import Packages
-from startup.agent.spec import parse
+from startup.agent.spec import parse_spec
 from startup.agent.stop import Stop
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.startup.cloud import RUN, Cloud
@@ -61,18 +61,18 @@ def prepared(tmp_path: Path, *, allow: bool) -> tuple[Preparation, Path]:
     (home / "first-boot").write_text("1")
     spec = run_spec(prepare={"ncu": True})
     spec["environment"]["allow_install"] = allow
-    clock = Clock()
+    clock = AgentClock()
     stop = Stop()
     with (tmp_path / "log").open("w") as stream:
-        host = Host(home, {"PATH": str(tools)}, "python3", clock, stop, Log(stream, clock))
+        host = LocalHost(home, {"PATH": str(tools)}, "python3", clock, stop, Log(stream, clock))
     packages = Packages(host, allow, 0, lambda _: None)
     storage: Any = None
-    return Preparation(host, packages, storage, SEALED, parse(json.dumps(spec)), home, root), root
+    return Preparation(host, packages, storage, SEALED, parse_spec(json.dumps(spec)), home, root), root
 
 
 def test_what_is_one_machines_own_is_not_on_its_image(tmp_path: Path) -> None:
     made, root = prepared(tmp_path, allow=True)
-    limit = Patience(Clock(), PATIENCE_S)
+    limit = Patience(AgentClock(), PATIENCE_S)
     made.hold_kernel(limit)
     made.open_counters(limit)
     made.forget(limit)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.diagnosis import Halt
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.logs import Log
 from startup.agent.packages import Packages
-from startup.agent.requirements import RECORD, TOLD, Requirements, Wanted, read
+from startup.agent.requirements import RECORD, TOLD, RequirementList, Requirements, read_requirements
 from startup.agent.stop import Stop
 from tests.support.patience import PATIENCE_S
 
@@ -28,16 +28,16 @@ class Machine:
     """An agent's surroundings, with a payload."""
 
     def __init__(self, folder: Path) -> None:
-        clock, stop = Clock(), Stop()
+        clock, stop = AgentClock(), Stop()
         env = {**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
-        self.host = Host(folder, env, sys.executable, clock, stop, Log(io.StringIO(), clock))
+        self.host = LocalHost(folder, env, sys.executable, clock, stop, Log(io.StringIO(), clock))
         self.payload, self.out = folder / "payload", folder / "out"
         (self.payload / "own").mkdir(parents=True, exist_ok=True)
         self.patience = Patience(clock, 600, stop.requested)
         packages = Packages(self.host, False, 0, lambda _: None)
         self.requirements = Requirements(self.host, packages, self.payload, self.out)
 
-    def provide(self, wanted: Wanted) -> None:
+    def provide(self, wanted: RequirementList) -> None:
         self.requirements.provide(wanted, self.patience)
 
     def record(self) -> dict[str, object]:
@@ -69,7 +69,7 @@ def wheel(folder: Path) -> Path:
 def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     file = wheel(machine.payload / "own")
-    wanted = Wanted(pip=(file.name,))
+    wanted = RequirementList(pip=(file.name,))
     machine.provide(wanted)
     code = "import tinykernel, torch; print(tinykernel.ANSWER)"
     ran = subprocess.run([machine.host.python, "-c", code], capture_output=True, text=True)
@@ -90,7 +90,7 @@ def test_what_pip_cannot_install_is_named_and_leaves_no_environment(tmp_path: Pa
     machine = Machine(tmp_path)
     (machine.payload / "own" / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
     with pytest.raises(Halt) as told:
-        machine.provide(Wanted(pip=("broken-1.0-py3-none-any.whl",)))
+        machine.provide(RequirementList(pip=("broken-1.0-py3-none-any.whl",)))
     diagnosis = told.value.ending.diagnosis
     assert diagnosis is not None
     assert diagnosis.cause == "requirements_failed"
@@ -101,8 +101,8 @@ def test_what_pip_cannot_install_is_named_and_leaves_no_environment(tmp_path: Pa
 
 def test_nothing_is_installed_for_a_workload_that_needs_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    wanted = read(machine.payload)
-    assert wanted == Wanted()
+    wanted = read_requirements(machine.payload)
+    assert wanted == RequirementList()
     machine.provide(wanted)
     assert machine.host.python == sys.executable
     assert not (tmp_path / "cache").exists()
@@ -112,20 +112,20 @@ def test_nothing_is_installed_for_a_workload_that_needs_nothing(tmp_path: Path) 
 def test_a_machine_that_is_not_ours_gets_no_package_of_the_system(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     with pytest.raises(Halt, match="no-such-package-of-anybody not installed") as told:
-        machine.provide(Wanted(apt=("no-such-package-of-anybody",)))
+        machine.provide(RequirementList(apt=("no-such-package-of-anybody",)))
     assert "sudo apt-get install no-such-package-of-anybody" in told.value.ending.detail
 
 
 def test_a_build_command_runs_in_the_workload_s_folder_within_its_limit(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    machine.provide(Wanted(build="echo made > product"))
+    machine.provide(RequirementList(build="echo made > product"))
     assert (machine.payload / "own" / "product").read_text() == "made\n"
     for build, limit_s, words in (
         ("echo 'x.c:1: error' && exit 3", PATIENCE_S, "ended with exit code 3"),
         ("sleep 3600", 1, "did not end within 1"),
     ):
         with pytest.raises(Halt, match=words) as told:
-            machine.provide(Wanted(build=build, build_limit_s=limit_s))
+            machine.provide(RequirementList(build=build, build_limit_s=limit_s))
         assert told.value.ending.diagnosis is not None
         assert told.value.ending.diagnosis.cause == "build_failed"
 
@@ -134,4 +134,4 @@ def test_a_payload_that_tells_its_needs_in_no_way_we_know_is_refused(tmp_path: P
     machine = Machine(tmp_path)
     (machine.payload / TOLD).write_text('{"pip": 7}')
     with pytest.raises(Halt, match="cannot be read"):
-        read(machine.payload)
+        read_requirements(machine.payload)

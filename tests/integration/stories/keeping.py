@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from orchestrator.core.naming import slot_object
-from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.documents import utc_stamp
 from tests.support.scripted_machines import Script, ScriptedVm, ShutDown, Steps, Struck
 
 POLL_S = 2.0
@@ -76,7 +76,7 @@ def waiting(vm: ScriptedVm, limit_s: float, *, deaf: bool, stuck: bool) -> Any:
     own = str(vm.spec["run_id"])
     since = vm.guest.timeline.now()
     until = since + timedelta(seconds=limit_s)
-    slot = {"schema": 1, "vm": vm.name, "zone": vm.zone, "owner": own, "idle_until": stamp(until), "claim": None}
+    slot = {"schema": 1, "vm": vm.name, "zone": vm.zone, "owner": own, "idle_until": utc_stamp(until), "claim": None}
     vm.put(slot_object(vm.name), json.dumps(slot | {"state": "idle"}).encode(), "application/json")
     vm.event("kept", {"outcome": "succeeded", "exit_code": 0, "idle_limit_s": limit_s})
     while vm.guest.timeline.now() < until or deaf or stuck:

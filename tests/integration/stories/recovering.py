@@ -14,7 +14,7 @@ from urllib.parse import quote
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
+from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch
 from tests.integration.stories.stage import RUN, Stage, same_to_the_cent
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 
@@ -79,7 +79,7 @@ def assert_sound(stage: Stage, run: Run) -> None:
     assert len({fact.case_id for fact in run.measured}) == len(run.measured)
 
 
-def packed() -> Payload:
+def packed() -> PayloadSource:
     """A payload that can be found again by its name."""
     script = b"#!/bin/bash\n"
     buffer = io.BytesIO()
@@ -88,7 +88,7 @@ def packed() -> Payload:
         member.size = len(script)
         archive.addfile(member, io.BytesIO(script))
     data = buffer.getvalue()
-    return Payload(sha256(data).hexdigest(), data, script.decode())
+    return PayloadSource(sha256(data).hexdigest(), data, script.decode())
 
 
 PAYLOAD = packed()
@@ -100,4 +100,4 @@ def where(stage: Stage) -> LaunchContext:
 
 def begun(stage: Stage, *, dies_after: int = 0, attempts: str = THREE) -> Engine:
     world = stage.world(dies_after=dies_after)
-    return begin(world, RunOrder(RUN, stage.plan(attempts), PAYLOAD, where(stage)))
+    return begin_launch(world, RunOrder(RUN, stage.plan(attempts), PAYLOAD, where(stage)))

@@ -21,20 +21,20 @@ from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config, with_gpu
 from orchestrator.core.ledger.budget import Caps, Ledger
-from orchestrator.core.market.catalog import lookup
+from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan, with_fallbacks
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import Accounts
-from orchestrator.runs.launch import LaunchContext, Payload, RunOrder, begin
+from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageStore, Shelf
+from orchestrator.store.images import ImageRecords, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -49,7 +49,7 @@ GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encodi
 BUNDLED = PriceSheet.parse((CONFIGS / "prices.yaml").read_text(encoding="utf-8"))
 SHEET = BUNDLED.model_copy(update={"as_of": EPOCH.date()})
 """As if it had been refreshed on the day that simulated time begins."""
-PAYLOAD = Payload("ab" * 32, b"not run here", "#!/bin/bash\n")
+PAYLOAD = PayloadSource("ab" * 32, b"not run here", "#!/bin/bash\n")
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b")
 RUN = "20261121-040000-l4-0001"
 
@@ -127,7 +127,7 @@ class Stage:
             log=log,
             policy=Policy(poll_s=15),
             history=StockOuts(bucket, clock),
-            shelf=Shelf(ImageStore(bucket, clock), lambda: self.images(clock)),
+            shelf=Shelf(ImageRecords(bucket, clock), lambda: self.images(clock)),
         )
 
     def images(self, clock: TimelineClock) -> GoogleImages:
@@ -147,7 +147,7 @@ class Stage:
         """A plan for an L4 that falls back on other GPUs."""
         settings = (f"zones=[{','.join(ZONES)}]", "measure.repeats=2", "run.attempts=1")
         config = configs.load("gpu: l4", source="story.yaml", overrides=settings, grids=GRIDS)
-        others = [gpu for name in fallback_gpus if (gpu := lookup(name))]
+        others = [gpu for name in fallback_gpus if (gpu := find_gpu(name))]
         plans = [self._plan(each, Ledger(), Caps()) for each in (config, *(with_gpu(config, gpu) for gpu in others))]
         made = with_fallbacks(plans[0], plans[1:])
         assert isinstance(made, LaunchPlan), made
@@ -158,11 +158,11 @@ class Stage:
             mode=Mode.GCE, prices=SHEET, quotas=None, ledger=ledger, caps=caps,
             image=self.world().cloud().image(*config.image_source), now=self.timeline.now(), **known,
         )  # fmt: skip
-        return plan(config, "story", around)
+        return plan_launch(config, "story", around)
 
     def begin(self, world: World, made: LaunchPlan | None = None, run_id: str = RUN) -> Engine:
         where = LaunchContext(Mode.GCE, self.cloud.bucket, "ada", None, require_cuda=False)
-        return begin(world, RunOrder(run_id, made or self.plan(), PAYLOAD, where))
+        return begin_launch(world, RunOrder(run_id, made or self.plan(), PAYLOAD, where))
 
     def with_a_machine(self, world: World | None = None, made: LaunchPlan | None = None) -> tuple[Engine, Vm]:
         """A run that its client has followed until there is a machine, and the machine."""

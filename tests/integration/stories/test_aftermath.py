@@ -11,11 +11,11 @@ from uuid import uuid4
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.router import ZoneRouter
 from orchestrator.core.errors import PermissionDenied, Unavailable
-from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
-from orchestrator.core.naming import instance_name, labels
+from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
+from orchestrator.core.naming import instance_name, machine_labels
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.logs import log_of, serial_object
-from orchestrator.runs.reap import reap, survey
+from orchestrator.runs.reap import reap_orphans, survey_machines
 from tests.integration.stories.stage import RUN, Stage, good_vm, lingering_vm, silent_vm, staged, weather
 from tests.support.machine_requests import L4
 from tests.support.scripted_machines import ScriptedVm, Steps
@@ -31,7 +31,7 @@ def mumbling_vm(vm: ScriptedVm) -> Steps:
 class SwitchedOff:
     """A host that nobody can reach."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: HostTarget) -> None:
         self.target = target
 
     def ask(self, *_: Any, **__: Any) -> Any:
@@ -60,7 +60,7 @@ def forgotten(stage: Stage, number: int) -> str:
     world = stage.world()
     name = instance_name(run, 1)
     image = world.cloud().image("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
-    tags = labels(run, 1, "ada", world.bucket.name)
+    tags = machine_labels(run, 1, "ada", world.bucket.name)
     request = str(uuid4())
     world.cloud().insert(replace(L4, name=name, labels=tags, image=image, metadata={}, request_id=request))
     return name
@@ -108,12 +108,12 @@ def test_a_machine_at_work_is_not_reaped_though_its_client_is_gone(home: Path) -
     with staged(home, good_vm(cases=5)) as stage:
         left_alone(stage, 100)
         world = stage.world()
-        (finding,) = survey(world)
+        (finding,) = survey_machines(world)
         assert not finding.orphan
         assert finding.usd_per_hour is not None
         assert finding.cost_usd is not None
         assert finding.cost_usd > 0
-        assert reap(world, survey(world)).gone == ()
+        assert reap_orphans(world, survey_machines(world)).gone == ()
         assert stage.look_after().phase is Phase.SUCCEEDED
 
 
@@ -121,12 +121,12 @@ def test_a_machine_that_hangs_on_is_reaped_from_another_machine_and_its_run_sett
     with staged(home, lingering_vm) as stage:
         left_alone(stage, 300)
         world = stage.world()
-        (finding,) = survey(world)
+        (finding,) = survey_machines(world)
         assert finding.verdict.reason == "it finished but did not delete itself"
-        assert reap(world, (finding,)).gone == (finding,)
+        assert reap_orphans(world, (finding,)).gone == (finding,)
         assert stage.cloud.instances() == []
         assert stage.ledger().runs[RUN].held == 0
-        assert survey(world) == ()
+        assert survey_machines(world) == ()
 
 
 def test_a_machine_whose_run_was_deleted_from_the_bucket_is_found_and_reaped(home: Path) -> None:
@@ -134,9 +134,9 @@ def test_a_machine_whose_run_was_deleted_from_the_bucket_is_found_and_reaped(hom
         left_alone(stage, 30)
         stage.delete_objects("runs/")
         world = stage.world()
-        (finding,) = survey(world)
+        (finding,) = survey_machines(world)
         assert finding.verdict.reason == f"run {RUN} is not in this bucket"
-        assert reap(world, (finding,)).gone == (finding,)
+        assert reap_orphans(world, (finding,)).gone == (finding,)
         assert stage.cloud.instances() == []
 
 
@@ -145,15 +145,15 @@ def test_every_machine_is_tried_though_the_first_may_not_be_deleted(home: Path) 
         world = stage.world()
         made = [forgotten(stage, number) for number in (1, 2, 3)]
         weather(stage, {"fault": "http", "service": "compute", "method": "DELETE", "path": made[0], "status": 403})
-        findings = survey(world)
+        findings = survey_machines(world)
         assert [one.instance.name for one in findings if one.orphan] == made
-        done = reap(world, findings)
+        done = reap_orphans(world, findings)
         assert [one.instance.name for one in done.gone] == made[1:]
         (failure,) = done.failed
         assert made[0] in failure.what
         assert isinstance(failure.error, PermissionDenied)
         assert [vm["name"] for vm in stage.cloud.instances()] == made[:1]
-        assert [one.instance.name for one in reap(world, survey(world)).gone] == made[:1]
+        assert [one.instance.name for one in reap_orphans(world, survey_machines(world)).gone] == made[:1]
 
 
 def test_a_host_that_is_switched_off_keeps_no_rented_machine_alive(home: Path) -> None:
@@ -163,17 +163,17 @@ def test_a_host_that_is_switched_off_keeps_no_rented_machine_alive(home: Path) -
         everywhere = ZoneRouter(world.cloud, hosts, world.cloud)
         both = replace(world, cloud=lambda: everywhere)
         target, run = parse_target("me@box"), "20261120-010203-cpu-00aa"
-        entry = HostRun(run_id=run, labels=labels(run, 1, "ada", world.bucket.name), id="7",
+        entry = HostRun(run_id=run, labels=machine_labels(run, 1, "ada", world.bucket.name), id="7",
                         created_at=world.clock.now(), deadline_at=world.clock.now() + timedelta(hours=1))  # fmt: skip
         record = HostRecord(target=str(target), runs={instance_name(run, 1): entry})
         world.bucket.create(record_object(target.zone), record.model_dump_json(by_alias=True).encode())
         rented = forgotten(stage, 1)
-        findings = survey(both)
+        findings = survey_machines(both)
         assert sorted((one.instance.status, one.orphan) for one in findings) == [
             ("RUNNING", True),
             ("UNREACHABLE", True),
         ]
-        done = reap(both, findings)
+        done = reap_orphans(both, findings)
         assert [one.instance.name for one in done.gone] == [rented]
         assert [type(one.error) for one in done.failed] == [Unavailable]
         assert stage.cloud.instances() == []
@@ -185,7 +185,7 @@ def test_a_machine_with_an_unreadable_run_keeps_its_deadline_and_hides_no_other(
         orphan = forgotten(stage, 1)
         world = stage.world()
         unreadable = replace(world, log=lambda run_id: Unreadable() if run_id == RUN else world.log(run_id))
-        verdicts = {one.instance.name: one.orphan for one in survey(unreadable)}
+        verdicts = {one.instance.name: one.orphan for one in survey_machines(unreadable)}
         assert verdicts == {orphan: True, instance_name(RUN, 1): False}
         stage.timeline.advance(7200)
         assert stage.cloud.instances() == []
@@ -195,7 +195,7 @@ def test_reaping_what_is_gone_already_is_success(home: Path) -> None:
     with staged(home, lingering_vm) as stage:
         left_alone(stage, 300)
         world = stage.world()
-        findings = survey(world)
-        assert [len(reap(world, findings).gone) for _ in range(2)] == [1, 1]
+        findings = survey_machines(world)
+        assert [len(reap_orphans(world, findings).gone) for _ in range(2)] == [1, 1]
         assert stage.cloud.instances() == []
         assert stage.timeline.now() - stage.timeline.start < timedelta(minutes=15)

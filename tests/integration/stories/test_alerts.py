@@ -14,7 +14,7 @@ from orchestrator.core.ledger.budget import Caps, add_cost
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.holds import Accounts
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import RUN, Heard, Stage, good_vm, silent_vm, staged
 from tests.support.memory_bucket import MemoryBucket
@@ -42,7 +42,7 @@ def test_a_threshold_is_told_whoever_settles_the_run(home: Path, caps: Caps | No
         Engine(stage.world(caps), RUN).follow()
         assert titles(stage) == [HALF]
         Engine(stage.world(caps), RUN).follow()
-        reconcile(stage.world(caps))
+        reconcile_holds(stage.world(caps))
         assert titles(stage) == [HALF], "once"
 
 
@@ -51,7 +51,7 @@ def test_reconciling_tells_too(home: Path) -> None:
         detached(stage)
         for _ in range(66):
             stage.timeline.advance(10)
-        reconcile(stage.world())
+        reconcile_holds(stage.world())
         assert len(titles(stage)) == 1
         assert "of the budget for 2026-11-21 is spent" in titles(stage)[0]
 

@@ -13,7 +13,7 @@ from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from tests.integration.stories.keeping import kept_vm
 from tests.integration.stories.stage import PAYLOAD, Stage, staged, weather
 from tests.integration.stories.test_kept_machines import NEXT, THIRD, assert_books_balance, keep, look_after_everything
@@ -46,7 +46,7 @@ def test_a_claim_whose_answer_is_lost_makes_no_second_machine(home: Path) -> Non
         object.__setattr__(world, "bucket", LossyAnswers(world.bucket, "machines/", lost(stage)))
         where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
         said: list[str] = []
-        begin(world, RunOrder(NEXT, stage.plan(), PAYLOAD, where), say=said.append).follow()
+        begin_launch(world, RunOrder(NEXT, stage.plan(), PAYLOAD, where), say=said.append).follow()
         assert stage.fired() == [1]
         assert [row["vm"] for row in stage.bill()] == ["bench-20261121-040000-l4-0001-1"], said
 
@@ -93,7 +93,7 @@ def test_of_two_launches_at_one_slot_one_gets_it_and_nothing_is_paid_twice(
         def launch(run_id: str, world: Any) -> None:
             try:
                 order = RunOrder(run_id, stage.plan(), PAYLOAD, where)
-                engines[run_id] = begin(world, order, say=said[run_id].append, refused=refusal)
+                engines[run_id] = begin_launch(world, order, say=said[run_id].append, refused=refusal)
             except BudgetExceeded as exc:
                 refused.append(str(exc))
 

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.run.fold import Phase
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.integration.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
 
 NEXT = "20261121-050000-l4-0002"
@@ -40,7 +40,7 @@ def test_a_hold_is_kept_while_the_cloud_has_its_machine_whatever_the_log_says(ho
         forge(stage, "instance_gone", attempt=1, vm=vm.name, ended_at=ended, how=how)
         stage.timeline.advance(200)
         if who == "another client":
-            reconcile(stage.world())
+            reconcile_holds(stage.world())
         else:
             engine.step()
         assert stage.ledger().runs[RUN].settled_usd is None

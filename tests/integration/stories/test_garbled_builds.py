@@ -14,12 +14,12 @@ from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError
-from orchestrator.core.ledger.unlisted import outstanding
+from orchestrator.core.ledger.unlisted import outstanding_images
 from orchestrator.runs.engine import World
-from orchestrator.runs.images import reap_images, remove, survey_images
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.images import reap_images, remove_image, survey_images
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageStore, Shelf
+from orchestrator.store.images import ImageRecords, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import Stage, staged
@@ -46,21 +46,21 @@ def through(stage: Stage, url: str) -> World:
         accounts=replace(world.accounts, ledger=LedgerStore(bucket, clock)),
         index=RunIndex(bucket),
         log=lambda run_id: EventLog(bucket, run_id, "client-abcdef", clock),
-        shelf=Shelf(ImageStore(bucket, clock), lambda: images),
+        shelf=Shelf(ImageRecords(bucket, clock), lambda: images),
     )
 
 
 def looked_after(stage: Stage) -> None:
     """Somebody looks every minute, until nothing is left to end."""
     for _ in range(LONGEST_S // 60):
-        reconcile(stage.world())
+        reconcile_holds(stage.world())
         ledger = stage.ledger()
         unsettled = [key for key, entry in ledger.runs.items() if entry.settled_usd is None]
-        if not unsettled and not outstanding(ledger) and not stage.cloud.instances():
+        if not unsettled and not outstanding_images(ledger) and not stage.cloud.instances():
             return
         reap_images(stage.world(), survey_images(stage.world()))
         stage.timeline.advance(60)
-    raise AssertionError(f"left: {unsettled}, {outstanding(ledger)}, {stage.cloud.instances()}")
+    raise AssertionError(f"left: {unsettled}, {outstanding_images(ledger)}, {stage.cloud.instances()}")
 
 
 def assert_paid_as_billed(stage: Stage) -> None:
@@ -85,7 +85,7 @@ def test_no_answer_to_a_build_is_so_strange_that_anything_is_left(home: Path, pa
             assert_paid_as_billed(stage)
             assert recorded(stage) == {image["name"] for image in stage.cloud.images.documents()}, mangler.done
             for name in recorded(stage):
-                remove(stage.world(), name, ())
+                remove_image(stage.world(), name, ())
         at += 36
 
 
@@ -95,10 +95,10 @@ def test_no_answer_to_a_deletion_keeps_the_image_from_being_deleted_later(home: 
         name = built(stage).name
         mangler = Mangler(stage.cloud.compute_url, stage.cloud.storage_url, at, sorted(WHOLE)[at])
         with scripted_server(mangler) as server, suppress(BenchError):
-            remove(through(stage, server.url), name, ())
+            remove_image(through(stage, server.url), name, ())
         assert mangler.done
         if recorded(stage):
-            remove(stage.world(), name, ())
+            remove_image(stage.world(), name, ())
         nothing_left(stage)
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from orchestrator.api.outcome import error_of
-from orchestrator.cli.driving import Driving, driven
+from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.core.errors import BudgetExceeded, LocalError, PermissionDenied, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.naming import run_of
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.status import decode
+from orchestrator.core.run.status import decode_status
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import Payload
-from orchestrator.runs.reconcile import reconcile
-from orchestrator.runs.resume import resume
+from orchestrator.runs.launch import PayloadSource
+from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.runs.resume import resume_run
 from tests.integration.stories.keeping import kept_vm
 from tests.integration.stories.recovering import careful_vm, where
 from tests.integration.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
@@ -40,8 +40,8 @@ def cut_short(stage: Stage) -> Run:
     return run
 
 
-def resumed(stage: Stage, world: World, payload: Payload = PAYLOAD) -> Engine:
-    return resume(world, stage.plan(), run_id=RUN, where=where(stage), fresh=lambda: payload)
+def resumed(stage: Stage, world: World, payload: PayloadSource = PAYLOAD) -> Engine:
+    return resume_run(world, stage.plan(), run_id=RUN, where=where(stage), fresh=lambda: payload)
 
 
 def held(stage: Stage) -> list[str]:
@@ -59,7 +59,7 @@ def assert_paid_as_billed(stage: Stage, run_id: str = RUN) -> None:
 def listed(stage: Stage) -> str:
     """What `bench status` says of the run without looking at its events."""
     (one,) = stage.world().index.list_runs()
-    line = decode(one.run_id, one.status)
+    line = decode_status(one.run_id, one.status)
     assert line is not None
     return line.phase
 
@@ -105,7 +105,7 @@ def test_a_resumption_with_a_killed_client_is_an_open_run_and_ended_like_any(
         assert (run.phase, run.generation) == (Phase.PROVISIONING, 1)
         assert held(stage) in ([], [AGAIN])
         stage.timeline.advance(200)
-        reconcile(stage.world())
+        reconcile_holds(stage.world())
         assert_paid_as_billed(stage)
         ended = stage.look_after()
         assert (ended.phase, ended.cases_done) == (Phase.STOPPED, 1)
@@ -146,7 +146,7 @@ def test_ctrl_c_as_a_resumption_takes_its_hold_leaves_no_money_held(home: Path, 
     with staged(home, careful_vm()) as stage:
         cut_short(stage)
         world, looker = dies_at_the_ledger(stage, KeyboardInterrupt, stored=stored), stage.world()
-        run = driven(Driving(looker, RUN, lambda: resumed(stage, world), Telling(), "ada"))
+        run = follow_to_end(Driving(looker, RUN, lambda: resumed(stage, world), Telling(), "ada"))
         assert (run.phase, run.generation) == (Phase.STOPPED, 1)
         assert_paid_as_billed(stage)
 
@@ -158,7 +158,7 @@ def test_ctrl_c_right_after_a_resumption_is_recorded_leaves_no_money_held(home: 
         log = world.log(RUN)
         log.death = KeyboardInterrupt  # type: ignore[attr-defined]
         begins = replace(world, log=lambda _: log)
-        run = driven(Driving(stage.world(), RUN, lambda: resumed(stage, begins), Telling(), "ada"))
+        run = follow_to_end(Driving(stage.world(), RUN, lambda: resumed(stage, begins), Telling(), "ada"))
         assert (run.phase, run.generation) == (Phase.STOPPED, 1)
         assert_paid_as_billed(stage)
 
@@ -182,7 +182,7 @@ def test_a_guest_resumed_twice_is_held_for_before_it_asks_for_a_machine(home: Pa
         assert (guest.phase, guest.taken is not None) == (Phase.PREEMPTED, True)
 
         def again(world: World) -> Engine:
-            return resume(world, stage.plan(), run_id=NEXT, where=where(stage), fresh=lambda: PAYLOAD)
+            return resume_run(world, stage.plan(), run_id=NEXT, where=where(stage), fresh=lambda: PAYLOAD)
 
         with pytest.raises(Killed):
             again(stage.world(dies_after=1))
@@ -303,7 +303,7 @@ def test_a_launch_whose_bucket_takes_nothing_any_more_says_what_gives_its_hold_b
         assert held(stage) == [RUN]
         weather(stage)
         stage.timeline.advance(200)
-        reconcile(stage.world())
+        reconcile_holds(stage.world())
         assert_paid_as_billed(stage)
 
 

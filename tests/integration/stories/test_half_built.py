@@ -13,15 +13,15 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.ledger.unlisted import outstanding
+from orchestrator.core.ledger.unlisted import outstanding_images
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.image_builds import look_after_builds
-from orchestrator.runs.images import reap_images, remove, survey_images
-from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.images import reap_images, remove_image, survey_images
+from orchestrator.runs.reap import reap_orphans, survey_machines
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.integration.stories.stage import Killed, Stage, staged
 from tests.integration.stories.test_images import BUILD, built, machines, nothing_left, storage
 
@@ -139,14 +139,14 @@ def test_a_build_with_a_killed_client_is_ended_later_and_costs_no_storage(home: 
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
             built(stage, world=moment(stage, dies(Killed)))
-        assert list(outstanding(stage.ledger())) == ["bench-image-l4-20261121-040000-0002"]
+        assert list(outstanding_images(stage.ledger())) == ["bench-image-l4-20261121-040000-0002"]
         (first,) = look_after_builds(stage.world())
         assert first.over is False
         passed = 0
-        while outstanding(stage.ledger()):
+        while outstanding_images(stage.ledger()):
             stage.timeline.advance(60)
             passed += 60
-            reconcile(stage.world())
+            reconcile_holds(stage.world())
             assert passed < READY_S + 1200, first
         assert storage(stage) == (0, 0)
         nothing_left(stage)
@@ -160,7 +160,7 @@ def test_ctrl_c_at_any_step_of_a_build_leaves_no_machine_and_no_money_held(home:
     with staged(home, machines()) as stage:
         with pytest.raises(KeyboardInterrupt):
             built(stage, world=moment(stage, dies(KeyboardInterrupt)))
-        assert outstanding(stage.ledger()) == {}
+        assert outstanding_images(stage.ledger()) == {}
         nothing_left(stage)
         run = run_of_build(stage)
         assert run is None or run.phase is Phase.STOPPED
@@ -176,13 +176,13 @@ def test_an_image_that_is_recorded_when_its_client_ends_is_made_and_paid_for_onc
             built(stage, world=moment(stage, dies(death)))
         for build in look_after_builds(stage.world()):
             assert (build.over, build.what) == (True, "it is made")
-        assert outstanding(stage.ledger()) == {}
+        assert outstanding_images(stage.ledger()) == {}
         assert stage.look_after(BUILD).phase is Phase.SUCCEEDED
         shelf = stage.world().shelf
         assert shelf is not None
         (record,), _ = shelf.records.every()
         assert storage(stage)[0] == record.usd
-        remove(stage.world(), record.name, ())
+        remove_image(stage.world(), record.name, ())
         nothing_left(stage)
 
 
@@ -193,10 +193,10 @@ def test_ctrl_c_again_while_a_build_is_ended_leaves_the_rest_to_the_next_command
         with pytest.raises(KeyboardInterrupt):
             built(stage, world=replace(world, cloud=lambda: cloud))  # type: ignore[arg-type,return-value]
         assert len(stage.cloud.instances()) == 1
-        reconcile(stage.world())
+        reconcile_holds(stage.world())
         stage.look_after(BUILD)
-        reconcile(stage.world())
-        assert outstanding(stage.ledger()) == {}
+        reconcile_holds(stage.world())
+        assert outstanding_images(stage.ledger()) == {}
         nothing_left(stage)
 
 
@@ -205,14 +205,14 @@ def test_a_machine_that_is_ready_and_that_no_client_came_to_is_an_orphan_for_rea
         with pytest.raises(Killed):
             built(stage, world=at_event("InstanceCreated")(stage, dies(Killed)))
         stage.timeline.advance(READY_S)
-        assert not isinstance(survey(stage.world())[0].verdict, Orphan)
+        assert not isinstance(survey_machines(stage.world())[0].verdict, Orphan)
         stage.timeline.advance(120)
         world = stage.world()
-        (finding,) = found = survey(world)
+        (finding,) = found = survey_machines(world)
         assert finding.verdict == Orphan("its disk is ready for an image, and no client came to copy it")
-        assert reap(world, found).failed == ()
+        assert reap_orphans(world, found).failed == ()
         look_after_builds(stage.world())
-        assert outstanding(stage.ledger()) == {}
+        assert outstanding_images(stage.ledger()) == {}
         assert Engine(stage.world(), BUILD).look().phase is Phase.STOPPED
         nothing_left(stage)
 
@@ -223,7 +223,7 @@ def test_the_client_that_builds_is_not_taken_for_gone_by_its_own_late_look(home:
         world = at_event("InstanceCreated")(stage, lambda: stage.timeline.advance(READY_S + 200))
         record = built(stage, world=world)
         assert storage(stage)[0] == record.usd
-        remove(stage.world(), record.name, ())
+        remove_image(stage.world(), record.name, ())
         nothing_left(stage)
 
 
@@ -249,10 +249,10 @@ def test_an_older_clients_build_that_does_not_tell_of_a_disk_copy_is_left_to_it(
 
         def others_look() -> None:
             stage.timeline.advance(150)
-            (finding,) = found = survey(stage.world())
+            (finding,) = found = survey_machines(stage.world())
             assert not isinstance(finding.verdict, Orphan)
-            assert reap(stage.world(), found).gone == ()
-            reconcile(stage.world())
+            assert reap_orphans(stage.world(), found).gone == ()
+            reconcile_holds(stage.world())
             assert Engine(stage.world(), BUILD).catch_up().closed is None
             assert [vm["status"] for vm in stage.cloud.instances()] == ["RUNNING"]
 
@@ -260,7 +260,7 @@ def test_an_older_clients_build_that_does_not_tell_of_a_disk_copy_is_left_to_it(
         record = built(stage, world=replace(world, log=lambda run_id: OldLog(stage.world().log(run_id))))
         assert Engine(stage.world(), BUILD).look().phase is Phase.SUCCEEDED
         assert storage(stage)[0] == record.usd
-        remove(stage.world(), record.name, ())
+        remove_image(stage.world(), record.name, ())
         nothing_left(stage)
 
 
@@ -274,11 +274,11 @@ def test_an_amount_under_a_name_of_no_run_is_kept_while_its_image_exists(home: P
         stage.delete_objects(f"runs/{BUILD}")
         (build,) = look_after_builds(world)
         assert (build.run_id, build.over) == ("", False)
-        assert list(outstanding(stage.ledger())) == [name]
+        assert list(outstanding_images(stage.ledger())) == [name]
         assert world.shelf is not None
         world.shelf.cloud().delete(name)
         assert [one.over for one in look_after_builds(stage.world())] == [True]
-        assert outstanding(stage.ledger()) == {}
+        assert outstanding_images(stage.ledger()) == {}
 
 
 def test_the_machine_of_an_older_client_that_died_ends_by_itself(home: Path) -> None:
@@ -288,8 +288,8 @@ def test_the_machine_of_an_older_client_that_died_ends_by_itself(home: Path) -> 
             built(stage, world=replace(made, log=lambda run_id: OldLog(made.log(run_id))))
         stage.timeline.advance(READY_S + 1200)
         for _ in range(2):
-            reconcile(stage.world())
-        assert outstanding(stage.ledger()) == {}
+            reconcile_holds(stage.world())
+        assert outstanding_images(stage.ledger()) == {}
         assert all(entry.settled_usd is not None for entry in stage.ledger().runs.values())
         nothing_left(stage)
 
@@ -316,5 +316,5 @@ def test_an_image_that_the_caps_do_not_allow_leaves_no_run_and_no_amount(home: P
     with staged(home, machines()) as stage:
         with pytest.raises(BudgetExceeded):
             built(stage, world=stage.world(Caps(day=stage.plan().ceiling_usd * 0)))
-        assert outstanding(stage.ledger()) == {}
+        assert outstanding_images(stage.ledger()) == {}
         assert run_of_build(stage) is None

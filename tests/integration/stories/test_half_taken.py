@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.driving import Driving, driven
+from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.core.errors import PermissionDenied
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.slots import Slot
@@ -87,7 +87,7 @@ def slot(stage: Stage) -> Slot:
 
 def launched(stage: Stage, world: World) -> tuple[Run, list[str]]:
     watch = Telling()
-    run = driven(Driving(world, NEXT, lambda: stage.begin(world, stage.plan(), NEXT), watch, "ada"))
+    run = follow_to_end(Driving(world, NEXT, lambda: stage.begin(world, stage.plan(), NEXT), watch, "ada"))
     return run, watch.said
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded, StillThere, Unavailable
-from orchestrator.core.ledger.budget import Caps, add_cost, exposure, hold
+from orchestrator.core.ledger.budget import Caps, add_cost, hold, window_exposure
 from orchestrator.core.naming import events_prefix
 from orchestrator.core.run.events import BudgetHeld
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.kinds import Found
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.kinds import ReconciledHold
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.integration.stories.stage import RUN, Killed, Stage, same_to_the_cent, silent_vm, staged, weather
 from tests.integration.stories.test_runs import appends_of_a_whole_run
 
@@ -36,14 +36,14 @@ def test_of_eight_clients_at_once_with_money_for_three_exactly_three_are_approve
         with ThreadPoolExecutor(8) as pool:
             codes = sorted(pool.map(launch, range(8)))
         assert codes == [0, 0, 0, 3, 3, 3, 3, 3]
-        assert exposure(stage.ledger(), "day", stage.timeline.now()).held == 3 * made.ceiling_usd
+        assert window_exposure(stage.ledger(), "day", stage.timeline.now()).held == 3 * made.ceiling_usd
         assert stage.bill() == []
 
 
-def settled_by(stage: Stage, *, within_s: float) -> tuple[Found, ...]:
+def settled_by(stage: Stage, *, within_s: float) -> tuple[ReconciledHold, ...]:
     """What reconciliation says once nothing is held any more; it is asked every half minute, as people do."""
     for _ in range(int(within_s / 30)):
-        found = reconcile(stage.world())
+        found = reconcile_holds(stage.world())
         if not any(entry.held for entry in stage.ledger().runs.values()):
             return found
         for key in stage.ledger().runs:
@@ -69,13 +69,13 @@ def test_a_hold_without_events_under_which_nothing_was_asked_for_is_given_back(h
         world = stage.world()
         world.cloud().instances()
         world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
-        (found,) = reconcile(world)
+        (found,) = reconcile_holds(world)
         assert not found.settled
         stage.timeline.advance(1000)
-        (found,) = reconcile(world)
+        (found,) = reconcile_holds(world)
         assert (found.settled, found.what) == (True, "no machine was ever requested")
         assert stage.ledger().runs[RUN].spent == 0
-        assert reconcile(world) == ()
+        assert reconcile_holds(world) == ()
 
 
 def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_busy(home: Path) -> None:
@@ -84,10 +84,10 @@ def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_bus
             stage.begin(stage.world(Caps(day=Decimal("0.01"))), stage.plan())
         world = stage.world()
         world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
-        (found,) = reconcile(world)
+        (found,) = reconcile_holds(world)
         assert not found.settled
         stage.timeline.advance(1000)
-        (found,) = reconcile(world)
+        (found,) = reconcile_holds(world)
         assert found.settled
         assert stage.ledger().runs[RUN].spent == 0
 
@@ -100,11 +100,11 @@ def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(
         while engine.step()[0].vm is None:
             pass
         stage.delete_objects(events_prefix(RUN))
-        (found,) = reconcile(stage.world())
+        (found,) = reconcile_holds(stage.world())
         assert not found.settled
         assert len(stage.cloud.instances()) == 1
         stage.timeline.advance(1800)
-        (found,) = reconcile(stage.world())
+        (found,) = reconcile_holds(stage.world())
         assert found.settled
         assert "the whole hold counts as spent" in found.what
         entry_now = stage.ledger().runs[RUN]
@@ -119,7 +119,7 @@ def test_a_run_that_was_closed_by_a_client_that_died_before_it_settled_is_settle
         unsettled = entry.model_copy(update={"settled_usd": None, "settled_at": None})
         world.ledger.update(lambda ledger: ledger.model_copy(update={"runs": {RUN: unsettled}}))
         stage.timeline.advance(4000)
-        (found,) = reconcile(world)
+        (found,) = reconcile_holds(world)
         assert found.settled
         assert stage.ledger().runs[RUN].spent == run.cost(stage.timeline.now())
 
@@ -163,13 +163,13 @@ def test_a_machine_that_may_not_be_deleted_keeps_no_other_hold_from_being_settle
         world.ledger.update(lambda ledger: hold(ledger, later, Decimal("0.50"), 1800, stage.timeline.now()))
         weather(stage, {"fault": "http", "service": "compute", "method": "DELETE", "path": vm.name, "status": 403})
         stage.timeline.advance(1000)
-        told: list[Found] = []
+        told: list[ReconciledHold] = []
         with pytest.raises(StillThere, match=vm.name):
-            reconcile(world, say=told.append)
+            reconcile_holds(world, say=told.append)
         assert [(one.key, one.settled) for one in told] == [(RUN, False), (later, True)]
         assert vm.name in told[0].what
         weather(stage)
-        reconcile(world)
+        reconcile_holds(world)
         assert [entry.held for entry in stage.ledger().runs.values()] == [0, 0]
         assert stage.cloud.instances() == []
 
@@ -186,7 +186,7 @@ def test_a_cloud_that_is_down_is_not_asked_again_for_every_hold(home: Path) -> N
             {"fault": "http", "service": "compute", "method": "GET", "path": "instances", "status": 503, "times": 1000},
         )
         stage.timeline.advance(1000)
-        told: list[Found] = []
+        told: list[ReconciledHold] = []
         with pytest.raises(Unavailable):
-            reconcile(world, say=told.append)
+            reconcile_holds(world, say=told.append)
         assert told == []

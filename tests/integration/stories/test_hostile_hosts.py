@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
-from orchestrator.core.hosts import HostRecord, HostRun, Target, parse_target, record_object
-from orchestrator.core.market.machines import Accepted, InstanceRequest, Refusal
-from orchestrator.core.naming import instance_name, labels
+from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
+from orchestrator.core.market.machines import Accepted, CloudRefusal, InstanceRequest
+from orchestrator.core.naming import instance_name, machine_labels
 from orchestrator.core.run import events as ev
-from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort
+from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort_spool
 from orchestrator.store.events import EventLog
 from tests.support.hostile_spool import forged_names
 from tests.support.memory_bucket import MemoryBucket
@@ -60,8 +60,8 @@ class Shell:
     def close(self) -> None: ...
 
 
-def record(run: str = RUN, target: Target = BOX) -> bytes:
-    tags = labels(run, 1, "ada", "memory")
+def record(run: str = RUN, target: HostTarget = BOX) -> bytes:
+    tags = machine_labels(run, 1, "ada", "memory")
     one = HostRun(run_id=run, labels=tags, id="7", created_at=NOW, deadline_at=NOW + timedelta(hours=1))
     return HostRecord(target=str(target), runs={instance_name(run, 1): one}).model_dump_json(by_alias=True).encode()
 
@@ -130,7 +130,7 @@ sizes = st.sampled_from([0, 1, 256 * 1024, 256 * 1024 + 1, CASE_BYTES, CASE_BYTE
 
 @given(st.lists(st.tuples(names, numbers, numbers) | st.tuples(own, sizes, sizes) | names | st.integers(), max_size=12))
 def test_whatever_a_host_offers_only_small_files_of_its_own_run_are_taken(files: list[Any]) -> None:
-    found = sort(RUN, files)
+    found = sort_spool(RUN, files)
     for one in found.taken:
         home, run, kind, *rest = one.name.split("/")
         assert (home, run) == ("runs", RUN)
@@ -144,7 +144,7 @@ def test_whatever_a_host_offers_only_small_files_of_its_own_run_are_taken(files:
 
 
 def test_no_run_has_more_files_than_any_run_of_ours() -> None:
-    found = sort(RUN, [(f"runs/{RUN}/cases/c{number}.csv", 1, 1) for number in range(RUN_FILES + 3)])
+    found = sort_spool(RUN, [(f"runs/{RUN}/cases/c{number}.csv", 1, 1) for number in range(RUN_FILES + 3)])
     assert (len(found.taken), len(found.refused)) == (RUN_FILES, 3)
 
 
@@ -192,7 +192,7 @@ def request(attempt: int) -> InstanceRequest:
     return InstanceRequest(
         name=instance_name(RUN, attempt), zone=BOX.zone, machine_type="host", accelerator=None, accelerator_count=0,
         provisioning="OWN", max_run_s=600, image="", disk_gb=1, disk_type="", network="", external_ip=False,
-        service_account=None, labels=labels(RUN, attempt, "ada", "memory"), metadata=metadata, request_id="x",
+        service_account=None, labels=machine_labels(RUN, attempt, "ada", "memory"), metadata=metadata, request_id="x",
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def test_what_a_host_measured_before_it_was_given_up_is_home_first() -> None:
 def test_a_start_that_nobody_can_tell_of_is_ended_on_the_host(answer: Any) -> None:
     shell = Shell({"exists": False}, otherwise={"prepare": {"present": True}, "start": answer})
     refused = hosts(shell).insert(request(2))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, CloudRefusal)
     assert shell.asked[shell.asked.index("start") :].count("stop") == 1
 
 
@@ -300,7 +300,7 @@ def test_an_event_of_another_run_is_no_event_of_this_one(kind: str) -> None:
     bucket = MemoryBucket()
     fact = ev.Unrecognised(name=kind, data={"by": "mallory", "reason": "x", "attempt": 1})
     forged = ev.Event(run_id=OTHER, time=NOW, writer="vm-1", seq=1, fact=fact)
-    bucket.create(EVENT, ev.encode(forged))
+    bucket.create(EVENT, ev.encode_event(forged))
     log = EventLog(bucket, RUN, "client-1", SimulatedClock(NOW))
     assert log.read() == ()
     assert log.undecodable == {EVENT}

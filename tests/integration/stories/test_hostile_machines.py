@@ -14,7 +14,7 @@ import pytest
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.integration.stories.stage import RUN, Stage, same_to_the_cent, silent_vm, staged
 
 OTHER = "20261121-050000-l4-0002"
@@ -67,11 +67,11 @@ def test_past_its_last_deadline_a_run_is_settled_at_most_at_what_it_can_have_cos
         deaf = Deaf(world.cloud())
         blind: World = replace(world, cloud=lambda: deaf)
         with pytest.raises(ProviderError):
-            reconcile(blind)
+            reconcile_holds(blind)
         assert stage.ledger().runs[RUN].settled_usd is None
         stage.timeline.advance(vm.max_run_s + 3600)
         assert deaf.asked
-        reconcile(blind)
+        reconcile_holds(blind)
         entry = stage.ledger().runs[RUN]
         assert entry.settled_usd is not None
         assert stage.billed() <= entry.settled_usd <= entry.hold_usd

@@ -11,19 +11,19 @@ from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config, Workload
 from orchestrator.core.errors import BudgetExceeded, ConfigError, ProviderError, RunFailed, Unavailable
 from orchestrator.core.images import ImageRecord
-from orchestrator.core.ledger.budget import Caps, counted
+from orchestrator.core.ledger.budget import Caps, counted_costs
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.paid_time import paid_time
-from orchestrator.core.run.status import StatusLine, decode
+from orchestrator.core.run.status import StatusLine, decode_status
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import (
     ImageWish,
-    build,
+    build_image,
     build_plan,
     reap_images,
-    remove,
+    remove_image,
     survey_images,
     wish_of,
 )  # fmt: skip
@@ -94,7 +94,7 @@ def planned(world: World, *more: str) -> LaunchPlan:
 def built(stage: Stage, days: int = 14, run_id: str = BUILD, world: World | None = None) -> ImageRecord:
     world = world or stage.world()
     wish = wish_of(config(), world.cloud().image(*config().image_source), days)
-    return build(world, order(stage, world, wish, run_id), wish)
+    return build_image(world, order(stage, world, wish, run_id), wish)
 
 
 def order(stage: Stage, world: World, wish: ImageWish, run_id: str) -> RunOrder:
@@ -117,7 +117,7 @@ def launched(stage: Stage, run_id: str = RUN) -> Run:
 def storage(stage: Stage) -> tuple[Decimal, Decimal]:
     """What images cost: by the ledger, and by the meter."""
     ledger = stage.ledger()
-    said = sum((cost.usd for cost in counted(ledger).values() if cost.category == "image"), Decimal(0))
+    said = sum((cost.usd for cost in counted_costs(ledger).values() if cost.category == "image"), Decimal(0))
     now = stage.timeline.now()
     return said, sum((row.usd(now) for row in stage.cloud.bill().images), Decimal(0))
 
@@ -144,7 +144,7 @@ def test_an_image_is_built_used_validated_and_taken_off_when_it_has_expired(home
         run = launched(stage)
         assert run.phase is Phase.SUCCEEDED
         assert run.image.endswith(record.name)
-        lines = {one.run_id: decode(one.run_id, one.status) for one in stage.world().index.list_runs()}
+        lines = {one.run_id: decode_status(one.run_id, one.status) for one in stage.world().index.list_runs()}
         base, ready = lines[plain.run_id], lines[run.run_id]
         assert base is not None
         assert ready is not None
@@ -173,7 +173,7 @@ def test_600_measurements_of_an_l4_are_half_of_the_paid_minutes_on_a_prepared_im
         ready = launched(stage)
         shares = [paid_time(run, stage.timeline.now()).share or 0 for run in (plain, ready)]
         assert shares[0] < 0.5 <= shares[1]
-        remove(stage.world(), record.name, ())
+        remove_image(stage.world(), record.name, ())
         nothing_left(stage)
 
 
@@ -184,14 +184,14 @@ def test_a_workload_boots_from_the_image_that_was_built_for_it_and_others_do_not
     with staged(home, machines()) as stage:
         world = stage.world()
         wish = wish_of(own, world.cloud().image(*own.image_source), 14)
-        record = build(world, order(stage, world, wish, BUILD), wish)
+        record = build_image(world, order(stage, world, wish, BUILD), wish)
         assert record.requirements == ("pip triton==3.4",)
         plan = plan_on_cloud(world, own, "story", RENTED)
         assert plan.image.endswith(record.name)
         others = planned(world)
         assert others.image == record.base
         assert any("made for a workload that needs pip triton==3.4" in said for said in others.notices)
-        remove(world, record.name, ())
+        remove_image(world, record.name, ())
         nothing_left(stage)
 
 
@@ -200,7 +200,7 @@ def test_an_images_cost_is_held_until_its_expiry_and_corrected_when_it_goes_soon
         record = built(stage)
         assert storage(stage)[0] == record.usd
         stage.timeline.advance(2 * 86_400)
-        remove(stage.world(), record.name, [])
+        remove_image(stage.world(), record.name, [])
         assert storage(stage)[0] < record.usd
         nothing_left(stage)
         assert planned(stage.world()).image == record.base
@@ -217,7 +217,7 @@ def test_a_newer_base_or_another_torch_makes_an_image_stale_and_launches_say_so(
         assert plan.image == record.base
         assert any("is newer" in said for said in plan.notices)
         assert not any(record.name in said for said in planned(stage.world(), "machine.prepared=false").notices)
-        remove(stage.world(), record.name, [])
+        remove_image(stage.world(), record.name, [])
         nothing_left(stage)
 
 
@@ -236,8 +236,8 @@ def test_an_image_that_is_deleted_under_a_launch_costs_it_nothing_but_the_minute
         shelf = world.shelf
         assert shelf is not None
         with pytest.raises(ConfigError, match="boots from"):
-            remove(world, record.name, [StatusLine(RUN, "running", image=record.name)])
-        remove(world, record.name, [])
+            remove_image(world, record.name, [StatusLine(RUN, "running", image=record.name)])
+        remove_image(world, record.name, [])
         nothing_left(stage)
 
 

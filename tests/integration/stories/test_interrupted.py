@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.driving import PATIENCE_S, Driving, driven
-from orchestrator.cli.watch import Watch
+from orchestrator.cli.driving import PATIENCE_S, Driving, follow_to_end
+from orchestrator.cli.watch import LiveView
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.resume import resume
+from orchestrator.runs.resume import resume_run
 from orchestrator.store.events import EventLog
 from tests.integration.stories.recovering import careful_vm, where
 from tests.integration.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
@@ -31,7 +31,7 @@ class InterruptedLog(MortalLog):
     death = KeyboardInterrupt
 
 
-class Telling(Watch):
+class Telling(LiveView):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -54,7 +54,7 @@ def interrupted(stage: Stage, after: int) -> World:
 def launched(stage: Stage, after: int, *overrides: str, detach: bool = False) -> tuple[Run, list[str]]:
     world, watch = interrupted(stage, after), Telling()
     made = stage.plan(*overrides)
-    run = driven(Driving(world, RUN, lambda: stage.begin(world, made), watch, "ada", detach))
+    run = follow_to_end(Driving(world, RUN, lambda: stage.begin(world, made), watch, "ada", detach))
     return run, watch.said
 
 
@@ -96,9 +96,9 @@ def test_ctrl_c_as_a_run_is_resumed_counts_the_machines_of_its_new_generation_on
         made = stage.plan()
 
         def begun() -> Engine:
-            return resume(world, made, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+            return resume_run(world, made, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
 
-        run = driven(Driving(world, RUN, begun, watch, "ada"))
+        run = follow_to_end(Driving(world, RUN, begun, watch, "ada"))
         assert run.generation == 1
         assert_nobody_is_waited_for(stage, watch.said)
 
@@ -110,7 +110,7 @@ def test_ctrl_c_before_there_is_a_run_is_only_ctrl_c(home: Path) -> None:
     with staged(home) as stage:
         world = stage.world()
         with pytest.raises(KeyboardInterrupt):
-            driven(Driving(world, RUN, begun, Telling(), "ada"))
+            follow_to_end(Driving(world, RUN, begun, Telling(), "ada"))
         assert list(world.bucket.list("runs/")) == []
         assert stage.cloud.instances() == []
         assert not world.cloud().instances()
@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Pat
     with staged(home, good_vm(cases=1)) as stage:
         weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
         world, watch = interrupted(stage, 4), Prompt()
-        run = driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+        run = follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
         assert run.phase.value == "stopped"
         assert_nobody_is_waited_for(stage, watch.said)
 
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(home: Pa
             return (stage.timeline.now() - began).total_seconds()
 
         with pytest.raises(KeyboardInterrupt):
-            driven(Driving(world, RUN, lambda: stage.begin(world), watch, "ada", seconds=seconds))
+            follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada", seconds=seconds))
         assert PATIENCE_S <= seconds() < 2 * PATIENCE_S
         assert f"`bench stop {RUN}` ends it" in watch.said[-1]
         assert stage.look_after().phase.value == "stopped"

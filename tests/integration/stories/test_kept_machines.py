@@ -12,14 +12,14 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.naming import cases_prefix, slot_object
 from orchestrator.core.run.decide import Observation
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.keeping import advise, cold_starts
+from orchestrator.core.run.keeping import advise_keeping, cold_starts
 from orchestrator.core.run.orphans import Orphan
 from orchestrator.core.run.slots import Slot
 from orchestrator.core.run.status import status_line
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
-from orchestrator.runs.reap import survey
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
+from orchestrator.runs.reap import survey_machines
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.integration.stories.keeping import kept_vm
 from tests.integration.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
 
@@ -105,7 +105,7 @@ def test_a_machine_that_is_stuck_beyond_its_limit_is_deleted_by_whoever_looks(ho
         passes(stage, 150)
         assert len(stage.cloud.instances()) == 1, "its grace is not over"
         passes(stage, 60)
-        (finding,) = survey(stage.world())
+        (finding,) = survey_machines(stage.world())
         assert isinstance(finding.verdict, Orphan)
         run = stage.look_after()
         assert run.phase is Phase.SUCCEEDED
@@ -250,7 +250,7 @@ def test_a_launch_for_another_type_or_a_cold_start_leaves_the_kept_machine_alone
         bigger = stage.begin(stage.world(), stage.plan("machine.type=g2-standard-8"), NEXT).follow()
         assert bigger.taken is None
         where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
-        cold = begin(stage.world(), RunOrder(THIRD, stage.plan(), PAYLOAD, where), cold=True).follow()
+        cold = begin_launch(stage.world(), RunOrder(THIRD, stage.plan(), PAYLOAD, where), cold=True).follow()
         assert (cold.phase, cold.taken) == (Phase.SUCCEEDED, None)
         stage.look_after()
         assert_books_balance(stage)
@@ -274,8 +274,8 @@ def test_the_advice_is_to_keep_until_waiting_has_cost_what_a_cold_start_costs(ho
         assert cold is not None
         assert cold.runs == 1
         assert cold.billed_s <= cold.seconds
-        early = advise(first, cold, stage.timeline.now())
-        later = advise(first, cold, stage.timeline.now() + timedelta(seconds=cold.billed_s + 1))
+        early = advise_keeping(first, cold, stage.timeline.now())
+        later = advise_keeping(first, cold, stage.timeline.now() + timedelta(seconds=cold.billed_s + 1))
         assert early is not None
         assert later is not None
         assert (early.verdict, later.verdict) == ("keep", "stop")
@@ -294,7 +294,7 @@ def look_after_everything(stage: Stage) -> None:
     for run_id in dict.fromkeys(name.split("/")[1] for name in names):
         if not Engine(stage.world(), run_id).look().over:
             Engine(stage.world(), run_id).follow()
-    reconcile(world)
+    reconcile_holds(world)
 
 
 @pytest.mark.parametrize("after", range(1, 7))

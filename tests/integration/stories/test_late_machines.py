@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import RunOrder, begin
-from orchestrator.runs.reap import reap, survey
+from orchestrator.runs.launch import RunOrder, begin_launch
+from orchestrator.runs.reap import reap_orphans, survey_machines
 from tests.integration.stories.recovering import CASES, PAYLOAD, THREE, assert_sound, begun, careful_vm, where
 from tests.integration.stories.stage import RUN, Killed, same_to_the_cent, staged, weather
 
@@ -72,14 +72,16 @@ def test_a_machine_that_comes_after_settlement_is_deleted_and_its_cost_added(hom
         world = stage.world()
         cloud: Any = Held(world.cloud())
         with pytest.raises(Killed):
-            begin(replace(world, cloud=lambda: cloud), RunOrder(RUN, stage.plan(THREE), PAYLOAD, where(stage))).follow()
+            begin_launch(
+                replace(world, cloud=lambda: cloud), RunOrder(RUN, stage.plan(THREE), PAYLOAD, where(stage))
+            ).follow()
         stage.timeline.advance(late_s)
         run = stage.look_after()
         assert (run.phase.over, stage.ledger().runs[RUN].spent) == (True, 0)
         cloud.cloud.insert(cloud.asked[0])
         stage.timeline.advance(90)
         reaper = stage.world()
-        reaped = reap(reaper, survey(reaper))
+        reaped = reap_orphans(reaper, survey_machines(reaper))
         assert (len(reaped.gone), reaped.failed) == (1, ())
         assert stage.billed() > 0
         assert_sound(stage, Engine(reaper, RUN).look())
@@ -119,7 +121,7 @@ def test_a_late_word_on_a_refused_zone_ends_no_machine_of_the_next_zone(home: Pa
         plan, world, looker, logs = stage.plan(THREE), stage.world(), stage.world(), []
         weather(stage, {"fault": "stockout", "zone": plan.offers[0].zone})
         cloud: Any = Told(world.cloud(), lambda: logs.append(Late(looker.log(RUN))))
-        engine = begin(replace(world, cloud=lambda: cloud), RunOrder(RUN, plan, PAYLOAD, where(stage)))
+        engine = begin_launch(replace(world, cloud=lambda: cloud), RunOrder(RUN, plan, PAYLOAD, where(stage)))
         while not stage.cloud.instances():
             stage.timeline.advance(engine.step()[1])
         Engine(looker, RUN, log=logs[0]).step()

@@ -11,10 +11,10 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.arming import may_settle
-from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, exposure
+from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, window_exposure
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.run.fold import Phase
-from orchestrator.runs.rebuild import rebuild
+from orchestrator.runs.rebuild import rebuild_from_events
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.memory_bucket import MemoryBucket
@@ -58,7 +58,7 @@ def test_it_is_rebuilt_from_the_events_and_binds_as_before(home: Path, how: str)
         running.step()
         before = stage.ledger()
         lose(stage, how)
-        done = rebuild(stage.world())
+        done = rebuild_from_events(stage.world())
         assert done.added == (RUN, NEXT)
         assert bool(done.kept_as) == (how not in ("gone", "{}"))
         after = stage.ledger()
@@ -66,13 +66,13 @@ def test_it_is_rebuilt_from_the_events_and_binds_as_before(home: Path, how: str)
             assert (after.runs[key].hold_usd, after.runs[key].settled_usd) == (entry.hold_usd, entry.settled_usd)
             assert after.runs[key].attempt == entry.attempt
         now = stage.timeline.now()
-        assert exposure(after, "total", now) == exposure(before, "total", now)
-        cap = exposure(before, "total", now).total + Decimal("0.001")
+        assert window_exposure(after, "total", now) == window_exposure(before, "total", now)
+        cap = window_exposure(before, "total", now).total + Decimal("0.001")
         with pytest.raises(BudgetExceeded):
             stage.begin(stage.world(Caps(total=cap)), stage.plan(), "20261121-050000-l4-0003")
         running.follow()
         assert same_to_the_cent(stage.ledger().runs[NEXT].spent, stage.billed(NEXT))
-        assert rebuild(stage.world()).added == ()
+        assert rebuild_from_events(stage.world()).added == ()
 
 
 @pytest.mark.parametrize("kind", ["budget_held", "settled"])
@@ -90,7 +90,7 @@ def test_a_machines_word_on_money_is_not_rebuilt(home: Path, kind: str) -> None:
         name = f"runs/{RUN}/events/{at:%Y%m%dT%H%M%S.%fZ}-vm-1-deadbeef-000007-{kind}.json"
         stage.world().bucket.replace(name, json.dumps(event).encode(), generation=None)
         lose(stage, "gone")
-        rebuild(stage.world())
+        rebuild_from_events(stage.world())
         after = stage.ledger().runs[RUN]
         assert (after.hold_usd, after.settled_usd) == (before.hold_usd, None)
 
@@ -100,7 +100,7 @@ def test_a_rebuilt_hold_is_not_settled_while_somebody_may_still_ask_under_it(hom
     with staged(home, good_vm()) as stage:
         engine = stage.begin(stage.world())
         lose(stage, "gone")
-        rebuild(stage.world())
+        rebuild_from_events(stage.world())
         now, patience = stage.timeline.now(), stage.world().policy.insert_limit_s
         assert not may_settle(stage.ledger(), RUN, 0, now, patience)
         assert may_settle(stage.ledger(), RUN, 0, now + timedelta(seconds=patience), patience)
@@ -113,7 +113,7 @@ def test_a_ledger_of_a_newer_version_is_not_put_aside(home: Path) -> None:
         stage.launch()
         lose(stage, '{"schema": 2, "runs": []}')
         with pytest.raises(LedgerUnreadable):
-            rebuild(stage.world())
+            rebuild_from_events(stage.world())
         blob = stage.world().bucket.read(LEDGER)
         assert blob is not None
         assert blob.data == b'{"schema": 2, "runs": []}'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.market.offers import Advice
+from orchestrator.core.market.offers import ZoneAdvice
 from orchestrator.core.run.fold import Phase
 from orchestrator.store.stockouts import StockOuts
 from tests.integration.stories.stage import Stage, staged, weather
@@ -56,8 +56,8 @@ def test_a_stock_out_is_remembered_and_the_next_run_asks_elsewhere_first(home: P
 
 def test_what_a_plan_expects_is_explained_zone_by_zone(home: Path) -> None:
     with staged(home) as stage:
-        advice = [Advice(zone, obtainable=0.9, preemption_rate=0.1) for zone in SIX[1:]]
-        made = stage.plan(WIDE, advice=[Advice(SIX[0], obtainable=0.1), *advice])
+        advice = [ZoneAdvice(zone, obtainable=0.9, preemption_rate=0.1) for zone in SIX[1:]]
+        made = stage.plan(WIDE, advice=[ZoneAdvice(SIX[0], obtainable=0.1), *advice])
         worst = next(offer for offer in made.offers if offer.zone == SIX[0])
         assert made.offers[-1] == worst
         assert worst.why == "obtainable 0.10"

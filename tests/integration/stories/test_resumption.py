@@ -15,16 +15,16 @@ from orchestrator.core.naming import payload_object, plan_object
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
-from orchestrator.runs.launch import Payload, RunOrder, begin
-from orchestrator.runs.resume import resume, stored_plan
+from orchestrator.runs.launch import PayloadSource, RunOrder, begin_launch
+from orchestrator.runs.resume import resume_run, stored_plan
 from tests.integration.stories.recovering import CASES, PAYLOAD, THREE, assert_sound, begun, careful_vm, where
 from tests.integration.stories.stage import RUN, Killed, Stage, same_to_the_cent, staged, weather
 
 
-def resumed(stage: Stage, caps: Caps | None = None, payload: Payload = PAYLOAD, accept: str = "") -> Engine:
+def resumed(stage: Stage, caps: Caps | None = None, payload: PayloadSource = PAYLOAD, accept: str = "") -> Engine:
     world = stage.world(caps)
     plan = stored_plan(world.bucket, RUN)
-    return resume(world, plan, run_id=RUN, where=where(stage), fresh=lambda: payload, accept=accept)
+    return resume_run(world, plan, run_id=RUN, where=where(stage), fresh=lambda: payload, accept=accept)
 
 
 def test_a_run_that_ended_preempted_is_resumed_under_a_hold_of_its_own_and_finishes(home: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_run_that_gets_less_time_than_before_goes_on_with_a_shorter_deadline(h
         world = stage.world()
         less = stage.plan("run.attempts=1", "run.max_minutes=12")
         assert less.ceiling_usd < stored_plan(world.bucket, RUN).ceiling_usd
-        run = resume(world, less, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD).follow()
+        run = resume_run(world, less, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD).follow()
         assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
         assert run.vm is not None
         assert run.vm.max_run_s == 12 * 60
@@ -77,7 +77,7 @@ def test_a_pending_request_is_waited_for_by_clients_that_want_no_such_machine(
         world = stage.world()
         plan = stored_plan(world.bucket, RUN)
         elsewhere = replace(plan, offers=tuple(one for one in plan.offers if one.zone != plan.offers[0].zone))
-        engine = resume(world, elsewhere, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
+        engine = resume_run(world, elsewhere, run_id=RUN, where=where(stage), fresh=lambda: PAYLOAD)
         assert stage.cloud.instances() == []
         run = engine.follow()
         assert (run.phase, run.cases_done) == (Phase.SUCCEEDED, CASES)
@@ -156,15 +156,15 @@ def test_what_cannot_be_resumed_is_refused_with_the_reason(home: Path) -> None:
         made = stored_plan(stage.world().bucket, RUN)
         elsewhere = replace(where(stage), mode=Mode.EMBEDDED)
         with pytest.raises(ConfigError, match="launched in mode gce"):
-            resume(stage.world(), made, run_id=RUN, where=elsewhere, fresh=lambda: PAYLOAD)
+            resume_run(stage.world(), made, run_id=RUN, where=elsewhere, fresh=lambda: PAYLOAD)
         with pytest.raises(NotFound, match="run not found"):
-            resume(stage.world(), made, run_id=RUN[:-1] + "9", where=where(stage), fresh=lambda: PAYLOAD)
+            resume_run(stage.world(), made, run_id=RUN[:-1] + "9", where=where(stage), fresh=lambda: PAYLOAD)
 
 
 def test_a_plan_that_was_stored_is_the_plan_that_was_made(home: Path) -> None:
     with staged(home, careful_vm()) as stage:
         made = stage.plan(THREE, "placement.on_demand_after=1")
-        begin(stage.world(), RunOrder(RUN, made, PAYLOAD, where(stage)))
+        begin_launch(stage.world(), RunOrder(RUN, made, PAYLOAD, where(stage)))
         assert stored_plan(stage.world().bucket, RUN) == made
 
 

@@ -14,7 +14,7 @@ from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import World
-from orchestrator.runs.reap import reap, survey
+from orchestrator.runs.reap import reap_orphans, survey_machines
 from orchestrator.store.events import EventLog
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
@@ -87,9 +87,9 @@ def test_a_reaper_whose_clock_is_wrong_deletes_no_machine_that_is_young(home: Pa
         engine, _ = stage.with_a_machine()
         stage.timeline.advance(10)
         world = wrong(stage, off)
-        (finding,) = survey(world)
+        (finding,) = survey_machines(world)
         assert not finding.orphan, finding.verdict.reason
-        assert reap(world, survey(world)).gone == ()
+        assert reap_orphans(world, survey_machines(world)).gone == ()
         assert len(stage.cloud.instances()) == 1
         engine.request_stop("ada", "enough")
         engine.follow()
@@ -101,7 +101,7 @@ def test_a_reaper_whose_clock_is_wrong_still_deletes_what_has_been_silent_too_lo
         stage.with_a_machine()
         stage.timeline.advance(660)
         world = wrong(stage, off)
-        assert [one.verdict.reason for one in reap(world, survey(world)).gone] == [
+        assert [one.verdict.reason for one in reap_orphans(world, survey_machines(world)).gone] == [
             "it sent nothing for 11 min after it started"
         ]
         assert stage.cloud.instances() == []

@@ -15,7 +15,7 @@ from kernels.attention.cuda.backward.small import SmallBackward
 from kernels.attention.cuda.calls.backward import NAMES, problem_for
 from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.plan.planning import Layout, Machine
-from kernels.attention.cuda.plan.posing import layout, packed_layout
+from kernels.attention.cuda.plan.posing import packed_layout, tensor_layout
 from kernels.attention.cuda.plan.variants import Chip
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -47,7 +47,7 @@ class Posed:
         return dq, dk, dv
 
     def problem(self, gradients: Three) -> BackwardProblem:
-        place = layout if self.options.longest is None else packed_layout
+        place = tensor_layout if self.options.longest is None else packed_layout
         where: list[Layout] = [place(x, "a gradient") for x in (self.dout, *gradients)]
         scale = self.options.scale if self.options.scale is not None else 1.0 / math.sqrt(self.out.shape[-1])
         forward = problem_for(self.tensors, self.out, self.options)

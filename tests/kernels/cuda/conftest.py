@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The compiled function of autograd, which a process can load once: of one build for all of a session's workers."""
     folder = place_of(tmp_path_factory.getbasetemp()) / "native"
     with alone(folder):
-        native.load(native.build(folder, str(hasty(tmp_path_factory.mktemp("compiler")))))
+        native.load_native(native.build_native(folder, str(hasty(tmp_path_factory.mktemp("compiler")))))
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def attend(
     way: HopperWay | SmallHopper
     if isinstance(kernel, HopperKernel):
         assert (problem.causal, problem.window_offset is not None) == (kernel.right, kernel.left)
-        assert hopper.refusal(problem, Machine(HOPPER, 132, 50 << 20, hopper=True)) is None
+        assert hopper.hopper_refusal(problem, Machine(HOPPER, 132, 50 << 20, hopper=True)) is None
         way = HopperWay(kernel, Machine(HOPPER, case.blocks, case.l2_bytes, hopper=True))
     else:
         way = SmallHopper(kernel)

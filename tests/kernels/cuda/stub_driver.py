@@ -32,7 +32,7 @@ from kernels.attention.cuda.plan.parameters import Parameters
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import CHIPS, Entry
 from kernels.attention.cuda.run.counters import Counters
-from kernels.attention.cuda.run.driver import Function, TensorMap, driver
+from kernels.attention.cuda.run.driver import Function, TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, HopperParameters
 from kernels.attention.cuda.ways.small import SmallKernel, SmallParameters
@@ -127,7 +127,7 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
     ]
     made = place_of(folder) / f"libcuda-{named(*command, SOURCE.read_text())}.so"
     path = once(made, lambda part: run([*command, "-o", str(part), str(SOURCE)]))
-    driver.cache_clear()
+    cuda_driver.cache_clear()
     library = ctypes.CDLL(str(path))  # from now on the loader knows a libcuda.so.1
     library.stub_launch.restype = ctypes.c_void_p
     library.stub_launch.argtypes = [ctypes.c_long]
@@ -135,10 +135,10 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
     for name in ("stub_launches", "stub_maps", "stub_replaced", "stub_open_streams", "stub_allocations"):
         getattr(library, name).restype = ctypes.c_long
     try:
-        assert driver().library.stub_launches() == 0
+        assert cuda_driver().library.stub_launches() == 0
         yield Stub(library)
     finally:
-        driver.cache_clear()
+        cuda_driver.cache_clear()
         while str(path) in Path("/proc/self/maps").read_text():  # every driver that was made of it holds it once
             _ctypes.dlclose(library._handle)
 
@@ -177,8 +177,8 @@ class OnCpu(Engine):
         found = self.functions.get(entry.name)
         if found is None:
             image = " ".join([entry.name, str(entry.threads), *map(str, sizes_of(entry))]).encode()
-            driver().enter(0)
-            found = self.functions[entry.name] = driver().load(image, entry.name, entry.shared_bytes)
+            cuda_driver().enter(0)
+            found = self.functions[entry.name] = cuda_driver().load(image, entry.name, entry.shared_bytes)
         return found
 
 

@@ -18,7 +18,7 @@ from kernels.attention.cuda.backward.ampere import (
     ampere_ways,
     every_ampere_kernel,
 )
-from kernels.attention.cuda.backward.costs import span
+from kernels.attention.cuda.backward.costs import schedule_span
 from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
 from kernels.attention.cuda.backward.kernels import Order, every_backward_kernel, every_hopper_kernel
 from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
@@ -279,9 +279,9 @@ def test_a_plan_for_many_blocks_does_not_count_them_one_by_one(monkeypatch: pyte
 
 
 def test_blocks_follow_each_other_on_the_first_sm_that_is_free() -> None:
-    assert span([3.0, 1.0, 1.0, 1.0], 2) == 3.0
-    assert span([1.0, 1.0, 3.0], 2) == 4.0
-    assert span([], 2) == 0.0
+    assert schedule_span([3.0, 1.0, 1.0, 1.0], 2) == 3.0
+    assert schedule_span([1.0, 1.0, 3.0], 2) == 4.0
+    assert schedule_span([], 2) == 0.0
 
 
 MEASURED = Path(kernels.attention.cuda.__file__).parent / "results" / "backward-small-h200.jsonl"

@@ -216,7 +216,7 @@ def test_the_deterministic_mode_is_a_plan_of_its_own(stub: Stub, bound: Counted)
 def launch(tensors: tuple[torch.Tensor, ...], options: Options) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, *mask = tensors
     scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
-    rest = (*registered.sides(options.window), mask[0] if mask else None)
+    rest = (*registered.window_sides(options.window), mask[0] if mask else None)
     return forward(q, k, v, options.causal, scale, options.alignment, *rest)
 
 

@@ -15,11 +15,11 @@ from kernels.attention.cuda.compile.build import (
     build_all,
     build_one,
     check_gates,
-    describe,
+    describe_built,
     resources_in,
 )
 from kernels.attention.cuda.compile.compiler import Compiled, Target, find_compiler, nvrtc_candidates
-from kernels.attention.cuda.plan.variants import CHIPS, Combine, Kernel, Tile, table
+from kernels.attention.cuda.plan.variants import CHIPS, Combine, Kernel, Tile, kernel_table
 from kernels.attention.interface import BuildFailed
 
 TURING, _, ADA, HOPPER = CHIPS
@@ -68,7 +68,7 @@ def test_a_kernel_larger_than_the_chips_shared_memory_fails_the_build() -> None:
 
 
 def test_a_second_build_is_served_from_the_cache(tmp_path: Path) -> None:
-    entries, compiler = list(table(TURING)), Recorder()
+    entries, compiler = list(kernel_table(TURING)), Recorder()
     first = build_all(entries, Target("sm_75"), compiler, Cache(tmp_path))
     second = build_all(entries, Target("sm_75"), compiler, Cache(tmp_path))
     assert compiler.asked == len(entries)
@@ -111,8 +111,8 @@ def test_a_cache_that_cannot_be_written_does_not_fail_the_build(tmp_path: Path) 
 
 
 def test_the_build_record_names_every_kernels_resources(tmp_path: Path) -> None:
-    entries = list(table(HOPPER))
-    rows = describe(build_all(entries, Target("sm_90"), Recorder(), Cache(tmp_path)))
+    entries = list(kernel_table(HOPPER))
+    rows = describe_built(build_all(entries, Target("sm_90"), Recorder(), Cache(tmp_path)))
     assert [row["kernel"] for row in rows] == [entry.name for entry in entries]
     for row in rows:
         assert row["registers"] == 255

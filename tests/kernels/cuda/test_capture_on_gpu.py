@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.operator import attention, bind_attention
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from tests.kernels.cuda.on_gpu import DEV, ON_GPU, randn
 
@@ -123,7 +123,7 @@ def test_memory_that_other_graphs_of_a_pool_write_is_never_a_counter() -> None:
 def test_a_graph_outlives_the_bound_call_that_it_captured() -> None:
     q, k, v = tensors(2, 8, 2, 1, 8192, 128)
     out, want = torch.empty_like(q), attention(q, k, v).clone()
-    graph, call = torch.cuda.CUDAGraph(), bind(q, k, v, out)
+    graph, call = torch.cuda.CUDAGraph(), bind_attention(q, k, v, out)
     call()
     with torch.cuda.graph(graph):
         call()
@@ -136,7 +136,7 @@ def test_a_graph_outlives_the_bound_call_that_it_captured() -> None:
         with torch.cuda.stream(side):
             graph.replay()
         other = torch.empty_like(q)
-        bind(q, k, v, other)()
+        bind_attention(q, k, v, other)()
         torch.cuda.synchronize()
         assert torch.equal(out, want)
         assert torch.equal(other, want)

@@ -27,7 +27,7 @@ from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
 from kernels.attention.cuda.backward.turing import every_turing_kernel
 from kernels.attention.cuda.compile.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
-from kernels.attention.cuda.plan.variants import Combine, Kernel, chip_of, table
+from kernels.attention.cuda.plan.variants import Combine, Kernel, chip_of, kernel_table
 from kernels.attention.cuda.ways import decode, general
 from kernels.attention.cuda.ways.hopper_kernels import (
     PACKED_SHAPES,
@@ -200,7 +200,7 @@ def test_turings_backward_kernels_with_five_products_compile_without_spills(comp
 def test_a_scalar_and_the_joining_kernel_compile_without_spills(compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(75)
     assert chip is not None
-    entries = [entry for entry in table(chip) if isinstance(entry, Combine) or not entry.vector][:2]
+    entries = [entry for entry in kernel_table(chip) if isinstance(entry, Combine) or not entry.vector][:2]
     assert all(built.resources for built in build_all(entries, Target("sm_75"), compiler, cache, 2))
 
 
@@ -253,7 +253,7 @@ def test_bfloat16_does_not_compile_for_turing(compiler: Compiler, cache: Cache) 
 def test_every_shipped_kernel_passes_its_gates(architecture: str, compiler: Compiler, cache: Cache) -> None:
     chip = chip_of(Target(architecture).capability)
     assert chip is not None
-    entries = list(table(chip))
+    entries = list(kernel_table(chip))
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
 
 

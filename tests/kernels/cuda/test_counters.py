@@ -15,7 +15,7 @@ import torch
 
 from kernels.attention.cuda.calls.quick import Quick
 from kernels.attention.cuda.errors import CudaError
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.parameters import Parameters
 from kernels.attention.cuda.run.counters import PER_THREAD_STREAM, Counters
 from kernels.attention.cuda.run.launching import Bound, Buffers
@@ -115,7 +115,7 @@ def test_a_bound_call_counts_for_one_stream_or_one_captured_launch_at_a_time(
 ) -> None:
     world = World(stub)
     q, k, v = draw(*shape)
-    call = bind(q, k, v, torch.empty_like(q), engine=engine)
+    call = bind_attention(q, k, v, torch.empty_like(q), engine=engine)
 
     def made(*party: str) -> int:
         before = stub.launches
@@ -144,17 +144,17 @@ def test_a_slot_of_a_captured_launch_outlives_the_call_that_took_it(stub: Stub, 
         q, k, v = draw(*DECODING)
         before = stub.launches
         with stub.capture(engine.host):
-            bind(q, k, v, torch.empty_like(q), engine=engine)()
+            bind_attention(q, k, v, torch.empty_like(q), engine=engine)()
         world.see(before, lambda _, number=number: ("graph", str(number)))
         gc.collect() if number % 50 == 0 else None
         before = stub.launches
-        bind(q, k, v, torch.empty_like(q), engine=engine)()
+        bind_attention(q, k, v, torch.empty_like(q), engine=engine)()
         world.see(before, lambda _: ("eager",))
 
 
 def test_parts_of_split_keys_are_made_anew_for_each_captured_launch(stub: Stub, engine: OnCpu) -> None:
     q, k, v = draw(*DECODING)
-    call = bind(q, k, v, torch.empty_like(q), engine=engine)
+    call = bind_attention(q, k, v, torch.empty_like(q), engine=engine)
     call()
     eager = call.buffers
     assert [len(eager.kept), len(eager.counters)] == [1, 1]
@@ -169,7 +169,7 @@ def test_parts_of_split_keys_are_made_anew_for_each_captured_launch(stub: Stub, 
 
 def test_a_bound_call_without_state_is_never_made_anew(stub: Stub, engine: OnCpu) -> None:
     q, k, v = draw(1, 2, 64, 64, 2)
-    call = bind(q, k, v, torch.empty_like(q), engine=engine)
+    call = bind_attention(q, k, v, torch.empty_like(q), engine=engine)
     steps = call.steps
     call()
     engine.host.stream = 0x2000
@@ -230,4 +230,4 @@ def test_buffers_know_the_stream_as_it_is_now(stub: Stub, engine: OnCpu) -> None
     engine.host.stream = 0x7000
     now = Buffers.now(engine)
     assert (now.stream, now.capturing, now.has_state) == (0x7000, False, False)
-    assert isinstance(bind(*draw(*PERSISTENT), torch.empty(1, 8, 600, 64).bfloat16(), engine=engine), Bound)
+    assert isinstance(bind_attention(*draw(*PERSISTENT), torch.empty(1, 8, 600, 64).bfloat16(), engine=engine), Bound)

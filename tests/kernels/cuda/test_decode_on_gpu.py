@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
@@ -111,7 +111,7 @@ def test_every_tile_of_the_chip_is_right(engine: Engine) -> None:
 def test_a_thousand_launches_are_bitwise_the_same_beside_a_copy(engine: Engine) -> None:
     q, k, v = draw(5, 2, 4, 8, 1, 30000, 128, torch.float16)
     out = torch.empty_like(q)
-    call = bind(q, k, v, out, way="decode", engine=engine)
+    call = bind_attention(q, k, v, out, way="decode", engine=engine)
     call()
     first, differs = out.clone(), torch.zeros((), device=DEV, dtype=torch.int64)
     source, other = torch.empty(2**28, dtype=torch.int8, device=DEV), torch.cuda.Stream()
@@ -131,7 +131,7 @@ def test_two_calls_on_two_streams_do_not_meet(engine: Engine) -> None:
     for number in range(2):
         q, k, v = draw(number, 1, 2, 8, 1, 20000, 64, torch.float16)
         out = torch.empty_like(q)
-        calls.append((bind(q, k, v, out, way="decode", engine=engine), out, exact(q, k, v)[0]))
+        calls.append((bind_attention(q, k, v, out, way="decode", engine=engine), out, exact(q, k, v)[0]))
     torch.cuda.synchronize()
     for _ in range(200):
         for stream, (call, _, _) in zip(streams, calls, strict=True):
@@ -145,7 +145,7 @@ def test_two_calls_on_two_streams_do_not_meet(engine: Engine) -> None:
 def test_a_captured_graph_gives_the_same_bits(engine: Engine) -> None:
     q, k, v = draw(9, 1, 4, 8, 1, 16384, 128, torch.float16)
     out = torch.empty_like(q)
-    call = bind(q, k, v, out, way="decode", engine=engine)
+    call = bind_attention(q, k, v, out, way="decode", engine=engine)
     call()
     want = out.clone()
     torch.cuda.synchronize()
@@ -170,10 +170,10 @@ def test_what_lies_beyond_the_last_key_is_never_used(engine: Engine) -> None:
 def test_nan_and_infinity_reach_only_the_heads_that_see_them(engine: Engine) -> None:
     q, k, v = draw(3, 1, 2, 4, 1, 3000, 64, torch.float16)
     clean = torch.empty_like(q)
-    bind(q, k, v, clean, way="decode", engine=engine)()
+    bind_attention(q, k, v, clean, way="decode", engine=engine)()
     for poison in (math.nan, math.inf):
         bad, out = k.clone(), torch.empty_like(q)
         bad[0, 1, 2000] = poison
-        bind(q, bad, v, out, way="decode", engine=engine)()
+        bind_attention(q, bad, v, out, way="decode", engine=engine)()
         assert torch.equal(out[0, :4], clean[0, :4])
         assert bool(out[0, 4:].isnan().any())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.kernel import CudaKernel
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.run.launching import Buffers
 from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub, stub_libcuda
 
@@ -33,7 +33,7 @@ def test_the_name_of_what_ran_is_that_of_what_was_launched(
     q = torch.zeros(2, heads, seq_q, 128 if kind == "decode_" else 64, dtype=torch.bfloat16)
     k = torch.zeros(2, kv_heads, seq_k, q.shape[3], dtype=torch.bfloat16)
     engine = OnCpu(hopper=hopper)
-    bound = bind(q, k, k, torch.empty_like(q), causal=False, engine=engine, buffers=Buffers(engine))
+    bound = bind_attention(q, k, k, torch.empty_like(q), causal=False, engine=engine, buffers=Buffers(engine))
     before = stub.launches
     bound()
     launched = dict.fromkeys(stub.launch(number).name.decode() for number in range(before, stub.launches))

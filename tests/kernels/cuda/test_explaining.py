@@ -39,9 +39,9 @@ def posed(
 def test_the_explanation_is_what_dispatch_does(chip: str, shape: tuple[int, ...]) -> None:
     problem, machine = posed(*shape), machine_named(chip)
     found = explain_problem(problem, machine, chip)
-    way, why = dispatch.choose(problem, machine)
+    way, why = dispatch.choose_way(problem, machine)
     assert (found.way, found.why) == (way.name, why)
-    assert {one.name for one in found.candidates} == {one.name for one in dispatch.ways(problem, machine)}
+    assert {one.name for one in found.candidates} == {one.name for one in dispatch.list_ways(problem, machine)}
     assert found.launches == ()
 
 

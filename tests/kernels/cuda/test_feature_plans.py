@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.planning import Layout, Lengths, Machine, Mask, Problem
-from kernels.attention.cuda.plan.posing import limits, mask_of, problem_of, varlen_problem_of
-from kernels.attention.cuda.plan.variants import CHIPS, Chip, padded
+from kernels.attention.cuda.plan.posing import key_limits, mask_of, problem_of, varlen_problem_of
+from kernels.attention.cuda.plan.variants import CHIPS, Chip, padded_head_dim
 from kernels.attention.cuda.ways import decode, general
 from kernels.attention.cuda.ways.decode import Decode, plan_decode
-from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import Portable
 
@@ -55,7 +55,7 @@ def test_every_decoding_gets_a_kernel_of_its_chip_and_a_grid_that_covers_it(
     wanted = problem(batch=batch, kv_heads=kv_heads, group=group, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim)
     launch = plan_decode(wanted, machine(chip))
     assert launch.kernel in list(decode.every_kernel(chip))
-    assert launch.kernel.head_dim == padded(head_dim)
+    assert launch.kernel.head_dim == padded_head_dim(head_dim)
     assert (
         launch.row_tiles * launch.kernel.tile.rows >= seq_q * group > (launch.row_tiles - 1) * launch.kernel.tile.rows
     )
@@ -123,7 +123,7 @@ def test_many_heads_on_few_k_heads_are_cut_into_sixteens_as_measured_on_an_h200(
     launch = plan_decode(posed, hopper)
     assert (Decode(launch).name, launch.tickets) == (name, tickets)
     if launch.kernel.tile.rows == 16:
-        assert choose(posed, hopper)[0] == Decode(launch)
+        assert choose_way(posed, hopper)[0] == Decode(launch)
 
 
 def test_the_way_follows_from_what_the_problem_has() -> None:
@@ -139,9 +139,11 @@ def test_the_way_follows_from_what_the_problem_has() -> None:
         (dataclasses.replace(many, lengths=lengths), General),
         (many, Portable),
     ):
-        chosen, _ = choose(wanted, Machine(CHIPS[0], 40, 4 << 20))
+        chosen, _ = choose_way(wanted, Machine(CHIPS[0], 40, 4 << 20))
         assert isinstance(chosen, way), (wanted, chosen.name)
-    assert not any(isinstance(way, Portable) for way in ways(dataclasses.replace(many, lengths=lengths), machine()))
+    assert not any(
+        isinstance(way, Portable) for way in list_ways(dataclasses.replace(many, lengths=lengths), machine())
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,12 +160,12 @@ def test_the_way_follows_from_what_the_problem_has() -> None:
 def test_a_window_and_causality_become_two_limits(
     causal: bool, window: tuple[int | None, int | None] | None, shift: int, expected: tuple[int | None, int | None]
 ) -> None:
-    assert limits(causal, window, shift) == expected
+    assert key_limits(causal, window, shift) == expected
 
 
 def test_a_window_of_a_negative_size_is_refused() -> None:
     with pytest.raises(ValueError, match="window"):
-        limits(False, (-2, 0), 0)
+        key_limits(False, (-2, 0), 0)
 
 
 def test_a_mask_broadcasts_without_a_copy_and_only_as_pytorch_lets_it() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.cuda import attention, attention_varlen, bind, bind_varlen
+from kernels.attention.cuda import attention, attention_varlen, bind_attention, bind_varlen
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact, limits
@@ -52,7 +52,7 @@ def verdict(
 ) -> str | None:
     made = Poisoned(q)
     options |= {"causal": causal, "causal_alignment": alignment, "window": window, "attn_mask": mask}
-    bind(q, k, v, made.out, lse=made.lse, engine=engine, **options)()
+    bind_attention(q, k, v, made.out, lse=made.lse, engine=engine, **options)()
     if not made.intact:
         return "wrote beside the output"
     ends = limits(q, k, causal=causal, alignment=alignment, window=window)
@@ -221,7 +221,7 @@ def test_two_hundred_runs_are_bitwise_the_same(engine: Engine) -> None:
     mask = randn(1, 1, 300, 777, seed=5)
     for options in ({"window": (100, 5)}, {"attn_mask": mask}, {"attn_mask": mask > 0, "splits": 3}):
         out = torch.empty_like(q)
-        call = bind(q, k, v, out, engine=engine, **options)  # type: ignore[arg-type]
+        call = bind_attention(q, k, v, out, engine=engine, **options)  # type: ignore[arg-type]
         call()
         first, differs = out.clone(), torch.zeros((), device=DEV, dtype=torch.int64)
         for _ in range(200):

@@ -28,12 +28,12 @@ def problem(**changes: object) -> Problem:
 
 
 def test_the_wgmma_wrappers_are_what_their_script_writes() -> None:
-    assert wgmma.HEADER.read_text() == wgmma.text()
+    assert wgmma.HEADER.read_text() == wgmma.header_text()
     assert wgmma.main(["--check"]) == 0
 
 
 def test_every_kernel_has_a_name_of_its_own_and_fits_a_block() -> None:
-    kernels = list(hopper_kernels.table())
+    kernels = list(hopper_kernels.hopper_table())
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     assert CHIP is not None
     for kernel in kernels:
@@ -53,12 +53,12 @@ def test_every_kernel_has_a_name_of_its_own_and_fits_a_block() -> None:
 )
 def test_what_a_tensor_map_cannot_describe_is_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
     refused = dataclasses.replace(problem(), **changes)  # type: ignore[arg-type]
-    assert reason in (hopper.refusal(refused, MACHINE) or "")
-    assert hopper.ways(refused, MACHINE) == []
+    assert reason in (hopper.hopper_refusal(refused, MACHINE) or "")
+    assert hopper.hopper_ways(refused, MACHINE) == []
 
 
 def test_other_chips_get_none_of_these_kernels() -> None:
-    assert hopper.ways(problem(), dataclasses.replace(MACHINE, hopper=False)) == []
+    assert hopper.hopper_ways(problem(), dataclasses.replace(MACHINE, hopper=False)) == []
 
 
 def test_sections_hold_each_head_once_and_their_keys_and_values_fit_the_cache_share() -> None:
@@ -67,10 +67,10 @@ def test_sections_hold_each_head_once_and_their_keys_and_values_fit_the_cache_sh
         group = draw.choice((1, 2, 8))
         kv_heads, batch, seq = draw.randint(1, 40), draw.randint(1, 8), draw.randint(1, 20000)
         one = problem(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq_q=seq, seq_k=seq)
-        heads, section = batch * kv_heads * group, hopper.section(one, MACHINE)
+        heads, section = batch * kv_heads * group, hopper.concurrent_heads(one, MACHINE)
         assert section % group == 0
         bytes_of_one = 2 * seq * 128 * 2
         assert section == group or section // group * bytes_of_one <= hopper.L2_SHARE * MACHINE.l2_bytes
-        for way in hopper.ways(one, MACHINE):
+        for way in hopper.hopper_ways(one, MACHINE):
             rows = way.kernel.shape.rows
             assert way.tiles(one) >= heads * -(-seq // rows)  # surplus heads of the last section are passed over

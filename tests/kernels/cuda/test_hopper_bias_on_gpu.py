@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.ways import hopper
@@ -45,7 +45,7 @@ def wrong(engine: Engine, way: str, tensors: tuple[torch.Tensor, ...], mask: tor
     """What is wrong with a way's answer in poisoned memory, twice; None if nothing is."""
     q, k, v = tensors
     made = Poisoned(q)
-    call = bind(q, k, v, made.out, lse=made.lse, attn_mask=mask, causal=causal, way=way, engine=engine)
+    call = bind_attention(q, k, v, made.out, lse=made.lse, attn_mask=mask, causal=causal, way=way, engine=engine)
     return made.complaint(call) or made.wrong(*exact(q, k, v, 0 if causal else None, mask=mask), LSE_ERROR)
 
 
@@ -80,7 +80,7 @@ def test_keys_hidden_with_their_whole_tile_are_not_felt_and_a_graph_follows_the_
     out = torch.empty_like(q)
     problem = problem_of(q, k, v, out, causal=False, alignment="top-left", window=None, mask=mask)
     way = hopper.bias_ways(problem, engine.machine)[0].name
-    call = bind(q, k, v, out, attn_mask=mask, way=way, engine=engine)
+    call = bind_attention(q, k, v, out, attn_mask=mask, way=way, engine=engine)
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -13,7 +13,7 @@ import torch
 
 from kernels.attention.cuda.plan.planning import Layout, Machine, Mask, Problem
 from kernels.attention.cuda.ways import hopper
-from kernels.attention.cuda.ways.dispatch import choose
+from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.cuda.ways.hopper_kernels import HEAD_DIMS, HopperKernel, Shape, bias_shapes
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
@@ -162,7 +162,7 @@ def test_every_mask_of_one_row_has_a_way_however_it_lies_and_others_have_none() 
 
 
 def taken(mask: Mask, machine: Machine = MACHINE, **changes: object) -> str:
-    return choose(posed(mask, **changes), machine)[0].name
+    return choose_way(posed(mask, **changes), machine)[0].name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])

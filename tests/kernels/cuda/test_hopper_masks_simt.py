@@ -13,7 +13,7 @@ import torch
 from kernels.attention.cuda.plan.planning import Layout, Machine, Mask, Problem
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.ways import hopper
-from kernels.attention.cuda.ways.dispatch import choose
+from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.hopper_kernels import MASKED_SHAPES, STAGED_SHAPES, HopperKernel, Shape, staged_shapes
 from tests.kernels.cuda.compiled import WITH_COMPILER
@@ -135,9 +135,9 @@ def test_numbers_pass_through_shared_memory_for_own_rows_and_for_two_shared_head
     mask = replace(Mask("float32", 4096, 0, 0, 256, 4), **changes)  # type: ignore[arg-type]
     posed = Problem("bfloat16", 2, 16, 16, 64, 64, 64, False, 0, lies, lies, lies, lies, mask=mask)
     machine = replace(machine, sm_count=4)
-    assert [way.kernel.shape.name for way in hopper.ways(posed, machine)] == shapes
+    assert [way.kernel.shape.name for way in hopper.hopper_ways(posed, machine)] == shapes
     odd = replace(posed, batch=1, heads=15, kv_heads=15)
-    assert all(way.kernel.shape.sharers == 1 for way in hopper.ways(odd, machine))
+    assert all(way.kernel.shape.sharers == 1 for way in hopper.hopper_ways(odd, machine))
 
 
 @pytest.mark.parametrize(("heads", "first"), [(2, "128x128s2pm2"), (16, "128x128s2pm2"), (32, "256x64s3pm2")])
@@ -145,7 +145,7 @@ def test_large_tiles_are_taken_where_there_are_enough_of_them(heads: int, first:
     machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(heads * 1024 * 64, 1024 * 64, 64, 4096)
     mask = Mask("bfloat16", 4096, 0, 0, 2048, 2)
     posed = Problem("bfloat16", 1, heads, heads, 1024, 1024, 64, False, 0, lies, lies, lies, lies, mask=mask)
-    assert hopper.ways(posed, machine)[0].kernel.shape.name == first
+    assert hopper.hopper_ways(posed, machine)[0].kernel.shape.name == first
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,12 @@ def test_masks_of_the_widest_heads_pass_through_shared_memory_whatever_their_typ
     machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 256, 64 * 256, 256, 4096)
     mask = replace(Mask("float32", 4096, 0, 0, 256, 4), **changes)  # type: ignore[arg-type]
     posed = Problem("bfloat16", 2, 16, 16, 64, 64, head_dim, False, 0, lies, lies, lies, lies, mask=mask)
-    found = hopper.ways(posed, machine)
+    found = hopper.hopper_ways(posed, machine)
     assert [way.kernel.shape.name for way in found] == shapes
     for way in found:
         assert way.kernel.shared_bytes <= HOPPER.shared_bytes_per_block
-    assert bool(hopper.refusal(posed, machine)) == (not found and mask.row > 0)
-    assert choose(posed, machine)[0].name.startswith("fa90" if found or mask.row == 0 else "general")
+    assert bool(hopper.hopper_refusal(posed, machine)) == (not found and mask.row > 0)
+    assert choose_way(posed, machine)[0].name.startswith("fa90" if found or mask.row == 0 else "general")
 
 
 @pytest.mark.parametrize(("heads", "rows", "taken"), [(8, 256, "general"), (16, 512, "fa90"), (8, 1024, "fa90")])
@@ -237,14 +237,14 @@ def test_few_tiles_over_many_keys_are_left_to_the_kernel_that_cuts_keys(
     q, k = (Layout(heads * seq * head_dim, seq * head_dim, head_dim, 4096) for seq in (rows, 4096))
     mask = Mask("bfloat16", 4096, 0, 0, 8192, 2)
     posed = Problem("bfloat16", 1, heads, heads, rows, 4096, head_dim, False, 0, q, k, k, q, mask=mask)
-    assert choose(posed, machine)[0].name.startswith(taken)
+    assert choose_way(posed, machine)[0].name.startswith(taken)
 
 
 def test_masks_that_lie_otherwise_are_left_to_the_portable_kernel_with_the_reason() -> None:
     machine, lies = Machine(HOPPER, 132, 50 << 20, hopper=True), Layout(16 * 64 * 64, 64 * 64, 64, 4096)
     plain = Problem("bfloat16", 1, 16, 16, 64, 64, 64, False, 0, lies, lies, lies, lies)
     good = Mask("bool", 4096, 0, 0, 64, 1)
-    assert hopper.ways(replace(plain, mask=good), machine)
+    assert hopper.hopper_ways(replace(plain, mask=good), machine)
     for bad in (
         replace(good, key=2),
         replace(good, key=0),
@@ -252,6 +252,6 @@ def test_masks_that_lie_otherwise_are_left_to_the_portable_kernel_with_the_reaso
         replace(good, address=4097),
         Mask("float32", 4096, 0, 0, 264, 4),
     ):
-        assert "a mask's rows must be contiguous" in (hopper.refusal(replace(plain, mask=bad), machine) or "")
-        assert hopper.ways(replace(plain, mask=bad), machine) == []
-    assert hopper.refusal(replace(plain, mask=good, seq_k=60), machine) is not None
+        assert "a mask's rows must be contiguous" in (hopper.hopper_refusal(replace(plain, mask=bad), machine) or "")
+        assert hopper.hopper_ways(replace(plain, mask=bad), machine) == []
+    assert hopper.hopper_refusal(replace(plain, mask=good, seq_k=60), machine) is not None

@@ -10,7 +10,7 @@ import torch
 
 from kernels.attention.cuda.compile.build import build_all
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound
@@ -31,7 +31,7 @@ def engine() -> Engine:
     if not engine.machine.hopper:
         pytest.skip("not a Hopper chip")
     build_all(
-        list(hopper_kernels.table()), engine.target, engine.find_compiler(), engine.cache
+        list(hopper_kernels.hopper_table()), engine.target, engine.find_compiler(), engine.cache
     )  # in parallel; later cached
     return engine
 
@@ -39,7 +39,7 @@ def engine() -> Engine:
 def wrong(engine: Engine, way: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kinds: object) -> str | None:
     """What is wrong with a way's answer, in poisoned memory between canaries, twice; None if nothing is."""
     made = Poisoned(q)
-    call = bind(q, k, v, made.out, lse=made.lse, way=way, engine=engine, **kinds)  # type: ignore[arg-type]
+    call = bind_attention(q, k, v, made.out, lse=made.lse, way=way, engine=engine, **kinds)  # type: ignore[arg-type]
     alignment, window = kinds.get("causal_alignment", "top-left"), kinds.get("window")
     ends = limits(q, k, causal=bool(kinds.get("causal")), alignment=alignment, window=window)  # type: ignore[arg-type]
     return made.complaint(call) or made.wrong(*exact(q, k, v, *ends), LSE_ERROR)
@@ -49,7 +49,7 @@ def names(engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cau
     """The Hopper ways that compute a problem."""
     window = (1, None) if left else None
     problem = problem_of(q, k, v, torch.empty_like(q), causal=causal, alignment="top-left", window=window)
-    return [way.name for way in hopper.ways(problem, engine.machine)]
+    return [way.name for way in hopper.hopper_ways(problem, engine.machine)]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 8, 40, 72, 120])
@@ -94,7 +94,7 @@ def test_scores_far_apart_and_values_that_are_not_numbers_do_as_in_pytorch(engin
         )
         for way in names(engine, q, k, v, causal, False):
             out = torch.full_like(q, 3.0)
-            bind(q, k, v, out, causal=causal, way=way, engine=engine)()
+            bind_attention(q, k, v, out, causal=causal, way=way, engine=engine)()
             assert torch.equal(torch.isnan(out), torch.isnan(expected)), way
 
 
@@ -106,7 +106,7 @@ def test_launches_on_two_streams_at_once_do_not_disturb_each_other(engine: Engin
         for way in names(engine, q, k, v, causal, False):
             outs = [[torch.empty_like(q) for _ in range(20)] for _ in streams]
             calls: list[list[Bound]] = [
-                [bind(q, k, v, out, causal=causal, way=way, engine=engine) for out in share] for share in outs
+                [bind_attention(q, k, v, out, causal=causal, way=way, engine=engine) for out in share] for share in outs
             ]
             torch.cuda.synchronize()
             for pair in zip(*calls, strict=True):
@@ -121,8 +121,8 @@ def test_launches_on_two_streams_at_once_do_not_disturb_each_other(engine: Engin
 def test_a_captured_launch_can_be_replayed_any_number_of_times(engine: Engine) -> None:
     q, k, v = (randn(2, 8, 700, 128, dtype=torch.bfloat16, seed=i) for i in range(3))
     out, expected = torch.empty_like(q), torch.empty_like(q)
-    call = bind(q, k, v, out, causal=True, way="fa90", engine=engine)
-    bind(q, k, v, expected, causal=True, way="fa90", engine=engine)()
+    call = bind_attention(q, k, v, out, causal=True, way="fa90", engine=engine)
+    bind_attention(q, k, v, expected, causal=True, way="fa90", engine=engine)()
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -139,12 +139,12 @@ def test_a_layout_without_a_tensor_map_goes_the_portable_way(engine: Engine) -> 
     q = randn(1, 2, 64, 64, dtype=torch.float16, seed=1)
     k = randn(1, 1, 64, 64, dtype=torch.float16, seed=2).expand(1, 2, 64, 64)  # broadcast with stride 0
     problem = problem_of(q, k, k, torch.empty_like(q), causal=False, alignment="top-left")
-    assert hopper.ways(problem, engine.machine) == []
-    assert hopper.refusal(problem, engine.machine) == "a tensor map cannot describe these strides"
+    assert hopper.hopper_ways(problem, engine.machine) == []
+    assert hopper.hopper_refusal(problem, engine.machine) == "a tensor map cannot describe these strides"
     with pytest.raises(Unsupported, match="no way named 'fa90'"):
-        bind(q, k, k, torch.empty_like(q), way="fa90", engine=engine)
+        bind_attention(q, k, k, torch.empty_like(q), way="fa90", engine=engine)
 
 
 def test_nothing_spills_and_wgmma_is_never_serialised(engine: Engine) -> None:
-    built = build_all(list(hopper_kernels.table()), engine.target, engine.find_compiler(), engine.cache)
+    built = build_all(list(hopper_kernels.hopper_table()), engine.target, engine.find_compiler(), engine.cache)
     assert all(one.resources is not None and one.resources.spill_bytes == 0 for one in built)

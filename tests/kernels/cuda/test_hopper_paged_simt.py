@@ -14,7 +14,7 @@ import torch
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.posing import Window
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
-from kernels.attention.cuda.ways.hopper import HopperWay, ways
+from kernels.attention.cuda.ways.hopper import HopperWay, hopper_ways
 from kernels.attention.cuda.ways.hopper_kernels import PAGED_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
@@ -173,7 +173,7 @@ def test_the_kernel_is_offered_where_its_copies_can_follow_the_pages() -> None:
         posed = paged_problem_of(
             cache.q, cache.k, cache.v, cache.q, given, None, None, causal=True, alignment="bottom-right", window=None
         )
-        return [way.name for way in ways(posed, machine)]
+        return [way.name for way in hopper_ways(posed, machine)]
 
     for page in (16, 32, 48, 96):
         assert offered(130, page) == ["fa90-128x128s3p-ahead", "fa90-128x128s3p"]

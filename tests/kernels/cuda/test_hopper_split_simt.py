@@ -13,9 +13,9 @@ import torch
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.plan.variants import Combine
-from kernels.attention.cuda.ways.costs import terms
-from kernels.attention.cuda.ways.dispatch import choose
-from kernels.attention.cuda.ways.hopper import HopperWay, ways
+from kernels.attention.cuda.ways.costs import work_terms
+from kernels.attention.cuda.ways.dispatch import choose_way
+from kernels.attention.cuda.ways.hopper import HopperWay, hopper_ways
 from kernels.attention.cuda.ways.hopper_kernels import SPLIT_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import ERROR
@@ -114,16 +114,18 @@ def test_keys_are_cut_where_rows_leave_most_of_the_chip_idle_and_nowhere_else() 
     machine = Machine(HOPPER, 132, 60 << 20, hopper=True)
 
     def parts(one: Problem) -> list[int]:
-        return [way.parts for way in ways(one, machine) if way.kernel.split]
+        return [way.parts for way in hopper_ways(one, machine) if way.kernel.split]
 
     assert parts(problem(1, 16, 128, 16384)) == [8]
     assert parts(problem(2, 8, 256, 8192)) == [4]
     assert parts(problem(4, 16, 256, 16384)) == []
     assert parts(problem(1, 16, 128, 512)) == []
     assert parts(dataclasses.replace(problem(1, 16, 128, 16384), window_offset=0)) == []
-    way = next(way for way in ways(problem(1, 16, 128, 16384), machine) if way.kernel.split)
+    way = next(way for way in hopper_ways(problem(1, 16, 128, 16384), machine) if way.kernel.split)
     assert way.name == "fa90-128x128s2p-split-8"
-    whole, cut = (terms(one, problem(1, 16, 128, 16384), machine) for one in (dataclasses.replace(way, parts=1), way))
+    whole, cut = (
+        work_terms(one, problem(1, 16, 128, 16384), machine) for one in (dataclasses.replace(way, parts=1), way)
+    )
     assert whole is not None
     assert cut is not None
     assert cut[2] < whole[2] / 4
@@ -131,15 +133,15 @@ def test_keys_are_cut_where_rows_leave_most_of_the_chip_idle_and_nowhere_else() 
 
 def test_keys_are_cut_where_that_is_priced_well_below_every_other_way() -> None:
     machine = Machine(HOPPER, 132, 60 << 20, hopper=True)
-    assert choose(problem(1, 16, 128, 16384), machine)[0].name == "fa90-128x128s2p-split-8"
-    assert choose(problem(1, 16, 128, 16384, 64), machine)[0].name == "fa90-128x128s3p-split-8"
+    assert choose_way(problem(1, 16, 128, 16384), machine)[0].name == "fa90-128x128s2p-split-8"
+    assert choose_way(problem(1, 16, 128, 16384, 64), machine)[0].name == "fa90-128x128s3p-split-8"
     for level in (problem(1, 16, 32, 16384), problem(4, 16, 64, 4096), problem(1, 16, 1, 16384)):
-        assert any(way.kernel.split for way in ways(level, machine))
-        assert "split" not in choose(level, machine)[0].name
+        assert any(way.kernel.split for way in hopper_ways(level, machine))
+        assert "split" not in choose_way(level, machine)[0].name
 
 
 def test_a_chip_without_prices_cuts_no_keys_unless_asked() -> None:
     machine = Machine(HOPPER, 100, 60 << 20, hopper=True)
     posed = problem(1, 16, 128, 16384)
-    assert any(way.kernel.split for way in ways(posed, machine))
-    assert "split" not in choose(posed, machine)[0].name
+    assert any(way.kernel.split for way in hopper_ways(posed, machine))
+    assert "split" not in choose_way(posed, machine)[0].name

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.ways import hopper
@@ -54,7 +54,7 @@ def wrong(
     made = Poisoned(q)
     kinds = {"full": {}, "causal": {"causal": True}, "window": {"window": (70, 9)}, "tail": {"window": (40, None)}}
     how = kinds[window] | {"attn_mask": mask, "way": way, "engine": engine}
-    call = bind(q, k, v, made.out, lse=made.lse, **how)  # type: ignore[arg-type]
+    call = bind_attention(q, k, v, made.out, lse=made.lse, **how)  # type: ignore[arg-type]
     limits = {"full": (None, None), "causal": (0, None), "window": (9, -70), "tail": (None, -40)}
     return made.complaint(call) or made.wrong(*exact(q, k, v, *limits[window], mask=mask), LSE_ERROR)
 
@@ -76,7 +76,7 @@ def test_every_way_agrees_with_float64_whoever_shares_the_mask(
         causal = window == "causal"
         edges = {"window": (70, 9), "tail": (40, None)}.get(window)
         problem = problem_of(q, k, v, torch.empty_like(q), causal=causal, alignment="top-left", window=edges, mask=mask)
-        for way in [None, *(one.name for one in hopper.ways(problem, engine.machine))]:
+        for way in [None, *(one.name for one in hopper.hopper_ways(problem, engine.machine))]:
             ran += way is not None
             complaint = wrong(engine, way, (q, k, v), mask, window)
             if complaint:
@@ -101,7 +101,7 @@ def test_masks_that_lie_anyhow_and_lengths_of_any_size_are_computed(engine: Engi
 def test_a_graph_follows_the_mask_and_a_row_without_keys_is_zero(engine: Engine) -> None:
     q, k, v = (randn(1, 4, 512, 256, dtype=torch.bfloat16, seed=seed) for seed in range(3))
     mask, out = torch.zeros(1, 4, 512, 512, device=DEV, dtype=torch.bfloat16), torch.empty_like(q)
-    call = bind(q, k, v, out, attn_mask=mask, way="fa90", engine=engine)
+    call = bind_attention(q, k, v, out, attn_mask=mask, way="fa90", engine=engine)
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -131,7 +131,7 @@ def test_no_tile_of_a_mask_is_overwritten_before_it_is_read(
     q, k, v = (randn(4, 16, rows, head_dim, seed=i, dtype=torch.bfloat16) for i in range(3))
     mask = mask_for(dtype, (1, heads, rows, rows))
     out = torch.empty_like(q)
-    call = bind(q, k, v, out, attn_mask=mask, engine=engine)
+    call = bind_attention(q, k, v, out, attn_mask=mask, engine=engine)
     assert re.search(r"m[12]", call.way)
     call()
     first, differing = out.clone(), torch.zeros((), device=DEV, dtype=torch.int64)

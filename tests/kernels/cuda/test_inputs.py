@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from kernels.attention.cuda.calls.quick import Options, Quick
 from kernels.attention.cuda.calls.registered import kernels_of
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import attention, bind
-from kernels.attention.cuda.plan.inputs import may_share, nest, overlaps_itself
+from kernels.attention.cuda.operator import attention, bind_attention
+from kernels.attention.cuda.plan.inputs import may_share, overlaps_itself, strides_nest
 from kernels.attention.cuda.plan.parameters import Parameters
 from kernels.attention.cuda.varlen import attention_varlen, bind_varlen
 from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub
@@ -105,7 +105,7 @@ def test_the_public_functions_and_the_bound_calls_refuse_gradients_too(engine: O
     with pytest.raises(Unsupported, match="no gradient of mask"):
         attention(q, k, v, attn_mask=mask, engine=engine)
     with pytest.raises(Unsupported, match="backward pass"):
-        bind(q, k, wants, torch.empty_like(q), engine=engine)
+        bind_attention(q, k, wants, torch.empty_like(q), engine=engine)
     starts = torch.tensor([0, 64], dtype=torch.int32)
     q, k, v = (x[0].transpose(0, 1) for x in (wants, k, v))
     with pytest.raises(Unsupported, match="backward pass"):
@@ -338,9 +338,9 @@ def test_sharing_is_told_as_enumeration_tells_it() -> None:
         truth = bool(places[0] & places[1])
         shared, apart = shared + truth, apart + (not truth)
         assert may_share(a, b) >= truth, (a.shape, b.shape, strides, b.storage_offset())
-        exact += nest([max(pair) for pair in zip(a.shape, b.shape, strict=True)], strides)
+        exact += strides_nest([max(pair) for pair in zip(a.shape, b.shape, strict=True)], strides)
         if truth != may_share(a, b):
-            assert not nest([max(pair) for pair in zip(a.shape, b.shape, strict=True)], strides)
+            assert not strides_nest([max(pair) for pair in zip(a.shape, b.shape, strict=True)], strides)
     assert exact > 500
     assert min(shared, apart) > 300
 

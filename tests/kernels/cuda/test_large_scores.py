@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.plan.planning import Machine, plan
+from kernels.attention.cuda.plan.planning import Machine, plan_problem
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, Combine, Kernel
 from kernels.attention.cuda.run.launching import Way
@@ -124,7 +124,7 @@ def posed(dtype: torch.dtype, rows: int, causal: bool, mask: torch.Tensor | None
 @pytest.mark.parametrize("splits", [1, 2])
 def test_the_portable_kernel(portable: Program, tmp_path: Path, splits: int) -> None:
     [problem] = posed(torch.bfloat16, ROWS, True)
-    way = Portable(plan(problem, MACHINE, splits=splits))  # type: ignore[arg-type]
+    way = Portable(plan_problem(problem, MACHINE, splits=splits))  # type: ignore[arg-type]
     assert_right(in_ways(portable, tmp_path, way, True), torch.bfloat16, causal=True)
 
 

@@ -129,24 +129,24 @@ def test_a_library_is_kept_and_one_that_was_touched_is_built_again(tmp_path: Pat
     fake.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built >> "$2"\necho once >> "$0.log"\n')
     fake.chmod(0o755)
     folder = tmp_path / "kept"
-    first = native.build(folder, str(fake))
-    assert native.sealed(first)
-    assert native.build(folder, str(fake)) == first == native.path_in(folder)
+    first = native.build_native(folder, str(fake))
+    assert native.is_sealed(first)
+    assert native.build_native(folder, str(fake)) == first == native.path_in(folder)
     first.write_text("another")
-    assert not native.sealed(first)
-    native.build(folder, str(fake))
-    assert native.sealed(first)
+    assert not native.is_sealed(first)
+    native.build_native(folder, str(fake))
+    assert native.is_sealed(first)
     assert Path(f"{fake}.log").read_text() == "once\nonce\n"
 
 
 def test_what_cannot_be_built_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with pytest.raises(BuildFailed, match="could not be compiled"):
-        native.build(folder, str(tmp_path / "no-compiler"))
+        native.build_native(folder, str(tmp_path / "no-compiler"))
     false = shutil.which("false")
     assert false is not None
     with pytest.raises(BuildFailed, match="does not compile"):
-        native.build(folder, false)
+        native.build_native(folder, false)
     assert not list(folder.iterdir())
 
 

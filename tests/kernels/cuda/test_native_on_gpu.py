@@ -21,10 +21,10 @@ SHAPES = ((2, 8, 128, 64), (1, 4, 1000, 64), (2, 4, 600, 128), (1, 2, 333, 96))
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """The compiled function is there for whoever computes gradients."""
-    native.build(default_cache())
-    if operator.compiled() is None:  # it was not there when somebody asked before
-        operator.compiled.cache_clear()
-    if operator.compiled() is None:
+    native.build_native(default_cache())
+    if operator.compiled_operator() is None:  # it was not there when somebody asked before
+        operator.compiled_operator.cache_clear()
+    if operator.compiled_operator() is None:
         pytest.skip("this PyTorch does not say its stream in C")
 
 

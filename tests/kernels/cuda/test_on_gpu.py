@@ -12,7 +12,7 @@ import torch
 from kernels.attention.cuda.compile.compiler import Target
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
 from kernels.attention.cuda.ladder import LADDER, bind_rung
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.operator import attention, bind_attention
 from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures, randn
@@ -56,7 +56,7 @@ def run(
     """Into poisoned outputs with canary rows before and after; fails if any canary dies or any element stays poison."""
     made = Poisoned(q)
     how = {"causal": causal, "causal_alignment": alignment, "scale": scale, "splits": splits}
-    bind(q, k, v, made.out, lse=made.lse, engine=engine, **how)()  # type: ignore[arg-type]
+    bind_attention(q, k, v, made.out, lse=made.lse, engine=engine, **how)()  # type: ignore[arg-type]
     assert made.intact, "wrote beside the output"
     return made.out, made.lse
 
@@ -184,7 +184,7 @@ def test_two_hundred_runs_are_bitwise_the_same(engine: Engine) -> None:
     for head_dim, causal in itertools.product((64, 128, 256), (False, True)):
         q, k, v = (randn(2, 9, 777, head_dim, dtype=torch.float16, seed=i) for i in range(3))
         out = torch.empty_like(q)
-        call = bind(q, k, v, out, causal=causal, engine=engine)
+        call = bind_attention(q, k, v, out, causal=causal, engine=engine)
         call()
         first, differs = out.clone(), torch.zeros((), device=DEV, dtype=torch.int64)
         for _ in range(200):
@@ -320,7 +320,7 @@ def test_rows_that_see_no_key_are_zero_with_minus_infinity(engine: Engine) -> No
 def test_a_captured_graph_gives_the_same_bits(engine: Engine) -> None:
     q, k, v = (randn(2, 4, 300, 128, dtype=torch.float16, seed=i) for i in range(3))
     out = torch.empty_like(q)
-    call = bind(q, k, v, out, causal=True, engine=engine)
+    call = bind_attention(q, k, v, out, causal=True, engine=engine)
     call()
     want = out.clone()
     torch.cuda.synchronize()

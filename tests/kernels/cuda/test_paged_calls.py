@@ -21,7 +21,7 @@ from kernels.attention.cuda.plan.planning import Layout, Machine, Pages, Problem
 from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.decode import Decode
-from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
 from kernels.attention.cuda.ways.general import General, every_kernel, plan_general
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
@@ -65,12 +65,12 @@ def problem(*, seq_q: int = 1, group: int = 4, head_dim: int = 128, seq_k: int =
 
 def test_few_queries_are_decoded_and_many_are_not() -> None:
     machine = Machine(HOPPER, 132, 50 << 20, hopper=True)
-    assert isinstance(choose(problem(), machine)[0], Decode)
-    assert isinstance(choose(problem(seq_q=512), machine)[0], HopperWay)
-    assert isinstance(choose(problem(seq_q=512, page=24), machine)[0], General)
-    assert isinstance(choose(problem(seq_q=512), dataclasses.replace(machine, hopper=False))[0], General)
-    assert [way.name.split("-")[0] for way in ways(problem(), machine)] == ["general", "decode"]
-    assert [way.name.split("-")[0] for way in ways(problem(seq_q=512), machine)] == [*["fa90"] * 2, "general"]
+    assert isinstance(choose_way(problem(), machine)[0], Decode)
+    assert isinstance(choose_way(problem(seq_q=512), machine)[0], HopperWay)
+    assert isinstance(choose_way(problem(seq_q=512, page=24), machine)[0], General)
+    assert isinstance(choose_way(problem(seq_q=512), dataclasses.replace(machine, hopper=False))[0], General)
+    assert [way.name.split("-")[0] for way in list_ways(problem(), machine)] == ["general", "decode"]
+    assert [way.name.split("-")[0] for way in list_ways(problem(seq_q=512), machine)] == [*["fa90"] * 2, "general"]
 
 
 @given(

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.cuda import attention_paged, bind_paged
-from kernels.attention.cuda.plan.posing import Window, limits
+from kernels.attention.cuda.plan.posing import Window, key_limits
 from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
@@ -29,7 +29,7 @@ def gathered(cache: Cache, x: torch.Tensor, b: int) -> torch.Tensor:
 
 def seen(seq_q: int, seq_k: int, causal: bool, window: Window | None) -> torch.Tensor:
     """[S_q, S_k], aligned with the last key."""
-    right, left = limits(causal, window, seq_k - seq_q)
+    right, left = key_limits(causal, window, seq_k - seq_q)
     apart = torch.arange(seq_k, device=DEV)[None] - torch.arange(seq_q, device=DEV)[:, None]
     hidden = torch.zeros_like(apart, dtype=torch.bool)
     if right is not None:
@@ -201,7 +201,7 @@ def test_the_compiled_call_gives_the_same_bits() -> None:
 
 
 def test_keys_in_pages_give_what_keys_in_a_row_give_bit_by_bit(engine: Engine) -> None:
-    from kernels.attention.cuda.operator import bind
+    from kernels.attention.cuda.operator import bind_attention
 
     for head_dim, queries, way in ((128, 1, "decode"), (64, 3, "decode"), (128, 300, "general")):
         cache = draw_cache((2048, 2048), queries, page=16, heads=8, head_dim=head_dim, device=DEV)
@@ -214,7 +214,7 @@ def test_keys_in_pages_give_what_keys_in_a_row_give_bit_by_bit(engine: Engine) -
         )  # type: ignore[arg-type]
         bound()
         other = {} if way == "decode" else {"window": (2**20, 0)}
-        contiguous = bind(q, *keys, plain, way=way, **other, **options)  # type: ignore[arg-type]
+        contiguous = bind_attention(q, *keys, plain, way=way, **other, **options)  # type: ignore[arg-type]
         contiguous()
         if bound.way == contiguous.way:
             assert torch.equal(paged.transpose(1, 2), plain)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import Divisor
-from kernels.attention.cuda.plan.planning import Layout, Machine, Problem, blocks_per_sm, plan, refusal, splits_for
+from kernels.attention.cuda.plan.planning import (
+    Layout,
+    Machine,
+    Problem,
+    blocks_per_sm,
+    kernel_refusal,
+    plan_problem,
+    splits_for,
+)
 from kernels.attention.cuda.plan.variants import (
     CHIPS,
     PADDED_HEAD_DIMS,
@@ -23,8 +31,8 @@ from kernels.attention.cuda.plan.variants import (
     Combine,
     Kernel,
     chip_of,
-    padded,
-    table,
+    kernel_table,
+    padded_head_dim,
 )
 
 SHIM = Path(__file__).parent / "simt"
@@ -74,7 +82,7 @@ def test_division_is_exact_on_both_sides_of_a_multiple(divisor: int, multiple: i
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_dtype_head_dim_mask_and_alignment_has_a_kernel(chip: Chip) -> None:
-    entries = list(table(chip))
+    entries = list(kernel_table(chip))
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     kernels = [entry for entry in entries if isinstance(entry, Kernel)]
@@ -90,14 +98,14 @@ def test_every_dtype_head_dim_mask_and_alignment_has_a_kernel(chip: Chip) -> Non
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_fits_its_chips_shared_memory(chip: Chip) -> None:
-    for entry in table(chip):
+    for entry in kernel_table(chip):
         assert entry.shared_bytes <= chip.shared_bytes_per_block, entry.name
         if isinstance(entry, Kernel):
             assert blocks_per_sm(entry, chip) >= 1
 
 
 def test_only_asynchronous_copies_run_a_tile_ahead() -> None:
-    assert all(entry.tile.stages == 1 for entry in table(TURING) if isinstance(entry, Kernel))
+    assert all(entry.tile.stages == 1 for entry in kernel_table(TURING) if isinstance(entry, Kernel))
 
 
 @given(
@@ -134,9 +142,9 @@ def test_every_problem_gets_a_kernel_of_the_table_and_a_grid_that_covers_it(
         causal=causal,
         address=address,
     )
-    launch = plan(wanted, machine(chip, sm_count))
-    assert launch.kernel in list(table(chip))
-    assert launch.kernel.head_dim == padded(head_dim) >= head_dim
+    launch = plan_problem(wanted, machine(chip, sm_count))
+    assert launch.kernel in list(kernel_table(chip))
+    assert launch.kernel.head_dim == padded_head_dim(head_dim) >= head_dim
     assert launch.kernel.vector == (head_dim % 8 == 0 and address % 16 == 0)
     tile = launch.kernel.tile
     assert launch.row_tiles * tile.rows >= seq_q > (launch.row_tiles - 1) * tile.rows
@@ -157,14 +165,14 @@ def test_a_full_grid_is_never_split_and_a_short_loop_neither(
 
 
 def test_one_query_over_a_long_cache_fills_the_chip() -> None:
-    launch = plan(problem(batch=1, heads=8, seq_q=1, seq_k=65536, head_dim=128), machine())
+    launch = plan_problem(problem(batch=1, heads=8, seq_q=1, seq_k=65536, head_dim=128), machine())
     assert launch.splits > 8
 
 
 def test_bfloat16_on_turing_is_refused_with_a_reason() -> None:
-    assert refusal(TURING, "bfloat16", 64) == "turing chips have no bfloat16 tensor cores"
+    assert kernel_refusal(TURING, "bfloat16", 64) == "turing chips have no bfloat16 tensor cores"
     with pytest.raises(Unsupported, match="bfloat16"):
-        plan(problem(dtype="bfloat16"), machine(TURING))
+        plan_problem(problem(dtype="bfloat16"), machine(TURING))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +188,7 @@ def test_bfloat16_on_turing_is_refused_with_a_reason() -> None:
 )
 def test_what_no_kernel_computes_is_refused_with_a_reason(changes: dict[str, object], words: str) -> None:
     with pytest.raises(Unsupported, match=words):
-        plan(dataclasses.replace(problem(), **changes), machine())
+        plan_problem(dataclasses.replace(problem(), **changes), machine())
 
 
 @pytest.mark.parametrize(
@@ -202,14 +210,16 @@ def test_each_compute_capability_finds_its_family(capability: int, name: str | N
 
 
 def test_sections_keep_the_heads_of_a_group_together() -> None:
-    launch = plan(problem(heads=32, kv_heads=4, seq_q=8192, seq_k=8192, head_dim=128, causal=True), machine(l2_mb=8))
+    launch = plan_problem(
+        problem(heads=32, kv_heads=4, seq_q=8192, seq_k=8192, head_dim=128, causal=True), machine(l2_mb=8)
+    )
     assert launch.section % 8 == 0
 
 
 @given(batch=st.integers(1, 64), kv_heads=st.integers(1, 64), group=st.integers(1, 8), seq=st.integers(1, 1 << 17))
 def test_sections_are_whole_groups_and_as_equal_as_can_be(batch: int, kv_heads: int, group: int, seq: int) -> None:
     wanted = problem(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq_q=1, seq_k=seq, causal=True)
-    section = plan(wanted, machine()).section
+    section = plan_problem(wanted, machine()).section
     heads = batch * kv_heads * group
     assert section % group == 0
     sections = -(-heads // section)

@@ -15,7 +15,7 @@ from kernels.attention.cuda.calls.likeness import check_by_guard, check_by_key
 from kernels.attention.cuda.calls.moving import Answer
 from kernels.attention.cuda.calls.quick import PLANS_PER_GENERATION, Options, Quick
 from kernels.attention.cuda.calls.registered import as_operator
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from kernels.attention.cuda.ways.small import SmallParameters
@@ -45,7 +45,7 @@ def assert_as_a_fresh_one(
     out, lse = answer if isinstance(answer, tuple) else (answer, None)
     made = [without_counter(stub.launch(n)) for n in range(before, stub.launches)]
     middle = stub.launches
-    bind(
+    bind_attention(
         *tensors,
         out,
         causal=options.get("causal", False),

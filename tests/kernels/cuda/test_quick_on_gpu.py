@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.operator import attention, bind_attention
 from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, randn
 
 pytestmark = ON_GPU
@@ -17,7 +17,7 @@ SHAPES = ((2, 8, 64, 64), (1, 4, 333, 64), (2, 2, 512, 128), (1, 2, 2048, 128), 
 
 def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
     out = torch.empty_like(q)
-    bind(q, k, v, out, causal=causal)()
+    bind_attention(q, k, v, out, causal=causal)()
     return out
 
 

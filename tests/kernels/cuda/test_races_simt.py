@@ -15,7 +15,7 @@ import torch
 from kernels.attention.cuda.backward.few import FewBackwardKernel
 from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, Order
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
-from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single_shape
 from tests.kernels.cuda.backward90_runner import (
     Backward90,
     around,
@@ -321,7 +321,7 @@ def test_a_mistake_in_the_order_of_the_forward_pass_is_found(
 FEW = (
     GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4)),
     GroupKernel("bfloat16", 64, True, GroupShape(2, 1, 64, 2)),
-    GroupKernel("bfloat16", 64, False, single(1, 2, 128, 4)),
+    GroupKernel("bfloat16", 64, False, single_shape(1, 2, 128, 4)),
 )
 FEW_MISTAKES = (
     Mutant(

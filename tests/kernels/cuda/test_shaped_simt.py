@@ -13,7 +13,7 @@ from kernels.attention.cuda.backward.kernels import PrepareKernel, SinksBackward
 from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, PairBackward
 from kernels.attention.cuda.calls.backward import Sinks
 from kernels.attention.cuda.plan.planning import Machine, Problem
-from kernels.attention.cuda.plan.posing import Shaping, layout, problem_of
+from kernels.attention.cuda.plan.posing import Shaping, problem_of, tensor_layout
 from kernels.attention.cuda.plan.variants import CHIPS, Combine, SinksKernel, wide_padded
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import WithSinks
@@ -98,7 +98,7 @@ def test_their_gradients_agree_with_float64_and_have_the_same_bits(
     out, lse = want.to(case.dtype), sums.float().contiguous()
     for turn in (False, True):
         gradients = [torch.full_like(given[one], math.nan) for one in "qkv"]
-        places = Gradients(*(layout(x, "a gradient") for x in (dout, *gradients)))
+        places = Gradients(*(tensor_layout(x, "a gradient") for x in (dout, *gradients)))
         scale = given["q"].shape[-1] ** -0.5
         without = replace(posed(case, given, out), sinks=0)
         problem = BackwardProblem(without, places, scale, lse.data_ptr(), dlse.data_ptr())

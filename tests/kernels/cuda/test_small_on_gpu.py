@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention.cuda.compile.build import build_all
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.planning import Problem
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
@@ -42,9 +42,9 @@ def engine() -> Engine:
         engine = Engine(torch.device(DEV))
     except Unsupported as exc:
         pytest.skip(str(exc))
-    kernels: list[small.SmallKernel | small_hopper.GroupKernel] = list(small.table(engine.chip))
+    kernels: list[small.SmallKernel | small_hopper.GroupKernel] = list(small.small_table(engine.chip))
     if engine.machine.hopper:
-        kernels += small_hopper.table(engine.chip)
+        kernels += small_hopper.small_hopper_table(engine.chip)
         dependent = [one for one in kernels if one.dtype == DEPENDENT_DTYPE and one.head_dim == DEPENDENT_HEAD_DIM]
         kernels += [dataclasses.replace(one, dependent=True) for one in dependent]
     build_all(kernels, engine.target, engine.find_compiler(), engine.cache)  # in parallel; later found in the cache
@@ -52,7 +52,7 @@ def engine() -> Engine:
 
 
 def few_key_ways(problem: Problem, engine: Engine, *, dependent: bool) -> list[Way]:
-    found = dispatch.ways(problem, engine.machine, dependent=dependent)
+    found = dispatch.list_ways(problem, engine.machine, dependent=dependent)
     return [way for way in found if way.name.startswith("small-")]
 
 
@@ -62,7 +62,7 @@ def run(
     """None if a way's result is as good as it must be, else what is wrong with it."""
     made = Poisoned(q)
     out, lse = made.out, made.lse
-    call = bind(q, k, v, out, causal=causal, causal_alignment=alignment, lse=lse, way=way, engine=engine)
+    call = bind_attention(q, k, v, out, causal=causal, causal_alignment=alignment, lse=lse, way=way, engine=engine)
     call()
     first = out.clone()
     if not made.intact:
@@ -116,12 +116,12 @@ def test_chained_dependent_launches_see_what_the_launch_before_wrote(engine: Eng
     for name in names:
         steps = [torch.empty_like(q) for _ in range(20)]
         chain = [q, *steps]
-        calls = [bind(a, k, v, b, way=name, engine=engine) for a, b in itertools.pairwise(chain)]
+        calls = [bind_attention(a, k, v, b, way=name, engine=engine) for a, b in itertools.pairwise(chain)]
         for call in calls:
             call()
         plain = [torch.empty_like(q) for _ in range(20)]
         for a, b in itertools.pairwise([q, *plain]):
-            bind(a, k, v, b, way=name.removesuffix("-dependent"), engine=engine)()
+            bind_attention(a, k, v, b, way=name.removesuffix("-dependent"), engine=engine)()
             torch.cuda.synchronize()
         assert torch.equal(steps[-1], plain[-1]), name
 
@@ -131,10 +131,10 @@ def test_a_row_that_is_no_number_stays_alone(engine: Engine) -> None:
     problem = problem_of(q, k, v, q, causal=True, alignment="top-left")
     for way in few_key_ways(problem, engine, dependent=False):
         clean, spoilt = torch.empty_like(q), torch.empty_like(q)
-        bind(q, k, v, clean, causal=True, way=way.name, engine=engine)()
+        bind_attention(q, k, v, clean, causal=True, way=way.name, engine=engine)()
         other = q.clone()
         other[0, 0, 5] = math.nan
-        bind(other, k, v, spoilt, causal=True, way=way.name, engine=engine)()
+        bind_attention(other, k, v, spoilt, causal=True, way=way.name, engine=engine)()
         assert bool(spoilt[0, 0, 5].isnan().all())
         spoilt[0, 0, 5] = clean[0, 0, 5]
         assert torch.equal(spoilt, clean), way.name

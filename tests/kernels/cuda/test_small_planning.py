@@ -39,15 +39,18 @@ def problem(
 
 
 def names(of: Problem, machine: Machine = H200, *, dependent: bool = False) -> list[str]:
-    found = [*small.ways(of, machine, dependent=dependent), *small_hopper.ways(of, machine, dependent=dependent)]
+    found = [
+        *small.small_ways(of, machine, dependent=dependent),
+        *small_hopper.small_hopper_ways(of, machine, dependent=dependent),
+    ]
     return [way.name for way in found]
 
 
 @pytest.mark.parametrize("seq_k", [1, 16, 63, 64, 65, 128, 129, 200, 256, 257, 300, 512])
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
 def test_a_block_sees_all_keys_and_is_not_mostly_idle(seq_k: int, head_dim: int) -> None:
-    found = [*small.ways(problem(100, seq_k, head_dim=head_dim), H200)]
-    groups = [*small_hopper.ways(problem(100, seq_k, head_dim=head_dim), H200)]
+    found = [*small.small_ways(problem(100, seq_k, head_dim=head_dim), H200)]
+    groups = [*small_hopper.small_hopper_ways(problem(100, seq_k, head_dim=head_dim), H200)]
     assert found or seq_k > 256
     assert groups or seq_k <= 64 or (seq_k > 256 and head_dim > 64)
     for shape in [*(way.kernel.shape for way in found), *(way.kernel.shape for way in groups)]:
@@ -93,7 +96,7 @@ def test_clusters_are_not_padded_beyond_their_size() -> None:
 
 
 def test_names_are_unique_and_every_source_that_is_included_is_shipped() -> None:
-    kernels = [*small.table(HOPPER), *small_hopper.table(HOPPER)]
+    kernels = [*small.small_table(HOPPER), *small_hopper.small_hopper_table(HOPPER)]
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     written = {f"small/{path.name}" for path in (SOURCE / "small").glob("*.cuh")}
     assert written == {name for name in HEADERS if name.startswith("small/")}
@@ -146,7 +149,7 @@ def test_every_kernel_for_few_keys_passes_its_gates(architecture: str, compiler:
     target = Target(architecture)
     chip = chip_of(target.capability)
     assert chip is not None
-    entries: list[SmallKernel | GroupKernel] = list(small.table(chip))
+    entries: list[SmallKernel | GroupKernel] = list(small.small_table(chip))
     if target.has_hopper_instructions:
-        entries += small_hopper.table(chip)
+        entries += small_hopper.small_hopper_table(chip)
     assert len(build_all(entries, target, compiler, Cache(tmp_path))) == len(entries)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from tests.kernels.cuda.exactly import exact
 
 pytestmark = [
@@ -33,7 +33,7 @@ def test_parts_of_the_keys_make_the_whole(seq_q: int, seq_k: int, head_dim: int,
         )
         out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan, device="cuda")
         options = {"causal": causal, "causal_alignment": "bottom-right", "lse": lse}
-        call = bind(q, k, v, out, way=WAYS[64 if head_dim <= 64 else 128], **options)  # type: ignore[arg-type]
+        call = bind_attention(q, k, v, out, way=WAYS[64 if head_dim <= 64 else 128], **options)  # type: ignore[arg-type]
         call()
         first = out.clone()
         for _ in range(20):
@@ -47,7 +47,7 @@ def test_parts_of_the_keys_make_the_whole(seq_q: int, seq_k: int, head_dim: int,
 def test_a_captured_graph_of_parts_gives_the_same_bits() -> None:
     q, k, v = (torch.randn(1, 16, s, 128, device="cuda").bfloat16() for s in (128, 16384, 16384))
     out = torch.empty_like(q)
-    call = bind(q, k, v, out, way=WAYS[128])
+    call = bind_attention(q, k, v, out, way=WAYS[128])
     call()
     want = out.clone()
     torch.cuda.synchronize()
@@ -64,4 +64,4 @@ def test_a_captured_graph_of_parts_gives_the_same_bits() -> None:
 def test_where_rows_fill_the_chip_there_are_no_parts() -> None:
     q, k, v = (torch.randn(4, 16, 4096, 128, device="cuda").bfloat16() for _ in range(3))
     with pytest.raises(Unsupported, match="no way named"):
-        bind(q, k, v, torch.empty_like(q), way=WAYS[128])
+        bind_attention(q, k, v, torch.empty_like(q), way=WAYS[128])

@@ -12,29 +12,29 @@ import pytest
 import torch
 
 from kernels.attention.cuda.campaign import tune
-from kernels.attention.cuda.campaign.cells import Cell, as_row, chosen, from_row
+from kernels.attention.cuda.campaign.cells import Cell, as_row, from_row, select_cells
 from kernels.attention.cuda.campaign.race import (
     REFERENCE,
     STAGES,
     Track,
     against_reference,
-    choice,
+    geometric_scores,
     key_of,
-    race,
-    read,
+    race_choice,
+    race_ways,
+    read_races,
     row_of,
-    scores,
 )
-from kernels.attention.cuda.campaign.tune import make_inputs, square
+from kernels.attention.cuda.campaign.tune import make_inputs, square_cell
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
 from kernels.attention.cuda.plan.variants import chip_of
 from kernels.attention.cuda.ways import dispatch
-from kernels.attention.cuda.ways.tuned import FAR, FOLDER, Choice, Key, Table, parse, stem
+from kernels.attention.cuda.ways.tuned import FAR, FOLDER, Choice, Key, Table, parse_table, way_stem
 from kernels.harness.timers import Timed, Timer
 from kernels.harness.turns import Contender
 from kernels.harness.workload import Plan
 
-CELL = square("bfloat16", 4, 16, 1024, 128, True)
+CELL = square_cell("bfloat16", 4, 16, 1024, 128, True)
 AT = "2026-11-21T08:00:00+00:00"
 ABOUT = {"device": "NVIDIA H200", "chip": "hopper", "sm_count": 132}
 
@@ -68,7 +68,7 @@ def raced(us: Mapping[str, float], noise: float = 0.0, seed: int = 0) -> dict[st
         return lambda one: Simulated(us[one.implementation] * share, calls, off)
 
     field = {name: Contender(name, (torch.Tensor, torch.Tensor), nullcontext) for name in us}
-    return row_of(CELL, race(field, timed_by, random.Random(seed), lambda _: None), {}, AT)
+    return row_of(CELL, race_ways(field, timed_by, random.Random(seed), lambda _: None), {}, AT)
 
 
 def test_each_call_of_a_race_is_on_the_next_inputs_in_its_scope_before_its_rest() -> None:
@@ -92,14 +92,14 @@ def test_each_call_of_a_race_is_on_the_next_inputs_in_its_scope_before_its_rest(
 
 
 def test_a_cell_survives_being_written_down_and_words_choose_cells_by_name() -> None:
-    assert all(from_row(as_row(one)) == one for one in tune.cells())
-    found = chosen(tune.cells(), "bf16 d128 causal")
+    assert all(from_row(as_row(one)) == one for one in tune.tuning_cells())
+    found = select_cells(tune.tuning_cells(), "bf16 d128 causal")
     assert found
     assert all(one.dtype == "bfloat16" and one.head_dim == 128 and one.causal for one in found)
 
 
 def test_inputs_are_the_same_at_every_race_and_each_set_has_memory_of_its_own() -> None:
-    small = square("float16", 1, 2, 8, 64, False)
+    small = square_cell("float16", 1, 2, 8, 64, False)
     first, again = make_inputs(small, 3, torch.device("cpu")), make_inputs(small, 3, torch.device("cpu"))
     assert all(
         torch.equal(a, b) for one, other in zip(first, again, strict=True) for a, b in zip(one, other, strict=True)
@@ -110,7 +110,7 @@ def test_inputs_are_the_same_at_every_race_and_each_set_has_memory_of_its_own() 
 def test_rows_read_back_as_far_as_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"kind": "about"}\n{"kind": "race"}\n{"kind": "ra')
-    assert [row["kind"] for row in read(path)] == ["about", "race"]
+    assert [row["kind"] for row in read_races(path)] == ["about", "race"]
 
 
 def key(all_heads: int = 64, seq_q: int = 1024, seq_k: int = 1024, **changes: object) -> Key:
@@ -133,7 +133,7 @@ def cell(way: str, where: Key, margin: float = 0.05) -> Choice:
 
 
 def test_the_fastest_wins_with_its_margin_over_the_second() -> None:
-    made = choice(raced({"a": 100.0, "b": 90.0, "c": 99.0, REFERENCE: 50.0}))
+    made = race_choice(raced({"a": 100.0, "b": 90.0, "c": 99.0, REFERENCE: 50.0}))
     assert (made.way, made.second) == ("b", "c")
     assert made.margin == pytest.approx(0.10, abs=1e-3)
     assert made.us["burst"] == pytest.approx(90.0)
@@ -142,7 +142,7 @@ def test_the_fastest_wins_with_its_margin_over_the_second() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_does_not_hide_a_lead_of_three_per_cent(seed: int) -> None:
     field = {"a": 100.0, "b": 97.0, "c": 101.0, "d": 130.0}
-    assert choice(raced(field, noise=0.02, seed=seed)).way == "b"
+    assert race_choice(raced(field, noise=0.02, seed=seed)).way == "b"
 
 
 def test_what_is_far_behind_is_timed_in_the_first_stage_only() -> None:
@@ -160,7 +160,7 @@ def test_what_is_far_behind_is_timed_in_the_first_stage_only() -> None:
 
 def test_the_reference_is_compared_with_and_never_chosen() -> None:
     row = raced({"a": 100.0, REFERENCE: 50.0})
-    made = choice(row)
+    made = race_choice(row)
     assert (made.way, made.second, made.margin) == ("a", "", 0.0)
     assert against_reference(row, "a") == pytest.approx({"burst": 0.5, "graph": 0.5})
     assert against_reference(raced({"a": 100.0}), "a") == {}
@@ -168,7 +168,7 @@ def test_the_reference_is_compared_with_and_never_chosen() -> None:
 
 def test_both_regimes_count_the_same() -> None:
     samples = {"a": {"burst": [10.0], "graph": [12.0]}, "b": {"burst": [12.0], "graph": [10.0]}}
-    found = scores(samples)
+    found = geometric_scores(samples)
     assert found["a"] == found["b"] == pytest.approx(1.2**0.5)
 
 
@@ -177,27 +177,27 @@ def test_a_table_is_made_of_recorded_rows_alone_and_merged_with_an_older_one(tmp
     lines: list[object] = [{"kind": "about", "about": ABOUT}, raced({"a": 100.0, "b": 90.0, REFERENCE: 95.0})]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     tune.main(["--from", str(rows), "--table", str(table)])
-    assert [one.way for one in parse(table.read_text()).cells] == ["b"]
+    assert [one.way for one in parse_table(table.read_text()).cells] == ["b"]
     old = Table(ABOUT).merged(ABOUT, [cell("z", key()), cell("z", key(seq_q=64))])
     merged.write_text(old.text())
     tune.main(["--from", str(rows), "--table", str(merged), "--merge", str(merged)])
-    assert {one.key.seq_q: one.way for one in parse(merged.read_text()).cells} == {64: "z", 1024: "b"}
+    assert {one.key.seq_q: one.way for one in parse_table(merged.read_text()).cells} == {64: "z", 1024: "b"}
 
 
 def test_level_ways_are_chosen_by_name_so_that_the_same_rows_give_the_same_table() -> None:
-    assert choice(raced({"b": 100.0, "a": 100.0})).way == "a"
+    assert race_choice(raced({"b": 100.0, "a": 100.0})).way == "a"
     row = raced({"b": 100.0, "a": 99.0, "c": 100.5}, noise=0.05)
     again = json.loads(json.dumps(row))
-    texts = {Table(ABOUT).merged(ABOUT, [choice(one)]).text() for one in (row, again)}
+    texts = {Table(ABOUT).merged(ABOUT, [race_choice(one)]).text() for one in (row, again)}
     assert len(texts) == 1
 
 
 def test_a_table_reads_back_as_it_was_written_and_one_line_is_one_cell() -> None:
     table = Table(ABOUT).merged(ABOUT, [cell("a", key(seq_q=512)), cell("b", key())])
-    assert parse(table.text()) == table
+    assert parse_table(table.text()) == table
     assert sum('"way"' in line for line in table.text().splitlines()) == 2
     with pytest.raises(ValueError, match="schema"):
-        parse('{"schema": 0}')
+        parse_table('{"schema": 0}')
 
 
 def test_new_cells_take_the_place_of_old_ones_and_leave_the_others() -> None:
@@ -238,13 +238,13 @@ def test_what_is_far_from_every_cell_or_of_another_kind_is_not_in_the_table() ->
 
 
 def test_the_tuned_grid_holds_the_campaign_s_problems() -> None:
-    found = {key_of(one) for one in tune.cells()}
+    found = {key_of(one) for one in tune.tuning_cells()}
     for seq in (64, 512, 8192):
         for head_dim in (64, 128):
             for causal in (False, True):
-                assert key_of(square("float16", 4, 16, seq, head_dim, causal)) in found
+                assert key_of(square_cell("float16", 4, 16, seq, head_dim, causal)) in found
     assert key_of(Cell("decode", "bfloat16", 4, 64, 8, 1, 131072, 128, False)) in found
-    assert len(found) == len(tune.cells())
+    assert len(found) == len(tune.tuning_cells())
 
 
 def test_a_race_is_told_in_one_line_with_the_ratio_to_cudnn() -> None:
@@ -268,25 +268,25 @@ def hopper() -> Machine:
 
 
 def test_dispatch_goes_by_the_table_where_it_reaches_and_by_rule_elsewhere() -> None:
-    posed, there_are = problem(1024), dispatch.ways(problem(1024), hopper())
+    posed, there_are = problem(1024), dispatch.list_ways(problem(1024), hopper())
     last = there_are[-1].name
     table = Table(ABOUT).merged(ABOUT, [cell(last, key())])
     measured = dispatch.by_table(posed, there_are, table)
     assert measured is not None
     assert measured[0].name == last
     assert dispatch.by_table(posed, there_are, None) is None
-    assert dispatch.by_table(problem(16), dispatch.ways(problem(16), hopper()), table) is None
+    assert dispatch.by_table(problem(16), dispatch.list_ways(problem(16), hopper()), table) is None
 
 
 def test_a_window_is_not_in_the_table() -> None:
     posed = problem(1024, window_offset=-256)
-    table = Table(ABOUT).merged(ABOUT, [cell(way.name, key()) for way in dispatch.ways(posed, hopper())])
-    assert dispatch.by_table(posed, dispatch.ways(posed, hopper()), table) is None
+    table = Table(ABOUT).merged(ABOUT, [cell(way.name, key()) for way in dispatch.list_ways(posed, hopper())])
+    assert dispatch.by_table(posed, dispatch.list_ways(posed, hopper()), table) is None
 
 
 def test_every_table_that_ships_names_ways_that_exist() -> None:
     for path in FOLDER.glob("*.json"):
-        table = parse(path.read_text())
+        table = parse_table(path.read_text())
         assert table.text() == path.read_text()
         for one in table.cells:
             batch = one.key.all_heads // 4 if one.key.all_heads % 4 == 0 else 1
@@ -301,5 +301,5 @@ def test_every_table_that_ships_names_ways_that_exist() -> None:
                 head_dim=one.key.head_dim,
                 causal=one.key.causal,
             )
-            names = {stem(way.name) for way in dispatch.ways(posed, hopper())}
-            assert stem(one.way) in names, one
+            names = {way_stem(way.name) for way in dispatch.list_ways(posed, hopper())}
+            assert way_stem(one.way) in names, one

@@ -11,7 +11,7 @@ from orchestrator.api.outcome import error_of
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reconcile import reconcile_holds
 from tests.search.chaos.clients import command, watch
 from tests.search.chaos.damage import mend
 from tests.search.chaos.judge import CRASHED, LEFT, UNENDED, Broken, Ended
@@ -70,9 +70,9 @@ def aftermath(play: Play) -> Seen:
     world = play.world(None)
     watch.on = True
     try:
-        reconcile(world)
+        reconcile_holds(world)
         play.timeline.advance(LATEST_SETTLEMENT_S)
-        reconcile(world)
+        reconcile_holds(world)
         runs = [run for run_id in play.run_ids if (run := last_look(play, world, run_id)) is not None]
         if play.put or play.scenario.hosts:
             all_commands(play, world, runs)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.hosts import Target, parse_target
+from orchestrator.core.hosts import HostTarget, parse_target
 from tests.search.chaos.deeds import Deeds, Stay
 from tests.search.chaos.host_weather import Blow, Host
 from tests.support.hostile_spool import forged_names
@@ -145,7 +145,7 @@ class Box:
                 self.timeline.call_later(blow.at_s, self.loses_all)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> HostTarget:
         return parse_target(f"me@{self.name}")
 
     @property

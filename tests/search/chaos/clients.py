@@ -29,7 +29,7 @@ from orchestrator.adapters.settings import Settings
 from orchestrator.cli import fetch, reap, status, stop
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, Unavailable
-from orchestrator.core.hosts import Target
+from orchestrator.core.hosts import HostTarget
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import PriceSheet
@@ -41,9 +41,9 @@ from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import Accounts
-from orchestrator.runs.launch import Payload
+from orchestrator.runs.launch import PayloadSource
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageStore, Shelf
+from orchestrator.store.images import ImageRecords, Shelf
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 from orchestrator.store.stockouts import StockOuts
@@ -74,7 +74,7 @@ class Rules:
     ledger: Callable[[Bucket, Clock], LedgerStore] = LedgerStore
     caps: Callable[[Caps], Caps] = lambda caps: caps
     clock: Callable[[Clock, Callable[[], timedelta]], Clock] = ServerClock
-    hosts: Callable[[Any, Clock, Callable[[Target], Any]], HostCloud] = HostCloud
+    hosts: Callable[[Any, Clock, Callable[[HostTarget], Any]], HostCloud] = HostCloud
 
 
 @dataclass
@@ -169,21 +169,21 @@ def world_of(
         log=lambda run_id: EventLog(watched, run_id, writer, clock),
         policy=rules.policy,
         history=StockOuts(watched, clock),
-        shelf=Shelf(ImageStore(watched, clock), lambda: images),
+        shelf=Shelf(ImageRecords(watched, clock), lambda: images),
     )
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
 
 
-def packed() -> Payload:
+def packed() -> PayloadSource:
     """A payload that can be read back: a resumed run takes its startup script from it."""
     buffer, script = io.BytesIO(), b"#!/bin/bash\n"
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         entry = tarfile.TarInfo("startup/startup.sh")
         entry.size = len(script)
         archive.addfile(entry, io.BytesIO(script))
-    return Payload(hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue(), script.decode())
+    return PayloadSource(hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue(), script.decode())
 
 
 PACKED: Final = packed()
@@ -224,7 +224,7 @@ def hosts_of(world: World) -> HostCloud | None:
     return getattr(world.cloud(), "hosts", None)
 
 
-def _no_host(target: Target) -> RemoteShell:
+def _no_host(target: HostTarget) -> RemoteShell:
     raise Unavailable(f"{target} cannot be reached")
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import BenchError
-from orchestrator.embedded.objects import Wanted
-from orchestrator.runs.rebuild import rebuild
+from orchestrator.embedded.objects import Preconditions
+from orchestrator.runs.rebuild import rebuild_from_events
 from tests.search.chaos.judge import LEDGER
 from tests.search.chaos.scenario import Damage
 
@@ -38,7 +38,7 @@ def hurt(play: Play, damage: Damage) -> None:
             return
         instead = {"gone": b"", "empty": b"{}", "torn": there.data[: len(there.data) // 2], "newer": NEWER}[damage.how]
         if damage.how == "gone":
-            play.cloud.storage.store.delete(play.bucket, LEDGER, Wanted())
+            play.cloud.storage.store.delete(play.bucket, LEDGER, Preconditions())
         else:
             bucket.replace(LEDGER, instead, generation=None)
     except BenchError:
@@ -58,7 +58,7 @@ def mend(play: Play) -> None:
         there = world.bucket.read(LEDGER)
         if (b"" if there is None else there.data) == lost.instead:
             if lost.rebuilt:
-                rebuild(world)
+                rebuild_from_events(world)
             else:
                 world.bucket.replace(LEDGER, lost.data, generation=None)
     except BenchError:

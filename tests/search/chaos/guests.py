@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.harness.columns import measurement_columns
 from orchestrator.core.bundled import AXES
-from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.documents import utc_stamp
 from tests.search.chaos.deeds import Deeds
 from tests.support.scripted_machines import HttpFailure, Script, ScriptedVm, ShutDown, Steps, Struck
 
@@ -132,7 +132,7 @@ def waiting(vm: ScriptedVm, own: str, limit_s: float) -> Any:
     Returns the claim, or None when its time is over."""
     until = vm.guest.timeline.now() + timedelta(seconds=limit_s)
     name = f"machines/{vm.name}.json"
-    slot = {"schema": 1, "vm": vm.name, "zone": vm.zone, "owner": own, "idle_until": stamp(until), "claim": None}
+    slot = {"schema": 1, "vm": vm.name, "zone": vm.zone, "owner": own, "idle_until": utc_stamp(until), "claim": None}
     vm.put(name, json.dumps(slot | {"state": "idle"}).encode(), "application/json")
     vm.event("kept", {"outcome": "succeeded", "exit_code": 0, "idle_limit_s": limit_s})
     while vm.guest.timeline.now() < until:

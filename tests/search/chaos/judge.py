@@ -18,9 +18,9 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from orchestrator.embedded.meter import Account, BillRow, Usage, charge
+from orchestrator.embedded.meter import Account, BillRow, Usage, usage_charge
 from orchestrator.embedded.server import EmbeddedCloud
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from tests.search.chaos.deeds import Deeds
 
 NAMES: Final = (
@@ -153,7 +153,7 @@ class Judge:
         now = self.cloud.timeline.now()
         return [account.row(now) for account in self.accounts()]
 
-    def machines(self) -> list[Vm]:
+    def machines(self) -> list[EmbeddedVm]:
         """Those that live."""
         return [vm for vm in self.cloud.fleet.all() if vm.run_id in self.runs]
 
@@ -189,7 +189,7 @@ class Judge:
                 with store.open(found) as file:
                     hold(FOREIGN, file.read() != content, name)
 
-    def _in_order(self, vm: Vm, now: datetime) -> None:
+    def _in_order(self, vm: EmbeddedVm, now: datetime) -> None:
         admitted, entries = vm.admitted, self.entries.get(vm.run_id or "", [])
         hold(UNBOUNDED, admitted.max_run_s is not None and admitted.termination_action == "DELETE", vm.name)
         tool, bucket = vm.labels.get("bench-tool"), vm.labels.get("bench-bucket", "")
@@ -201,17 +201,17 @@ class Judge:
         released = bool(entries) and all(entry.settled is not None for entry in entries)
         hold(RELEASED, not released or vm.run_id in self.excused, f"{vm.name} is {vm.status}, its run is settled")
 
-    def _at_worst(self, account: Account, vm: Vm | None, now: datetime) -> Decimal:
+    def _at_worst(self, account: Account, vm: EmbeddedVm | None, now: datetime) -> Decimal:
         """What a machine has cost, or what it can still come to if it lives."""
         if vm is None:
-            return charge(account.rate, account.usage, now)
+            return usage_charge(account.rate, account.usage, now)
         ends = (vm.deadline_at or now + timedelta(seconds=vm.admitted.max_run_s or 0)) + LATENESS
-        return charge(account.rate, Usage(account.usage.started_at or now, None, ends), ends)
+        return usage_charge(account.rate, Usage(account.usage.started_at or now, None, ends), ends)
 
     def _no_run_over_its_hold(self, accounts: Iterable[Account], now: datetime) -> None:
         spent: Counter[str] = Counter()
         for account in accounts:
-            spent[account.run_id or ""] += charge(account.rate, account.usage, now)  # type: ignore[assignment]
+            spent[account.run_id or ""] += usage_charge(account.rate, account.usage, now)  # type: ignore[assignment]
         for run_id, usd in spent.items():
             held = sum((entry.held for entry in self.entries.get(run_id, ())), Decimal(0))
             hold(OVERSPENT, Decimal(usd) <= held, f"{run_id} has cost ${usd}; ${held} was held")

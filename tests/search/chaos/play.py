@@ -24,14 +24,14 @@ from orchestrator.core.errors import BenchError, BudgetExceeded, HostUnfit, Unav
 from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
-from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.launch import LaunchContext, RunOrder, begin
+from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from orchestrator.runs.planning import RentedFrom
-from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.resume import replanned, resume, stored_plan
+from orchestrator.runs.reap import reap_orphans, survey_machines
+from orchestrator.runs.resume import replan_run, resume_run, stored_plan
 from orchestrator.runs.takeover import settle_owner
 from tests.integration.stories.stage import GRIDS, Heard, Killed
 from tests.search.chaos.aftermath import TURNS, Seen, aftermath, done
@@ -169,7 +169,7 @@ class Play:
             mode=Mode.GCE, prices=self.arena.rules.sheet, quotas=None, ledger=Ledger(), caps=Caps(), image=image,
             now=self.timeline.now(),
         )  # fmt: skip
-        made = plan(self.config(), "chaos", around)
+        made = plan_launch(self.config(), "chaos", around)
         assert isinstance(made, LaunchPlan), made
         return made
 
@@ -330,7 +330,7 @@ class Play:
                 )
                 actor.plan = None if own else made
                 order = RunOrder(actor.run_id, made, PACKED, self.where(made.mode))
-                actor.engine = begin(world, order, cold=own)
+                actor.engine = begin_launch(world, order, cold=own)
             case "relaunch":
                 self.judge.launchings.append(self.launching(actor))
                 actor.engine = self.resumed(world, actor)
@@ -341,10 +341,10 @@ class Play:
                 actor.engine = engine
             case "reap":
                 actor.over = True
-                findings = survey(world)
+                findings = survey_machines(world)
                 for finding in findings:
                     self.of_a_reaper(finding.instance.name, finding.run_id, orphan=finding.orphan)
-                reap(world, findings)
+                reap_orphans(world, findings)
             case "status":
                 actor.over = True
                 if isinstance(error := command(self.arena.home, world, "status"), HostUnfit):
@@ -366,7 +366,7 @@ class Play:
         if lost:
             where = self.where()
             self.judge.launchings.append(self.launching(actor))
-            actor.engine = resume(engine.world, plan_, run_id=run.run_id, where=where, fresh=lambda: PACKED)
+            actor.engine = resume_run(engine.world, plan_, run_id=run.run_id, where=where, fresh=lambda: PACKED)
             actor.over = False
         return 0
 
@@ -392,8 +392,8 @@ class Play:
         """What `bench launch --resume` does."""
         stored = stored_plan(world.bucket, actor.run_id)
         site = RentedFrom(Mode.GCE, self.arena.rules.sheet)
-        made = replanned(lambda _: world, self.own_config(actor), stored, actor.run_id, site, say=lambda _: None)
-        engine = resume(world, made, run_id=actor.run_id, where=self.where(made.mode), fresh=lambda: PACKED)
+        made = replan_run(lambda _: world, self.own_config(actor), stored, actor.run_id, site, say=lambda _: None)
+        engine = resume_run(world, made, run_id=actor.run_id, where=self.where(made.mode), fresh=lambda: PACKED)
         self.resumes += 1
         return engine
 

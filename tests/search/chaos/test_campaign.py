@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.market.pricing import Price, PriceSheet
+from orchestrator.core.market.pricing import MachinePrice, PriceSheet
 from orchestrator.embedded.weather import KEYS
 from tests.integration.stories.stage import SHEET
 from tests.search.chaos.campaign import Tally, campaign, seeds, shrunk
@@ -108,7 +108,7 @@ def careless(temper: str, cases: int, seconds_each: float, deeds: Deeds) -> Scri
 def cheap() -> PriceSheet:
     """Prices that are a tenth of what the cloud's meter charges."""
 
-    def tenth(table: dict[str, dict[str, Price]]) -> dict[str, dict[str, Price]]:
+    def tenth(table: dict[str, dict[str, MachinePrice]]) -> dict[str, dict[str, MachinePrice]]:
         return {
             name: {
                 region: price.model_copy(update={"spot": price.spot / 10 if price.spot else None})

@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import BenchError
-from orchestrator.core.hosts import HostRun, Target
+from orchestrator.core.hosts import HostRun, HostTarget
 from orchestrator.core.market.machines import Operation
-from orchestrator.core.spool import sort
+from orchestrator.core.spool import sort_spool
 from tests.search.chaos.clients import Rules
 from tests.search.chaos.host_weather import BROKEN, Blow, Host, RecordDamage
 from tests.search.chaos.judge import FOREIGN, MISSING, RENTED, Broken
@@ -88,7 +88,7 @@ def test_hosts_are_in_the_seeds() -> None:
 class Credulous(HostCloud):
     """Stores whatever a host offers, under the name that it has there."""
 
-    def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
+    def _bring_home(self, target: HostTarget, run: HostRun, answer: Mapping[str, Any]) -> None:
         for name, *_ in (file for file in answer.get("files") or () if isinstance(file, list) and len(file) == 3):
             data = self._shell(target).get(f"{answer['spool']}/{name}", limit=1 << 20)
             try:
@@ -100,8 +100,8 @@ class Credulous(HostCloud):
 class Replacing(HostCloud):
     """Checks names and sizes, and stores a case again when it has changed."""
 
-    def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
-        for one in sort(run.run_id, answer["files"]).taken:
+    def _bring_home(self, target: HostTarget, run: HostRun, answer: Mapping[str, Any]) -> None:
+        for one in sort_spool(run.run_id, answer["files"]).taken:
             data = self._shell(target).get(f"{answer['spool']}/{one.name}", limit=one.limit)
             self.bucket.replace(one.name, data or b"", generation=None)
 
@@ -109,7 +109,7 @@ class Replacing(HostCloud):
 class Hasty(HostCloud):
     """Has a run removed on its host before everything of it was brought home."""
 
-    def _bring_home(self, target: Target, run: HostRun, answer: Mapping[str, Any]) -> None:
+    def _bring_home(self, target: HostTarget, run: HostRun, answer: Mapping[str, Any]) -> None:
         if answer.get("status") != "gone":
             super()._bring_home(target, run, answer)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.chaos import Part, parts, search
+from scripts.chaos import Part, search_parts, split_parts
 from tests.search.chaos import campaign
 from tests.search.chaos.campaign import NoEnd, Tally, breaks, no_longer_than, seeds
 from tests.search.chaos.judge import CRASHED
@@ -20,7 +20,9 @@ from tests.support.patience import PATIENCE_S
 
 @given(st.integers(1, 10**6), st.integers(0, 1200), st.integers(1, 9))
 def test_the_parts_of_a_search_are_all_its_seeds_once(first: int, count: int, processes: int) -> None:
-    made = [seed for part in parts(first, count, processes) for seed in range(part.first, part.first + part.count)]
+    made = [
+        seed for part in split_parts(first, count, processes) for seed in range(part.first, part.first + part.count)
+    ]
     assert made == list(range(first, first + count))
 
 
@@ -33,7 +35,7 @@ def dies(part: Part) -> Tally:
 
 def test_a_process_that_dies_costs_no_other_parts_findings_and_is_named() -> None:
     said: list[str] = []
-    total, left = search([Part(1, 2), Part(3, 2), Part(5, 2)], 1, dies, said.append)
+    total, left = search_parts([Part(1, 2), Part(3, 2), Part(5, 2)], 1, dies, said.append)
     assert Part(3, 2) in left
     assert total.played + sum(part.count for part in left) == 6
     assert total.played >= 2

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gce_calls import Patience
+from orchestrator.adapters.gce_calls import CallPatience
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.simulated_clock import SimulatedClock
@@ -17,7 +17,7 @@ PROJECT = "bench-project"
 
 
 def cloud(url: str, clock: SimulatedClock | None = None, **patience: Any) -> GoogleCloud:
-    limits = Patience(**{"request_s": PATIENCE_S, "long_poll_s": PATIENCE_S, **patience})
+    limits = CallPatience(**{"request_s": PATIENCE_S, "long_poll_s": PATIENCE_S, **patience})
     return GoogleCloud(PROJECT, url, clock=clock or SimulatedClock(), patience=limits)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gce_json import instance
-from orchestrator.adapters.gce_market import Market
+from orchestrator.adapters.gce_json import instance_from_json
+from orchestrator.adapters.gce_market import GoogleMarket
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import Instance
 from tests.support.scripted_server import Answer, Reply, google_error, in_turn, scripted_server
@@ -21,7 +21,7 @@ def listing(*names: str, token: str = "") -> Reply:
 
 
 def alive(url: str) -> tuple[Instance, ...]:
-    return Market("p", url, pauses_s=(0, 0)).instances()
+    return GoogleMarket("p", url, pauses_s=(0, 0)).instances()
 
 
 def test_every_page_is_read() -> None:
@@ -67,7 +67,7 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 
 def test_a_deadline_is_worked_out_where_the_api_does_not_say_it() -> None:
-    found = instance(
+    found = instance_from_json(
         {
             "name": "vm", "zone": "z/a", "lastStartTimestamp": "2026-11-21T04:00:00.000-08:00",
             "scheduling": {"maxRunDuration": {"seconds": "600"}, "provisioningModel": "SPOT"}, "creationTimestamp": "soon",

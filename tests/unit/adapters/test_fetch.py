@@ -17,7 +17,7 @@ from orchestrator.core.naming import plan_object
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.ports import Entry
+from orchestrator.ports import ObjectEntry
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.core.builders import RUN, VM, at, gone, measured, running
 
@@ -151,7 +151,7 @@ class Boasting(MemoryBucket):
 
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[Entry, ...]:
+    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
         listed = super().list(prefix, after=after)
         return tuple(replace(one, size=self.sizes.get(one.name, one.size)) for one in listed)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.market.machines import Accepted, Refusal
+from orchestrator.core.market.machines import Accepted, CloudRefusal
 from tests.support.machine_requests import L4
 from tests.support.scripted_server import google_error
 from tests.unit.adapters.scripted_compute import compute, failed
@@ -36,7 +36,7 @@ def test_a_vm_of_another_run_is_never_adopted() -> None:
         ours.insert(L4)
         script.vms[L4.name]["labels"] = {**L4.labels, "bench-run": "20200101-000000-l4-0000"}
         answer = ours.insert(replace(L4, request_id=str(uuid.uuid4())))
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert (answer.scope, answer.code) == ("all", "alreadyExists")
         assert "does not belong to this run" in answer.hint
 

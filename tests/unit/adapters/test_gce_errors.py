@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.adapters import gce_convert as convert
-from orchestrator.adapters.gce_errors import QUOTA_CODES, RULES, Fault, refusal
+from orchestrator.adapters.gce_errors import QUOTA_CODES, RULES, ComputeFault, classify_fault
 
 STOCKOUT = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
@@ -46,8 +46,8 @@ def operation(**fields: Any) -> compute_v1.Operation:
 
 
 def test_a_stock_out_blocks_its_zone_and_recommends_others() -> None:
-    (fault,) = convert.faults(operation(httpErrorStatusCode=503, error={"errors": [STOCKOUT]}))
-    answer = refusal(fault)
+    (fault,) = convert.operation_faults(operation(httpErrorStatusCode=503, error={"errors": [STOCKOUT]}))
+    answer = classify_fault(fault)
     assert (answer.code, answer.scope) == ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "zone")
     assert answer.zones_available == ("us-central1-a", "us-central1-f")
     assert "STOCKOUT" in answer.message
@@ -55,10 +55,10 @@ def test_a_stock_out_blocks_its_zone_and_recommends_others() -> None:
 
 
 def test_an_operation_that_is_done_with_errors_has_failed_whatever_its_status_says() -> None:
-    assert len(convert.faults(operation(error={"errors": [STOCKOUT]}))) == 1
-    assert len(convert.faults(operation(httpErrorStatusCode=500, httpErrorMessage="INTERNAL"))) == 1
-    assert convert.faults(operation()) == ()
-    assert convert.faults(operation(warnings=[{"code": "UNREACHABLE"}])) == ()
+    assert len(convert.operation_faults(operation(error={"errors": [STOCKOUT]}))) == 1
+    assert len(convert.operation_faults(operation(httpErrorStatusCode=500, httpErrorMessage="INTERNAL"))) == 1
+    assert convert.operation_faults(operation()) == ()
+    assert convert.operation_faults(operation(warnings=[{"code": "UNREACHABLE"}])) == ()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_an_operation_that_is_done_with_errors_has_failed_whatever_its_status_sa
     ],
 )  # fmt: skip
 def test_the_table_says_what_to_leave_alone(code: str, message: str, status: int, scope: str) -> None:
-    assert refusal(Fault(code, message, http_status=status)).scope == scope
+    assert classify_fault(ComputeFault(code, message, http_status=status)).scope == scope
 
 
 @pytest.mark.parametrize(
@@ -105,20 +105,20 @@ def test_the_table_says_what_to_leave_alone(code: str, message: str, status: int
 def test_a_quota_says_what_to_ask_for(metric: str, dimensions: dict[str, str], scope: str, asked_for: str) -> None:
     details = [{"quotaInfo": {"metricName": metric, "dimensions": dimensions, "limit": 1.0}}]
     error = {"code": "QUOTA_EXCEEDED", "message": "Limit: 1.0.", "errorDetails": details}
-    (fault,) = convert.faults(operation(httpErrorStatusCode=403, error={"errors": [error]}))
-    answer = refusal(fault)
+    (fault,) = convert.operation_faults(operation(httpErrorStatusCode=403, error={"errors": [error]}))
+    answer = classify_fault(fault)
     assert answer.scope == scope
     assert f"ask for more of {asked_for} (the limit is 1)" in answer.hint
 
 
 def test_an_exhausted_free_tier_names_the_remedy() -> None:
-    answer = refusal(Fault("invalid", "billing account is currently in the free tier", http_status=400))
+    answer = classify_fault(ComputeFault("invalid", "billing account is currently in the free tier", http_status=400))
     assert "upgrade" in answer.hint
 
 
 @given(code=st.text(max_size=30), message=st.text(max_size=60), status=st.integers(0, 599))
 def test_every_fault_has_a_scope(code: str, message: str, status: int) -> None:
-    assert refusal(Fault(code, message, http_status=status)).scope in ("zone", "region", "all")
+    assert classify_fault(ComputeFault(code, message, http_status=status)).scope in ("zone", "region", "all")
 
 
 def test_no_code_is_in_the_table_under_two_scopes_without_a_message_between_them() -> None:
@@ -152,11 +152,11 @@ def test_no_code_is_in_the_table_under_two_scopes_without_a_message_between_them
     ],
 )
 def test_what_no_other_machine_of_the_kind_would_mend_is_no_stock_out(message: str, scope: str, hint: str) -> None:
-    answer = refusal(Fault("UNSUPPORTED_OPERATION", message, http_status=400))
+    answer = classify_fault(ComputeFault("UNSUPPORTED_OPERATION", message, http_status=400))
     assert (answer.scope, answer.stock_out) == (scope, False)
     assert hint in answer.hint
 
 
 def test_a_machine_that_was_taken_back_while_it_was_made_is_still_a_stock_out() -> None:
-    answer = refusal(Fault("UNSUPPORTED_OPERATION", "Instance was preempted.", http_status=400))
+    answer = classify_fault(ComputeFault("UNSUPPORTED_OPERATION", "Instance was preempted.", http_status=400))
     assert (answer.scope, answer.stock_out) == ("zone", True)

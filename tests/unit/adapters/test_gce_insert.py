@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, PermissionDenied, Unavailable
-from orchestrator.core.market.machines import Accepted, Refusal
+from orchestrator.core.market.machines import Accepted, CloudRefusal
 from tests.support.machine_requests import L4, RUN, l4
 from tests.support.ports import deaf_port
 from tests.support.scripted_server import Answer, Drop, Stall, google_error, scripted_server
@@ -72,7 +72,7 @@ def test_a_server_that_never_answers_is_reported() -> None:
 def test_an_operation_that_is_done_with_errors_and_http_200_is_a_refusal() -> None:
     with compute(failures=[{"error": {"errors": [STOCKOUT]}}]) as (script, _server, ours):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert answer.scope == "zone"
         assert answer.zones_available == ("us-central1-a", "us-central1-f")
         assert script.vms == {}
@@ -80,7 +80,7 @@ def test_an_operation_that_is_done_with_errors_and_http_200_is_a_refusal() -> No
 
 def test_a_stock_out_with_http_503_is_not_asked_for_again() -> None:
     with compute(failures=[{"error": {"errors": [STOCKOUT]}, "httpErrorStatusCode": 503}]) as (_s, server, ours):
-        assert isinstance(ours.insert(L4), Refusal)
+        assert isinstance(ours.insert(L4), CloudRefusal)
         assert len(server.sent("POST", "/instances")) == 1
 
 
@@ -88,7 +88,7 @@ def test_a_stock_out_told_at_once_is_not_mistaken_for_a_passing_trouble() -> Non
     at_once = google_error(503, "no resources", "ZONE_RESOURCE_POOL_EXHAUSTED")
     with compute(before=[at_once]) as (_script, server, ours):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert (answer.scope, len(server.requests)) == ("zone", 1)
 
 
@@ -96,7 +96,7 @@ def test_the_error_that_the_table_knows_counts_among_several() -> None:
     errors = {"error": {"errors": [{"code": "SOMETHING_ELSE"}, STOCKOUT]}}
     with compute(failures=[errors]) as (_script, _server, ours):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert answer.code == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
 
 
@@ -108,12 +108,12 @@ def test_the_error_that_the_table_knows_counts_among_several() -> None:
 def test_a_quota_blocks_its_region_or_everything(message: str, scope: str) -> None:
     with compute(failures=[failed("QUOTA_EXCEEDED", message, 403)]) as (_script, _server, ours):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert (answer.scope, answer.code) == (scope, "QUOTA_EXCEEDED")
         assert "quotas" in answer.hint
     with compute(before=[google_error(403, message, "quotaExceeded")]) as (_script, _server, ours):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert answer.scope == scope
 
 
@@ -149,7 +149,7 @@ def test_a_request_at_fault_is_refused_for_all_zones() -> None:
         ours,
     ):
         answer = ours.insert(L4)
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, CloudRefusal)
         assert answer.scope == "all"
 
 

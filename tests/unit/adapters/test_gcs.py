@@ -26,7 +26,7 @@ from orchestrator.core.errors import (
     QuotaExceeded,
     Unavailable,
 )
-from orchestrator.ports import Entry
+from orchestrator.ports import ObjectEntry
 from orchestrator.store.index import RunIndex
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import deaf_port
@@ -208,7 +208,7 @@ def test_damage_on_the_way_is_noticed_and_the_object_asked_for_again() -> None:
 
 
 def test_lasting_damage_is_never_passed_on(tmp_path: Path) -> None:
-    entry = Entry("x", 4, 7, checksum(b"data"), {})
+    entry = ObjectEntry("x", 4, 7, checksum(b"data"), {})
     with scripted_server(in_turn(download(b"dAta", b"data"))) as server:
         with pytest.raises(Unavailable, match="cannot read gs://bench/x"):
             bucket(server.url, patience_s=0.3).read("x")

@@ -12,7 +12,13 @@ import pytest
 import requests
 import urllib3.exceptions
 
-from orchestrator.adapters.google_errors import brief, is_transient, reasons, translate, translated
+from orchestrator.adapters.google_errors import (
+    brief_message,
+    error_reasons,
+    is_transient,
+    translate_error,
+    translate_google_errors,
+)
 from orchestrator.core.errors import BenchError, CredentialsMissing, ProviderError, Unavailable
 
 
@@ -37,7 +43,7 @@ from orchestrator.core.errors import BenchError, CredentialsMissing, ProviderErr
 )
 def test_each_foreign_exception_has_a_word_of_ours(exc: Exception, error: type[BenchError], transient: bool) -> None:
     assert is_transient(exc) is transient
-    ours = translate(exc, "do it")
+    ours = translate_error(exc, "do it")
     assert type(ours) is error
     assert str(ours).startswith("cannot do it")
     assert ours.hint
@@ -45,19 +51,19 @@ def test_each_foreign_exception_has_a_word_of_ours(exc: Exception, error: type[B
 
 def test_the_foreign_exception_is_kept_as_the_cause() -> None:
     cause = api.ServiceUnavailable("later")
-    with pytest.raises(Unavailable) as raised, translated("do it"):
+    with pytest.raises(Unavailable) as raised, translate_google_errors("do it"):
         raise cause
     assert raised.value.__cause__ is cause
 
 
 def test_a_mistake_of_our_own_is_not_dressed_up_as_the_clouds() -> None:
-    with pytest.raises(ZeroDivisionError), translated("do it"):
+    with pytest.raises(ZeroDivisionError), translate_google_errors("do it"):
         raise ZeroDivisionError
 
 
 def test_reasons_are_found_where_the_library_left_them() -> None:
-    assert reasons(api.Forbidden("x", errors=[{"reason": "forbidden"}, "odd"])) == {"forbidden"}
-    assert reasons(api.Forbidden("x")) == frozenset()
+    assert error_reasons(api.Forbidden("x", errors=[{"reason": "forbidden"}, "odd"])) == {"forbidden"}
+    assert error_reasons(api.Forbidden("x")) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_reasons_are_found_where_the_library_left_them() -> None:
     ],
 )
 def test_messages_are_cut_to_what_a_person_reads(exc: Exception, text: str) -> None:
-    assert brief(exc) == text
+    assert brief_message(exc) == text
 
 
 def test_a_python_that_grows_old_is_told_to_nobody_in_the_midst_of_a_command() -> None:

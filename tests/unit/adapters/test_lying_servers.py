@@ -14,15 +14,15 @@ from uuid import UUID
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from orchestrator.adapters.batch.templates import Templates
+from orchestrator.adapters.batch.templates import InstanceTemplates
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gce_calls import Patience
+from orchestrator.adapters.gce_calls import CallPatience
 from orchestrator.adapters.gce_images import GoogleImages
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.market.machines import Accepted, Instance
-from orchestrator.core.market.offers import Advice, Offer
-from orchestrator.ports import Entry, ImageRequest
+from orchestrator.core.market.offers import Offer, ZoneAdvice
+from orchestrator.ports import ImageRequest, ObjectEntry
 from tests.support.machine_requests import L4
 from tests.support.scripted_server import Answer, Drop, Reply, Request, scripted_server
 from tests.support.simulated_clock import SimulatedClock
@@ -32,7 +32,7 @@ PROJECT = "bench-project"
 ZONE = L4.zone
 ONCE = str(UUID(int=7))
 JSON = {"Content-Type": "application/json"}
-HASTE = Patience(pauses_s=(0.0,), operation_s=5.0)
+HASTE = CallPatience(pauses_s=(0.0,), operation_s=5.0)
 SPOT = Offer(
     gpu="cpu",
     region="us-central1",
@@ -145,7 +145,7 @@ class Asked:
 
     cloud: GoogleCloud
     images: GoogleImages
-    templates: Templates
+    templates: InstanceTemplates
     bucket: GoogleBucket
     folder: Path
 
@@ -172,7 +172,7 @@ QUESTIONS: dict[str, Callable[[Asked], object]] = {
     "list": lambda at: at.bucket.list("p/"),
     "create": lambda at: at.bucket.create("p/a", b"{}"),
     "replace": lambda at: at.bucket.replace("p/a", b"{}", generation=3),
-    "download": lambda at: at.bucket.download(Entry("p/a", 5, 1, "AAAAAA==", {}), at.folder / "a"),
+    "download": lambda at: at.bucket.download(ObjectEntry("p/a", 5, 1, "AAAAAA==", {}), at.folder / "a"),
     "compose": lambda at: at.bucket.compose("p/a", ["p/b"]),
     "time": lambda at: at.bucket.offset(),
 }
@@ -198,7 +198,7 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Liar, As
             Asked(
                 GoogleCloud(PROJECT, server.url, clock=clock, patience=HASTE),
                 GoogleImages(project=PROJECT, endpoint=server.url, clock=clock, patience=HASTE),
-                Templates(PROJECT, clock, AnonymousCredentials(), server.url),  # type: ignore[no-untyped-call]
+                InstanceTemplates(PROJECT, clock, AnonymousCredentials(), server.url),  # type: ignore[no-untyped-call]
                 bucket,
                 tmp_path_factory.mktemp("liar"),
             ),
@@ -288,4 +288,4 @@ def test_what_is_said_of_spot_machines_is_used_where_it_is_a_number() -> None:
     answer = stated({"recommendations": [{"scores": scores}], "preemptionHistory": [{"preemptionRate": 7}]})
     with scripted_server(lambda _: answer) as server:
         found = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).advice([SPOT])
-    assert found == (Advice(ZONE, 0.5, 7200.0, None),)
+    assert found == (ZoneAdvice(ZONE, 0.5, 7200.0, None),)

@@ -89,13 +89,13 @@ def test_a_key_is_sent_as_a_header_and_in_no_address() -> None:
 
 def test_a_table_is_kept_and_one_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = tmp_path / "new" / "prices.gce.yaml"
-    assert price_book.stored(path) is None
-    price_book.store(path, SHEET)
-    assert price_book.stored(path) == SHEET
+    assert price_book.stored_sheet(path) is None
+    price_book.store_sheet(path, SHEET)
+    assert price_book.stored_sheet(path) == SHEET
     path.write_text("schema: 9")
     with pytest.raises(ConfigError, match=r"prices\.gce\.yaml"):
-        price_book.stored(path)
+        price_book.stored_sheet(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(LocalError) as caught:
-        price_book.stored(path)
+        price_book.stored_sheet(path)
     assert caught.value.hint == f"rm {path}"

@@ -9,8 +9,8 @@ from google.oauth2.credentials import Credentials as Login
 
 from orchestrator.adapters.google_auth import Bearer, billed_to
 from orchestrator.adapters.rest import GOOGLE, Rest
-from orchestrator.core.doctor.verdicts import refused
-from orchestrator.core.rest import Request
+from orchestrator.core.doctor.verdicts import error_verdict
+from orchestrator.core.rest import RestRequest
 from tests.support.scripted_server import google_error, in_turn, scripted_server
 
 
@@ -27,7 +27,7 @@ def off(consumer: str) -> Any:
 def asked(credentials: Any, consumer: str) -> tuple[Any, str]:
     with scripted_server(in_turn(off(consumer))) as server:
         session = Rest(credentials, dict.fromkeys(GOOGLE, server.url))
-        answer = session.ask(Request("iam", "GET", "/v1/projects/mine/roles/r"))
+        answer = session.ask(RestRequest("iam", "GET", "/v1/projects/mine/roles/r"))
         session.close()
         headers = {key.lower(): value for key, value in server.requests[0].headers.items()}
         return answer, headers.get("x-goog-user-project", "")
@@ -37,7 +37,7 @@ def asked(credentials: Any, consumer: str) -> tuple[Any, str]:
 def test_an_api_that_is_off_in_the_logins_own_project_is_blamed_on_that_one(consumer: str) -> None:
     answer, counted = asked(login(), consumer)
     assert counted == "somebody-elses"
-    verdict = refused(answer, "mine", "iam.googleapis.com", "")
+    verdict = error_verdict(answer, "mine", "iam.googleapis.com", "")
     assert "not enabled in somebody-elses" in verdict.why
     assert verdict.remedy == "gcloud auth application-default set-quota-project mine"
     assert verdict.steps == (), "nothing is enabled in a project that has nothing to do with it"
@@ -47,7 +47,7 @@ def test_an_api_that_is_off_in_the_logins_own_project_is_blamed_on_that_one(cons
 def test_requests_that_are_counted_against_the_project_itself_blame_it(consumer: str) -> None:
     answer, counted = asked(billed_to(login(), "mine"), consumer)
     assert counted == "mine"
-    verdict = refused(answer, "mine", "iam.googleapis.com", "")
+    verdict = error_verdict(answer, "mine", "iam.googleapis.com", "")
     assert verdict.remedy == "gcloud services enable iam.googleapis.com --project=mine"
 
 

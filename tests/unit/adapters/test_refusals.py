@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BenchError, PermissionDenied, Unavailable
-from orchestrator.core.market.machines import Accepted, Refusal
+from orchestrator.core.market.machines import Accepted, CloudRefusal
 from tests.support.scripted_server import Answer, Reply, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.adapters.compute_script import Compute
@@ -52,7 +52,7 @@ def test_each_refusal_of_google_has_its_scope_and_its_remedy(body: dict[str, Any
         except BenchError as exc:
             pytest.fail(f"{type(exc).__name__}: {exc}")
         else:
-            assert isinstance(answer, Refusal)
+            assert isinstance(answer, CloudRefusal)
             outcome, words = answer.scope, answer.hint
         sent = len(server.sent("POST", "/instances"))
     if body["outcome"] == "all after a minute":

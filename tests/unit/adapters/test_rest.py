@@ -10,20 +10,20 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials as Login
 
-from orchestrator.adapters.google_auth import Bearer, identity, proven
+from orchestrator.adapters.google_auth import Bearer, credential_identity, prove_identity
 from orchestrator.adapters.rest import GOOGLE, Rest
 from orchestrator.core.errors import CredentialsMissing
-from orchestrator.core.rest import Request
+from orchestrator.core.rest import RestRequest
 from tests.support.scripted_server import Answer, Drop, Reply, google_error, in_turn, scripted_server
 
-LOOK = Request("iam", "GET", "/v1/a b/roles", {"names": ["x", "y"]})
+LOOK = RestRequest("iam", "GET", "/v1/a b/roles", {"names": ["x", "y"]})
 
 
 def rest(url: str, **options: Any) -> Rest:
     return Rest(AnonymousCredentials(), dict.fromkeys(GOOGLE, url), **options)  # type: ignore[no-untyped-call]
 
 
-def asked(*answers: Answer, request: Request = LOOK, **options: Any) -> Any:
+def asked(*answers: Answer, request: RestRequest = LOOK, **options: Any) -> Any:
     with scripted_server(in_turn(*answers)) as server:
         session = rest(server.url, **options)
         try:
@@ -61,7 +61,7 @@ def test_a_lost_answer_to_a_question_is_asked_for_once_more(
 
 
 def test_a_change_is_sent_once_even_when_its_answer_is_lost() -> None:
-    change = Request("iam", "POST", "/v1/projects/p/roles", body={"roleId": "r"})
+    change = RestRequest("iam", "POST", "/v1/projects/p/roles", body={"roleId": "r"})
     answer, requests = asked(Drop(), request=change, changes=True)
     assert (answer.status, len(requests)) == (0, 1)
     assert requests[0].json == {"roleId": "r"}
@@ -73,7 +73,7 @@ def test_what_was_answered_well_is_remembered_and_what_was_not_is_asked_again() 
         assert [session.ask(LOOK).status for _ in range(4)] == [403, 200, 200, 200]
         assert len(server.requests) == 2
         with ThreadPoolExecutor(5) as pool:
-            assert {answer.status for answer in pool.map(session.ask, [Request("iam", "GET", "/new")] * 5)} == {200}
+            assert {answer.status for answer in pool.map(session.ask, [RestRequest("iam", "GET", "/new")] * 5)} == {200}
         assert len(server.sent("GET", "/new")) == 1
         session.close()
 
@@ -84,7 +84,7 @@ def test_credentials_that_give_no_token_are_an_answer_and_name_the_login() -> No
         session = Rest(found, dict.fromkeys(GOOGLE, server.url))
         assert session.ask(LOOK).status == 401
         with pytest.raises(CredentialsMissing, match="no token") as raised:
-            proven(found)
+            prove_identity(found)
         assert isinstance(raised.value.__cause__, RefreshError)
         session.close()
 
@@ -94,10 +94,10 @@ def test_an_identity_is_told_as_far_as_the_credentials_know_it() -> None:
         service_account_email = "ci@p.iam.gserviceaccount.com"
 
     login = Login("token", account="ada@example.com")  # type: ignore[no-untyped-call]
-    assert identity(Account()).member == "serviceAccount:ci@p.iam.gserviceaccount.com"  # type: ignore[arg-type]
-    assert identity(login).member == "user:ada@example.com"
-    assert identity(Login("token")).member == ""  # type: ignore[no-untyped-call]
-    assert "embedded" in proven(Bearer("t")).kind
+    assert credential_identity(Account()).member == "serviceAccount:ci@p.iam.gserviceaccount.com"  # type: ignore[arg-type]
+    assert credential_identity(login).member == "user:ada@example.com"
+    assert credential_identity(Login("token")).member == ""  # type: ignore[no-untyped-call]
+    assert "embedded" in prove_identity(Bearer("t")).kind
 
 
 def test_a_refusal_of_nobody_is_an_answer_with_the_servers_time() -> None:

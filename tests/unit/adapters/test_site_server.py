@@ -94,10 +94,10 @@ def test_publishing_stores_what_is_new_or_other_and_nothing_else(tmp_path: Path)
     (tmp_path / "index.html").write_text(PAGE)
     (tmp_path / "runs" / "a.html").write_text(PAGE)
     paths = ["index.html", "runs/a.html"]
-    assert site_server.publish(bucket, tmp_path, paths, "site/nightly") == 2
-    assert site_server.publish(bucket, tmp_path, paths, "site/nightly") == 0
+    assert site_server.publish_files(bucket, tmp_path, paths, "site/nightly") == 2
+    assert site_server.publish_files(bucket, tmp_path, paths, "site/nightly") == 0
     (tmp_path / "index.html").write_text("other")
-    assert site_server.publish(bucket, tmp_path, paths, "site/nightly") == 1
+    assert site_server.publish_files(bucket, tmp_path, paths, "site/nightly") == 1
     assert [entry.name for entry in bucket.list("")] == ["site/nightly/index.html", "site/nightly/runs/a.html"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.sql import answered, ready
+from orchestrator.adapters.sql import require_duckdb, run_query
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
 
 
@@ -21,7 +21,7 @@ def packed(path: Path, *members: str) -> Path:
 
 
 def asked(files: Sequence[Path], query: str, words: Sequence[str] = ("device",)) -> tuple[Any, list[Any]]:
-    with answered({"rows": files}, words, query) as answer:
+    with run_query({"rows": files}, words, query) as answer:
         return answer.columns, list(answer.rows)
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_not_whole_is_named(tmp_path: Path, data: bytes | None) -
 
 def test_without_duckdb_the_line_that_installs_it_is_given() -> None:
     with pytest.raises(BenchError) as refused:
-        ready("no_such_package")
+        require_duckdb("no_such_package")
     assert refused.value.exit_code == 11
     assert refused.value.hint == "`pip install 'duckdb>=2.0'`"
 
@@ -164,6 +164,6 @@ def test_a_duckdb_that_cannot_be_shut_off_is_refused_and_one_that_can_is_taken(
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
         (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
     with pytest.raises(LocalError, match=r"1\.4\.0") as refused:
-        ready("older_duck")
+        require_duckdb("older_duck")
     assert refused.value.hint == "`pip install --upgrade 'duckdb>=2.0'`"
-    ready("newer_duck")
+    require_duckdb("newer_duck")

@@ -35,19 +35,19 @@ def test_a_compiler_is_the_one_that_was_wished_for(monkeypatch: pytest.MonkeyPat
 
 def test_a_setting_is_changed_where_it_stands_and_comments_stay(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "settings.yaml"
-    setup.change(path, {"project": "one", "per_run_usd": "1.00"})
+    setup.change_settings(path, {"project": "one", "per_run_usd": "1.00"})
     path.write_text("# mine\n" + path.read_text() + "weather: null\n")
-    setup.change(path, {"project": "two: 2", "bucket": "b"})
+    setup.change_settings(path, {"project": "two: 2", "bucket": "b"})
     assert path.read_text() == '# mine\nproject: "two: 2"\nper_run_usd: "1.00"\nweather: null\nbucket: "b"\n'
-    assert setup.read(path) == {"project": "two: 2", "per_run_usd": "1.00", "weather": "", "bucket": "b"}
+    assert setup.read_settings(path) == {"project": "two: 2", "per_run_usd": "1.00", "weather": "", "bucket": "b"}
 
 
 def test_a_settings_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
-    assert setup.read(path) == {}
+    assert setup.read_settings(path) == {}
     for text in ("a: [", "- a\n"):
         path.write_text(text)
         with pytest.raises(ConfigError, match="settings"):
-            setup.read(path)
+            setup.read_settings(path)
     with pytest.raises(LocalError):
-        setup.change(Path("/proc/nowhere/settings.yaml"), {"a": "b"})
+        setup.change_settings(Path("/proc/nowhere/settings.yaml"), {"a": "b"})

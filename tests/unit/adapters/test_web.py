@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from orchestrator.adapters import web_routes
-from orchestrator.adapters.web import Lost, Nobody, NotSigned, Token, Web
+from orchestrator.adapters.web import Nobody, NoResponse, NotSigned, Token, Web
 from tests.support.patience import await_truth
 from tests.support.scripted_server import Reply, google_error, in_turn, scripted_server
 
@@ -107,7 +107,7 @@ def test_an_answer_compressed_for_the_way_is_unpacked_and_one_stored_so_is_not()
 
 def test_a_compressed_answer_that_is_cut_short_is_lost() -> None:
     cut = Reply(data=gzip.compress(bytes(1000))[:-9], headers={"Content-Encoding": "gzip"})
-    with scripted_server(in_turn(cut)) as server, pytest.raises(Lost, match="incomplete or damaged"):
+    with scripted_server(in_turn(cut)) as server, pytest.raises(NoResponse, match="incomplete or damaged"):
         Web(Nobody()).ask("GET", server.url)
 
 
@@ -146,7 +146,7 @@ def dripping(first: bytes, each: bytes) -> Iterator[int]:
     ids=["a body", "chunks", "headers", "100 Continue"],
 )
 def test_an_answer_that_never_ends_is_lost_although_it_is_never_silent(first: bytes, each: bytes) -> None:
-    with dripping(first, each) as port, pytest.raises(Lost, match="does not come to an end"):
+    with dripping(first, each) as port, pytest.raises(NoResponse, match="does not come to an end"):
         Web(Nobody(), grace_s=0.2).ask("GET", f"http://127.0.0.1:{port}/x")
 
 
@@ -154,7 +154,7 @@ def test_an_answer_that_unpacks_to_more_than_there_is_room_for_is_lost() -> None
     bomb = Reply(data=gzip.compress(bytes(10_000_000)), headers={"Content-Encoding": "gzip"})
     with scripted_server(in_turn(bomb)) as server:
         tracemalloc.start()
-        with pytest.raises(Lost, match="more than 100000 bytes"):
+        with pytest.raises(NoResponse, match="more than 100000 bytes"):
             Web(Nobody()).ask("GET", server.url, largest=100_000)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -173,18 +173,18 @@ def test_an_answer_that_unpacks_to_more_than_there_is_room_for_is_lost() -> None
     ids=["no length", "a long one", "chunks", "a chunk of -1", "a long chunk"],
 )
 def test_an_answer_of_more_bytes_than_there_is_room_for_is_lost(first: bytes, each: bytes) -> None:
-    with dripping(first, each) as port, pytest.raises(Lost, match="more than 1000000 bytes"):
+    with dripping(first, each) as port, pytest.raises(NoResponse, match="more than 1000000 bytes"):
         Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x", largest=1_000_000)
 
 
 def test_an_answer_shorter_than_it_says_is_lost() -> None:
-    with listening(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello") as (port, _), pytest.raises(Lost):
+    with listening(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello") as (port, _), pytest.raises(NoResponse):
         Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x")
 
 
 def test_an_answer_with_a_chunk_of_less_than_nothing_is_lost() -> None:
     odd = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello"
-    with listening(odd) as (port, _), pytest.raises(Lost):
+    with listening(odd) as (port, _), pytest.raises(NoResponse):
         Web(Nobody()).ask("GET", f"http://127.0.0.1:{port}/x")
 
 
@@ -238,7 +238,7 @@ def test_a_query_may_repeat_a_key_and_a_piecewise_body_is_sent_whole() -> None:
 def test_a_proxy_is_asked_for_a_tunnel_with_its_own_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(b"HTTP/1.1 407 no\r\nContent-Length: 0\r\n\r\n") as (port, heard):
         monkeypatch.setenv("https_proxy", f"http://ada:p%40ss@127.0.0.1:{port}")
-        with pytest.raises(Lost, match="407"):
+        with pytest.raises(NoResponse, match="407"):
             Web(Token("secret")).ask("GET", "https://storage.example/x")
     assert heard[0].startswith(b"CONNECT storage.example:443 ")
     assert b"Basic YWRhOnBAc3M=" in heard[0]
@@ -285,7 +285,7 @@ def own_certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 def test_a_server_that_nobody_vouches_for_is_sent_nothing(tmp_path: Path) -> None:
     _, context = own_certificate(tmp_path)
-    with listening(OK, context=context) as (port, heard), pytest.raises(Lost, match="certificate"):
+    with listening(OK, context=context) as (port, heard), pytest.raises(NoResponse, match="certificate"):
         Web(Token("secret")).ask("GET", f"https://127.0.0.1:{port}/x")
     assert heard == []
 

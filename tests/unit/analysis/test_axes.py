@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from orchestrator.analysis.axes import Along, Measured, along, geometric_mean
+from orchestrator.analysis.axes import Along, Measured, axis_views, geometric_mean
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.devices import Time
 from orchestrator.analysis.regimes import Setting
@@ -24,7 +24,7 @@ def times(base: float, cases: Iterable[str] = ("a", "b"), setting: Setting = BUR
 
 
 def swept(*points: Measured, **axes: Sequence[str]) -> tuple[Along, ...]:
-    return along({name.replace("_", "."): values for name, values in axes.items()}, points)
+    return axis_views({name.replace("_", "."): values for name, values in axes.items()}, points)
 
 
 def test_there_is_a_line_for_each_device_and_implementation_in_numeric_order() -> None:

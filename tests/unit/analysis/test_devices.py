@@ -13,8 +13,8 @@ from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.devices import Column, Time, side_by_side
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
-from orchestrator.report.devices import column_of, document, markdown, sections
-from orchestrator.report.page import Page, written
+from orchestrator.report.devices import column_of, device_sections, devices_document, devices_markdown
+from orchestrator.report.page import Page, write_page
 from tests.unit.report.written import csv_text, records, reported
 
 BURST = Setting("burst", "cold")
@@ -64,7 +64,7 @@ def test_a_case_that_one_device_lacks_is_a_gap_and_not_a_number() -> None:
     found = side_by_side([column("a", 20.0, 30.0), column("b", 100.0)])
     assert found.rows[1].cells[1] is None
     assert found.rows[1].fastest is None
-    assert document(found)["rows"][1]["cells"][1] is None
+    assert devices_document(found)["rows"][1]["cells"][1] is None
 
 
 def test_dollars_an_answer_are_dollars_over_answers() -> None:
@@ -88,11 +88,11 @@ def test_runs_of_the_report_become_columns_of_a_page_and_of_a_table() -> None:
     fast = {"bench": 6.0, "sdpa:default": 4.0, "sdpa:math": 2.0, "bench:aa": 6.0}
     h100 = column_of(reported(csv_text(records(device="NVIDIA H100", speeds=fast))), usd_per_hour=4.0)
     found = side_by_side([l4, h100])
-    text = written(Page("Devices", "Devices", [], sections(found)))
+    text = write_page(Page("Devices", "Devices", [], device_sections(found)))
     assert "NVIDIA H100" in text
     assert "calls a dollar" in text
-    assert "**" in markdown(found)
-    shown = json.loads(json.dumps(document(found), allow_nan=False))
+    assert "**" in devices_markdown(found)
+    shown = json.loads(json.dumps(devices_document(found), allow_nan=False))
     assert [row["fastest"] for row in shown["rows"]] == ["NVIDIA H100"] * 6
     assert [row["most_for_a_dollar"] for row in shown["rows"]] == ["NVIDIA L4"] * 6
 
@@ -100,5 +100,5 @@ def test_runs_of_the_report_become_columns_of_a_page_and_of_a_table() -> None:
 def test_what_a_machine_calls_itself_is_text_on_the_page_and_in_the_table() -> None:
     evil = "<script>alert(1)</script>|`x`"
     found = side_by_side([column(evil, 20.0), column("b", 100.0)])
-    assert "<script>" not in written(Page("x", "x", [], sections(found)))
-    assert "<script>" not in markdown(found)
+    assert "<script>" not in write_page(Page("x", "x", [], device_sections(found)))
+    assert "<script>" not in devices_markdown(found)

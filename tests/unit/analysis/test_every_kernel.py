@@ -17,9 +17,9 @@ from orchestrator.analysis.modes import two_modes
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.cli.results_view import answer_view
 from orchestrator.report.answer import failures, largest, rows_of, wrong_first
-from orchestrator.report.document import document, summary_csv, verdicts_csv
-from orchestrator.report.html import page
-from orchestrator.report.markdown import by_baseline, markdown, paper, pull_request
+from orchestrator.report.document import report_document, summary_csv, verdicts_csv
+from orchestrator.report.html import report_page
+from orchestrator.report.markdown import by_baseline, paper, pull_request, report_markdown
 from orchestrator.report.report import Report
 from orchestrator.report.site.digest import digest_of
 from spotbench.results import of_report, typed_axes
@@ -68,8 +68,8 @@ def everything(report: Report) -> str:
     line = {"run_id": report.study.run_id}
     digest = digest_of(line, report, None, "")
     return "\n".join(
-        [json.dumps(document(report)), verdicts_csv(report), summary_csv(report), markdown(report, settings),
-         page(report), by_baseline(report), pull_request(report), paper(report), str(results), str(digest)]
+        [json.dumps(report_document(report)), verdicts_csv(report), summary_csv(report), report_markdown(report, settings),
+         report_page(report), by_baseline(report), pull_request(report), paper(report), str(results), str(digest)]
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_terminal_csv_json_library_and_site_agree_on_every_verdict() -> None:
     rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
     in_csv = {(row["case_id"], row["subject"], row["baseline"]): row["verdict"] for row in rows}
     assert {row["family"] for row in rows} == {"baselines", "kernels"}
-    data = document(report)
+    data = report_document(report)
     in_json = {
         (case["case_id"], one["subject"], one["baseline"]): one["verdict"]
         for case in data["cases"]
@@ -114,7 +114,7 @@ def test_places_say_where_kernels_cannot_be_told_apart() -> None:
     speeds = {"zeta": 1.0, "torch": 1.0, "alpha": 1.0, "third": 1.5, "torch:aa": 1.0}
     case = studied(csv_text(own_rows(speeds, noise=0.03))).cases[0]
     assert {one.implementation: one.text for one in case.ranks} == {"third": "1", "zeta": "2 to 3", "alpha": "2 to 3"}
-    assert "2 to 3" in page(reported(csv_text(own_rows(speeds, noise=0.03))))
+    assert "2 to 3" in report_page(reported(csv_text(own_rows(speeds, noise=0.03))))
 
 
 def test_what_is_wrong_is_said_first_and_apart_from_what_cannot_run_here() -> None:
@@ -131,11 +131,11 @@ def test_what_is_wrong_is_said_first_and_apart_from_what_cannot_run_here() -> No
                     "slow HUNG in 1 of 2 cases: hung: no answer within 10 s")  # fmt: skip
     assert [one.kind for one in failures(report.study)] == ["wrong", "hung", "unavailable"]
     assert rows_of(report.study)[0].kernel == "bad"
-    head = page(report).partition("</header>")[0]
+    head = report_page(report).partition("</header>")[0]
     assert f'<p class="wrong">{told[0]}</p>' in head
     assert f'<p class="warn">{told[1]}</p>' in head
     assert '<p class="soft">tri cannot run here in 1 of 2 cases: Triton needs a GPU</p>' in head
-    text = markdown(report)
+    text = report_markdown(report)
     assert text.index("is WRONG") < text.index("| zeta |")
     assert digest_of({"run_id": "r"}, report, None, "").wrong == told
 
@@ -155,8 +155,8 @@ def test_two_modes_are_said_with_their_places_and_shares() -> None:
     (note,) = [one for one in report.study.notes if "modes" in one]
     assert "alpha on b2-h8-kv8-q128-k128-d64-full-float16, burst: 6.8" in note
     assert "and 11." in note
-    assert "two modes" in page(report)
-    assert "two modes" in markdown(report)
+    assert "two modes" in report_page(report)
+    assert "two modes" in report_markdown(report)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import Study, study
-from orchestrator.report.document import document
+from orchestrator.report.document import report_document
 from orchestrator.report.report import Report
 
 HEADER = "run_id,case_id,implementation,backend,regime,cache,block,latency_us,skipped"
@@ -45,7 +45,7 @@ def test_it_is_told_in_the_report_and_in_its_document() -> None:
     report = Report(RUN)
     (words,) = [one for one in report.sentences() if one.startswith("fast_p of mine")]
     assert "50 % at p = 1" in words
-    assert document(report)["fast_p"][0]["shares"] == {"0": 0.75, "1": 0.5, "1.5": 0.25, "2": 0.25}
+    assert report_document(report)["fast_p"][0]["shares"] == {"0": 0.75, "1": 0.5, "1.5": 0.25, "2": 0.25}
 
 
 def test_problems_without_a_kernel_tell_it_of_the_compiled_baseline() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.analysis.bootstrap import median_interval
-from orchestrator.analysis.verdicts import Verdict, control_noise, decide, halves_noise, paired
+from orchestrator.analysis.verdicts import Verdict, compare_pairs, control_noise, decide_verdict, halves_noise
 from tests.unit.analysis.simulated import CALM, ROUGH, Latencies, Trouble, runs
 
 RUNS = 1000
@@ -19,9 +19,9 @@ def verdicts(latencies: Latencies, *, control: bool) -> Counter[Verdict]:
     """The word for each run [subject, baseline, subject again]."""
     found: Counter[Verdict] = Counter()
     for subject, baseline, twin in latencies:
-        pair = paired(subject, baseline)
-        noise = control_noise(paired(subject, twin)) if control else halves_noise(subject)
-        found[decide(pair.ratio, pair.test.p, noise)] += 1
+        pair = compare_pairs(subject, baseline)
+        noise = control_noise(compare_pairs(subject, twin)) if control else halves_noise(subject)
+        found[decide_verdict(pair.ratio, pair.test.p, noise)] += 1
     return found
 
 
@@ -60,7 +60,7 @@ def test_the_interval_of_a_ratio_covers_the_truth_as_often_as_it_says(blocks: in
     truth, many = 1.25, 2000
     covered = 0
     for subject, baseline in runs(many, blocks, (truth, 1.0), trouble, seed=blocks):
-        ratio = paired(subject, baseline).ratio
+        ratio = compare_pairs(subject, baseline).ratio
         covered += ratio.low <= truth <= ratio.high
     assert 0.93 <= covered / many <= 0.97
 

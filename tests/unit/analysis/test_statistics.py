@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from orchestrator.analysis.bootstrap import (
     Interval,
     at_least,
+    autocorrelation,
     ideal_limits,
-    likeness,
+    interval_widening,
     median,
     median_interval,
     normal_scores,
-    students,
-    widening,
+    student_quantile,
 )
-from orchestrator.analysis.ranks import cumulative, distinct, holm, mid_ranks, signed_ranks
+from orchestrator.analysis.ranks import cumulative_ranks, distinct_order, holm, mid_ranks, signed_ranks
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Group, Key
 from orchestrator.analysis.verdicts import (
@@ -32,10 +32,10 @@ from orchestrator.analysis.verdicts import (
     Noise,
     NoiseSource,
     Verdict,
-    decide,
-    distance,
+    compare_pairs,
+    decide_verdict,
+    distance_from_one,
     halves_noise,
-    paired,
 )
 
 positive = st.floats(1e-3, 1e6)
@@ -81,7 +81,7 @@ def test_differences_of_one_sign_are_the_largest_effect() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 60])
 def test_the_distribution_of_the_rank_sum_is_one(count: int) -> None:
-    whole = cumulative(count)
+    whole = cumulative_ranks(count)
     assert whole[-1] == pytest.approx(1.0)
     assert whole[0] == pytest.approx(0.5**count)
 
@@ -151,8 +151,8 @@ def test_an_interval_shrinks_with_the_root_of_the_number_of_blocks_in_large_runs
 def test_alike_blocks_widen_the_interval_and_the_same_blocks_shuffled_do_not() -> None:
     drifting = np.linspace(1, 2, 60)
     shuffled = np.random.default_rng(1).permutation(drifting)
-    assert likeness(drifting) > 0.9
-    assert likeness(shuffled) == 0
+    assert autocorrelation(drifting) > 0.9
+    assert autocorrelation(shuffled) == 0
     together, alone = median_interval(drifting), median_interval(shuffled)
     assert (alone.low, alone.high) == ideal_limits(drifting)
     assert together.high - together.low > 2 * (alone.high - alone.low)
@@ -164,9 +164,9 @@ def test_the_likeness_of_neighbours_is_found_whatever_outliers_do(alike: float) 
     values = rng.standard_normal(4000)
     for i in range(1, values.size):
         values[i] = alike * values[i - 1] + math.sqrt(1 - alike**2) * values[i]
-    assert likeness(values) == pytest.approx(alike, abs=0.05)
+    assert autocorrelation(values) == pytest.approx(alike, abs=0.05)
     values[rng.integers(0, values.size, 40)] *= 1e6
-    assert likeness(values) == pytest.approx(alike, abs=0.08)
+    assert autocorrelation(values) == pytest.approx(alike, abs=0.08)
 
 
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=60))
@@ -179,7 +179,7 @@ def test_values_that_tie_share_their_score_and_scores_rise_with_values(values: l
 
 
 def test_constant_blocks_have_no_likeness_and_no_width() -> None:
-    assert likeness(np.ones(50)) == 0
+    assert autocorrelation(np.ones(50)) == 0
     assert median_interval(np.ones(50)) == Interval(1.0, 1.0, 1.0)
 
 
@@ -191,21 +191,21 @@ def test_the_median_of_alike_blocks_varies_as_much_more_as_the_limits_move_out()
     independent = np.median(values, axis=1).std()
     for i in range(1, blocks):
         values[:, i] = alike * values[:, i - 1] + math.sqrt(1 - alike**2) * values[:, i]
-    assert np.median(values, axis=1).std() / independent == pytest.approx(widening(alike, blocks), rel=0.05)
-    assert widening(0, blocks) == 1
+    assert np.median(values, axis=1).std() / independent == pytest.approx(interval_widening(alike, blocks), rel=0.05)
+    assert interval_widening(0, blocks) == 1
 
 
 @pytest.mark.parametrize(("free", "quantile"), [(3, 3.182446), (5, 2.570582), (10, 2.228139), (100, 1.983972)])
 def test_students_quantile_is_that_of_the_tables(free: int, quantile: float) -> None:
-    assert students(1.959964, free) == pytest.approx(quantile, rel=0.005)
+    assert student_quantile(1.959964, free) == pytest.approx(quantile, rel=0.005)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=6, max_size=40))
 def test_the_ratio_the_other_way_round_is_the_reciprocal(pairs: list[tuple[float, float]]) -> None:
     left, right = np.array(pairs).T
-    here, there = paired(left, right).ratio, paired(right, left).ratio
+    here, there = compare_pairs(left, right).ratio, compare_pairs(right, left).ratio
     assert here.mid == pytest.approx(1 / there.mid)
-    assert distance(here) == pytest.approx(distance(there), rel=0.02)
+    assert distance_from_one(here) == pytest.approx(distance_from_one(there), rel=0.02)
 
 
 CONTROL = Noise(0.02, NoiseSource.CONTROL)
@@ -231,7 +231,7 @@ CONTROL = Noise(0.02, NoiseSource.CONTROL)
 def test_a_win_needs_interval_test_and_noise_at_once(
     ratio: Interval, p: float, noise: Noise | None, verdict: Verdict
 ) -> None:
-    assert decide(ratio, p, noise) is verdict
+    assert decide_verdict(ratio, p, noise) is verdict
 
 
 @given(positive, positive, positive, st.floats(0, 1), st.floats(0, 0.5))
@@ -239,8 +239,8 @@ def test_swapping_the_two_swaps_the_verdict(a: float, b: float, c: float, p: flo
     low, mid, high = sorted((a, b, c))
     noise = Noise(floor, NoiseSource.CONTROL)
     swapped = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
-    here = decide(Interval(low, mid, high), p, noise)
-    there = decide(Interval(1 / high, 1 / mid, 1 / low), p, noise)
+    here = decide_verdict(Interval(low, mid, high), p, noise)
+    there = decide_verdict(Interval(1 / high, 1 / mid, 1 / low), p, noise)
     near_a_limit = any(
         math.isclose(abs(math.log(end)), limit, rel_tol=1e-9, abs_tol=1e-12)
         for end in (low, mid, high)
@@ -283,6 +283,6 @@ def test_ranks_are_the_same_where_no_two_values_are_and_where_some_are(values: l
     array = np.array(values)
     ranks, _ = mid_ranks(array)
     assert ranks.tolist() == [(array < one).sum() + ((array == one).sum() + 1) / 2 for one in array]
-    order = distinct(array)
+    order = distinct_order(array)
     assert (order is None) == (len(set(values)) < len(values))
     assert order is None or array[order].tolist() == sorted(values)

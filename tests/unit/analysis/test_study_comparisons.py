@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.across import changes, quotient
+from orchestrator.analysis.across import find_changes, quotient
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.fingerprint import Level, comparability
+from orchestrator.analysis.fingerprint import ComparabilityLevel, compare_fingerprints
 from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from tests.unit.report.written import both, csv_text, records, studied
@@ -23,53 +23,55 @@ def other(speed: float, seed: int, **more: Any) -> str:
 def test_a_change_between_runs_is_found_and_none_where_there_is_none() -> None:
     before = studied(other(1.0, 1))
     for relative_to in ("", "sdpa:default"):
-        same = changes(before, studied(other(1.0, 2)), relative_to=relative_to, implementations=["bench"])
+        same = find_changes(before, studied(other(1.0, 2)), relative_to=relative_to, implementations=["bench"])
         assert {one.verdict for one in same} <= {Verdict.SAME, Verdict.INCONCLUSIVE}
-        slower = changes(before, studied(other(0.9, 3)), relative_to=relative_to, implementations=["bench"])
+        slower = find_changes(before, studied(other(0.9, 3)), relative_to=relative_to, implementations=["bench"])
         assert {one.verdict for one in slower} == {Verdict.SLOWER}
         assert slower[0].ratio.mid == pytest.approx(0.9, rel=0.02)
-        faster = changes(studied(other(0.9, 3)), before, relative_to=relative_to, implementations=["bench"])
+        faster = find_changes(studied(other(0.9, 3)), before, relative_to=relative_to, implementations=["bench"])
         assert {one.verdict for one in faster} == {Verdict.FASTER}
 
 
 def test_a_change_within_the_tolerance_is_no_regression() -> None:
     before, after = studied(other(1.0, 1)), studied(other(0.96, 2))
-    assert {one.verdict for one in changes(before, after, implementations=["bench"])} == {Verdict.SLOWER}
-    assert {one.verdict for one in changes(before, after, implementations=["bench"], tolerance=0.1)} == {Verdict.SAME}
+    assert {one.verdict for one in find_changes(before, after, implementations=["bench"])} == {Verdict.SLOWER}
+    assert {one.verdict for one in find_changes(before, after, implementations=["bench"], tolerance=0.1)} == {
+        Verdict.SAME
+    }
 
 
 def test_only_what_both_runs_timed_is_compared_and_controls_are_not() -> None:
     before, after = studied(other(1.0, 1)), studied(other(1.0, 2, lengths=(1024, 2048)))
-    found = changes(before, after)
+    found = find_changes(before, after)
     assert {one.case_id.split("-")[3] for one in found} == {"q1024"}
     assert {one.implementation for one in found} == {"bench", "sdpa:default"}
 
 
 def test_a_regime_is_compared_with_itself_only() -> None:
     before, after = studied(csv_text(both())), studied(csv_text(both(noise=0.011)))
-    found = changes(before, after, implementations=["bench"])
+    found = find_changes(before, after, implementations=["bench"])
     assert [(one.case_id.split("-")[3], one.setting.regime) for one in found] == [
         ("q128", "burst"), ("q1024", "burst"), ("q128", "sustained"), ("q1024", "sustained"),
     ]  # fmt: skip
     burst = studied(csv_text(row for row in both() if row["regime"] == "burst"))
-    assert {one.setting.regime for one in changes(before, burst)} == {"burst"}
-    assert changes(studied(csv_text(records(regime="graph"))), before) == ()
+    assert {one.setting.regime for one in find_changes(before, burst)} == {"burst"}
+    assert find_changes(studied(csv_text(records(regime="graph"))), before) == ()
 
 
 def test_an_older_run_without_named_caches_is_compared_where_there_is_no_doubt() -> None:
     older, named = studied(csv_text(records())), studied(csv_text(records(cache="cold")))
-    assert len(changes(older, named, implementations=["bench"])) == 2
-    assert len(changes(named, older, implementations=["bench"])) == 2
+    assert len(find_changes(older, named, implementations=["bench"])) == 2
+    assert len(find_changes(named, older, implementations=["bench"])) == 2
     two = studied(csv_text([*records(cache="cold"), *records(cache="warm")]))
-    assert changes(older, two) == changes(two, older) == ()
-    assert changes(named, studied(csv_text(records(cache="warm")))) == ()
+    assert find_changes(older, two) == find_changes(two, older) == ()
+    assert find_changes(named, studied(csv_text(records(cache="warm")))) == ()
 
 
 def test_a_slower_machine_cancels_out_of_speed_ups_and_is_no_regression() -> None:
     speeds = {"bench": 1.2, "sdpa:default": 0.8, "bench:aa": 1.2}
     before, after = studied(other(1.0, 1)), studied(csv_text(records(speeds=speeds, seed=4)))
-    (relative, _) = changes(before, after, relative_to="sdpa:default", implementations=["bench"])
-    (absolute, _) = changes(before, after, implementations=["bench"])
+    (relative, _) = find_changes(before, after, relative_to="sdpa:default", implementations=["bench"])
+    (absolute, _) = find_changes(before, after, implementations=["bench"])
     assert relative.verdict in (Verdict.SAME, Verdict.INCONCLUSIVE)
     assert absolute.ratio.mid == pytest.approx(0.8, rel=0.02)
     assert (absolute.verdict, absolute.spread > 0.1) == (Verdict.INCONCLUSIVE, True), "the baseline slowed down as much"
@@ -117,36 +119,36 @@ FIRST = {
 @pytest.mark.parametrize(
     ("change", "across", "level", "reason"),
     [
-        ({}, False, Level.COMPARABLE, ""),
-        ({"driver": "570"}, False, Level.CAVEAT, "driver differs: 580 and 570"),
-        ({"device_uuid_sha256": "x"}, False, Level.CAVEAT, "known for one run only"),
-        ({"git_dirty": True}, False, Level.CAVEAT, "the second run's kernels have uncommitted changes"),
-        ({"threads": 2}, False, Level.CAVEAT, "threads differs"),
-        ({"device": "Tesla T4"}, False, Level.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
-        ({"device": "Tesla T4"}, True, Level.CAVEAT, "device differs"),
-        ({"regimes": ("sustained",)}, True, Level.REFUSED, "no regime is in both: burst and sustained"),
-        ({"regimes": ("burst", "graph")}, False, Level.CAVEAT, "only burst is in both"),
-        ({"nvrtc": "13.1"}, False, Level.CAVEAT, "nvrtc differs: unknown and 13.1"),
-        ({"power_limit_w": 300}, False, Level.CAVEAT, "power limit differs"),
-        ({"ecc": False}, False, Level.CAVEAT, "ecc differs"),
-        ({"payload_sha256": "b"}, False, Level.CAVEAT, "although the commit is the same"),
-        ({"payload_sha256": "b", "git_commit": "c1"}, False, Level.COMPARABLE, ""),
-        ({"image": None}, False, Level.COMPARABLE, ""),
+        ({}, False, ComparabilityLevel.COMPARABLE, ""),
+        ({"driver": "570"}, False, ComparabilityLevel.CAVEAT, "driver differs: 580 and 570"),
+        ({"device_uuid_sha256": "x"}, False, ComparabilityLevel.CAVEAT, "known for one run only"),
+        ({"git_dirty": True}, False, ComparabilityLevel.CAVEAT, "the second run's kernels have uncommitted changes"),
+        ({"threads": 2}, False, ComparabilityLevel.CAVEAT, "threads differs"),
+        ({"device": "Tesla T4"}, False, ComparabilityLevel.REFUSED, "device differs: NVIDIA L4 and Tesla T4"),
+        ({"device": "Tesla T4"}, True, ComparabilityLevel.CAVEAT, "device differs"),
+        ({"regimes": ("sustained",)}, True, ComparabilityLevel.REFUSED, "no regime is in both: burst and sustained"),
+        ({"regimes": ("burst", "graph")}, False, ComparabilityLevel.CAVEAT, "only burst is in both"),
+        ({"nvrtc": "13.1"}, False, ComparabilityLevel.CAVEAT, "nvrtc differs: unknown and 13.1"),
+        ({"power_limit_w": 300}, False, ComparabilityLevel.CAVEAT, "power limit differs"),
+        ({"ecc": False}, False, ComparabilityLevel.CAVEAT, "ecc differs"),
+        ({"payload_sha256": "b"}, False, ComparabilityLevel.CAVEAT, "although the commit is the same"),
+        ({"payload_sha256": "b", "git_commit": "c1"}, False, ComparabilityLevel.COMPARABLE, ""),
+        ({"image": None}, False, ComparabilityLevel.COMPARABLE, ""),
     ],
 )
 def test_runs_are_comparable_with_a_caveat_or_not_at_all_and_the_reason_is_given(
-    change: dict[str, Any], across: bool, level: Level, reason: str
+    change: dict[str, Any], across: bool, level: ComparabilityLevel, reason: str
 ) -> None:
-    found = comparability(FIRST, FIRST | change, across_devices=across)
+    found = compare_fingerprints(FIRST, FIRST | change, across_devices=across)
     assert found.level is level
     assert (reason in found.reasons[0]) if reason else found.reasons == ()
 
 
 def test_on_a_processor_another_number_of_threads_is_another_machine() -> None:
     first = FIRST | {"device_kind": "cpu"}
-    assert comparability(first, first | {"threads": 2}).level is Level.REFUSED
+    assert compare_fingerprints(first, first | {"threads": 2}).level is ComparabilityLevel.REFUSED
     chips = first | {"device_uuid_sha256": "a"}, first | {"device_uuid_sha256": "b"}
-    assert comparability(*chips).reasons == ("another chip of the same kind",)
+    assert compare_fingerprints(*chips).reasons == ("another chip of the same kind",)
     kinds = (chips[0], chips[1] | {"device": "NVIDIA H100"})
-    assert "another chip of the same kind" not in comparability(*kinds).reasons
-    assert "another chip of the same kind" not in comparability(*kinds, across_devices=True).reasons
+    assert "another chip of the same kind" not in compare_fingerprints(*kinds).reasons
+    assert "another chip of the same kind" not in compare_fingerprints(*kinds, across_devices=True).reasons

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
-from orchestrator.core.market.offers import Advice, Offer, region_of
+from orchestrator.core.market.offers import Offer, ZoneAdvice, region_of
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.integration.contract.test_cloud import talker
 from tests.support import keyed
@@ -61,15 +61,15 @@ def plain_sky(home: Path) -> Iterator[Sky]:
 def test_what_is_known_of_a_zone_is_told_and_what_is_not_is_none(sky: Sky) -> None:
     told = sky.cloud.advice([offer("us-central1-a"), offer("us-east1-b"), offer("us-central1-b")])
     assert set(told) == {
-        Advice("us-central1-a", 0.8, 7200.0, 0.125),
-        Advice("us-east1-b", 0.25, None, None),
-        Advice("us-central1-b", None, None, None),
+        ZoneAdvice("us-central1-a", 0.8, 7200.0, 0.125),
+        ZoneAdvice("us-east1-b", 0.25, None, None),
+        ZoneAdvice("us-central1-b", None, None, None),
     }
 
 
 def test_a_machine_with_a_gpu_attached_has_no_history_and_is_not_asked_about_it(sky: Sky) -> None:
     (told,) = sky.cloud.advice([offer("us-central1-a", machine="n1-standard-4", gpu="nvidia-tesla-t4")])
-    assert told == Advice("us-central1-a", 0.8, 7200.0, None)
+    assert told == ZoneAdvice("us-central1-a", 0.8, 7200.0, None)
     assert "compute.advice.capacityHistory" not in sky.checker.methods
 
 

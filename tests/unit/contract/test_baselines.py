@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable, Older, dump, placed
+from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable, Older, dump_baselines, place_baseline
 from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.naming import baseline_object
 from orchestrator.ports import Bucket
@@ -29,7 +29,7 @@ def store(bucket: Bucket) -> BaselineStore:
 
 
 def put(bucket: Bucket, one: Baseline) -> Baselines | Older:
-    return store(bucket).update("main", lambda there: placed(there, one))
+    return store(bucket).update("main", lambda there: place_baseline(there, one))
 
 
 def test_what_was_never_set_is_empty_and_what_was_set_is_read_by_everyone(bucket: Bucket) -> None:
@@ -81,7 +81,7 @@ class Contested(MemoryBucket):
     """Somebody else is faster every time."""
 
     def replace(self, name: str, data: bytes, **about: Any) -> int | None:
-        rival = dump("main", {"rival": replace(L4, set_by=f"rival {self.calls}")})
+        rival = dump_baselines("main", {"rival": replace(L4, set_by=f"rival {self.calls}")})
         super().replace(name, rival, **(about | {"generation": None}))
         return super().replace(name, data, **about)
 

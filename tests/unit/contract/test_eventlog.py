@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix
-from orchestrator.core.run.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode
+from orchestrator.core.run.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode_event
 from orchestrator.ports import Blob, Bucket
 from orchestrator.store.events import EVENTS_OF_A_MACHINE, EventLog
 from tests.support.memory_bucket import MemoryBucket
@@ -94,7 +94,7 @@ def test_an_event_that_lies_under_a_name_that_is_not_its_own_is_none(bucket: Buc
         "another number's": forged.object_name.replace("-000001-", "-000002-"),
         "no": events_prefix(RUN) + "stop.json",
     }[kind]
-    bucket.create(name, encode(forged))
+    bucket.create(name, encode_event(forged))
     ours = log(bucket)
     assert ours.read() == ()
     assert ours.undecodable == {name}
@@ -226,7 +226,7 @@ def test_the_stored_bytes_are_the_encoded_event(bucket: Bucket, tmp_path: Path) 
     event = log(bucket).append(phase("a"))
     blob = bucket.read(event.object_name)
     assert blob is not None
-    assert blob.data == encode(event)
+    assert blob.data == encode_event(event)
 
 
 def junk(bucket: Bucket, writer: str, count: int, kind: str = "healed") -> None:

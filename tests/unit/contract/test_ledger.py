@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.ledger.budget import Cost, Entry, Ledger, LedgerUnreadable
+from orchestrator.core.ledger.budget import Cost, Ledger, LedgerEntry, LedgerUnreadable
 from orchestrator.core.naming import LEDGER
 from orchestrator.ports import Bucket
 from orchestrator.store.documents import ATTEMPTS
@@ -27,7 +27,7 @@ def hold(run: str, usd: str = "0.50") -> Callable[[Ledger], Ledger]:
     def change(ledger: Ledger) -> Ledger:
         if run in ledger.runs:
             return ledger
-        return ledger.model_copy(update={"runs": {**ledger.runs, run: Entry(hold_usd=Decimal(usd), held_at=NOW)}})
+        return ledger.model_copy(update={"runs": {**ledger.runs, run: LedgerEntry(hold_usd=Decimal(usd), held_at=NOW)}})
 
     return change
 

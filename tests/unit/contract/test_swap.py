@@ -27,7 +27,7 @@ from orchestrator.store import ledger
 from orchestrator.store.documents import (
     ATTEMPTS,
     TAKEN,
-    Document,
+    StoredDocument,
     baseline_document,
     claim_slot,
     host_document,
@@ -53,7 +53,7 @@ CLAIM = {"run_id": RUN, "by": "ada", "spec": {}, "payload": {}}
 class Case:
     """A document, what is there at first, how client `n` leaves its mark on it, and whose marks it has."""
 
-    document: Document[Any]
+    document: StoredDocument[Any]
     first: bytes | None
     mark: Callable[[Any, str], Any]
     marks: Callable[[Any], set[str]]

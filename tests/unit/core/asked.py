@@ -15,7 +15,7 @@ from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
-from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan
+from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def planned(config: Config | None = None, **changes: Any) -> LaunchPlan | PlanRe
         "caps": Caps(),
         "now": NOON,
     }
-    return plan(config, changes.pop("config_name", "my"), Circumstances(**(arguments | changes)))
+    return plan_launch(config, changes.pop("config_name", "my"), Circumstances(**(arguments | changes)))
 
 
 def accepted(config: Config | None = None, **changes: Any) -> LaunchPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import Verdict
+from orchestrator.core.doctor.verdicts import CheckVerdict
 from tests.support.conversations import lead
 from tests.support.remedies import wrong_with
 
@@ -16,5 +16,5 @@ SUBJECT = Subject("proj-1", "my-bench", service_account=EMAIL, who="user:ada@exa
 def verdict(check: Any, replies: Any, subject: Subject = SUBJECT) -> Any:
     """What a check finds, of which every remedy is a whole command."""
     found = lead(check, subject, reply=replies).result
-    assert not isinstance(found, Verdict) or not wrong_with(found.remedy)
+    assert not isinstance(found, CheckVerdict) or not wrong_with(found.remedy)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from orchestrator.core.setup.plan import Grant, Standing, Wanted, setup
+from orchestrator.core.setup.plan import Grant, SetupRequest, Standing, plan_setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,
@@ -17,7 +17,7 @@ from orchestrator.core.setup.steps import (
 )
 
 ADA = "user:ada@example.com"
-WANTED = Wanted(
+WANTED = SetupRequest(
     "my-project", "my-bench", launcher=ADA, budget=(("per_run_usd", Decimal("1.00")), ("per_day_usd", Decimal("5.00")))
 )
 CAREFUL = {
@@ -30,7 +30,7 @@ def after_all_of_it() -> Standing:
     """What there is once every step of `WANTED` has been taken."""
     on_project, on_bucket, on_account = set(), set(), set()
     roles, values, caps, apis = {}, {}, dict[str, str](), frozenset[str]()
-    for step in setup(WANTED):
+    for step in plan_setup(WANTED):
         match step:
             case EnableApis():
                 apis = frozenset(step.apis)

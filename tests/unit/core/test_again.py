@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.config.load import again, load
-from orchestrator.core.config.model import Config, effective_grids, harness
+from orchestrator.core.config.load import load, repeat_config
+from orchestrator.core.config.model import Config, effective_grids, harness_settings
 from orchestrator.core.mode import Mode
 from tests.unit.core.asked import GRIDS, asked
 
@@ -28,12 +28,12 @@ SETTINGS = (
 
 def spec_of(config: Config, mode: Mode = Mode.HOST) -> dict[str, Any]:
     """As the machine gets it: through JSON."""
-    told: dict[str, Any] = json.loads(json.dumps(harness(config, effective_grids(config, mode), mode)))
+    told: dict[str, Any] = json.loads(json.dumps(harness_settings(config, effective_grids(config, mode), mode)))
     return told
 
 
 def planned_again(spec: dict[str, Any], capability: str) -> Config:
-    return load(json.dumps(again(spec, capability)), source="repeat.yaml", grids=GRIDS)
+    return load(json.dumps(repeat_config(spec, capability)), source="repeat.yaml", grids=GRIDS)
 
 
 @given(st.sampled_from(sorted(CAPABILITY)), st.lists(st.sampled_from(SETTINGS), max_size=6, unique=True))
@@ -68,4 +68,4 @@ def test_what_is_published_can_be_measured_again(path: Path) -> None:
     ],
 )
 def test_a_spec_that_does_not_say_it_all_gives_none(spec: dict[str, Any]) -> None:
-    assert again(spec, "9.0") == {}
+    assert repeat_config(spec, "9.0") == {}

@@ -8,8 +8,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.ledger.arming import NotArmed, arm, may_settle
-from orchestrator.core.ledger.budget import Caps, Ledger, Refused, authorize, exposure, hold, settle
+from orchestrator.core.ledger.arming import NotArmed, arm_request, may_settle
+from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize, hold, settle, window_exposure
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 RUN = "20261121-040506-l4-7f3a"
@@ -22,11 +22,11 @@ def held() -> Ledger:
 
 
 def armed(attempt: int = 1, by: str = "one", seconds: float = 0, ledger: Ledger | None = None) -> Ledger | NotArmed:
-    return arm(ledger or held(), RUN, attempt, by, NOON + timedelta(seconds=seconds), PATIENCE)
+    return arm_request(ledger or held(), RUN, attempt, by, NOON + timedelta(seconds=seconds), PATIENCE)
 
 
 def test_nothing_is_asked_for_without_a_hold_or_after_its_settlement() -> None:
-    assert arm(Ledger(), RUN, 1, "one", NOON, PATIENCE) == NotArmed("no_hold")
+    assert arm_request(Ledger(), RUN, 1, "one", NOON, PATIENCE) == NotArmed("no_hold")
     assert armed(ledger=settle(held(), RUN, D(0), NOON)) == NotArmed("settled")
 
 
@@ -74,29 +74,29 @@ def test_however_wrong_the_clocks_are_no_day_no_month_and_no_total_is_over_its_c
         now = NOON + timedelta(days=days_off, hours=hours)
         seen.add(now)
         name = f"{now:%Y%m%d}-000000-l4-{run:04x}"
-        if not over and not isinstance(authorize(ledger, caps, amount, now), Refused):
-            before = exposure(ledger, "total", now).total
+        if not over and not isinstance(authorize(ledger, caps, amount, now), HoldRefused):
+            before = window_exposure(ledger, "total", now).total
             ledger = hold(ledger, f"{name}x{number}", amount, 600, now)
-            assert exposure(ledger, "total", now).total == before + amount, "an approved hold is always taken"
+            assert window_exposure(ledger, "total", now).total == before + amount, "an approved hold is always taken"
         elif open_runs := sorted(name for name, entry in ledger.runs.items() if entry.held):
             first = open_runs[run % len(open_runs)]
             ledger = settle(ledger, first, min(amount, ledger.runs[first].hold_usd), now)
         for at in seen:
-            assert exposure(ledger, "day", at).total <= cap
-            assert exposure(ledger, "month", at).total <= cap
-        assert exposure(ledger, "total", now).total <= 4 * cap
+            assert window_exposure(ledger, "day", at).total <= cap
+            assert window_exposure(ledger, "month", at).total <= cap
+        assert window_exposure(ledger, "total", now).total <= 4 * cap
 
 
 def test_the_cost_of_a_run_and_its_resumptions_counts_together_against_its_cap() -> None:
     ledger = settle(held(), RUN, D("0.80"), NOON)
-    assert isinstance(authorize(ledger, Caps(run=D(1)), D("0.30"), NOON, run_id=f"{RUN}+1"), Refused)
+    assert isinstance(authorize(ledger, Caps(run=D(1)), D("0.30"), NOON, run_id=f"{RUN}+1"), HoldRefused)
     ledger = hold(ledger, f"{RUN}+1", D("0.20"), 600, NOON + timedelta(days=1))
-    assert exposure(ledger, "run", NOON, run_id=RUN).total == D("1.00")
-    assert exposure(ledger, "day", NOON).total == D("0.80")
+    assert window_exposure(ledger, "run", NOON, run_id=RUN).total == D("1.00")
+    assert window_exposure(ledger, "day", NOON).total == D("0.80")
 
 
 def test_no_machine_is_asked_for_that_alone_may_cost_more_than_the_ledger_holds() -> None:
     now = datetime(2026, 11, 21, 12, tzinfo=UTC)
     ledger = hold(Ledger(), "r", Decimal("0.50"), 600, now)
-    assert arm(ledger, "r", 1, "me", now, 60, Decimal("0.500001")) == NotArmed("too_dear")
-    assert not isinstance(arm(ledger, "r", 1, "me", now, 60, Decimal("0.50")), NotArmed)
+    assert arm_request(ledger, "r", 1, "me", now, 60, Decimal("0.500001")) == NotArmed("too_dear")
+    assert not isinstance(arm_request(ledger, "r", 1, "me", now, 60, Decimal("0.50")), NotArmed)

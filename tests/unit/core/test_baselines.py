@@ -14,11 +14,11 @@ from orchestrator.core.baselines import (
     Older,
     checked_name,
     device_key,
-    dump,
-    parse,
-    placed,
-    plain,
-    without,
+    dump_baselines,
+    parse_baselines,
+    place_baseline,
+    plain_entries,
+    remove_devices,
 )
 from orchestrator.core.errors import ConfigError
 
@@ -28,33 +28,33 @@ T4 = replace(L4, run_id="20261121-040000-t4-0000", device="Tesla T4", git_commit
 
 
 def test_a_device_has_one_baseline_under_a_name_and_another_device_another() -> None:
-    there = placed({}, L4)
+    there = place_baseline({}, L4)
     assert isinstance(there, dict)
-    both = placed(there, T4)
+    both = place_baseline(there, T4)
     assert isinstance(both, dict)
     assert {key: one.run_id for key, one in both.items()} == {"nvidia-l4": L4.run_id, "tesla-t4": T4.run_id}
     newer = replace(L4, run_id="20261122-000000-l4-0001")
-    again = placed(both, newer)
+    again = place_baseline(both, newer)
     assert isinstance(again, dict)
     assert (again["nvidia-l4"], again["tesla-t4"]) == (newer, T4)
-    assert without(again, frozenset({"nvidia-l4"})) == {"tesla-t4": T4}
+    assert remove_devices(again, frozenset({"nvidia-l4"})) == {"tesla-t4": T4}
 
 
 def test_an_older_run_takes_no_newer_ones_place_unless_it_is_meant() -> None:
     older = replace(L4, run_id="20261120-000000-l4-ffff")
     there = {"nvidia-l4": L4}
-    assert placed(there, older) == Older(L4)
-    assert placed(there, older, back=True) == {"nvidia-l4": older}
-    assert placed(there, L4) == there
+    assert place_baseline(there, older) == Older(L4)
+    assert place_baseline(there, older, back=True) == {"nvidia-l4": older}
+    assert place_baseline(there, L4) == there
 
 
 def test_what_is_stored_reads_back_without_what_is_no_plain_value() -> None:
-    data = dump("main", {"tesla-t4": T4, "nvidia-l4": L4})
+    data = dump_baselines("main", {"tesla-t4": T4, "nvidia-l4": L4})
     assert json.loads(data)["schema"] == 1
     assert list(json.loads(data)["devices"]) == ["nvidia-l4", "tesla-t4"]
     known = {"cuda": 13.0, "driver": "580", "ecc": True}
-    assert plain(FINGERPRINT) == known
-    assert parse("main", data) == {
+    assert plain_entries(FINGERPRINT) == known
+    assert parse_baselines("main", data) == {
         "nvidia-l4": replace(L4, fingerprint=known),
         "tesla-t4": replace(T4, fingerprint=known),
     }
@@ -65,7 +65,7 @@ def test_what_is_stored_reads_back_without_what_is_no_plain_value() -> None:
 )
 def test_what_is_no_baseline_says_so_and_how_to_go_on(data: bytes) -> None:
     with pytest.raises(BaselinesUnreadable, match="main") as told:
-        parse("main", data)
+        parse_baselines("main", data)
     assert "--broken" in told.value.hint
 
 

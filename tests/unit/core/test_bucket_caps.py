@@ -7,7 +7,16 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.ledger.budget import WINDOWS, Approved, Caps, Ledger, Refused, SharedCaps, authorize, set_caps
+from orchestrator.core.ledger.budget import (
+    WINDOWS,
+    Approved,
+    Caps,
+    HoldRefused,
+    Ledger,
+    SharedCaps,
+    authorize,
+    set_caps,
+)
 from tests.unit.core.ledgers import NOON, D, amounts
 
 
@@ -25,11 +34,11 @@ def test_of_the_clients_caps_and_the_buckets_the_lower_binds(own: Caps, theirs: 
 
 def test_a_refusal_says_who_set_the_cap_and_how_it_is_changed() -> None:
     refused = authorize(shared(day=D(1)), Caps(day=D(5)), D(2), NOON)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, HoldRefused)
     assert (refused.cap, refused.set_by) == (D(1), "ada")
     assert "bench budget set --day" in refused.remedy
     own = authorize(shared(day=D(5)), Caps(day=D(1)), D(2), NOON)
-    assert isinstance(own, Refused)
+    assert isinstance(own, HoldRefused)
     assert own.set_by == ""
     assert "budget.per_day_usd" in own.remedy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.config.grids import DTYPES
-from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, Gpu, carrier_of, closest, lookup, suggest
+from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, Gpu, carrier_of, closest_word, find_gpu, suggest
 
 
 @pytest.mark.parametrize("gpu", CATALOG, ids=lambda gpu: gpu.name)
@@ -27,24 +27,24 @@ def test_no_machine_type_carries_two_kinds_of_gpu() -> None:
 
 
 def test_a_gpu_is_found_by_any_of_its_names() -> None:
-    assert lookup(" L4 ") is lookup("nvidia-l4") is lookup("l4") is CATALOG[0]
-    assert lookup("nvidia-tesla-t4") is lookup("T4")
-    assert lookup("l40") is None
+    assert find_gpu(" L4 ") is find_gpu("nvidia-l4") is find_gpu("l4") is CATALOG[0]
+    assert find_gpu("nvidia-tesla-t4") is find_gpu("T4")
+    assert find_gpu("l40") is None
 
 
 def test_turing_has_no_bfloat16() -> None:
-    t4 = lookup("t4")
+    t4 = find_gpu("t4")
     assert t4 is not None
     assert "bfloat16" not in t4.dtypes
 
 
 def test_a_machine_type_says_what_it_carries() -> None:
-    assert carrier_of("n1-standard-4") is lookup("t4")
+    assert carrier_of("n1-standard-4") is find_gpu("t4")
     assert carrier_of("z9-mega-1") is None
 
 
 def test_a_slip_of_the_pen_is_answered_with_the_closest_name() -> None:
-    assert closest("A10", GPU_NAMES) == "a100"
-    assert closest("quantum", GPU_NAMES) is None
+    assert closest_word("A10", GPU_NAMES) == "a100"
+    assert closest_word("quantum", GPU_NAMES) is None
     assert suggest("h10", GPU_NAMES) == "did you mean 'h100'? valid: l4, t4, a100, h100, cpu"
     assert suggest("quantum", GPU_NAMES) == "valid: l4, t4, a100, h100, cpu"

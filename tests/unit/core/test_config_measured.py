@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orchestrator.core.bundled import IMPLEMENTATIONS
 from orchestrator.core.config.grids import DTYPES
 from orchestrator.core.config.load import Config, baseline_only, effective_grids
-from orchestrator.core.config.model import harness, measurements
+from orchestrator.core.config.model import count_measurements, harness_settings
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import GPU_NAMES
 from tests.unit.core.asked import CONFIGS, GRIDS, asked, shipped
@@ -98,7 +98,7 @@ def test_what_is_measured_can_always_be_computed(gpu: str, dtypes: list[str], gr
 
 def test_the_harness_is_told_all_that_it_needs() -> None:
     config = asked("gpu: l4\nmeasure: {grid: smoke, repeats: 3, warmup: 1, regime: sustained, seed: 5, threads: 2}")
-    spec = harness(config, effective_grids(config, "gce"), "gce")
+    spec = harness_settings(config, effective_grids(config, "gce"), "gce")
     shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
     correctness = spec.pop("correctness")
     assert spec == {
@@ -118,11 +118,11 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
 
 def test_a_control_may_be_left_out_and_a_case_may_end_when_its_interval_is_tight() -> None:
     config = asked("gpu: l4\nmeasure: {control: false, stop_at_relative_ci: 0.01}")
-    spec = harness(config, effective_grids(config, "gce"), "gce")
+    spec = harness_settings(config, effective_grids(config, "gce"), "gce")
     assert spec["implementations"] == list(IMPLEMENTATIONS)
     assert spec["stop_at_relative_ci"] == 0.01
     alone = baseline_only(asked("gpu: l4"))
-    assert harness(alone, effective_grids(alone, "gce"), "gce")["implementations"][-1] == "sdpa:default:aa"
+    assert harness_settings(alone, effective_grids(alone, "gce"), "gce")["implementations"][-1] == "sdpa:default:aa"
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_a_gpu_is_measured_in_bursts_and_at_length_and_a_processor_in_one_regime
     text: str, mode: str, regime: str
 ) -> None:
     config = asked(text)
-    assert harness(config, effective_grids(config, mode), mode)["regime"] == regime
-    assert measurements(config, mode) == (100 if regime == "both" else 50)
+    assert harness_settings(config, effective_grids(config, mode), mode)["regime"] == regime
+    assert count_measurements(config, mode) == (100 if regime == "both" else 50)
 
 
 def test_a_warm_up_lasts_until_steady_unless_calls_are_counted() -> None:
     for text, told in (("gpu: l4", "steady"), ("gpu: l4\nmeasure: {warmup: 0}", 0)):
         config = asked(text)
-        assert harness(config, effective_grids(config, "gce"), "gce")["warmup"] == told
+        assert harness_settings(config, effective_grids(config, "gce"), "gce")["warmup"] == told

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.config import load as configs
-from orchestrator.core.containers import HINT, LABEL, pinned, recipe
+from orchestrator.core.containers import HINT, LABEL, container_recipe, require_digest
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.images import environment_of
 from tests.integration.stories.stage import GRIDS
@@ -20,11 +20,11 @@ NEEDS = ("apt libnuma-dev", "pip triton==3.4", "pip own-1.0-py3-none-any.whl", "
 
 
 def test_a_tag_alone_is_refused_with_what_prints_its_digest() -> None:
-    assert pinned("") == ""
-    assert pinned(f"ghcr.io/ada/bench:v1@{DIGEST}") == f"ghcr.io/ada/bench:v1@{DIGEST}"
+    assert require_digest("") == ""
+    assert require_digest(f"ghcr.io/ada/bench:v1@{DIGEST}") == f"ghcr.io/ada/bench:v1@{DIGEST}"
     for wrong in ("ghcr.io/ada/bench:v1", f"ghcr.io/ada/bench@{DIGEST[:-1]}", f"a b@{DIGEST}", f"x@{DIGEST}; rm -rf /"):
         with pytest.raises(ValueError, match="expected NAME@sha256"):
-            pinned(wrong)
+            require_digest(wrong)
     assert "imagetools inspect" in HINT
 
 
@@ -45,7 +45,7 @@ def steps(dockerfile: str) -> list[str]:
 
 
 def test_a_recipe_keeps_the_rules_of_dockerfiles() -> None:
-    made = recipe("2.13.0", environment_of("2.13.0", NEEDS), NEEDS)
+    made = container_recipe("2.13.0", environment_of("2.13.0", NEEDS), NEEDS)
     told = steps(made.dockerfile)
     verbs = [line.split()[0] for line in told]
     assert verbs[:2] == ["ARG", "FROM"]
@@ -68,7 +68,7 @@ def test_every_step_of_a_recipe_runs(tmp_path: Path) -> None:
     called = tmp_path / "called"
     for name in ("apt-get", "python3", "rm"):
         stub(tmp_path / "bin", name, f'echo "{name} $*" >>{called}')
-    for line in steps(recipe("2.13.0", "e", NEEDS).dockerfile):
+    for line in steps(container_recipe("2.13.0", "e", NEEDS).dockerfile):
         if line.startswith("RUN "):
             subprocess.run(
                 ["/bin/sh", "-ec", line.removeprefix("RUN ")], env={"PATH": str(tmp_path / "bin")}, check=True

@@ -39,7 +39,7 @@ OFFERS = (offer("us-central1-a"), offer("us-central1-b"), offer("us-east1-b"))
 def next_of(
     log: Log, seen: do.Observation = NOWHERE, now: float = 20, *, launching: bool = False
 ) -> tuple[do.Command, ...]:
-    return do.decide(replayed(log), seen, at(now), POLICY, OFFERS if launching else None)
+    return do.decide_commands(replayed(log), seen, at(now), POLICY, OFFERS if launching else None)
 
 
 @given(
@@ -51,7 +51,7 @@ def next_of(
 def test_every_state_has_an_answer_and_a_settled_run_needs_nothing(events, now, launching, seen) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
-    commands = do.decide(run, do.Observation(seen), at(now), POLICY, OFFERS if launching else None)
+    commands = do.decide_commands(run, do.Observation(seen), at(now), POLICY, OFFERS if launching else None)
     done = run.over and (
         run.phase is Phase.REFUSED or (run.settled is not None and run.due(at(now)) <= run.settled.cost_usd)
     )
@@ -62,7 +62,7 @@ def test_every_state_has_an_answer_and_a_settled_run_needs_nothing(events, now, 
 def test_a_client_that_did_not_launch_never_makes_a_machine(events, now) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
-    commands = do.decide(run, NOWHERE, at(now), POLICY, None)
+    commands = do.decide_commands(run, NOWHERE, at(now), POLICY, None)
     assert not any(isinstance(command, (do.Create, do.Reinsert)) for command in commands)
 
 
@@ -70,7 +70,7 @@ def test_a_client_that_did_not_launch_never_makes_a_machine(events, now) -> None
 def test_a_run_is_never_closed_while_a_machine_may_exist(events, now, launching) -> None:  # type: ignore[no-untyped-def]
     run = replay(events)
     assert run is not None
-    commands = do.decide(run, NOWHERE, at(now), POLICY, OFFERS if launching else None)
+    commands = do.decide_commands(run, NOWHERE, at(now), POLICY, OFFERS if launching else None)
     if any(isinstance(command, do.Close) for command in commands):
         assert run.vm is None or not run.vm.open
 
@@ -102,7 +102,7 @@ def test_when_no_zone_is_left_the_run_ends_and_its_hold_is_released() -> None:
     assert isinstance(close, do.Close)
     assert close.outcome is Phase.NO_CAPACITY
     assert "QUOTA_EXCEEDED" in close.detail
-    *_, close = do.decide(replayed(Log().add(0, planned())), NOWHERE, at(1), POLICY, ())
+    *_, close = do.decide_commands(replayed(Log().add(0, planned())), NOWHERE, at(1), POLICY, ())
     assert close == do.Close(Phase.NO_CAPACITY, "no zone is allowed")
 
 
@@ -317,4 +317,4 @@ def test_a_run_goes_on_where_the_cloud_lost_its_machine_but_not_if_it_was_delete
 def test_two_clients_that_look_at_the_same_run_decide_the_same() -> None:
     log = running().vm(30, ev.Finished(outcome="succeeded")).add(70, gone(64))
     shuffled = random.Random(1).sample(log.events, k=len(log.events))
-    assert do.decide(replay(shuffled), NOWHERE, T0, POLICY, None) == next_of(log)  # type: ignore[arg-type]
+    assert do.decide_commands(replay(shuffled), NOWHERE, T0, POLICY, None) == next_of(log)  # type: ignore[arg-type]

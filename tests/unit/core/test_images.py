@@ -16,23 +16,23 @@ from orchestrator.core.images import (
     ImageRecord,
     Unusable,
     Usable,
-    choose,
-    differs,
+    choose_image,
     environment_of,
     environments_for,
-    expired,
     expires_label,
     family_of,
+    first_difference,
     image_name,
-    judge,
+    is_expired,
+    judge_image,
     storage_usd,
     usd_per_month,
 )  # fmt: skip
-from orchestrator.core.market.machines import InstanceRequest, Refusal
+from orchestrator.core.market.machines import CloudRefusal, InstanceRequest
 from orchestrator.core.naming import is_prepared
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
-from orchestrator.runs.machines import lacks_image, on_base_image, validated
+from orchestrator.runs.machines import lacks_image, on_base_image, validate_image
 from tests.unit.core.builders import RUN, VM, ZONE, Log, at, measured, planned, running
 
 BASE = "projects/deeplearning-platform-release/global/images/base-v20261101"
@@ -58,7 +58,7 @@ def seen(**changes: Any) -> CloudImage:
 
 
 def verdict(one: ImageRecord, there: CloudImage | None = None, hours: float = 1, base: str = BASE) -> Usable | Unusable:
-    return judge(one, there, base, (WANTED,), at(3600 * hours))
+    return judge_image(one, there, base, (WANTED,), at(3600 * hours))
 
 
 def test_an_image_past_the_gates_within_two_days_is_used_and_others_are_validated() -> None:
@@ -99,11 +99,11 @@ def test_the_newest_usable_image_of_the_gpu_is_taken_and_the_others_are_told() -
     newer = record(name=f"{NAME[:-1]}2", created_at=at(60), broken="it fails")
     other = record(name="bench-image-t4-20261121-040506-0001", gpu="t4")
     there = {one.name: seen(name=one.name) for one in (record(), newer, other)}
-    usable, rest = choose([other, record(), newer], there, "l4", BASE, (WANTED,), at(120))
+    usable, rest = choose_image([other, record(), newer], there, "l4", BASE, (WANTED,), at(120))
     assert usable is not None
     assert usable.record.name == NAME
     assert [one.why for one in rest] == ["it fails"]
-    assert choose([other], there, "l4", BASE, (WANTED,), at(120)) == (None, ())
+    assert choose_image([other], there, "l4", BASE, (WANTED,), at(120)) == (None, ())
 
 
 def test_a_workload_boots_from_an_image_with_its_needs_else_one_with_torch_alone() -> None:
@@ -115,29 +115,31 @@ def test_a_workload_boots_from_an_image_with_its_needs_else_one_with_torch_alone
 
     def taken(*requirements: str) -> str:
         wanted = environments_for("2.13.0", requirements)
-        usable, _ = choose([record(), own], there, "l4", BASE, wanted, at(120))
+        usable, _ = choose_image([record(), own], there, "l4", BASE, wanted, at(120))
         assert usable is not None
         return usable.record.name
 
     assert taken(*reversed(needs)) == own.name
     assert taken("pip triton==3.5") == NAME
     assert taken() == NAME
-    found = judge(own, there[own.name], BASE, environments_for("2.13.0", ()), at(120))
+    found = judge_image(own, there[own.name], BASE, environments_for("2.13.0", ()), at(120))
     assert isinstance(found, Unusable)
     assert (found.why, found.stale) == (f"it was made for a workload that needs {', '.join(needs)}", False)
 
 
 def test_an_image_is_judged_by_the_kernel_driver_and_torch_that_its_last_run_told_of() -> None:
     told = {"kernel": "6.8.0-1024-gcp", "driver": "580.95.05", "torch": "2.13.0+cu129"}
-    assert differs(record(), told) == ""
-    assert differs(record(driver=""), told) == ""
-    assert differs(record(), told | {"kernel": "6.8.0-1025-gcp"}).startswith("it now has kernel 6.8.0-1025-gcp")
+    assert first_difference(record(), told) == ""
+    assert first_difference(record(driver=""), told) == ""
+    assert first_difference(record(), told | {"kernel": "6.8.0-1025-gcp"}).startswith(
+        "it now has kernel 6.8.0-1025-gcp"
+    )
     run = replay(running().vm(20, measured("a")).events)
     assert run is not None
-    same = validated(record(driver=""), run, told, at(30))
+    same = validate_image(record(driver=""), run, told, at(30))
     assert (same.validated_at, same.validated_by, same.driver) == (at(30), RUN, "580.95.05")
-    assert validated(record(), run, told | {"kernel": "new"}, at(30)).kernel == "new"
-    assert validated(same, run, told, at(30)) is same
+    assert validate_image(record(), run, told | {"kernel": "new"}, at(30)).kernel == "new"
+    assert validate_image(same, run, told, at(30)) is same
 
 
 def test_a_run_ended_by_its_image_keeps_later_launches_off_that_image() -> None:
@@ -147,9 +149,9 @@ def test_a_run_ended_by_its_image_keeps_later_launches_off_that_image() -> None:
     assert failed is not None
     assert wrong is not None
     assert healed is not None
-    assert validated(record(), failed, {}, at(30)).broken == f"{RUN} failed on it: no_cuda"
-    assert validated(record(), wrong, {}, at(30)) == record()
-    assert "had to install torch" in validated(record(), healed, {}, at(30)).broken
+    assert validate_image(record(), failed, {}, at(30)).broken == f"{RUN} failed on it: no_cuda"
+    assert validate_image(record(), wrong, {}, at(30)) == record()
+    assert "had to install torch" in validate_image(record(), healed, {}, at(30)).broken
 
 
 def test_a_run_goes_by_the_image_that_it_really_booted_from() -> None:
@@ -171,9 +173,11 @@ def request() -> InstanceRequest:
 
 
 def test_a_machine_refused_for_want_of_its_image_is_asked_for_on_the_base_image() -> None:
-    gone = Refusal("notFound", f"The resource 'projects/p/global/images/{NAME}' was not found", "all")
+    gone = CloudRefusal("notFound", f"The resource 'projects/p/global/images/{NAME}' was not found", "all")
     assert lacks_image(gone, request())
-    assert not lacks_image(Refusal("notFound", "The resource 'global/images/other' was not found", "all"), request())
+    assert not lacks_image(
+        CloudRefusal("notFound", "The resource 'global/images/other' was not found", "all"), request()
+    )
     other = on_base_image(request())
     assert (other.image, other.base_image) == (BASE, "")
     assert other.request_id != request().request_id
@@ -197,9 +201,9 @@ def test_twenty_gib_cost_a_dollar_a_month() -> None:
 
 def test_expiry_is_a_label_that_anybody_can_read_and_no_other_text_is_one() -> None:
     label = {"bench-expires": expires_label(at(100))}
-    assert (expired(label, at(99)), expired(label, at(100))) == (False, True)
+    assert (is_expired(label, at(99)), is_expired(label, at(100))) == (False, True)
     for text in ("", "soon", "١٢", "9" * 20):
-        assert not expired({"bench-expires": text}, at(100) + timedelta(days=9999))
+        assert not is_expired({"bench-expires": text}, at(100) + timedelta(days=9999))
 
 
 def test_names_sort_by_time_and_are_known_as_prepared() -> None:

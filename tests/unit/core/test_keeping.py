@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.decide import Observation, Policy, decide
+from orchestrator.core.run.decide import Observation, Policy, decide_commands
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.core.run.keeping import Advice, ColdStart, advise, cold_starts
-from orchestrator.core.run.orphans import Keep, Orphan, judge
-from orchestrator.core.run.slots import Slot, Wanted, claim, owned, seconds_left, unfit
+from orchestrator.core.run.keeping import ColdStart, KeepAdvice, advise_keeping, cold_starts
+from orchestrator.core.run.orphans import Keep, Orphan, judge_machine
+from orchestrator.core.run.slots import MachineWanted, Slot, owned_vm, seconds_left, unfit_reason, with_claim
 from orchestrator.core.run.status import StatusLine, cold_start, status_line
 from orchestrator.runs.engine import with_confirmed_claim
 from orchestrator.store.events import EventLog
@@ -61,8 +61,8 @@ def guest(*facts: tuple[float, ev.Fact]) -> Run:
     return replayed(log)
 
 
-def wanted(**changes: object) -> Wanted:
-    return replace(Wanted("gce", "l4", "", (offer(),), 240), **changes)  # type: ignore[arg-type]
+def wanted(**changes: object) -> MachineWanted:
+    return replace(MachineWanted("gce", "l4", "", (offer(),), 240), **changes)  # type: ignore[arg-type]
 
 
 # --- the fold -------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_the_fate_of_a_kept_machine_does_not_change_its_runs_outcome(how: str) -
     log = kept().vm(110, ev.VmExiting(outcome="failed", exit_code=137)).add(120, gone(119, how))
     run = replayed(log)
     assert run.taken_back is False
-    settle, close = decide(run, Observation(None), at(130), POLICY, None)
+    settle, close = decide_commands(run, Observation(None), at(130), POLICY, None)
     assert isinstance(settle, do.Settle)
     assert isinstance(close, do.Close)
     assert close.outcome is Phase.SUCCEEDED
@@ -99,28 +99,28 @@ def test_a_machine_that_is_lent_has_no_idle_limit_until_it_is_kept_again() -> No
 def test_a_kept_machine_is_left_alone_until_its_limit_and_its_grace_are_over() -> None:
     run = replayed(kept())
     alive = Observation(instance())
-    assert decide(run, alive, at(759), POLICY, None) == (do.Wait(POLICY.poll_s),)
-    (command,) = decide(run, alive, at(761), POLICY, None)
+    assert decide_commands(run, alive, at(759), POLICY, None) == (do.Wait(POLICY.poll_s),)
+    (command,) = decide_commands(run, alive, at(761), POLICY, None)
     assert isinstance(command, do.Delete)
 
 
 def test_a_reaper_takes_a_machine_that_waits_too_long_and_no_other() -> None:
     run = replayed(kept())
     seen = replace(instance(), labels={"bench-run": RUN})
-    assert isinstance(judge(seen, run, "b", at(759), POLICY), Keep)
-    assert isinstance(judge(seen, run, "b", at(761), POLICY), Orphan)
+    assert isinstance(judge_machine(seen, run, "b", at(759), POLICY), Keep)
+    assert isinstance(judge_machine(seen, run, "b", at(761), POLICY), Orphan)
 
 
 def test_a_guest_waits_while_its_machine_is_at_it() -> None:
     run = guest((5, ev.VmBooted(vm=VM, attempt=1)))
     assert run.phase is Phase.RUNNING
-    assert decide(run, Observation(instance()), at(500), POLICY, None) == (do.Wait(POLICY.poll_s),)
+    assert decide_commands(run, Observation(instance()), at(500), POLICY, None) == (do.Wait(POLICY.poll_s),)
 
 
 def test_a_guest_ends_with_the_machines_word_on_it_and_costs_nothing() -> None:
     run = guest((5, ev.VmBooted(vm=VM, attempt=1)), (60, ev.Finished(outcome="succeeded")))
     assert run.phase is Phase.FINISHING
-    settle, close = decide(run, Observation(instance()), at(61), POLICY, None)
+    settle, close = decide_commands(run, Observation(instance()), at(61), POLICY, None)
     assert settle == do.Settle(Decimal(0))
     assert isinstance(close, do.Close)
     assert close.outcome is Phase.SUCCEEDED
@@ -131,22 +131,22 @@ def test_a_guest_ends_with_the_machines_word_on_it_and_costs_nothing() -> None:
 )
 def test_a_machine_that_does_not_serve_its_guest_is_deleted(seconds: float, why: str) -> None:
     run = guest() if seconds < 100 else guest((5, ev.VmBooted(vm=VM, attempt=1)))
-    (command,) = decide(run, Observation(instance()), at(seconds), POLICY, None)
+    (command,) = decide_commands(run, Observation(instance()), at(seconds), POLICY, None)
     assert isinstance(command, do.Delete)
     assert why in command.reason
 
 
 def test_a_machine_that_only_stopped_is_deleted_by_its_guest_too() -> None:
-    (command,) = decide(guest(), Observation(instance("TERMINATED")), at(20), POLICY, None)
+    (command,) = decide_commands(guest(), Observation(instance("TERMINATED")), at(20), POLICY, None)
     assert isinstance(command, do.Delete)
 
 
 def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> None:
     log = Log().add(0, planned()).add(1, ev.MachineTaken(vm=VM, zone=ZONE, owner=OTHER))
     run = replayed(log.add(9, ev.StopRequested(by="ada", reason="enough")))
-    (command,) = decide(run, Observation(instance()), at(10), POLICY, None)
+    (command,) = decide_commands(run, Observation(instance()), at(10), POLICY, None)
     assert isinstance(command, do.Delete)
-    _, close = decide(run, Observation(None, (operation("delete", 12),)), at(13), POLICY, None)
+    _, close = decide_commands(run, Observation(None, (operation("delete", 12),)), at(13), POLICY, None)
     assert isinstance(close, do.Close)
     assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")
 
@@ -161,7 +161,7 @@ def claimed(*events: ev.Event, claim: ev.MachineTaken | None = None) -> Run:
     owner = [requested(), created(4)]
     for run_id, facts in ((RUN, own.events), (OTHER, [])):
         for event in facts:
-            bucket.create(event.object_name, ev.encode(event.model_copy(update={"run_id": run_id})))
+            bucket.create(event.object_name, ev.encode_event(event.model_copy(update={"run_id": run_id})))
     log = EventLog(bucket, OTHER, "client-1", clock)
     for one in owner:
         log.append(one.model_copy(update={"vm": OTHER_VM}))
@@ -204,12 +204,12 @@ def test_no_claim_makes_a_guest_of_a_run_with_money_or_machine_or_that_is_over(o
 def test_on_the_word_of_a_machine_alone_no_machine_is_deleted(status: str) -> None:
     """It may be another's that it names; whoever owns that one ends it."""
     run, until = claimed(), created(4).deadline_at
-    (command,) = decide(run, Observation(instance(status)), until - timedelta(seconds=1), POLICY, None)
+    (command,) = decide_commands(run, Observation(instance(status)), until - timedelta(seconds=1), POLICY, None)
     assert isinstance(command, do.Wait)
-    _, close = decide(run, Observation(instance(status)), until + timedelta(seconds=1), POLICY, None)
+    _, close = decide_commands(run, Observation(instance(status)), until + timedelta(seconds=1), POLICY, None)
     assert isinstance(close, do.Close)
     stopped = replace(run, stop=ev.StopRequested(by="ada", reason="enough"))
-    _, close = decide(stopped, Observation(instance(status)), at(10), POLICY, None)
+    _, close = decide_commands(stopped, Observation(instance(status)), at(10), POLICY, None)
     assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")  # type: ignore[union-attr]
 
 
@@ -225,7 +225,7 @@ def test_the_clients_word_on_the_machine_it_claimed_outranks_a_machines(first: f
 
 def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
     operations = (operation("compute.instances.preempted", 40),)
-    _, close = decide(guest(), Observation(None, operations), at(50), POLICY, None)
+    _, close = decide_commands(guest(), Observation(None, operations), at(50), POLICY, None)
     assert isinstance(close, do.Close)
     assert close.outcome is Phase.PREEMPTED
 
@@ -235,7 +235,7 @@ def test_a_resumed_guest_asks_for_a_machine_under_a_number_of_its_own() -> None:
     log.add(2, ev.RunClosed(outcome="preempted")).add(3, ev.RunResumed(generation=1, attempts=2))
     run = replayed(log)
     assert (run.guest_of, run.goes_on, run.next_attempt) == (None, True, 2)
-    (command,) = decide(run, Observation(None), at(4), POLICY, (offer(),))
+    (command,) = decide_commands(run, Observation(None), at(4), POLICY, (offer(),))
     assert isinstance(command, do.Create)
 
 
@@ -243,20 +243,20 @@ def test_a_resumed_guest_asks_for_a_machine_under_a_number_of_its_own() -> None:
 
 
 def test_a_slot_survives_a_trip_through_the_bucket_and_anything_else_is_none() -> None:
-    taken = claim(SLOT, OTHER, "ada", {"schema": 1}, {"sha256": "ab"})
+    taken = with_claim(SLOT, OTHER, "ada", {"schema": 1}, {"sha256": "ab"})
     assert taken is not None
     assert Slot.parse(taken.dump()) == taken
     assert Slot.parse(b"{}") is None
 
 
 def test_only_an_idle_slot_can_be_claimed() -> None:
-    taken = claim(SLOT, OTHER, "ada", {}, {})
+    taken = with_claim(SLOT, OTHER, "ada", {}, {})
     assert taken is not None
-    assert claim(taken, RUN, "bob", {}, {}) is None
+    assert with_claim(taken, RUN, "bob", {}, {}) is None
 
 
 def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
-    assert unfit(SLOT, replayed(kept()), wanted(), at(200)) == ""
+    assert unfit_reason(SLOT, replayed(kept()), wanted(), at(200)) == ""
 
 
 @pytest.mark.parametrize(
@@ -274,19 +274,19 @@ def test_a_waiting_machine_of_the_right_kind_will_do() -> None:
 def test_a_machine_of_another_kind_or_with_too_little_time_will_not_do(
     why: str, changes: dict[str, object], seconds: float
 ) -> None:
-    assert why in unfit(SLOT, replayed(kept()), wanted(**changes), at(seconds))
+    assert why in unfit_reason(SLOT, replayed(kept()), wanted(**changes), at(seconds))
 
 
 def test_a_machine_whose_run_is_over_or_unknown_or_has_lost_it_will_not_do() -> None:
-    assert unfit(SLOT, None, wanted(), at(200))
-    assert unfit(SLOT, replayed(Log().vm(1, ev.VmBooted(vm=VM, attempt=1))), wanted(), at(200))
-    assert unfit(SLOT, replayed(kept().add(150, gone(149))), wanted(), at(200))
-    assert unfit(SLOT, replayed(kept().add(150, ev.StopRequested(by="ada", reason="x"))), wanted(), at(200))
-    assert unfit(SLOT, replayed(kept().add(150, ev.RunClosed(outcome="succeeded"))), wanted(), at(200))
+    assert unfit_reason(SLOT, None, wanted(), at(200))
+    assert unfit_reason(SLOT, replayed(Log().vm(1, ev.VmBooted(vm=VM, attempt=1))), wanted(), at(200))
+    assert unfit_reason(SLOT, replayed(kept().add(150, gone(149))), wanted(), at(200))
+    assert unfit_reason(SLOT, replayed(kept().add(150, ev.StopRequested(by="ada", reason="x"))), wanted(), at(200))
+    assert unfit_reason(SLOT, replayed(kept().add(150, ev.RunClosed(outcome="succeeded"))), wanted(), at(200))
 
 
 def test_a_machine_without_a_known_deadline_has_no_time_left() -> None:
-    vm = owned(SLOT, replayed(kept()))
+    vm = owned_vm(SLOT, replayed(kept()))
     assert vm is not None
     assert seconds_left(vm, at(4)) == 1740
     assert seconds_left(vm, at(5000)) == 0
@@ -341,21 +341,23 @@ def test_without_history_there_is_no_median() -> None:
 COLD = ColdStart(240.0, 180.0, 7)
 
 
-def advice(log: Log, seconds: float, cold: ColdStart | None = COLD) -> Advice:
-    found = advise(replayed(log), cold, at(seconds))
+def advice(log: Log, seconds: float, cold: ColdStart | None = COLD) -> KeepAdvice:
+    found = advise_keeping(replayed(log), cold, at(seconds))
     assert found is not None
     return found
 
 
 def test_there_is_no_advice_about_a_machine_that_is_not_there() -> None:
-    assert advise(replayed(Log().add(0, planned())), COLD, at(1)) is None
-    assert advise(replayed(running().add(60, gone(59))), COLD, at(61)) is None
+    assert advise_keeping(replayed(Log().add(0, planned())), COLD, at(1)) is None
+    assert advise_keeping(replayed(running().add(60, gone(59))), COLD, at(61)) is None
     asked = replayed(Log().add(0, planned()))
-    assert advise(replace(asked, vms=(replace(replayed(running()).vms[0], started_at=None),)), COLD, at(3)) is None
+    assert (
+        advise_keeping(replace(asked, vms=(replace(replayed(running()).vms[0], started_at=None),)), COLD, at(3)) is None
+    )
 
 
 def test_a_machine_at_work_is_advised_on_only_when_it_works_for_another_run() -> None:
-    assert advise(replayed(running()), COLD, at(60)) is None
+    assert advise_keeping(replayed(running()), COLD, at(60)) is None
     lent = advice(kept().vm(120, ev.Lent(to=OTHER)), 130)
     assert (lent.verdict, OTHER in lent.text) == ("keep", True)
 
@@ -390,4 +392,4 @@ def test_without_history_the_advice_is_to_stop_and_says_that_it_knows_nothing() 
 
 def test_an_instance_of_a_run_that_only_asked_is_no_slots_owner() -> None:
     log = Log().add(0, planned()).add(2, created(4))
-    assert owned(SLOT, replayed(log)) is None
+    assert owned_vm(SLOT, replayed(log)) is None

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.ledger.alerts import alerts_due, mark_alerted
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, add_cost, compact, exposure, hold, settle
+from orchestrator.core.ledger.budget import (
+    WINDOWS,
+    Caps,
+    Ledger,
+    add_cost,
+    compact_ledger,
+    hold,
+    settle,
+    window_exposure,
+)
 from tests.unit.core.ledgers import NOON, D, Step, caps, play, steps
 
 
@@ -16,10 +25,10 @@ from tests.unit.core.ledgers import NOON, D, Step, caps, play, steps
 def test_compaction_changes_no_exposure_of_a_current_window(steps: list[Step], caps: Caps, days: int) -> None:
     for moment in play(steps, caps)[-1:]:
         later = moment.now + timedelta(days=days)
-        smaller = compact(moment.ledger, later)
+        smaller = compact_ledger(moment.ledger, later)
         for window in WINDOWS[1:]:
-            assert exposure(smaller, window, later) == exposure(moment.ledger, window, later)
-        assert compact(smaller, later) == smaller
+            assert window_exposure(smaller, window, later) == window_exposure(moment.ledger, window, later)
+        assert compact_ledger(smaller, later) == smaller
 
 
 OCTOBER, DECEMBER = datetime(2026, 10, 5, tzinfo=UTC), datetime(2026, 12, 9, tzinfo=UTC)
@@ -45,7 +54,7 @@ def test_past_months_become_one_sum_each() -> None:
         "days": {"2026-10-05": D(4)},
         "each": {OLD: D(1)},
     }
-    assert exposure(ledger, "month", OCTOBER).total == D(6)
+    assert window_exposure(ledger, "month", OCTOBER).total == D(6)
 
 
 def test_a_late_replay_for_an_archived_run_counts_nothing_twice() -> None:
@@ -56,8 +65,8 @@ def test_a_late_replay_for_an_archived_run_counts_nothing_twice() -> None:
 
 def test_a_month_is_kept_in_full_for_a_week() -> None:
     ledger = settle(hold(Ledger(), "r", D(2), 600, NOON), "r", D(1), NOON)
-    assert compact(ledger, datetime(2026, 12, 7, tzinfo=UTC)).runs == ledger.runs
-    assert compact(ledger, datetime(2026, 12, 8, tzinfo=UTC)).runs == {}
+    assert compact_ledger(ledger, datetime(2026, 12, 7, tzinfo=UTC)).runs == ledger.runs
+    assert compact_ledger(ledger, datetime(2026, 12, 8, tzinfo=UTC)).runs == {}
 
 
 def test_the_ledger_stays_small_over_years() -> None:
@@ -70,20 +79,20 @@ def test_the_ledger_stays_small_over_years() -> None:
     assert len(ledger.runs) <= 31 + 8 + 1
     assert len(ledger.archive) <= 36
     assert len(ledger.alerts) <= 3 * 50
-    assert exposure(ledger, "total", now).spent == 3 * 365
+    assert window_exposure(ledger, "total", now).spent == 3 * 365
 
 
 def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
     over = settle(hold(Ledger(), OLD, D(1), 600, OCTOBER), OLD, D(2), OCTOBER)
     told = mark_alerted(over, alerts_due(over, Caps(total=D(1)), OCTOBER))
-    assert compact(told, DECEMBER).alerts == {"total:total:50:1", "total:total:80:1", "total:total:100:1"}
+    assert compact_ledger(told, DECEMBER).alerts == {"total:total:50:1", "total:total:80:1", "total:total:100:1"}
 
 
 def test_an_archived_run_that_turns_out_dearer_counts() -> None:
     ledger = archived()
-    before = exposure(ledger, "total", DECEMBER).spent
+    before = window_exposure(ledger, "total", DECEMBER).spent
     dearer = settle(ledger, OLD, D("1.5"), DECEMBER)
-    assert exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
+    assert window_exposure(dearer, "total", DECEMBER).spent == before + D("0.5")
     assert dearer.archive["2026-10"].days == {"2026-10-05": D("4.5")}
     assert settle(dearer, OLD, D("1.2"), DECEMBER) == dearer
 
@@ -91,4 +100,4 @@ def test_an_archived_run_that_turns_out_dearer_counts() -> None:
 def test_an_alert_that_nobody_sends_does_not_keep_a_ledger_from_being_compacted() -> None:
     odd = frozenset({"", "@", "day", "day:", "run", ":::", "total@2026"})
     ledger = hold(Ledger(alerts=odd), OLD, D(2), 600, OCTOBER)
-    assert compact(ledger, DECEMBER).alerts <= odd
+    assert compact_ledger(ledger, DECEMBER).alerts <= odd

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from orchestrator.core.setup.plan import setup
+from orchestrator.core.setup.plan import plan_setup
 from orchestrator.core.setup.steps import GrantOnBucket
 from tests.unit.core.set_up import WANTED
 
@@ -35,7 +35,7 @@ def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
         "type": "storage.googleapis.com/Bucket" if of_bucket else "storage.googleapis.com/Object",
         "name": f"projects/_/buckets/{bucket}" + ("" if of_bucket else f"/objects/{name}"),
     }
-    for step in setup(WANTED):
+    for step in plan_setup(WANTED):
         if not isinstance(step, GrantOnBucket) or not step.member.startswith("serviceAccount:"):
             continue
         assert step.condition is not None, "nothing on the bucket without a condition"

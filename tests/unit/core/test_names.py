@@ -69,7 +69,7 @@ GOOD: dict[str, Any] = {
 def test_an_event_with_a_name_that_is_none_is_left_aside_and_says_nothing(kind: str, key: str, text: str) -> None:
     def decoded(data: dict[str, Any]) -> ev.Fact:
         sent = ev.Event(run_id=RUN, time=at(1), writer="vm-1", seq=1, fact=ev.Unrecognised(name=kind, data=data))
-        event = ev.decode(ev.encode(sent))
+        event = ev.decode_event(ev.encode_event(sent))
         assert event is not None
         return event.fact
 

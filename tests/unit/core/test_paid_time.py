@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.market.offers import START_S, WORK_S, Advice, Work, weigh
-from orchestrator.core.plan.plan import expect
+from orchestrator.core.market.offers import START_S, WORK_S, ExpectedWork, ZoneAdvice, weigh_offers
+from orchestrator.core.plan.plan import expect_run
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
 from orchestrator.core.run.keeping import cold_starts
-from orchestrator.core.run.paid_time import PARTS, cold_start_parts, medians, paid_time, read, told, written
-from orchestrator.core.run.status import StatusLine, cold_start, decode, document, encode, status_line
+from orchestrator.core.run.paid_time import (
+    PARTS,
+    cold_start_parts,
+    describe_parts,
+    format_parts,
+    median_parts,
+    paid_time,
+    parse_parts,
+)
+from orchestrator.core.run.status import StatusLine, cold_start, decode_status, encode_status, run_document, status_line
 from tests.unit.core.builders import RUN, Log, at, gone, measured, offer, replayed, running
 from tests.unit.core.test_run import logs
 
@@ -35,7 +43,7 @@ def test_each_second_of_a_cold_start_belongs_to_one_part_of_it() -> None:
     assert parts == {
         "request": 2, "boot": 8, "preflight": 2, "environment": 20, "build": 6, "correctness": 6, "measure": 4
     }  # fmt: skip
-    assert told({"boot": 8.0, "environment": 150.0}) == "boot 8 s, environment 2.5 min"
+    assert describe_parts({"boot": 8.0, "environment": 150.0}) == "boot 8 s, environment 2.5 min"
 
 
 @given(logs())
@@ -72,27 +80,27 @@ def test_a_machine_that_was_taken_back_measured_until_it_went() -> None:
 
 @given(st.dictionaries(st.sampled_from(PARTS), st.floats(1, 10_000)))
 def test_the_parts_survive_a_trip_through_a_status_line(parts: dict[str, float]) -> None:
-    assert read(written(parts)) == {part: round(seconds) for part, seconds in parts.items()}
+    assert parse_parts(format_parts(parts)) == {part: round(seconds) for part, seconds in parts.items()}
 
 
 @given(st.text(max_size=80))
 def test_parts_that_are_none_are_left_out_and_never_an_error(text: str) -> None:
-    assert set(read(text)) <= set(PARTS)
+    assert set(parse_parts(text)) <= set(PARTS)
 
 
 def test_a_line_carries_what_a_later_plan_needs() -> None:
     line = status_line(replayed(measuring()), at(5000))
-    assert decode(RUN, encode(line)) == line
+    assert decode_status(RUN, encode_status(line)) == line
     assert (line.paid_s, line.measuring_s, line.config, line.image) == (96, 40, "l4", "")
-    assert document(replayed(measuring()), at(5000))["time"] == {
+    assert run_document(replayed(measuring()), at(5000))["time"] == {
         "paid_s": 96, "measuring_s": 40, "measuring_share": 0.4167, "cold_start_s": 48,
         "cold_start_parts_s": cold_start_parts(replayed(measuring())),
     }  # fmt: skip
 
 
 def test_medians_are_of_each_part_over_the_runs_that_tell() -> None:
-    assert medians(["boot 10 build 4", "boot 20", "boot 30 build 8", "", "?"]) == {"boot": 20.0, "build": 4.0}
-    assert medians([]) == {}
+    assert median_parts(["boot 10 build 4", "boot 20", "boot 30 build 8", "", "?"]) == {"boot": 20.0, "build": 4.0}
+    assert median_parts([]) == {}
 
 
 # --- what a plan expects --------------------------------------------------------------------------------------------
@@ -114,7 +122,7 @@ def test_history_shows_the_parts_of_a_cold_start_and_the_share_of_measuring() ->
 
 
 def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
-    found = expect(
+    found = expect_run(
         [line(1), line(2, measuring_s=60, cases_done=2), line(3, gpu="t4")], "l4", "gce", "l4", 10, prepared=False
     )
     assert found is not None
@@ -125,26 +133,29 @@ def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
 
 
 def test_runs_of_another_configuration_tell_of_cold_starts_and_not_of_measuring() -> None:
-    found = expect([line(1, config="mine")], "l4", "gce", "l4", 10, prepared=False)
+    found = expect_run([line(1, config="mine")], "l4", "gce", "l4", 10, prepared=False)
     assert found is not None
     assert (found.measuring_s, found.usd(Decimal(1))) == (None, None)
-    assert found.work == Work(46 + WORK_S - START_S, 46)
-    assert expect([], "l4", "gce", "l4", 10, prepared=False) is None
+    assert found.work == ExpectedWork(46 + WORK_S - START_S, 46)
+    assert expect_run([], "l4", "gce", "l4", 10, prepared=False) is None
 
 
 def test_cold_starts_on_prepared_images_are_kept_apart_where_there_are_any() -> None:
     slow, quick = line(1), line(2, image="bench-image-l4-20261121-0001", billed_start_s=20, cold_start_s=22)
-    told = {prepared: expect([slow, quick], "l4", "gce", "l4", 1, prepared=prepared) for prepared in (True, False)}
+    told = {prepared: expect_run([slow, quick], "l4", "gce", "l4", 1, prepared=prepared) for prepared in (True, False)}
     assert [(found.cold.billed_s, found.prepared) for found in told.values() if found] == [(20, True), (46, False)]
-    first = expect([slow], "l4", "gce", "l4", 1, prepared=True)
+    first = expect_run([slow], "l4", "gce", "l4", 1, prepared=True)
     assert first is not None
     assert (first.cold.billed_s, first.prepared) == (46, False)
 
 
 def test_expected_dollars_count_the_start_that_is_lost_with_each_machine() -> None:
-    said = [Advice("us-central1-a", preemption_rate=0.5)]
-    usual, short = (weigh([offer()], advice=said, now=at(0), work=work)[0].key for work in (Work(), Work(900, 20)))
+    said = [ZoneAdvice("us-central1-a", preemption_rate=0.5)]
+    usual, short = (
+        weigh_offers([offer()], advice=said, now=at(0), work=work)[0].key
+        for work in (ExpectedWork(), ExpectedWork(900, 20))
+    )
     assert short < usual
-    assert weigh([offer()], now=at(0), work=Work(450, 20))[0].key * 2 == pytest.approx(
-        weigh([offer()], now=at(0))[0].key
+    assert weigh_offers([offer()], now=at(0), work=ExpectedWork(450, 20))[0].key * 2 == pytest.approx(
+        weigh_offers([offer()], now=at(0))[0].key
     )

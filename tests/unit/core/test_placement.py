@@ -15,14 +15,14 @@ from orchestrator.core.market.offers import (
     DRY,
     HALF_LIFE_S,
     WORK_S,
-    Advice,
     Offer,
+    ZoneAdvice,
     after_stock_out,
     blocked_by,
     expected_hours,
-    rank,
+    rank_offers,
     region_of,
-    weigh,
+    weigh_offers,
 )
 
 ZONES = ("us-central1-a", "us-central1-b", "us-east1-b", "europe-west4-a", "asia-south1-c")
@@ -43,23 +43,25 @@ def test_the_order_does_not_depend_on_how_the_offers_came(
 ) -> None:
     shuffled = list(offers)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert rank(shuffled, hints=hints) == rank(offers, hints=hints)
+    assert rank_offers(shuffled, hints=hints) == rank_offers(offers, hints=hints)
 
 
 @given(offers, st.lists(st.sampled_from(ZONES)), st.sets(st.sampled_from(ZONES)))
 def test_what_is_hinted_and_what_comes_last_adds_no_zone_and_loses_none(
     offers: list[Offer], hints: list[str], last: set[str]
 ) -> None:
-    assert {o.zone for o in rank(offers, hints=hints, last=last)} == {o.zone for o in offers}
+    assert {o.zone for o in rank_offers(offers, hints=hints, last=last)} == {o.zone for o in offers}
 
 
 def test_the_cheapest_comes_first_and_names_decide_between_equals() -> None:
-    ranked = rank([offer("us-east1-b"), offer("us-central1-b"), offer("europe-west4-a", "0.20")])
+    ranked = rank_offers([offer("us-east1-b"), offer("us-central1-b"), offer("europe-west4-a", "0.20")])
     assert [o.zone for o in ranked] == ["europe-west4-a", "us-central1-b", "us-east1-b"]
 
 
 def test_hinted_zones_come_first_in_the_order_of_the_hint() -> None:
-    ranked = rank([offer(zone) for zone in ZONES], hints=["us-east1-b", "us-central1-b", "us-east1-b", "nowhere-a"])
+    ranked = rank_offers(
+        [offer(zone) for zone in ZONES], hints=["us-east1-b", "us-central1-b", "us-east1-b", "nowhere-a"]
+    )
     assert [o.zone for o in ranked][:2] == ["us-east1-b", "us-central1-b"]
 
 
@@ -78,7 +80,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def weighed(zone: str = "us-east1-b", price: str = "0.30", **known: Any) -> Offer:
-    (found,) = weigh([offer(zone, price)], now=NOW, **known)
+    (found,) = weigh_offers([offer(zone, price)], now=NOW, **known)
     return found
 
 
@@ -102,13 +104,13 @@ def test_a_stock_out_means_less_the_older_it_is(one: float, other: float) -> Non
 
 
 def test_a_zone_with_a_machine_half_of_the_time_counts_as_twice_as_dear() -> None:
-    half = weighed(advice=[Advice("us-east1-b", obtainable=0.5)])
+    half = weighed(advice=[ZoneAdvice("us-east1-b", obtainable=0.5)])
     assert half.expected_usd == 2 * Decimal("0.075")
     assert half.why == "obtainable 0.50"
 
 
 def test_advice_on_how_long_machines_last_counts_and_so_does_history() -> None:
-    known = Advice("us-east1-b", uptime_s=7200, preemption_rate=0.1)
+    known = ZoneAdvice("us-east1-b", uptime_s=7200, preemption_rate=0.1)
     found = weighed(advice=[known], stock_outs={("us-east1-b", "g2-standard-4", "SPOT"): NOW - timedelta(hours=3)})
     assert found.why == "10% preempted, lasts 2.0 h, had none 3 h ago"
     assert found.expected_usd is not None
@@ -118,13 +120,13 @@ def test_advice_on_how_long_machines_last_counts_and_so_does_history() -> None:
 
 
 def test_a_zone_of_which_nothing_is_said_is_taken_to_be_like_the_others() -> None:
-    said = Advice("us-east1-b", obtainable=0.5, preemption_rate=0.2)
-    one, other = weigh([offer("us-east1-b"), offer("us-central1-a")], advice=[said], now=NOW)
+    said = ZoneAdvice("us-east1-b", obtainable=0.5, preemption_rate=0.2)
+    one, other = weigh_offers([offer("us-east1-b"), offer("us-central1-a")], advice=[said], now=NOW)
     assert other.expected_usd == one.expected_usd
     assert other.why == "as elsewhere"
 
 
 def test_advice_is_on_spot_machines_and_on_no_others() -> None:
     sure = replace(offer("us-east1-b"), provisioning="STANDARD")
-    (found,) = weigh([sure], advice=[Advice("us-east1-b", obtainable=0.1)], now=NOW)
+    (found,) = weigh_offers([sure], advice=[ZoneAdvice("us-east1-b", obtainable=0.1)], now=NOW)
     assert found.why == "price"

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.core.config.model import Workload, measurements, with_gpu
+from orchestrator.core.config.model import Workload, count_measurements, with_gpu
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.catalog import GPU_NAMES, lookup
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.catalog import GPU_NAMES, find_gpu
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.document import plan_document, plan_from
 from orchestrator.core.plan.plan import LaunchPlan, with_fallbacks
@@ -27,7 +27,7 @@ def test_every_shipped_config_can_be_planned_within_its_own_budget(gpu: str, mod
     assert plan.offers
     assert plan.ttl_s == config.run.max_minutes * 60
     assert 0 < plan.ceiling_usd <= (config.budget.per_run_usd or 0)
-    assert plan.measurements_per_implementation == len(plan.cases) * measurements(config, mode)
+    assert plan.measurements_per_implementation == len(plan.cases) * count_measurements(config, mode)
     assert set(plan.headroom) == {"run", "day", "month", "total"}
 
 
@@ -39,7 +39,11 @@ def test_a_plan_says_all_that_will_be_asked_for() -> None:
     assert first.provisioning == "SPOT"
     assert plan.usd_per_hour == first.usd_per_hour == D("0.321320")
     assert (plan.config_name, plan.mode, plan.image, plan.attempts, plan.ttl_s) == ("my", "gce", IMAGE, 2, 1800)
-    assert plan.ceiling_usd == ceiling(plan.offers[-1].usd_per_hour, 1800, 2) > ceiling(first.usd_per_hour, 1800, 2)
+    assert (
+        plan.ceiling_usd
+        == ceiling_usd(plan.offers[-1].usd_per_hour, 1800, 2)
+        > ceiling_usd(first.usd_per_hour, 1800, 2)
+    )
     assert len(plan.cases) == 12
     assert plan.notices == ()
     json.dumps(plan.harness)
@@ -121,7 +125,7 @@ def test_on_demand_machines_are_planned_where_allowed_and_named_when_too_dear() 
 
 
 def test_another_gpu_keeps_what_it_can_of_what_was_asked() -> None:
-    t4, h100 = lookup("t4"), lookup("h100")
+    t4, h100 = find_gpu("t4"), find_gpu("h100")
     assert t4 is not None
     assert h100 is not None
     config = asked("gpu: l4\nmachine: {provisioning: standard}\nmeasure: {dtypes: [float16, bfloat16]}")

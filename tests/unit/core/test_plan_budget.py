@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.ledger.budget import Approved, Caps, HoldTerms, Ledger, authorize, hold, settle
 from orchestrator.core.market.catalog import GPU_NAMES
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.offered import PlanRefused
 from tests.unit.core.asked import NOON, TWO, D, accepted, asked, planned, refused
@@ -38,7 +38,7 @@ def test_a_plan_never_asks_for_more_than_any_budget_allows(
         return
     assert mode.shortest_s <= plan.ttl_s <= minutes * 60
     assert isinstance(authorize(ledger, caps, plan.ceiling_usd, NOON, pretend=mode.simulated), Approved)
-    assert all(ceiling(offer.usd_per_hour, plan.ttl_s, plan.attempts) <= plan.ceiling_usd for offer in plan.offers)
+    assert all(ceiling_usd(offer.usd_per_hour, plan.ttl_s, plan.attempts) <= plan.ceiling_usd for offer in plan.offers)
 
 
 # --- the budget -----------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_a_small_budget_shortens_the_run_on_the_cheapest_machines() -> None:
     plan = accepted(asked(TWO), caps=Caps(day=D("0.10")))
     assert {offer.region for offer in plan.offers} == {"us-east4"}
     assert plan.ttl_s == 1090
-    assert plan.ceiling_usd <= D("0.10") < ceiling(plan.usd_per_hour, plan.ttl_s + 1, 1)
+    assert plan.ceiling_usd <= D("0.10") < ceiling_usd(plan.usd_per_hour, plan.ttl_s + 1, 1)
     assert plan.notices == (
         "the budget pays for 1 of 3 attempts",
         "the budget shortens the run from 30 min to 18 min 10 s",

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.core.config.model import with_gpu
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.catalog import lookup
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.catalog import find_gpu
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.document import plan_document, plan_from
 from orchestrator.core.plan.offered import priced_offers
@@ -45,7 +45,7 @@ def test_more_is_held_where_prices_are_old_and_said_before_anything_else(per_run
     late, margin = NOON + timedelta(days=60), D("1.2")
     fresh, old = accepted(asked(TWO), caps=caps), accepted(asked(TWO), caps=caps, now=late)
     assert (fresh.margin, old.margin) == (0, D("0.20"))
-    worst = max(ceiling(offer.usd_per_hour * margin, old.ttl_s, old.attempts) for offer in old.offers)
+    worst = max(ceiling_usd(offer.usd_per_hour * margin, old.ttl_s, old.attempts) for offer in old.offers)
     assert old.ceiling_usd == worst <= (caps.run or worst)
     assert (old.attempts, old.ttl_s) <= (fresh.attempts, fresh.ttl_s)
     assert old.notices[0].startswith("prices are from ")
@@ -59,7 +59,7 @@ def test_fallback_gpus_are_held_with_the_same_margin() -> None:
     led = with_fallbacks(l4, [t4])
     assert isinstance(led, LaunchPlan)
     dearest = max(offer.usd_per_hour for offer in led.offers) * D("1.2")
-    assert led.ceiling_usd == ceiling(dearest, led.ttl_s, led.attempts)
+    assert led.ceiling_usd == ceiling_usd(dearest, led.ttl_s, led.attempts)
 
 
 def test_the_embedded_cloud_is_held_at_its_prices_whatever_their_age() -> None:
@@ -84,7 +84,7 @@ def test_the_embedded_cloud_never_claims_to_measure_the_gpu() -> None:
 
 def test_a_plan_for_several_gpus_has_one_deadline_and_the_ceiling_of_the_dearest() -> None:
     config = asked(TWO)
-    t4 = lookup("t4")
+    t4 = find_gpu("t4")
     assert t4 is not None
     one, other = accepted(config), accepted(with_gpu(config, t4))
     both = with_fallbacks(one, [other])

@@ -18,11 +18,11 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.pricing import (
     BILLED_MINIMUM_S,
     MAX_TTL_S,
-    MachineSpec,
+    PricedMachine,
     PriceSheet,
-    accrued,
-    billed,
-    ceiling,
+    accrued_usd,
+    billed_usd,
+    ceiling_usd,
     round_up,
     ttl_within,
     usd,
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 SHEET = PriceSheet.parse((ROOT / "configs/prices.yaml").read_text(encoding="utf-8"))
 TARIFF = yaml.safe_load((ROOT / "orchestrator/embedded/tariff.yaml").read_text(encoding="utf-8"))
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-L4 = MachineSpec("g2-standard-4", "nvidia-l4", 1)
+L4 = PricedMachine("g2-standard-4", "nvidia-l4", 1)
 
 prices = st.decimals(min_value="0.000001", max_value="100", places=6)
 dollars = st.decimals(min_value="0", max_value="500", places=6)
@@ -46,49 +46,49 @@ def test_the_time_that_dollars_buy_never_costs_more_than_they_are(
 ) -> None:
     ttl = ttl_within(dollars, price, attempts)
     if ttl:
-        assert ceiling(price, ttl, attempts) <= dollars
+        assert ceiling_usd(price, ttl, attempts) <= dollars
     else:
-        assert ceiling(price, 30, attempts) > dollars
+        assert ceiling_usd(price, 30, attempts) > dollars
 
 
 @given(dollars, prices, attempts)
 def test_one_second_more_would_not_fit(dollars: Decimal, price: Decimal, attempts: int) -> None:
     ttl = ttl_within(dollars, price, attempts)
     if 0 < ttl < MAX_TTL_S:
-        assert ceiling(price, ttl + 1, attempts) > dollars
+        assert ceiling_usd(price, ttl + 1, attempts) > dollars
 
 
 @given(prices, ttls, attempts)
 def test_dollars_that_are_a_ceiling_buy_at_least_the_time_of_that_ceiling(
     price: Decimal, ttl: int, attempts: int
 ) -> None:
-    assert ttl_within(ceiling(price, ttl, attempts), price, attempts) >= ttl
+    assert ttl_within(ceiling_usd(price, ttl, attempts), price, attempts) >= ttl
 
 
 @given(prices, ttls, st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_machines_that_end_by_deadline_and_slack_never_cost_more_than_the_ceiling(
     price: Decimal, ttl: int, lives: list[float]
 ) -> None:
-    bills = [accrued(price, NOON, NOON + timedelta(seconds=(ttl + 30) * life)) for life in lives]
-    assert sum(bills) <= ceiling(price, ttl, len(lives))
+    bills = [accrued_usd(price, NOON, NOON + timedelta(seconds=(ttl + 30) * life)) for life in lives]
+    assert sum(bills) <= ceiling_usd(price, ttl, len(lives))
 
 
 @given(prices, st.integers(0, 10**7))
 def test_a_bill_is_rounded_up_to_a_millionth_of_a_dollar(price: Decimal, seconds: int) -> None:
     exact = Fraction(price) * max(seconds, BILLED_MINIMUM_S) / 3600
-    bill = billed(price, seconds)
+    bill = billed_usd(price, seconds)
     assert exact <= Fraction(bill) < exact + Fraction(1, 10**6)
     assert bill == bill.quantize(Decimal("0.000001"))
 
 
 def test_a_machine_is_billed_for_at_least_a_minute_and_every_begun_second() -> None:
     hour = Decimal("3.600000")
-    assert accrued(hour, NOON, NOON) == accrued(hour, NOON, NOON + timedelta(seconds=60)) == Decimal("0.06")
-    assert accrued(hour, NOON, NOON + timedelta(seconds=60, microseconds=1)) == Decimal("0.061")
+    assert accrued_usd(hour, NOON, NOON) == accrued_usd(hour, NOON, NOON + timedelta(seconds=60)) == Decimal("0.06")
+    assert accrued_usd(hour, NOON, NOON + timedelta(seconds=60, microseconds=1)) == Decimal("0.061")
 
 
 def test_the_ceiling_counts_the_slack_of_the_deadline_for_every_attempt() -> None:
-    assert ceiling(Decimal("3.6"), 1770, 2) == Decimal("3.6")
+    assert ceiling_usd(Decimal("3.6"), 1770, 2) == Decimal("3.6")
 
 
 @pytest.mark.parametrize("nothing", ["0", "-1", "0.000001"])
@@ -129,14 +129,14 @@ def test_the_price_of_a_machine_is_the_sum_of_all_that_is_billed() -> None:
 
 def test_a_larger_machine_of_a_series_costs_its_multiple() -> None:
     small = SHEET.quote(L4, "us-east4", "spot", 50, False)
-    large = SHEET.quote(MachineSpec("g2-standard-16", "nvidia-l4", 1), "us-east4", "spot", 50, False)
+    large = SHEET.quote(PricedMachine("g2-standard-16", "nvidia-l4", 1), "us-east4", "spot", 50, False)
     assert small is not None
     assert large is not None
     assert (large.machine, large.gpu) == (small.machine * 4, small.gpu)
 
 
 def test_a_machine_without_a_gpu_costs_no_gpu() -> None:
-    quote = SHEET.quote(MachineSpec("e2-standard-4"), "us-central1", "spot", 20, True)
+    quote = SHEET.quote(PricedMachine("e2-standard-4"), "us-central1", "spot", 20, True)
     assert quote is not None
     assert quote.gpu == 0
     assert quote.source == "recalled"
@@ -146,14 +146,14 @@ def test_a_machine_without_a_gpu_costs_no_gpu() -> None:
     ("spec", "region", "provisioning", "disk_type"),
     [
         (L4, "europe-west2", "spot", "pd-balanced"),
-        (MachineSpec("g9-mega-1", "nvidia-l4", 1), "us-central1", "spot", "pd-balanced"),
-        (MachineSpec("g2-standard-4", "nvidia-l5", 1), "us-central1", "spot", "pd-balanced"),
+        (PricedMachine("g9-mega-1", "nvidia-l4", 1), "us-central1", "spot", "pd-balanced"),
+        (PricedMachine("g2-standard-4", "nvidia-l5", 1), "us-central1", "spot", "pd-balanced"),
         (L4, "us-central1", "spot", "hyperdisk-balanced"),
     ],
     ids=["region", "machine", "accelerator", "disk"],
 )
 def test_a_price_with_an_unknown_part_is_no_price(
-    spec: MachineSpec, region: str, provisioning: str, disk_type: str
+    spec: PricedMachine, region: str, provisioning: str, disk_type: str
 ) -> None:
     assert SHEET.hourly(spec, region, provisioning, 60, True, disk_type) is None
 
@@ -163,7 +163,7 @@ def test_every_price_is_the_one_that_the_embedded_cloud_charges() -> None:
     for name, machine in TARIFF["machines"].items():
         for region, kinds in machine["regions"].items():
             for provisioning, figures in kinds.items():
-                spec = MachineSpec(name, machine["gpu"], 1 if machine["gpu"] else 0)
+                spec = PricedMachine(name, machine["gpu"], 1 if machine["gpu"] else 0)
                 quote = SHEET.quote(spec, region, provisioning, 60, external_ip=True)
                 assert quote is not None, (name, region)
                 assert quote.gpu == Decimal(figures["gpu"]), (name, region, provisioning)
@@ -207,29 +207,29 @@ def sheet(**changes: object) -> str:
 def test_a_sheet_of_the_least_content_is_read() -> None:
     least = PriceSheet.parse(sheet())
     assert least.as_of == date(2026, 11, 21)
-    assert least.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) == 1
-    assert least.quote(MachineSpec("m"), "us-east1", "spot", 0, False).source == "x"  # type: ignore[union-attr]
+    assert least.hourly(PricedMachine("m"), "us-east1", "spot", 0, False) == 1
+    assert least.quote(PricedMachine("m"), "us-east1", "spot", 0, False).source == "x"  # type: ignore[union-attr]
 
 
 def test_included_local_disks_are_paid_for_and_unpriced_ones_leave_no_price() -> None:
     disks = {"pd-balanced": {"usd": "0.10", "source": "x"}, "local-ssd": {"usd": "0.08", "source": "x"}}
     with_them = PriceSheet.parse(sheet(disk_gib_month=disks, local_ssd_gib={"m": 730}))
-    assert with_them.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) == Decimal("1.08")
+    assert with_them.hourly(PricedMachine("m"), "us-east1", "spot", 0, False) == Decimal("1.08")
     unknown = PriceSheet.parse(sheet(local_ssd_gib={"m": 730}))
-    assert unknown.hourly(MachineSpec("m"), "us-east1", "spot", 0, False) is None
-    h100 = SHEET.quote(MachineSpec("a3-highgpu-1g", "nvidia-h100-80gb", 1), "us-central1", "spot", 0, False)
+    assert unknown.hourly(PricedMachine("m"), "us-east1", "spot", 0, False) is None
+    h100 = SHEET.quote(PricedMachine("a3-highgpu-1g", "nvidia-h100-80gb", 1), "us-central1", "spot", 0, False)
     assert h100 is not None
     assert h100.disk == Decimal("0.082192")
 
 
 def test_what_is_not_sold_has_no_price() -> None:
     spot_only = PriceSheet.parse(sheet(machines={"m": {"us-east1": {"spot": "1", "source": "x"}}}))
-    assert spot_only.hourly(MachineSpec("m"), "us-east1", "standard", 0, False) is None
+    assert spot_only.hourly(PricedMachine("m"), "us-east1", "standard", 0, False) is None
     without_address = PriceSheet.parse(sheet(external_ip={"standard": "0.005", "source": "x"}))
-    assert without_address.hourly(MachineSpec("m"), "us-east1", "spot", 0, True) is None
+    assert without_address.hourly(PricedMachine("m"), "us-east1", "spot", 0, True) is None
     spot_gpu = {"g": {"us-east1": {"spot": "1", "source": "x"}}}
     no_gpu = PriceSheet.parse(sheet(accelerators=spot_gpu))
-    assert no_gpu.hourly(MachineSpec("m", "g", 1), "us-east1", "standard", 0, False) is None
+    assert no_gpu.hourly(PricedMachine("m", "g", 1), "us-east1", "standard", 0, False) is None
 
 
 @pytest.mark.parametrize(

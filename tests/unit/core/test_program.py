@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.adapters.workload_files import gathered, own_workload
-from orchestrator.core.config.load import chosen
+from orchestrator.adapters.workload_files import gather_files, own_workload
+from orchestrator.core.config.load import select_cases
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.program import program
+from orchestrator.core.forms.program import parse_program
 from orchestrator.runs.planning import is_workload
 
 DESCRIBED = """command: ./saxpy
@@ -35,7 +35,7 @@ def test_a_folder_or_its_description_brings_the_sources_and_nothing_that_was_bui
         assert is_workload(path)
         own = own_workload(path)
         assert (own.form, own.name, own.cases) == ("program", "saxpy", ())
-        sent = gathered(path)
+        sent = gather_files(path)
         assert set(sent) == {"own/saxpy.yaml", "own/saxpy.c", "own/Makefile", "own.json"}
         assert json.loads(sent["own.json"])["build_limit_s"] == 300
 
@@ -43,7 +43,7 @@ def test_a_folder_or_its_description_brings_the_sources_and_nothing_that_was_bui
 def test_a_choice_of_axes_is_refused_for_a_program_that_chooses_its_own_cases(folder: Path) -> None:
     own = own_workload(folder)
     with pytest.raises(ConfigError, match=r"workload.axes: saxpy is a program, which chooses its own cases"):
-        chosen(own.model_copy(update={"axes": {"n": (4,)}}))
+        select_cases(own.model_copy(update={"axes": {"n": (4,)}}))
 
 
 def test_a_configuration_is_no_program(tmp_path: Path) -> None:
@@ -74,5 +74,5 @@ REFUSED = {
 def test_what_is_wrong_with_a_description_is_told_by_file_and_line(name: str) -> None:
     (old, new), words = REFUSED[name]
     with pytest.raises(ConfigError) as told:
-        program(DESCRIBED.replace(old, new, 1), "saxpy.yaml")
+        parse_program(DESCRIBED.replace(old, new, 1), "saxpy.yaml")
     assert str(told.value).startswith(words)

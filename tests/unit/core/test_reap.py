@@ -9,21 +9,29 @@ from typing import Any
 import pytest
 
 from orchestrator.core.market.machines import Instance
-from orchestrator.core.naming import bucket_label, labels
+from orchestrator.core.naming import bucket_label, machine_labels
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
-from orchestrator.core.run.orphans import Keep, Orphan, cost_so_far, flags, judge, judge_of_fleet, owner
+from orchestrator.core.run.orphans import (
+    Keep,
+    Orphan,
+    cost_so_far,
+    judge_machine,
+    judge_of_fleet,
+    machine_flags,
+    requesting_vm,
+)
 from tests.unit.core.builders import RATE, RUN, Log, at, created, gone, instance, planned, replayed, requested, running
 
 POLICY = Policy()
 
 
 def ours(status: str = "RUNNING", started: float | None = 4, **changes: Any) -> Instance:
-    return replace(instance(status, started), labels=labels(RUN, 1, "ada", "my-bench"), **changes)
+    return replace(instance(status, started), labels=machine_labels(RUN, 1, "ada", "my-bench"), **changes)
 
 
 def verdict(machine: Instance, log: Log | None, seconds: float, bucket: str = "my-bench") -> Keep | Orphan:
-    return judge(machine, replayed(log) if log else None, bucket, at(seconds), POLICY)
+    return judge_machine(machine, replayed(log) if log else None, bucket, at(seconds), POLICY)
 
 
 def test_a_machine_of_a_live_run_is_kept() -> None:
@@ -40,20 +48,20 @@ def test_a_machine_of_another_bucket_is_not_ours_to_judge() -> None:
 
 
 def test_buckets_whose_names_look_alike_in_a_label_are_told_apart() -> None:
-    machine = replace(ours(), labels=labels(RUN, 1, "ada", "acme.bench"))
+    machine = replace(ours(), labels=machine_labels(RUN, 1, "ada", "acme.bench"))
     assert isinstance(verdict(machine, None, 60, "acme-bench"), Keep)
     assert isinstance(verdict(machine, None, 60, "acme.bench"), Orphan)
 
 
 def test_an_older_versions_machine_is_its_buckets_where_the_label_holds_the_name() -> None:
-    older = {**labels(RUN, 1, "ada", "acme-bench"), "bench-bucket": "acme-bench"}
+    older = {**machine_labels(RUN, 1, "ada", "acme-bench"), "bench-bucket": "acme-bench"}
     machine = replace(ours(), labels=older)
     assert isinstance(verdict(machine, None, 60, "acme-bench"), Orphan)
     assert isinstance(verdict(machine, None, 60, "acme.bench"), Keep)
 
 
 def test_a_bucket_whose_name_a_label_cannot_hold_still_knows_its_machines() -> None:
-    machine = replace(ours(), labels=labels(RUN, 1, "ada", "my.bench.example"))
+    machine = replace(ours(), labels=machine_labels(RUN, 1, "ada", "my.bench.example"))
     assert isinstance(verdict(machine, running(), 60, "my.bench.example"), Keep)
     assert isinstance(verdict(machine, None, 60, "my.bench.example"), Orphan)
 
@@ -93,18 +101,18 @@ def test_a_machine_that_has_just_finished_may_delete_itself() -> None:
 
 def test_idle_and_stale_machines_are_flagged() -> None:
     long = replace(ours(), deadline_at=None)
-    assert flags(long, replayed(running()), at(60)) == ()
-    assert flags(long, replayed(running()), at(10 + 31 * 60)) == ("idle",)
-    assert flags(long, None, at(13 * 3600)) == ("idle", "stale")
+    assert machine_flags(long, replayed(running()), at(60)) == ()
+    assert machine_flags(long, replayed(running()), at(10 + 31 * 60)) == ("idle",)
+    assert machine_flags(long, None, at(13 * 3600)) == ("idle", "stale")
     found = verdict(long, running(), 13 * 3600)
     assert isinstance(found, Keep)
     assert found.flags == ("idle", "stale")
 
 
 def test_a_name_alone_does_not_make_an_owner() -> None:
-    assert owner(ours(), None) is None
-    assert owner(ours(zone="asia-east1-a"), replayed(running())) is None
-    vm = owner(ours(), replayed(running()))
+    assert requesting_vm(ours(), None) is None
+    assert requesting_vm(ours(zone="asia-east1-a"), replayed(running())) is None
+    vm = requesting_vm(ours(), replayed(running()))
     assert vm is not None
     assert vm.usd_per_hour == RATE
 

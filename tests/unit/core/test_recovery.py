@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.pricing import ceiling
+from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import open_offers
@@ -32,7 +32,7 @@ def taken(attempts: int = 3, hold: str = "2.00", **plan: object) -> Log:
 
 
 def decided(log: Log, now: float = 80, offers: tuple[Offer, ...] | None = OFFERS) -> tuple[do.Command, ...]:
-    return do.decide(replayed(log), NOWHERE, at(now), POLICY, offers)
+    return do.decide_commands(replayed(log), NOWHERE, at(now), POLICY, offers)
 
 
 def closing(commands: tuple[do.Command, ...]) -> tuple[Phase, str]:
@@ -99,7 +99,7 @@ def test_what_does_not_fit_into_the_rest_of_the_hold_is_not_asked_for() -> None:
 
 
 def test_a_machine_that_may_exist_costs_its_worst_case_whatever_the_clocks_say() -> None:
-    most = ceiling(RATE, 1800, 1)
+    most = ceiling_usd(RATE, 1800, 1)
     for hold, offered in ((2 * most, (A,)), (2 * most - Decimal("0.000001"), ())):
         log = Log().add(0, planned()).add(1, ev.BudgetHeld(hold_usd=hold)).add(2, requested()).add(5, created(4))
         assert open_offers(replayed(log), (A,)) == offered
@@ -113,7 +113,7 @@ def test_a_machine_that_may_exist_costs_its_worst_case_whatever_the_clocks_say()
 def test_a_machine_that_has_cost_more_than_was_held_is_deleted() -> None:
     log = Log().add(0, planned()).add(1, ev.BudgetHeld(hold_usd=Decimal("0.01"))).add(2, requested()).add(5, created(4))
     seen = Instance("vm", "z", "1", "RUNNING", "m", {}, at(3), at(4), at(1804), True)
-    (command,) = do.decide(replayed(log), do.Observation(seen), at(300), POLICY, None)
+    (command,) = do.decide_commands(replayed(log), do.Observation(seen), at(300), POLICY, None)
     assert isinstance(command, do.Delete)
     assert "more than the $0.01 held" in command.reason
 
@@ -158,7 +158,7 @@ def test_a_run_that_was_over_goes_on_whatever_the_clocks_say(seconds: float) -> 
     run = replayed(resumed(seconds))
     assert (run.closed, run.settled, run.hold_usd) == (None, None, Decimal("1.00"))
     assert run.attempts_left == 2
-    assert do.decide(run, NOWHERE, at(110), POLICY, OFFERS) == (do.Create(B, 2),)
+    assert do.decide_commands(run, NOWHERE, at(110), POLICY, OFFERS) == (do.Create(B, 2),)
     assert run.cost(at(110)) == Decimal("0.006020")
     assert run.due(at(110)) == 0
 
@@ -174,7 +174,7 @@ def test_what_was_said_of_an_earlier_end_does_not_end_a_resumed_run() -> None:
     assert replayed(late).closed is None
     assert replayed(late).stop is None
     stopped = resumed().add(130, ev.StopRequested(by="eve", reason="enough"))
-    assert closing(do.decide(replayed(stopped), NOWHERE, at(140), POLICY, OFFERS)) == (Phase.STOPPED, "enough")
+    assert closing(do.decide_commands(replayed(stopped), NOWHERE, at(140), POLICY, OFFERS)) == (Phase.STOPPED, "enough")
 
 
 def test_the_dearer_of_two_settlements_stands_in_a_run_too() -> None:
@@ -187,7 +187,7 @@ def test_a_machine_under_a_run_that_is_over_is_deleted_and_what_it_cost_is_settl
     run = replayed(log)
     assert not run.over
     seen = Instance("vm", "z", "1", "RUNNING", "m", {}, at(203), at(204), at(2004), True)
-    (command,) = do.decide(run, do.Observation(seen), at(210), POLICY, OFFERS)
+    (command,) = do.decide_commands(run, do.Observation(seen), at(210), POLICY, OFFERS)
     assert command == do.Delete(run.vms[1], "its run is over")
     log.add(270, gone(264, "deleted", 2))
     assert decided(log, now=300) == (do.Settle(2 * Decimal("0.006020")),)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.market.pricing import MachineSpec, PriceSheet
-from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refreshed
-from orchestrator.core.market.skus import Catalogue, catalogue, read
-from orchestrator.core.rest import Answer
+from orchestrator.core.market.pricing import PricedMachine, PriceSheet
+from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh_prices
+from orchestrator.core.market.skus import SkuCatalogue, list_skus, parse_sku
+from orchestrator.core.rest import RestAnswer
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.meter import Tariff
 from orchestrator.embedded.skus import COMPUTE
-from orchestrator.embedded.skus import Catalogue as EmbeddedCatalogue
+from orchestrator.embedded.skus import EmbeddedCatalogue as EmbeddedCatalogue
 from tests.support.conversations import SILENCE, good, lead, refusal
 from tests.unit.core.asked import SHEET, D
 
@@ -28,8 +28,8 @@ SOLD: list[Sku] = EmbeddedCatalogue(Inventory.load(Tariff.load())).skus[COMPUTE]
 
 
 def made(documents: list[Sku] = SOLD, *, leave_out: bool = False, old: PriceSheet = SHEET) -> Refreshed | NotRefreshed:
-    found = Catalogue(tuple(sku for one in documents if (sku := read(one)) is not None))
-    return refreshed(old, found, now=NOW, whose="a catalogue", leave_out=leave_out)
+    found = SkuCatalogue(tuple(sku for one in documents if (sku := parse_sku(one)) is not None))
+    return refresh_prices(old, found, now=NOW, whose="a catalogue", leave_out=leave_out)
 
 
 def sheet(documents: list[Sku] = SOLD, **options: Any) -> PriceSheet:
@@ -78,7 +78,7 @@ def test_a_table_prices_all_that_the_old_one_did_and_reads_back_the_same() -> No
     for name, regions in SHEET.accelerators.items():
         assert table.accelerators[name].keys() >= regions.keys()
     assert PriceSheet.parse(table.dump()) == table
-    assert table.hourly(MachineSpec("g2-standard-8", "nvidia-l4", 1), "us-central1", "spot", 60, True) is not None
+    assert table.hourly(PricedMachine("g2-standard-8", "nvidia-l4", 1), "us-central1", "spot", 60, True) is not None
 
 
 def test_no_figure_is_below_what_its_parts_cost() -> None:
@@ -147,8 +147,8 @@ def test_what_is_not_clear_can_be_left_out_and_then_nothing_is_started_there() -
     answer = made(without(described(L4_SPOT)), leave_out=True)
     assert isinstance(answer, Refreshed)
     assert len(answer.left_out) == 3
-    assert answer.sheet.hourly(MachineSpec("g2-standard-4", "nvidia-l4", 1), "us-central1", "spot", 60, True) is None
-    assert answer.sheet.hourly(MachineSpec("g2-standard-4", "nvidia-l4", 1), "us-east4", "spot", 60, True) is not None
+    assert answer.sheet.hourly(PricedMachine("g2-standard-4", "nvidia-l4", 1), "us-central1", "spot", 60, True) is None
+    assert answer.sheet.hourly(PricedMachine("g2-standard-4", "nvidia-l4", 1), "us-east4", "spot", 60, True) is not None
 
 
 def test_without_a_price_of_an_address_there_is_no_table_whatever_may_be_left_out() -> None:
@@ -190,33 +190,33 @@ def test_every_page_is_asked_for_with_the_token_of_the_one_before() -> None:
         good(skus=SOLD[100:200], nextPageToken="c"),
         good(skus=SOLD[200:]),
     ]
-    talk = lead(catalogue, reply={"/skus": pages})
-    assert isinstance(talk.result, Catalogue)
+    talk = lead(list_skus, reply={"/skus": pages})
+    assert isinstance(talk.result, SkuCatalogue)
     assert len(talk.result.skus) == len(SOLD)
     assert [request.query.get("pageToken") for request in talk.asked] == [None, "b", "c"]
     assert {request.query["currencyCode"] for request in talk.asked} == {"USD"}
 
 
 @pytest.mark.parametrize("bad", [refusal(403), refusal(500), SILENCE, good(skus="none"), good()])
-def test_a_bad_page_is_no_catalogue(bad: Answer) -> None:
-    answer = lead(catalogue, reply={"/skus": bad}).result
-    assert isinstance(answer, Answer)
-    later = lead(catalogue, reply={"/skus": [good(skus=SOLD[:9], nextPageToken="b"), refusal(403)]}).result
-    assert isinstance(later, Answer)
+def test_a_bad_page_is_no_catalogue(bad: RestAnswer) -> None:
+    answer = lead(list_skus, reply={"/skus": bad}).result
+    assert isinstance(answer, RestAnswer)
+    later = lead(list_skus, reply={"/skus": [good(skus=SOLD[:9], nextPageToken="b"), refusal(403)]}).result
+    assert isinstance(later, RestAnswer)
 
 
 def test_pages_without_an_end_end() -> None:
-    talk = lead(catalogue, reply=lambda _: good(skus=SOLD[:1], nextPageToken="again"))
-    assert isinstance(talk.result, Answer)
+    talk = lead(list_skus, reply=lambda _: good(skus=SOLD[:1], nextPageToken="again"))
+    assert isinstance(talk.result, RestAnswer)
     assert len(talk.asked) == 2
     numbers = iter(range(10**6))
-    talk = lead(catalogue, reply=lambda _: good(skus=[], nextPageToken=f"{next(numbers)}"))
-    assert isinstance(talk.result, Answer)
+    talk = lead(list_skus, reply=lambda _: good(skus=[], nextPageToken=f"{next(numbers)}"))
+    assert isinstance(talk.result, RestAnswer)
     assert "does not end" in talk.result.message
 
 
 def test_skus_that_are_not_as_described_are_counted_and_passed_over() -> None:
     odd: list[Any] = [7, {}, {"skuId": "x", "pricingInfo": "free"}, SOLD[0] | {"category": None}]
-    talk = lead(catalogue, reply={"/skus": good(skus=[*odd, SOLD[0]])})
-    assert isinstance(talk.result, Catalogue)
+    talk = lead(list_skus, reply={"/skus": good(skus=[*odd, SOLD[0]])})
+    assert isinstance(talk.result, SkuCatalogue)
     assert (len(talk.result.skus), talk.result.unread) == (1, 4)

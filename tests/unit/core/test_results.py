@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kernels.harness.columns import measurement_columns
 from orchestrator.core.bundled import AXES
-from orchestrator.core.results import MEASURED, ORIGIN, assemble, axes_of, case_order, plain
+from orchestrator.core.results import MEASURED, ORIGIN, assemble_rows, axes_of, case_order, plain_cell
 
 COLUMNS = (*ORIGIN, *AXES, *MEASURED)
 
@@ -67,7 +67,7 @@ def text_of(*records: dict[str, str]) -> str:
 
 
 def together(texts: dict[str, str]) -> str:
-    return "".join(assemble({case: partial(io.StringIO, text) for case, text in texts.items()}))
+    return "".join(assemble_rows({case: partial(io.StringIO, text) for case, text in texts.items()}))
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_no_cell_of_a_machine_is_a_formula_and_numbers_stay_numbers(cell: str) -
 
 @given(st.text())
 def test_a_guarded_cell_begins_no_formula_in_any_spreadsheet(text: str) -> None:
-    guarded = plain(text)
+    guarded = plain_cell(text)
     assert guarded.removeprefix("'") == "\n".join(re.split("\r\n?", text)).removeprefix("'")
     try:
         float(guarded)

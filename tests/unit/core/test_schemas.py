@@ -13,8 +13,8 @@ from orchestrator.core.fleet import children, jobs
 from orchestrator.core.hosts import HostRecord, RecordUnreadable
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
-from orchestrator.core.run.status import decode, encode, status_line
-from orchestrator.core.text import Newer, document, is_newer
+from orchestrator.core.run.status import decode_status, encode_status, status_line
+from orchestrator.core.text import Newer, is_newer, parse_document
 from startup.host import paths
 from tests.unit.core.builders import RUN, at, replayed, running
 
@@ -39,22 +39,22 @@ def test_client_and_host_have_the_same_rule(name: str, tmp_path: Path) -> None:
     found, why = paths.looked_at(path)
     assert (found is not None, why == paths.NEWER, is_newer(data)) == (name in READ, name in LATER, name in LATER)
     if name in READ:
-        assert document(data)["key"] == "value"
+        assert parse_document(data)["key"] == "value"
         return
     with pytest.raises(ValueError, match="schema") as told:
-        document(data)
+        parse_document(data)
     assert isinstance(told.value, Newer) == (name in LATER)
 
 
 @pytest.mark.parametrize("name", sorted(LATER))
 def test_no_reader_takes_a_later_document_for_one_of_its_own(name: str) -> None:
     with pytest.raises(baselines.BaselinesUnreadable, match="newer version"):
-        baselines.parse("main", written(name, devices={}))
+        baselines.parse_baselines("main", written(name, devices={}))
     with pytest.raises(RecordUnreadable, match="newer version"):
         HostRecord.parse("host-box-123456", written(name, target="me@box"))
     with pytest.raises(ValueError, match="newer version"):
-        children.read({"schema": NUMBERS[name], "cells": [], "children": []})
-    assert jobs.parse(written(name, child=0, attempt=1, machine="m", at="")) is None
+        children.read_children({"schema": NUMBERS[name], "cells": [], "children": []})
+    assert jobs.parse_claim(written(name, child=0, attempt=1, machine="m", at="")) is None
     assert (
         Slot.parse(
             written(name, state="idle", vm="v", zone="z", owner=RUN, idle_until="2026-11-21T00:00:00Z", claim=None)
@@ -66,15 +66,15 @@ def test_no_reader_takes_a_later_document_for_one_of_its_own(name: str) -> None:
 def test_an_event_of_a_later_schema_is_known_to_be_there_and_told_nothing_by() -> None:
     log = running()
     (first, *_) = log.events
-    later = json.loads(ev.encode(first)) | {"schema": 2}
-    event = ev.decode(json.dumps(later).encode())
+    later = json.loads(ev.encode_event(first)) | {"schema": 2}
+    event = ev.decode_event(json.dumps(later).encode())
     assert event is not None
     assert isinstance(event.fact, ev.Unrecognised)
     assert (event.writer, event.seq, event.object_name) == (first.writer, first.seq, first.object_name)
 
 
 def test_a_status_line_of_a_later_schema_is_read_from_the_events() -> None:
-    line = encode(status_line(replayed(running()), at(60)))
-    assert decode(RUN, line) is not None
-    assert decode(RUN, {**line, "schema": "1", "mood": "fine"}) is not None
-    assert decode(RUN, {**line, "schema": "2"}) is None
+    line = encode_status(status_line(replayed(running()), at(60)))
+    assert decode_status(RUN, line) is not None
+    assert decode_status(RUN, {**line, "schema": "1", "mood": "fine"}) is not None
+    assert decode_status(RUN, {**line, "schema": "2"}) is None

@@ -16,8 +16,8 @@ import pytest
 from orchestrator.adapters.setup import failure
 from orchestrator.core.permissions import BATCH_REPORTER
 from orchestrator.core.setup import gcloud, terraform
-from orchestrator.core.setup.calls import TOO_YOUNG_S, take
-from orchestrator.core.setup.plan import APIS, setup
+from orchestrator.core.setup.calls import TOO_YOUNG_S, take_step
+from orchestrator.core.setup.plan import APIS, plan_setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
@@ -29,7 +29,7 @@ from orchestrator.core.setup.steps import (
     MendBucket,
     Step,
     WriteSettings,
-    describe,
+    describe_step,
 )
 from tests.support.conversations import good, lead, refusal
 from tests.unit.core.set_up import ADA, WANTED, after_all_of_it
@@ -69,12 +69,12 @@ ARGUMENTS = {
 
 
 def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
-    assert gcloud.script(setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+    assert gcloud.setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
 
 
 def every_step() -> list[Step]:
     return [
-        *setup(WANTED),
+        *plan_setup(WANTED),
         MendBucket("b", uniform=True, private=True, lifecycle=True),
         MendBucket("b", uniform=False, private=False, lifecycle=True),
         MakeRole("p", "r", "it's a title", ("x.y.z",), exists=True),
@@ -105,14 +105,14 @@ def ran(script: str, folder: Path) -> list[list[str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("step", every_step(), ids=describe)
+@pytest.mark.parametrize("step", every_step(), ids=describe_step)
 def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
-    for text in (gcloud.command(step), gcloud.pasted(step)):
+    for text in (gcloud.step_command(step), gcloud.one_line_command(step)):
         subprocess.run(["bash", "-n", "-c", text], check=True, timeout=600)
     if isinstance(step, WriteSettings):
         return
-    assert "\n" not in gcloud.pasted(step)
-    asked_for = ran(gcloud.pasted(step), tmp_path)
+    assert "\n" not in gcloud.one_line_command(step)
+    asked_for = ran(gcloud.one_line_command(step), tmp_path)
     assert asked_for
     with_rules = [one for arguments in asked_for for one in arguments if one.startswith("--lifecycle-file=")]
     wanted = isinstance(step, MakeBucket) or (isinstance(step, MendBucket) and step.lifecycle)
@@ -120,7 +120,7 @@ def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step,
 
 
 def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
-    asked_for = ran(gcloud.script(setup(WANTED)), tmp_path)
+    asked_for = ran(gcloud.setup_script(plan_setup(WANTED)), tmp_path)
     assert sum(one.startswith("--lifecycle-file=") for arguments in asked_for for one in arguments) == 1
 
 
@@ -132,24 +132,24 @@ def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
         GrantOnProject("p", "roles/viewer", ADA),
         GrantOnAccount("p", "a@p", "roles/viewer", ADA),
     ],
-    ids=describe,
+    ids=describe_step,
 )
 def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(step: Any) -> None:
     off = refusal(403, "it is off", "SERVICE_DISABLED")
     assert off.api_off
     for times in (1, 5):
         answers = iter([off] * times)
-        talk = lead(take, step, reply=lambda _, answers=answers: next(answers, good(etag="e", bindings=[])))  # type: ignore[misc]
+        talk = lead(take_step, step, reply=lambda _, answers=answers: next(answers, good(etag="e", bindings=[])))  # type: ignore[misc]
         assert talk.result.good
         assert talk.paused_s == list(TOO_YOUNG_S[:times])
-    talk = lead(take, step, reply=lambda _: off)
+    talk = lead(take_step, step, reply=lambda _: off)
     assert not talk.result.good
     assert 120 < sum(talk.paused_s) < 300
     assert "owner" not in failure(talk.result, "make it").hint
 
 
 def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_knows() -> None:
-    text = terraform.document(setup(WANTED))
+    text = terraform.terraform_document(plan_setup(WANTED))
     assert text == (GOLDEN / "init.tf.json").read_text()
     assert set(parsed(text)) == {"//", "terraform", "resource"}
     made = resources_of(text)
@@ -166,8 +166,8 @@ def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_kn
 
 
 def test_terraform_refers_only_to_what_it_declares() -> None:
-    everything = terraform.document(setup(WANTED))
-    missing_one = terraform.document(setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
+    everything = terraform.terraform_document(plan_setup(WANTED))
+    missing_one = terraform.terraform_document(plan_setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
     for text in (everything, missing_one):
         made = resources_of(text)
         needed = {address for body in made.values() for address in body.get("depends_on", ())}
@@ -177,7 +177,7 @@ def test_terraform_refers_only_to_what_it_declares() -> None:
 
 
 def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_role() -> None:
-    made = resources_of(terraform.document(setup(WANTED)))
+    made = resources_of(terraform.terraform_document(plan_setup(WANTED)))
     members = {address: body for address, body in made.items() if address.startswith("google_project_iam_member.")}
     assert len(members) == 3
     for body in members.values():
@@ -186,7 +186,7 @@ def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_r
 
 
 def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:
-    text = terraform.document([MakeAccount("p", "a", "${oops} %{oops}")])
+    text = terraform.terraform_document([MakeAccount("p", "a", "${oops} %{oops}")])
     (account,) = resources_of(text).values()
     assert account["display_name"] == "$${oops} %%{oops}"
 
@@ -199,9 +199,9 @@ def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() ->
         MakeRole("p", "r", "t", ("x.y.z",), exists=True),
         GrantOnProject("p", "roles/viewer", ADA, Condition("t", "true")),
     ]
-    script = gcloud.script(steps)
+    script = gcloud.setup_script(steps)
     assert script.count("--uniform-bucket-level-access") == 2
     assert script.count("--lifecycle-file") == 2
     assert "roles update r" in script
-    assert [describe(step) for step in steps][3] == "change the role r (t): 1 permission"
-    assert set(resources_of(terraform.document(steps[1:2]))) == {"google_storage_bucket.bench"}
+    assert [describe_step(step) for step in steps][3] == "change the role r (t): 1 permission"
+    assert set(resources_of(terraform.terraform_document(steps[1:2]))) == {"google_storage_bucket.bench"}

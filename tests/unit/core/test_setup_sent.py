@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.setup.calls import PAUSES_S, survey, take, with_grant
-from orchestrator.core.setup.plan import NOTHING, Standing, grants
+from orchestrator.core.setup.calls import PAUSES_S, survey_project, take_step, with_grant
+from orchestrator.core.setup.plan import NOTHING, Standing, policy_grants
 from orchestrator.core.setup.steps import (
     Condition,
     EnableApis,
@@ -32,43 +32,45 @@ def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() ->
         ":getIamPolicy": good(**policy),
         "/serviceAccounts/": good(),
     }
-    seen = lead(survey, WANTED, {"bucket": "b"}, reply=replies)
+    seen = lead(survey_project, WANTED, {"bucket": "b"}, reply=replies)
     assert seen.result == Standing(
         frozenset({"a"}),
         {"location": "US"},
         True,
         {"benchMachine": frozenset({"x"})},
-        *[grants(policy)] * 3,
+        *[policy_grants(policy)] * 3,
         {"bucket": "b"},
     )
-    assert lead(survey, WANTED, {}, reply=lambda _: refusal(403)).result == NOTHING
+    assert lead(survey_project, WANTED, {}, reply=lambda _: refusal(403)).result == NOTHING
 
 
 def test_apis_are_enabled_when_the_operation_says_so() -> None:
     step = EnableApis("p", ("a",))
     talk = lead(
-        take,
+        take_step,
         step,
         reply={":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
     )
     assert (talk.result.good, len(talk.paused_s)) == (True, 2)
-    failed = lead(take, step, reply={":batchEnable": good(done=True, error={"message": "billing"})})
+    failed = lead(take_step, step, reply={":batchEnable": good(done=True, error={"message": "billing"})})
     assert (failed.result.good, failed.result.message) == (False, "billing")
-    assert lead(take, step, reply={":batchEnable": refusal(403)}).result.status == 403
+    assert lead(take_step, step, reply={":batchEnable": refusal(403)}).result.status == 403
     for_ever = lead(
-        take, step, reply={":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")}
+        take_step, step, reply={":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")}
     )
     assert sum(for_ever.paused_s) == 2 * sum(PAUSES_S)
 
 
 def test_what_somebody_else_made_meanwhile_is_success() -> None:
-    assert lead(take, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(409)}).result.good
-    assert lead(take, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(403)}).result.status == 403
+    assert lead(take_step, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(409)}).result.good
+    assert lead(take_step, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(403)}).result.status == 403
     role = MakeRole("p", "r", "t", ("x",))
-    talk = lead(take, role, reply={"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
+    talk = lead(take_step, role, reply={"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
     assert (talk.result.good, talk.lines) == (True, ["POST /v1/projects/p/roles", "PATCH /v1/projects/p/roles/r"])
-    assert lead(take, role, reply={"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
-    assert lead(take, replace(role, exists=True), reply={"PATCH": good()}).lines == ["PATCH /v1/projects/p/roles/r"]
+    assert lead(take_step, role, reply={"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
+    assert lead(take_step, replace(role, exists=True), reply={"PATCH": good()}).lines == [
+        "PATCH /v1/projects/p/roles/r"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,17 +85,19 @@ def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanw
     step: Any, read: str, write: str
 ) -> None:
     replies = {write: [refusal(409), refusal(400), good()], read: good(etag="e", bindings=[])}
-    talk = lead(take, step, reply=replies)
+    talk = lead(take_step, step, reply=replies)
     assert talk.result.good
     assert talk.lines == [read, write] * 3
     assert talk.paused_s == list(PAUSES_S[:2])
     held = {read: good(etag="e", bindings=[{"role": "r", "members": [ADA]}])}
-    assert lead(take, step, reply=held).lines == [read]
-    assert lead(take, step, reply={read: refusal(403)}).result.status == 403
-    assert lead(take, step, reply={read: good(etag="e"), write: refusal(403)}).result.status == 403
-    assert lead(take, step, reply={read: good(etag="e"), write: refusal(409)}).result.status == 409
+    assert lead(take_step, step, reply=held).lines == [read]
+    assert lead(take_step, step, reply={read: refusal(403)}).result.status == 403
+    assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(403)}).result.status == 403
+    assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(409)}).result.status == 409
     for nothing in (good(), good(etag=""), good(bindings=[{"role": "r", "members": []}])):
-        talk = lead(take, step, reply={read: nothing, write: good()})  # written, it would take the place of all others'
+        talk = lead(
+            take_step, step, reply={read: nothing, write: good()}
+        )  # written, it would take the place of all others'
         assert (talk.lines, talk.result.good, "none is written" in talk.result.message) == ([read], False, True)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
-from orchestrator.core.run.status import decode, document, encode, status_body, status_line
+from orchestrator.core.run.status import decode_status, encode_status, run_document, status_body, status_line
 from tests.unit.core.builders import RUN, ZONE, Log, at, gone, measured, planned, running
 from tests.unit.core.test_run import logs
 
@@ -20,7 +20,7 @@ def test_a_line_decodes_to_itself(events) -> None:  # type: ignore[no-untyped-de
     run = replay(events)
     assert run is not None
     line = status_line(run, at(5000))
-    assert decode(RUN, encode(line)) == line
+    assert decode_status(RUN, encode_status(line)) == line
     assert json.loads(status_body(run, at(5000)))["run_id"] == RUN
 
 
@@ -31,22 +31,22 @@ def test_a_line_decodes_to_itself(events) -> None:  # type: ignore[no-untyped-de
     )
 )
 def test_what_is_no_line_is_nothing_and_never_an_error(metadata: dict[str, str]) -> None:
-    decode(RUN, metadata)
-    assert decode(RUN, {}) is None
+    decode_status(RUN, metadata)
+    assert decode_status(RUN, {}) is None
 
 
 @pytest.mark.parametrize("broken", [{"seconds": "x"}, {"cost_usd": "cheap"}, {"created_at": "yesterday"}])
 def test_a_damaged_line_is_not_believed(broken: dict[str, str]) -> None:
     run = replay(running().events)
     assert run is not None
-    assert decode(RUN, encode(status_line(run, at(20))) | broken) is None
+    assert decode_status(RUN, encode_status(status_line(run, at(20))) | broken) is None
 
 
 def test_metadata_is_printable_ascii() -> None:
     log = running().vm(11, ev.EnvironmentRecorded(device="Prozessor mit Ümlaut\n", device_kind="cpu"))
     run = replay(log.events)
     assert run is not None
-    assert encode(status_line(run, at(20)))["device"] == "Prozessor mit ?mlaut "
+    assert encode_status(status_line(run, at(20)))["device"] == "Prozessor mit ?mlaut "
 
 
 def test_an_open_run_names_its_machine_and_its_rate_and_a_closed_one_does_not() -> None:
@@ -65,13 +65,13 @@ def test_an_open_run_names_its_machine_and_its_rate_and_a_closed_one_does_not() 
 def test_the_document_has_the_keys_that_scripts_lean_on() -> None:
     run = replay(running().vm(11, ev.PhaseStarted(phase="build")).events)
     assert run is not None
-    made = document(run, at(64))
+    made = run_document(run, at(64))
     assert {"run_id", "state", "cost_usd", "ceiling_usd", "attempts", "vms", "phases", "cases", "diagnoses"} <= set(
         made
     )
     unplanned = replay(Log().vm(0, ev.Preempted()).events)
     assert unplanned is not None
-    assert document(unplanned, at(1))["config"] == ""
+    assert run_document(unplanned, at(1))["config"] == ""
     planned_only = replay(Log().add(0, planned()).events)
     assert planned_only is not None
-    assert document(planned_only, at(1))["config"] == "l4"
+    assert run_document(planned_only, at(1))["config"] == "l4"

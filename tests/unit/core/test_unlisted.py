@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.images import cost_of
-from orchestrator.core.ledger.arming import MARGIN, arm
+from orchestrator.core.ledger.arming import MARGIN, arm_request
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, add_cost, hold, settle, take_back
-from orchestrator.core.ledger.unlisted import CATEGORY, Known, OpenHold, most_of, unlisted_holds
+from orchestrator.core.ledger.unlisted import CATEGORY, KnownHolds, OpenHold, most_of, unlisted_holds
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import hold_key
 from tests.unit.core.builders import RUN, T0, at
@@ -29,13 +29,13 @@ def held(*keys: str, ledger: Ledger = Ledger(), pretend: bool = False) -> Ledger
 
 
 def armed(key: str, seconds: float) -> Ledger:
-    found = arm(held(key), key, 1, "client", at(seconds), LIMIT_S)
+    found = arm_request(held(key), key, 1, "client", at(seconds), LIMIT_S)
     assert isinstance(found, Ledger)
     return found
 
 
 def named(ledger: Ledger, **known: frozenset[str]) -> tuple[OpenHold, ...]:
-    return unlisted_holds(ledger, Known(**known), LIMIT_S)
+    return unlisted_holds(ledger, KnownHolds(**known), LIMIT_S)
 
 
 def names(*known: str) -> frozenset[str]:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from kernels.forms import definition, one_file
 from kernels.harness import own as harness_side
-from orchestrator.adapters.workload_files import found, gathered, own_workload
+from orchestrator.adapters.workload_files import gather_files, own_workload, read_workload
 from orchestrator.core import workload_faults
 from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.workload import case_id, sketch
+from orchestrator.core.workload import case_id, sketch_workload
 from orchestrator.runs.planning import LaunchOptions, load_config
-from orchestrator.wiring import configs
+from orchestrator.wiring import configs_folder
 
 GOOD = """axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}
 def inputs(rows, dtype, device, generator): ...
@@ -39,7 +39,7 @@ def test_a_case_is_called_the_same_here_and_by_the_harness(values: dict[str, obj
 
 
 def test_cases_and_names_are_read_off_the_text() -> None:
-    told = sketch(GOOD, "mine.py")
+    told = sketch_workload(GOOD, "mine.py")
     assert told.cases == ("rows16-float32", "rows3-float32")
     assert (told.implementations, told.baselines) == (("torch", "mine"), ("torch",))
     assert told.needs.pip == ("triton>=3",)
@@ -52,20 +52,20 @@ def test_what_is_refused_here_is_what_the_harness_refuses() -> None:
 
 
 def test_what_only_running_the_file_would_tell_is_left_open() -> None:
-    assert sketch(GOOD.replace("[1 << 4, 3]", "list(range(3))"), "mine.py").cases == ()
-    assert sketch(GOOD.replace("1 << 4", "1 << (1 << 40)"), "mine.py").cases == (), "and costs nothing"
+    assert sketch_workload(GOOD.replace("[1 << 4, 3]", "list(range(3))"), "mine.py").cases == ()
+    assert sketch_workload(GOOD.replace("1 << 4", "1 << (1 << 40)"), "mine.py").cases == (), "and costs nothing"
 
 
 def test_a_workloads_needs_are_in_the_payload_and_absent_where_it_has_none(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     plain = GOOD.replace('requirements = ["triton>=3"]\n', "")
     file.write_text(plain)
-    assert set(gathered(file)) == {"own/mine.py"}
+    assert set(gather_files(file)) == {"own/mine.py"}
     file.write_text(plain + 'requirements = ["mine-1.0-py3-none-any.whl", "einops"]\napt = ["libnuma-dev"]\n')
     with pytest.raises(ConfigError, match=r"there is no mine-1.0-py3-none-any.whl beside mine"):
-        gathered(file)
+        gather_files(file)
     (tmp_path / "mine-1.0-py3-none-any.whl").write_bytes(b"a wheel")
-    sent = gathered(file)
+    sent = gather_files(file)
     assert sent["own/mine-1.0-py3-none-any.whl"] == b"a wheel"
     told = json.loads(sent["own.requirements.json"])
     assert (told["pip"], told["apt"]) == (["mine-1.0-py3-none-any.whl", "einops"], ["libnuma-dev"])
@@ -124,7 +124,7 @@ REFUSED = {
 def test_what_is_wrong_is_told_before_anything_is_paid_for(name: str) -> None:
     text, words = REFUSED[name]
     with pytest.raises(ConfigError) as told:
-        sketch(text, "mine.py")
+        sketch_workload(text, "mine.py")
     assert words in str(told.value)
 
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_told_before_anything_is_paid_for(name: str) -> None:
     ],
 )
 def test_arguments_that_fit_or_that_the_text_does_not_show_are_accepted(text: str) -> None:
-    assert sketch(text, "mine.py").implementations == ("torch", "mine")
+    assert sketch_workload(text, "mine.py").implementations == ("torch", "mine")
 
 
 def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_a_file_takes_along_what_it_names_and_a_folder_its_sources(tmp_path: Pat
     for name in ("k.cu", "other.cu", "helper.py", "notes.bin", "__pycache__/x.py"):
         (folder / name).write_text("// here\n")
     needs = "own.requirements.json"
-    assert set(gathered(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py", needs}
-    assert set(gathered(folder / "thing.py")) == {"own/thing.py", "own/k.cu", needs}
-    assert found(folder).name == "thing"
+    assert set(gather_files(folder)) == {"own/thing.py", "own/k.cu", "own/other.cu", "own/helper.py", needs}
+    assert set(gather_files(folder / "thing.py")) == {"own/thing.py", "own/k.cu", needs}
+    assert read_workload(folder).name == "thing"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_nothing_that_looks_like_a_secret_leaves_the_machine(tmp_path: Path, nam
     (folder / "thing.py").write_text(GOOD)
     (folder / name).write_text(content)
     with pytest.raises(ConfigError, match=r"secret, so nothing is sent"):
-        gathered(folder)
+        gather_files(folder)
 
 
 def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_a_folder_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path)
     with (folder / "data.csv").open("wb") as file:
         file.truncate(2 << 30)
     with pytest.raises(ConfigError, match=r"more than 20 MB"):
-        gathered(folder)
+        gather_files(folder)
     with pytest.raises(ConfigError, match=r"there is no file"):
-        gathered(tmp_path / "none.py")
+        gather_files(tmp_path / "none.py")
     (tmp_path / "empty").mkdir()
 
 
@@ -197,17 +197,17 @@ def test_a_folder_of_no_form_is_told_which_forms_there_are(tmp_path: Path, name:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     with pytest.raises(ConfigError, match=words) as refused:
-        gathered(tmp_path / "thing")
+        gather_files(tmp_path / "thing")
     assert all(form in str(refused.value.hint) for form in ("task.yml", "ModelNew", "FlashInfer-Bench", "NAME.py"))
 
 
 def test_a_file_that_hides_a_module_and_a_kernelbench_file_alone_are_refused(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(GOOD)
     with pytest.raises(ConfigError, match=r"torch.py would be imported in the place of the module torch"):
-        found(tmp_path / "torch.py")
+        read_workload(tmp_path / "torch.py")
     (tmp_path / "swish.py").write_text("class Model: ...\ndef get_inputs(): ...\n")
     with pytest.raises(ConfigError, match=r"is a file of KernelBench's form, whose folder is measured") as refused:
-        found(tmp_path / "swish.py")
+        read_workload(tmp_path / "swish.py")
     assert refused.value.hint == f"bench launch {tmp_path}/"
 
 
@@ -219,7 +219,7 @@ def test_what_a_file_names_travels_or_is_named_in_the_plan(tmp_path: Path) -> No
     for name in ("csrc/k.cu", "csrc/k.cuh", "weights.npz"):
         (tmp_path / name).write_text('extern "C" __global__ void k(float* x) {}\n')
     own = own_workload(file)
-    assert {"own/csrc/k.cu", "own/csrc/k.cuh"} <= set(gathered(file))
+    assert {"own/csrc/k.cu", "own/csrc/k.cuh"} <= set(gather_files(file))
     assert own.notes == ("not sent, though the file names them: weights.npz",)
     file.write_text(file.read_text().replace("csrc/k.cu", "../k.cu"))
     (tmp_path.parent / "k.cu").write_text('extern "C" __global__ void k(float* x) {}\n')
@@ -243,7 +243,7 @@ def test_a_file_takes_along_the_modules_beside_it_that_it_imports(tmp_path: Path
     (tmp_path / "helpers.py").write_text("def later():\n    import more, torch\n")
     for name in ("more", "unused"):
         (tmp_path / f"{name}.py").write_text("import helpers\n")
-    assert {"mine.py", "helpers.py", "more.py"} == set(found(tmp_path / "mine.py").files)
+    assert {"mine.py", "helpers.py", "more.py"} == set(read_workload(tmp_path / "mine.py").files)
 
 
 def test_an_entry_missing_from_its_source_is_named_by_line_before_any_payment(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
 
     def chosen(axes: str) -> Workload | None:
         options = LaunchOptions(gpu="", path=file, overrides=(f"workload.axes.{axes}",))
-        return load_config(options, configs=configs(), defaults={}, workload=own_workload)[0].workload
+        return load_config(options, configs=configs_folder(), defaults={}, workload=own_workload)[0].workload
 
     with pytest.raises(ConfigError, match=r"workload.axes.row: mine has no such axis; did you mean 'rows'"):
         chosen("row=[16]")
@@ -294,7 +294,7 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
     with pytest.raises(
         ConfigError, match=r"workload.axes: mine has no case with these values together; valid: rows1-int8, rows2-bool"
     ):
-        load_config(options, configs=configs(), defaults={}, workload=own_workload)
+        load_config(options, configs=configs_folder(), defaults={}, workload=own_workload)
     file.write_text(GOOD.replace('{"rows": [1 << 4, 3],', '{"rows": [' + ", ".join(map(str, range(50))) + "],"))
     with pytest.raises(ConfigError, match=r"valid: 0, 1, .*, 19 and 30 more$"):
         chosen("rows=[99]")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask
-from orchestrator.embedded.documents import stamp
+from orchestrator.embedded.client import CloudAddress, CloudUnavailable, ask_control
+from orchestrator.embedded.documents import utc_stamp
 from tests.support import keyed as requests
 from tests.unit.embedded.builders import RUN, Stage, insert_body
 
@@ -30,7 +30,7 @@ def address(stage: Stage, control: str = "") -> CloudAddress:
 
 def test_the_status_lists_every_instance_with_its_price_and_deadline(stage: Stage) -> None:
     stage.run_vm()
-    status = ask(address(stage), "/control/status")
+    status = ask_control(address(stage), "/control/status")
     assert (status["project"], status["bucket"], status["uptime_s"]) == ("bench-embedded", "bench-embedded", 40)
     (instance,) = status["instances"]
     running_at = stage.only_row().started_at
@@ -43,10 +43,10 @@ def test_the_status_lists_every_instance_with_its_price_and_deadline(stage: Stag
         "status": "RUNNING",
         "machine_type": "g2-standard-4",
         "labels": insert_body()["labels"],
-        "created_at": stamp(vm.created_at),
+        "created_at": utc_stamp(vm.created_at),
         "age_s": 40,
         "usd_per_hour": "0.371939",
-        "deadline_at": stamp(vm.deadline_at),
+        "deadline_at": utc_stamp(vm.deadline_at),
         "has_deadline": True,
         "preemptible": True,
     }
@@ -58,7 +58,7 @@ def test_the_bill_has_a_row_for_every_vm_dead_or_alive(stage: Stage) -> None:
     stage.rest.delete(NAME)
     stage.advance(60)
     stage.run_vm(insert_body("bench-other-1"))
-    bill = ask(address(stage), "/control/bill")
+    bill = ask_control(address(stage), "/control/bill")
     assert [(row["vm"], row["run_id"], row["ended_by"]) for row in bill["rows"]] == [
         (NAME, RUN, "client"),
         ("bench-other-1", "other", None),
@@ -71,12 +71,14 @@ def test_the_bill_has_a_row_for_every_vm_dead_or_alive(stage: Stage) -> None:
 
 
 def test_weather_can_be_set_and_seen(stage: Stage) -> None:
-    answer = ask(address(stage), "/control/weather", {"faults": [{"fault": "stockout", "zone": "us-central1-a"}]})
-    assert answer == ask(address(stage), "/control/weather")
+    answer = ask_control(
+        address(stage), "/control/weather", {"faults": [{"fault": "stockout", "zone": "us-central1-a"}]}
+    )
+    assert answer == ask_control(address(stage), "/control/weather")
     (fault,) = answer["faults"]
     assert (fault["id"], fault["fired"], fault["fault"], fault["zone"]) == (1, 0, "stockout", "us-central1-a")
     with pytest.raises(ValueError, match="rain"):
-        ask(address(stage), "/control/weather", {"faults": [{"fault": "rain"}]})
+        ask_control(address(stage), "/control/weather", {"faults": [{"fault": "rain"}]})
 
 
 def test_a_vm_can_be_preempted_by_name_while_it_runs(stage: Stage) -> None:
@@ -84,8 +86,8 @@ def test_a_vm_can_be_preempted_by_name_while_it_runs(stage: Stage) -> None:
     bodies: list[Any] = [{"name": NAME, "notice_s": "soon"}, {"name": NAME, "notice_s": -1}, {"name": "other"}, []]
     for body in bodies:
         with pytest.raises((ValueError, LookupError), match=r"notice_s|no running VM"):
-            ask(address(stage), "/control/preempt", body)
-    assert ask(address(stage), "/control/preempt", {"name": NAME}) == {"name": NAME}
+            ask_control(address(stage), "/control/preempt", body)
+    assert ask_control(address(stage), "/control/preempt", {"name": NAME}) == {"name": NAME}
     assert stage.rest.instance()["status"] == "RUNNING"
     stage.advance(90)
     assert stage.rest.instance() is None
@@ -93,7 +95,7 @@ def test_a_vm_can_be_preempted_by_name_while_it_runs(stage: Stage) -> None:
 
 def test_a_stop_ends_every_vm_and_asks_the_owner_to_close(stage: Stage) -> None:
     stage.run_vm()
-    assert ask(address(stage), "/control/stop", {}) == {"stopping": True}
+    assert ask_control(address(stage), "/control/stop", {}) == {"stopping": True}
     assert stage.cloud.instances() == []
     assert stage.cloud.stop_requested.is_set()
 
@@ -106,7 +108,7 @@ def test_what_the_control_api_does_not_know_it_says(stage: Stage) -> None:
 
 def test_a_cloud_that_is_not_there_is_unavailable(stage: Stage) -> None:
     with pytest.raises(CloudUnavailable, match="does not answer"):
-        ask(address(stage, "http://127.0.0.1:9"), "/control/status")
+        ask_control(address(stage, "http://127.0.0.1:9"), "/control/status")
 
 
 def test_a_cloud_is_idle_only_without_vms_and_requests(stage: Stage) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.embedded import device
-from orchestrator.embedded.client import ensure_running, published, stop
+from orchestrator.embedded.client import ensure_running, published_address, stop_cloud
 
 
 def told(folder: Path, text: str) -> Path:
@@ -25,7 +25,7 @@ def smi(folder: Path, script: str) -> str:
 
 def test_the_driver_names_its_gpu(tmp_path: Path) -> None:
     found = told(tmp_path, "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\n")
-    assert device.gpu(found, "no-such-program") == "NVIDIA H200"
+    assert device.gpu_name(found, "no-such-program") == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def test_the_driver_names_its_gpu(tmp_path: Path) -> None:
     ],
 )
 def test_its_tool_is_asked_where_the_driver_does_not_say(tmp_path: Path, script: str, name: str) -> None:
-    assert device.gpu(tmp_path / "nowhere", smi(tmp_path, script)) == name
+    assert device.gpu_name(tmp_path / "nowhere", smi(tmp_path, script)) == name
 
 
 def test_a_machine_without_either_has_no_gpu(tmp_path: Path) -> None:
-    assert device.gpu(tmp_path / "nowhere", "no-such-program") == ""
+    assert device.gpu_name(tmp_path / "nowhere", "no-such-program") == ""
 
 
 def test_the_processor_has_a_name(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor: 0\nmodel name\t: AMD EPYC 9654\n")
-    assert device.cpu(tmp_path / "cpuinfo") == "AMD EPYC 9654"
-    assert device.cpu(tmp_path / "nowhere")
+    assert device.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC 9654"
+    assert device.cpu_name(tmp_path / "nowhere")
 
 
 def test_a_daemon_writes_down_the_gpu_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device.gpu(smi="no-such-program"):
+    if device.gpu_name(smi="no-such-program"):
         pytest.skip("this machine has a driver, which is believed before its tool")
     (tmp_path / "bin").mkdir()
     Path(smi(tmp_path / "bin", "echo NVIDIA L4")).rename(tmp_path / "bin" / "nvidia-smi")
@@ -61,11 +61,11 @@ def test_a_daemon_writes_down_the_gpu_of_its_machine(tmp_path: Path, monkeypatch
     home = tmp_path / "cloud"
     try:
         assert ensure_running(home).gpu == "NVIDIA L4"
-        address = published(home)
+        address = published_address(home)
         assert address is not None
         assert address.gpu == "NVIDIA L4"
     finally:
-        stop(home)
+        stop_cloud(home)
 
 
 @pytest.mark.gpu
@@ -73,4 +73,4 @@ def test_the_gpu_of_this_machine_is_named() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    assert device.gpu() == torch.cuda.get_device_name(0)
+    assert device.gpu_name() == torch.cuda.get_device_name(0)

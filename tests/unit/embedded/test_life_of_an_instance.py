@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.embedded.documents import parse_stamp
-from orchestrator.embedded.vm import Vm
+from orchestrator.embedded.vm import EmbeddedVm
 from tests.support.discovery import Recorder
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 from tests.unit.embedded.builders import NAME, ZONE, Stage, insert_body, scheduling, t4_body
@@ -171,7 +171,7 @@ def test_a_lost_vm_leaves_no_operation_behind(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         stage.run_vm()
         vm = stage.cloud.fleet.named(NAME)
-        assert isinstance(vm, Vm)
+        assert isinstance(vm, EmbeddedVm)
         stage.cloud.fleet.lose(vm)
         stage.cloud.fleet.lose(vm)
         assert stage.rest.instance() is None

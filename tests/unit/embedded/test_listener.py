@@ -6,11 +6,11 @@ import pytest
 import requests
 
 from orchestrator.embedded.guard import Guard
-from orchestrator.embedded.listener import Listener, Reply, Request, Reset
+from orchestrator.embedded.listener import HttpRequest, Listener, Reply, Reset
 
 
 def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(request: Request) -> Reply:
+    def fail(request: HttpRequest) -> Reply:
         raise RuntimeError("on purpose")
 
     listener = Listener("test", fail, Guard())
@@ -23,9 +23,9 @@ def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog
 
 
 def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
-    seen: list[Request] = []
+    seen: list[HttpRequest] = []
 
-    def echo(request: Request) -> Reply:
+    def echo(request: HttpRequest) -> Reply:
         seen.append(request)
         return Reply(200, request.body or b"body", {"X-Mine": "yes"})
 
@@ -47,7 +47,7 @@ def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:
 
 
 def test_a_reset_breaks_a_connection_and_a_closed_listener_cuts_open_ones() -> None:
-    def cut(request: Request) -> Reply:
+    def cut(request: HttpRequest) -> Reply:
         if request.path == "/cut":
             raise Reset
         return Reply(200)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.embedded.documents import google_stamp, parse_stamp, stamp
+from orchestrator.embedded.documents import google_stamp, parse_stamp, utc_stamp
 from orchestrator.embedded.inventory import Inventory, region_of
-from orchestrator.embedded.meter import Account, Meter, Rate, Tariff, UnknownSku, Usage, charge
+from orchestrator.embedded.meter import Account, Meter, Rate, Tariff, UnknownSku, Usage, usage_charge
 from orchestrator.embedded.store import Store
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -32,29 +32,29 @@ def usage(seconds: float, stopped_after: float | None = None) -> Usage:
 def test_an_hour_of_a_spot_l4_costs_the_sum_of_its_four_published_parts() -> None:
     expected = Decimal("0.2862") + Decimal("0.07502") + Decimal("0.10") * 60 / 730 + Decimal("0.0025")
     assert rate().usd_per_hour == expected
-    assert charge(rate(), usage(3600), NOON) == expected.quantize(Decimal("0.000001"))
+    assert usage_charge(rate(), usage(3600), NOON) == expected.quantize(Decimal("0.000001"))
 
 
 def test_a_second_is_charged_as_a_minute_and_the_first_second_after_it_as_a_second() -> None:
-    assert charge(rate(), usage(1), NOON) == charge(rate(), usage(60), NOON)
-    assert charge(rate(), usage(61), NOON) > charge(rate(), usage(60), NOON)
+    assert usage_charge(rate(), usage(1), NOON) == usage_charge(rate(), usage(60), NOON)
+    assert usage_charge(rate(), usage(61), NOON) > usage_charge(rate(), usage(60), NOON)
 
 
 def test_a_vm_that_never_ran_costs_nothing() -> None:
-    assert charge(rate(), Usage(None, None, NOON), NOON) == 0
+    assert usage_charge(rate(), Usage(None, None, NOON), NOON) == 0
     assert Usage(None, None, NOON).computing_s(NOON) == Usage(None, None, NOON).existing_s(NOON) == 0
 
 
 def test_a_stopped_vm_goes_on_paying_for_its_disk_and_for_nothing_else() -> None:
-    stopped = charge(rate(), usage(7200, stopped_after=3600), NOON)
+    stopped = usage_charge(rate(), usage(7200, stopped_after=3600), NOON)
     disk = (rate().disk).quantize(Decimal("0.000001"))
-    assert abs(stopped - charge(rate(), usage(3600), NOON) - disk) <= Decimal("0.000001")
+    assert abs(stopped - usage_charge(rate(), usage(3600), NOON) - disk) <= Decimal("0.000001")
 
 
 @given(st.floats(min_value=0, max_value=1e6), st.floats(min_value=0, max_value=1e6))
 def test_running_longer_never_costs_less(one: float, other: float) -> None:
     short, long = sorted((one, other))
-    assert charge(rate(), usage(short), NOON) <= charge(rate(), usage(long), NOON)
+    assert usage_charge(rate(), usage(short), NOON) <= usage_charge(rate(), usage(long), NOON)
 
 
 @pytest.mark.parametrize("machine", [*TARIFF.document["machines"], *TARIFF.document["scaled"]])
@@ -145,7 +145,7 @@ def test_what_is_written_off_ends_at_the_last_sign_of_life_but_never_before_it_b
 
 def test_both_ways_to_write_a_moment_can_be_read_back() -> None:
     moment = NOON + timedelta(microseconds=123_000)
-    assert parse_stamp(stamp(moment)) == parse_stamp(google_stamp(moment)) == moment
+    assert parse_stamp(utc_stamp(moment)) == parse_stamp(google_stamp(moment)) == moment
 
 
 def test_a_store_keeps_documents_in_the_order_of_their_making(tmp_path: Path) -> None:

@@ -74,13 +74,13 @@ def test_pages_of_any_listing_together_are_the_sorted_whole(
     tmp_path_factory: pytest.TempPathFactory, found: set[str], prefix: str, size: int, delimited: bool
 ) -> None:
     from orchestrator.embedded.asking import Ask
-    from orchestrator.embedded.objects import Wanted
+    from orchestrator.embedded.objects import Preconditions
     from orchestrator.embedded.storage import Storage
 
     store = Objects(tmp_path_factory.mktemp("pages"), SimulatedTimeline().now)
     store.make_bucket("b")
     for name in found:
-        store.commit("b", name, {}, store.incoming(), Wanted())
+        store.commit("b", name, {}, store.incoming(), Preconditions())
     api = Storage(store, None, lambda *_: None, lambda: "")  # type: ignore[arg-type]
     items: list[str] = []
     groups: list[str] = []

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from orchestrator.embedded import client
-from orchestrator.embedded.supervisor import descendants
+from orchestrator.embedded.supervisor import list_descendants
 from tests.support.patience import PATIENCE_S
 from tests.unit.embedded.builders import ZONE, insert_body
 
@@ -50,7 +50,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.CloudAd
     status, answer = ask(found.compute, "POST", INSERT, json.dumps(body), mine(found))
     assert status == 200, answer
     yield found
-    client.stop(home)
+    client.stop_cloud(home)
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +141,14 @@ def attacks(address: client.CloudAddress) -> list[tuple[str, str, Any]]:
 def unharmed(address: client.CloudAddress) -> bool:
     """The cloud is up, has the one VM, and its bucket has nothing of anybody else's."""
     _, listed = ask(address.storage, "GET", f"/storage/v1/b/{address.bucket}/o", None, mine(address))
-    status = client.ask(address, "/control/status")
+    status = client.ask_control(address, "/control/status")
     return [vm["name"] for vm in status["instances"]] == ["bench-stays-1"] and b"planted" not in listed
 
 
 def test_no_port_of_the_daemon_or_of_its_children_does_anything_for_who_has_no_token(
     address: client.CloudAddress, metadata: str
 ) -> None:
-    ports = ports_of([address.pid, *descendants(address.pid)])
+    ports = ports_of([address.pid, *list_descendants(address.pid)])
     known = {int(url.rpartition(":")[2]) for url in (address.compute, address.storage, address.control, metadata)}
     assert known <= ports
     for port in sorted(ports):
@@ -183,7 +183,7 @@ def as_nobody(requests: list[Any]) -> list[tuple[int, str]]:
 
 @as_root
 def test_another_user_is_refused_even_with_the_token_at_every_port(address: client.CloudAddress, metadata: str) -> None:
-    ports = sorted(ports_of([address.pid, *descendants(address.pid)]))
+    ports = sorted(ports_of([address.pid, *list_descendants(address.pid)]))
     headers = mine(address) | {"Metadata-Flavor": "Google"}
     tries = [
         (f"127.0.0.1:{port}", method, target, body, headers)
@@ -287,11 +287,11 @@ def test_a_new_cloud_has_a_new_token_and_who_asks_with_the_old_one_is_told(tmp_p
         assert first.token not in repr(first)
         assert first.token not in (tmp_path / "cloud.json").read_text()
         with pytest.raises(client.CloudUnavailable, match="refuses this user"):
-            client.ask(replace(first, token="embedded-old"), "/control/status")
+            client.ask_control(replace(first, token="embedded-old"), "/control/status")
     finally:
-        client.stop(tmp_path)
+        client.stop_cloud(tmp_path)
     second = client.ensure_running(tmp_path)
-    client.stop(tmp_path)
+    client.stop_cloud(tmp_path)
     assert second.token != first.token
 
 

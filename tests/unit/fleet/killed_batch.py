@@ -18,20 +18,20 @@ from orchestrator.adapters.batch.scheduler import GoogleBatch
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.google_auth import Bearer
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.children import Child, expand
+from orchestrator.core.fleet.children import Child, expand_children
 from orchestrator.core.fleet.jobs import ChildOrder, PayloadRef
-from orchestrator.core.fleet.money import JobCost, hold
+from orchestrator.core.fleet.money import JobCost, worst_case_usd
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.ledger.budget import Caps, Entry
+from orchestrator.core.ledger.budget import Caps, LedgerEntry
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
 from orchestrator.runs.engine import World
-from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.follow import Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.fleet.planning import Orders, Place
+from orchestrator.runs.fleet.planning import BatchPlacement, Orders
 from orchestrator.runs.holds import Accounts
-from orchestrator.runs.reap import reap, survey
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.reap import reap_orphans, survey_machines
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.store.index import RunIndex
@@ -167,20 +167,20 @@ class Killing:
             orders=TwoCases.of(FLEET, Mode.EMBEDDED, world.bucket.name, configured, require_cuda=False),
             payload=lambda _: PayloadRef(world.bucket.name, "payloads/0.tar.gz", "0" * 64, ""),
             say=self.said.append,
-            place=lambda _config, _price: Place(REGIONS, SETTINGS, "SPOT"),
+            place=lambda _config, _price: BatchPlacement(REGIONS, SETTINGS, "SPOT"),
             machine_seconds=scheduler.machine_seconds,
         )
 
     def begin(self, fate: Fate) -> None:
         world, wall = self.world(fate), timedelta(seconds=self.story.wall_s)
         now = world.clock.now()
-        worst = hold([JobCost("l4", self.story.parallel, PRICE, self.story.wall_s)])
+        worst = worst_case_usd([JobCost("l4", self.story.parallel, PRICE, self.story.wall_s)])
         record = FleetRecord(
             fleet=FLEET, engine="batch", mode=Mode.EMBEDDED, user="ada", sweep=self.sweep, created_at=now,
             ends_at=now + wall, hold_usd=worst, usd_per_hour={"l4": PRICE}, machines={"l4": self.story.parallel},
         )  # fmt: skip
-        children = expand(self.sweep, lambda _: ())
-        begin(FleetStore(world.bucket, world.clock, FLEET), record, children, Purse(world, record))
+        children = expand_children(self.sweep, lambda _: ())
+        record_fleet(FleetStore(world.bucket, world.clock, FLEET), record, children, Purse(world, record))
 
     def look_after(self, fleet: str) -> None:
         """What `bench status`, `bench costs` and `bench reap` do about a fleet whose client may be gone."""
@@ -201,17 +201,17 @@ class Killing:
     def reaped(self) -> None:
         """`bench reap --yes`."""
         world = self.world(Fate())
-        reap(world, survey(world))
-        reconcile(world)
+        reap_orphans(world, survey_machines(world))
+        reconcile_holds(world)
 
-    def holds(self) -> Mapping[str, Entry]:
+    def holds(self) -> Mapping[str, LedgerEntry]:
         return LedgerStore(self.story.bucket, self.story.clock).read().runs
 
     def settled_after(self, seconds: float) -> None:
         """Time passes, and somebody runs `bench status` now and then."""
         self.story.timeline.sleep(seconds)
         for _ in range(4):
-            reconcile(self.world(Fate()))
+            reconcile_holds(self.world(Fate()))
             self.story.timeline.sleep(120)
 
     def broken(self) -> Sequence[str]:

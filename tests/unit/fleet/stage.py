@@ -21,9 +21,9 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config import load
 from orchestrator.core.config.model import Config
-from orchestrator.core.fleet.children import Cell, Child, expand
+from orchestrator.core.fleet.children import Child, SweepCell, expand_children
 from orchestrator.core.fleet.jobs import PayloadRef
-from orchestrator.core.fleet.money import JobCost, hold
+from orchestrator.core.fleet.money import JobCost, worst_case_usd
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps
@@ -31,7 +31,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.run.decide import Policy
 from orchestrator.ports import HostShell
 from orchestrator.runs.engine import World
-from orchestrator.runs.fleet.follow import Follower, begin
+from orchestrator.runs.fleet.follow import Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.planning import Orders
 from orchestrator.runs.holds import Accounts
@@ -93,7 +93,7 @@ def payload(instead: Mapping[str, Path] | None = None, script: str = SCRIPT) -> 
     return PayloadRef("b", "payloads/x.tar.gz", "ab" * 32, script, made.getvalue())
 
 
-def configured(cell: Cell) -> Config:
+def configured(cell: SweepCell) -> Config:
     text = (CONFIGS / f"{cell.gpu}.yaml").read_text(encoding="utf-8")
     return load.load(text, source=cell.gpu, overrides=("run.max_minutes=5", *cell.overrides), grids=GRIDS)
 
@@ -116,7 +116,7 @@ class FleetStage:
 
     @property
     def children(self) -> tuple[Child, ...]:
-        return expand(self.sweep, lambda _: ())
+        return expand_children(self.sweep, lambda _: ())
 
     def world(self) -> World:
         self.clients += 1
@@ -137,13 +137,13 @@ class FleetStage:
         now, wall = world.clock.now(), timedelta(minutes=self.sweep.wall_minutes)
         gpus = self.sweep.gpus
         machines = {gpu: max(1, self.sweep.parallel // len(gpus)) for gpu in gpus}
-        worst = hold([JobCost(gpu, machines[gpu], price, self.sweep.wall_minutes * 60) for gpu in gpus])
+        worst = worst_case_usd([JobCost(gpu, machines[gpu], price, self.sweep.wall_minutes * 60) for gpu in gpus])
         record = FleetRecord(
             fleet=self.fleet, engine="slurm", mode=Mode.HOST, user="ada", sweep=self.sweep, created_at=now, ends_at=now + wall,
             hold_usd=worst if hold_usd is None else hold_usd,
             usd_per_hour=dict.fromkeys(gpus, price), machines=machines,
         )  # fmt: skip
-        begin(FleetStore(self.bucket, world.clock, self.fleet), record, self.children, Purse(world, record))
+        record_fleet(FleetStore(self.bucket, world.clock, self.fleet), record, self.children, Purse(world, record))
         return self.again()
 
     def again(self) -> Follower:

@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 from google.cloud import batch_v1, compute_v1
 
-from orchestrator.adapters.batch.check import Check, Clients, Seen, answers
-from orchestrator.adapters.batch.templates import Templates
-from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, Answer, Pace, Site, Verdict, parse, refusal
+from orchestrator.adapters.batch.check import BatchCheck, CheckSighting, Clients, check_answers
+from orchestrator.adapters.batch.templates import InstanceTemplates
+from orchestrator.core.fleet.batch_gate import (
+    QUESTIONS,
+    REQUIRED,
+    GateAnswer,
+    GatePace,
+    GateSite,
+    GateVerdict,
+    gate_refusal,
+    parse_gate,
+)
 from tests.support.google_batch import GoogleBatch
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps
 from tests.support.simulated_clock import TimelineClock
@@ -43,21 +52,21 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
-def look(stage: Stage) -> Verdict:
+def look(stage: Stage) -> GateVerdict:
     google, clock = GoogleBatch(stage.cloud), TimelineClock(stage.timeline)
     options = {"api_endpoint": stage.cloud.compute_url}
-    return Check(
-        Site(
+    return BatchCheck(
+        GateSite(
             stage.cloud.project, "us-central1", "e2-standard-4", "projects/debian-cloud/global/images/family/debian-12"
         ),
         Clients(
             google.client,
-            Templates(google.project, clock, google.credentials, stage.cloud.compute_url),
+            InstanceTemplates(google.project, clock, google.credentials, stage.cloud.compute_url),
             compute_v1.InstancesClient(credentials=google.credentials, client_options=options),
         ),
         clock,
         script="#!/bin/bash\n",
-        pace=Pace(poll_s=15),
+        pace=GatePace(poll_s=15),
         say=lambda _: None,
     ).run()
 
@@ -77,7 +86,7 @@ def test_a_batch_that_keeps_the_template_passes_and_nothing_is_left_over(stage: 
     assert "termination time" in verdict.answers["end"].seen
     assert stage.cloud.bill().usd < 1
     assert_nothing_left(stage)
-    assert parse(verdict.dump()) == verdict
+    assert parse_gate(verdict.dump()) == verdict
 
 
 def test_where_google_takes_one_limit_only_the_absolute_end_is_asked_for_and_passes(stage: Stage) -> None:
@@ -110,14 +119,14 @@ def test_a_check_that_gets_no_machine_does_not_pass(stage: Stage) -> None:
 )
 def test_each_behaviour_on_which_dollars_rest_can_fail_the_check(change: dict[str, Any], bad: str) -> None:
     good: dict[str, Any] = {"most": 2, "names": {"a"}, "scheduling": [("2026-11-22T04:05:00Z", 900)], "preempted": "a"}
-    found = answers(Seen(**(good | change)), NOW, batch_v1.Job(), {1: [50006]}, both=True)
+    found = check_answers(CheckSighting(**(good | change)), NOW, batch_v1.Job(), {1: [50006]}, both=True)
     assert [name for name, answer in found.items() if not answer.ok] == [bad]
-    assert not Verdict(project="p", checked_at=NOW, answers=found).passed
+    assert not GateVerdict(project="p", checked_at=NOW, answers=found).passed
 
 
 def test_that_a_deleted_machine_is_not_made_again_fails_nothing() -> None:
-    found = {name: Answer(ok=True) for name in REQUIRED} | {"recreate": Answer(ok=False)}
-    assert Verdict(project="p", checked_at=NOW, answers=found).passed
+    found = {name: GateAnswer(ok=True) for name in REQUIRED} | {"recreate": GateAnswer(ok=False)}
+    assert GateVerdict(project="p", checked_at=NOW, answers=found).passed
 
 
 @pytest.mark.parametrize(
@@ -125,24 +134,27 @@ def test_that_a_deleted_machine_is_not_made_again_fails_nothing() -> None:
     [
         (None, "has not been checked in project p"),
         (
-            Verdict(project="other", checked_at=NOW, answers={name: Answer(ok=True) for name in REQUIRED}),
+            GateVerdict(project="other", checked_at=NOW, answers={name: GateAnswer(ok=True) for name in REQUIRED}),
             "not been checked",
         ),
-        (Verdict(project="p", checked_at=NOW), "cannot keep a fleet within its cap"),
-        (Verdict(project="p", checked_at=NOW, answers={"limits": Answer(ok=False, seen="0 of 2\n[red]")}), "0 of 2"),
+        (GateVerdict(project="p", checked_at=NOW), "cannot keep a fleet within its cap"),
+        (
+            GateVerdict(project="p", checked_at=NOW, answers={"limits": GateAnswer(ok=False, seen="0 of 2\n[red]")}),
+            "0 of 2",
+        ),
     ],
 )
-def test_a_fleet_is_refused_until_a_check_has_passed_in_its_own_project(verdict: Verdict | None, word: str) -> None:
-    assert word in refusal("p", verdict)
+def test_a_fleet_is_refused_until_a_check_has_passed_in_its_own_project(verdict: GateVerdict | None, word: str) -> None:
+    assert word in gate_refusal("p", verdict)
 
 
 def test_a_verdict_that_passed_lets_fleets_pass() -> None:
-    found = {name: Answer(ok=True) for name in REQUIRED}
-    assert refusal("p", Verdict(project="p", checked_at=NOW, answers=found)) == ""
+    found = {name: GateAnswer(ok=True) for name in REQUIRED}
+    assert gate_refusal("p", GateVerdict(project="p", checked_at=NOW, answers=found)) == ""
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b'{"schema": 2}', json.dumps({"project": "p", "schema": 1}).encode(), None]
 )
 def test_what_is_no_verdict_is_none(data: bytes | None) -> None:
-    assert parse(data) is None
+    assert parse_gate(data) is None

@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.children import cells, chunks, document, expand, read
-from orchestrator.core.fleet.jobs import cut
+from orchestrator.core.fleet.children import (
+    children_document,
+    chunk_cases,
+    expand_cells,
+    expand_children,
+    read_children,
+)
+from orchestrator.core.fleet.jobs import split_into_jobs
 from orchestrator.core.fleet.names import child_run, fleet_id, is_fleet_id, job_name, line_object
-from orchestrator.core.fleet.sweep import Sweep, of_flags, parse, split, text_of
+from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep, split_at_commas, text_of
 from orchestrator.core.naming import instance_name, is_run_id
 from tests.unit.core.builders import T0
 
@@ -41,11 +47,11 @@ def sweeps(draw: st.DrawFn) -> Sweep:
 
 @given(sweeps())
 def test_every_repeat_of_every_chunk_of_every_cell_is_in_the_list_once(sweep: Sweep) -> None:
-    children = expand(sweep, lambda _: CASES)
-    pieces = chunks(CASES, sweep.cases_per_child)
+    children = expand_children(sweep, lambda _: CASES)
+    pieces = chunk_cases(CASES, sweep.cases_per_child)
     wanted = {
         (cell, repeat, chunk)
-        for cell in cells(sweep)
+        for cell in expand_cells(sweep)
         for repeat in range(1, sweep.repeats + 1)
         for chunk in range(len(pieces))
     }
@@ -58,13 +64,13 @@ def test_every_repeat_of_every_chunk_of_every_cell_is_in_the_list_once(sweep: Sw
 
 @given(sweeps())
 def test_a_fleet_that_ends_early_has_every_first_repeat_before_any_second(sweep: Sweep) -> None:
-    children = expand(sweep, lambda _: CASES)
+    children = expand_children(sweep, lambda _: CASES)
     assert all(one.repeat <= other.repeat for one, other in pairwise(children))
 
 
 @given(sweeps())
 def test_the_question_is_asked_of_every_gpu_before_the_next_question(sweep: Sweep) -> None:
-    children = [child for child in expand(sweep, lambda _: CASES) if child.repeat == 1]
+    children = [child for child in expand_children(sweep, lambda _: CASES) if child.repeat == 1]
     asked = [(child.cell.question, child.chunk) for child in children]
     changes = sum(one != other for one, other in pairwise(asked)) + 1
     assert changes == len(set(asked))
@@ -72,22 +78,22 @@ def test_the_question_is_asked_of_every_gpu_before_the_next_question(sweep: Swee
 
 @given(sweeps())
 def test_the_same_sweep_makes_the_same_list_and_it_survives_the_bucket(sweep: Sweep) -> None:
-    children = expand(sweep, lambda _: CASES)
-    assert expand(Sweep.model_validate(sweep.model_dump()), lambda _: CASES) == children
-    assert read(json.loads(json.dumps(document(children)))) == children
+    children = expand_children(sweep, lambda _: CASES)
+    assert expand_children(Sweep.model_validate(sweep.model_dump()), lambda _: CASES) == children
+    assert read_children(json.loads(json.dumps(children_document(children)))) == children
 
 
 def test_another_seed_is_another_order() -> None:
     axes = {"gpu": ["l4"], "measure.seed": list(range(40))}
-    one, other = (expand(Sweep(axes=axes, seed=seed), lambda _: ()) for seed in (1, 2))
+    one, other = (expand_children(Sweep(axes=axes, seed=seed), lambda _: ()) for seed in (1, 2))
     assert one != other
     assert {child.cell for child in one} == {child.cell for child in other}
 
 
 @given(sweeps(), st.integers(1, 9))
 def test_jobs_have_one_gpu_keep_the_order_and_lose_no_child(sweep: Sweep, most: int) -> None:
-    children = expand(sweep, lambda _: CASES)
-    jobs = cut(children, most)
+    children = expand_children(sweep, lambda _: CASES)
+    jobs = split_into_jobs(children, most)
     assert sorted(child.index for job in jobs for child in job) == list(range(len(children)))
     for job in jobs:
         assert 1 <= len(job) <= most
@@ -117,7 +123,7 @@ def test_names_are_ours_and_bounded() -> None:
 def test_more_children_than_names_are_refused_with_what_helps() -> None:
     sweep = Sweep(axes={"gpu": ["l4"], "measure.seed": list(range(300))}, repeats=300)
     with pytest.raises(ConfigError, match="90,000 children; a fleet has at most 65,536"):
-        expand(sweep, lambda _: ())
+        expand_children(sweep, lambda _: ())
 
 
 def test_a_sweep_from_options_is_the_sweep_from_a_file() -> None:
@@ -127,10 +133,10 @@ def test_a_sweep_from_options_is_the_sweep_from_a_file() -> None:
     cap_usd: 80
     shares: {h100: 60%}
     """
-    of_file = parse(text, source="sweep.yaml")
+    of_file = parse_sweep(text, source="sweep.yaml")
     fields = {"repeats": 3, "cap_usd": 80, "shares": {"h100": 0.6}}
     assert of_flags(["l4,h100"], ["measure.cache=cold,warm"], fields) == of_file
-    assert len(expand(of_file, lambda _: ())) == 12
+    assert len(expand_children(of_file, lambda _: ())) == 12
 
 
 @pytest.mark.parametrize(
@@ -154,16 +160,16 @@ def test_a_sweep_from_options_is_the_sweep_from_a_file() -> None:
 )
 def test_what_is_wrong_with_a_sweep_is_said_with_its_place(text: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what.replace(".", r"\.").replace("{", r"\{")):
-        parse(text, source="sweep.yaml")
+        parse_sweep(text, source="sweep.yaml")
 
 
 def test_a_sweep_without_a_cell_is_refused() -> None:
     with pytest.raises(ConfigError, match="no cell"):
-        cells(Sweep(axes={"gpu": ["l4"]}, exclude=[{"gpu": "l4"}]))
+        expand_cells(Sweep(axes={"gpu": ["l4"]}, exclude=[{"gpu": "l4"}]))
 
 
 def test_values_keep_their_type_on_the_way_through_text() -> None:
     assert [text_of(value) for value in ("cold", "12", 12, True, None, [1, 2])] == [
         "cold", '"12"', "12", "true", "null", "[1, 2]",
     ]  # fmt: skip
-    assert split("[a, b],c,d") == ["[a, b]", "c", "d"]
+    assert split_at_commas("[a, b],c,d") == ["[a, b]", "c", "d"]

@@ -14,8 +14,8 @@ from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import LEDGER
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.rebuild import rebuild
-from orchestrator.runs.reconcile import reconcile
+from orchestrator.runs.rebuild import rebuild_from_events
+from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetRecord
 from tests.unit.core.builders import T0
 from tests.unit.fleet.stage import FleetStage, sweep_of
@@ -49,7 +49,7 @@ def test_the_hold_of_a_fleet_is_one_entry_however_often_it_is_taken(tmp_path: Pa
 def test_whoever_looks_after_holds_leaves_that_of_a_fleet_to_its_own_commands(tmp_path: Path) -> None:
     mine = purse(tmp_path)
     mine.take(HOLD)
-    (found,) = reconcile(mine.world)
+    (found,) = reconcile_holds(mine.world)
     assert not found.settled
     assert "bench fleet status" in found.what
     assert mine.world.ledger.read().runs[mine.record.fleet].held == HOLD
@@ -79,10 +79,10 @@ def test_a_ledger_that_was_lost_is_rebuilt_with_what_fleets_hold(tmp_path: Path)
     follower.store.list_as({"state": "open"})
     (before,) = stage.world().ledger.read().runs.values()
     stage.bucket.replace(LEDGER, b"{}", generation=None)
-    done = rebuild(stage.world())
+    done = rebuild_from_events(stage.world())
     assert done.added == (stage.fleet,)
     (after,) = done.ledger.runs.values()
     assert (after.hold_usd, after.settled_usd) == (before.hold_usd, None)
-    assert rebuild(stage.world()).added == ()
+    assert rebuild_from_events(stage.world()).added == ()
     Purse(stage.world(), follower.record).settle(Decimal("0.01"))
     assert stage.world().ledger.read().runs[stage.fleet].settled_usd == Decimal("0.01")

@@ -10,19 +10,27 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.bundled import AXES
-from orchestrator.core.fleet.children import Cell, Child
+from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.naming import instance_name
 from orchestrator.core.results import MEASURED, ORIGIN
-from orchestrator.ports import Entry
-from orchestrator.runs.fleet.results import Fetching, Table, compose, members, pack, store_rows, tables
+from orchestrator.ports import ObjectEntry
+from orchestrator.runs.fleet.results import (
+    Fetching,
+    FleetTable,
+    compose_table,
+    group_tables,
+    pack_rows,
+    store_rows,
+    stored_members,
+)
 from tests.support.memory_bucket import MemoryBucket
 
 FLEET = "fleet-20261122-040506-7f3a"
 
 
 def child(index: int, gpu: str = "l4", repeat: int = 1) -> Child:
-    return Child(index, Cell(gpu, (("measure.cache", "cold"),)), repeat, 0, ())
+    return Child(index, SweepCell(gpu, (("measure.cache", "cold"),)), repeat, 0, ())
 
 
 def case(run_id: str, case_id: str, rows: int = 2, **changed: str) -> bytes:
@@ -43,8 +51,8 @@ def measured(bucket: MemoryBucket, one: Child, *cases: str) -> None:
 
 def table(bucket: MemoryBucket) -> list[dict[str, str]]:
     """What somebody reads who fetched the one object, whatever unpacks it."""
-    ((columns, parts),) = tables(members(bucket, FLEET).whole.values()).items()
-    blob = bucket.read(compose(bucket, FLEET, columns, parts).name)
+    ((columns, parts),) = group_tables(stored_members(bucket, FLEET).whole.values()).items()
+    blob = bucket.read(compose_table(bucket, FLEET, columns, parts).name)
     assert blob is not None
     return list(csv.DictReader(io.StringIO(gzip.decompress(blob.data).decode())))
 
@@ -86,16 +94,16 @@ def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download() 
     for index in range(1000):
         run_id = child_run(FLEET, "l4", index)
         lines = case(run_id, "a", rows=3).decode().splitlines(keepends=True)
-        data, columns, rows = pack(child(index), {"a": lambda lines=lines: lines})  # type: ignore[misc]
+        data, columns, rows = pack_rows(child(index), {"a": lambda lines=lines: lines})  # type: ignore[misc]
         metadata = {"columns": ",".join(columns), "rows": str(rows)}
         bucket.replace(rows_object(FLEET, index), data, generation=0, metadata=metadata)
     before, read = bucket.calls, bucket.read
     bucket.read = None  # type: ignore[method-assign,assignment]
-    ((columns, parts),) = tables(members(bucket, FLEET).whole.values()).items()
-    entry = compose(bucket, FLEET, columns, parts)
+    ((columns, parts),) = group_tables(stored_members(bucket, FLEET).whole.values()).items()
+    entry = compose_table(bucket, FLEET, columns, parts)
     assert bucket.calls - before <= 40
     again = bucket.calls
-    assert compose(bucket, FLEET, columns, parts) == entry
+    assert compose_table(bucket, FLEET, columns, parts) == entry
     assert bucket.calls - again == 1, "what is made is not made again"
     blob = read(entry.name)
     assert blob is not None
@@ -109,7 +117,8 @@ def test_rows_of_other_columns_are_another_table_and_unknown_ones_are_none() -> 
         bucket.replace(rows_object(FLEET, index), b"", generation=0, metadata=metadata)
     bucket.replace(rows_object(FLEET, 1)[:-7] + "x.csv.gz", b"", generation=0, metadata={"columns": "a", "rows": "1"})
     found = {
-        columns: [one.index for one in part] for columns, part in tables(members(bucket, FLEET).whole.values()).items()
+        columns: [one.index for one in part]
+        for columns, part in group_tables(stored_members(bucket, FLEET).whole.values()).items()
     }
     assert found == {("a", "b"): [0, 2], ("a", "b", "c"): [1]}
     assert list(found) == [("a", "b"), ("a", "b", "c")]
@@ -119,14 +128,14 @@ def test_a_count_of_rows_that_no_child_has_is_no_childs() -> None:
     bucket = MemoryBucket()
     for index, rows in enumerate(("9" * 5000, "-1", "two", "")):
         bucket.replace(rows_object(FLEET, index), b"", generation=0, metadata={"columns": "a", "rows": rows})
-    assert members(bucket, FLEET).whole == {}
+    assert stored_members(bucket, FLEET).whole == {}
 
 
 # --- fetched, and checked -------------------------------------------------------------------------------------------
 
 
-def fetched(bucket: MemoryBucket, folder: Path, children: int) -> Table:
-    def bring(entry: Entry, path: Path) -> bool:
+def fetched(bucket: MemoryBucket, folder: Path, children: int) -> FleetTable:
+    def bring(entry: ObjectEntry, path: Path) -> bool:
         bucket.download(entry, path)
         return True
 
@@ -137,7 +146,7 @@ def read(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode(), newline="")))
 
 
-def cases_in(table: Table) -> list[tuple[str, str]]:
+def cases_in(table: FleetTable) -> list[tuple[str, str]]:
     found = []
     for path in table.files:
         found += [(row["child"], row["case_id"]) for row in read(path)]
@@ -166,7 +175,7 @@ def test_rows_that_are_damaged_are_made_again_from_their_cases_and_named(data: b
     for index in range(3):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))
-    entry = members(bucket, FLEET).whole[1].entry
+    entry = stored_members(bucket, FLEET).whole[1].entry
     bucket.replace(entry.name, data, generation=entry.generation, metadata=entry.metadata)
     found = fetched(bucket, tmp_path, 3)
     assert cases_in(found) == [("0", "a"), ("1", "a"), ("2", "a")]
@@ -183,7 +192,7 @@ def test_rows_that_are_said_to_be_what_they_are_not_are_made_again(columns: str,
     for index in range(2):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))
-    entry = members(bucket, FLEET).whole[1].entry
+    entry = stored_members(bucket, FLEET).whole[1].entry
     metadata = {"columns": columns, "rows": rows}
     bucket.replace(entry.name, packed(ROW + "\n"), generation=entry.generation, metadata=metadata)
     assert cases_in(fetched(bucket, tmp_path, 2)) == [("0", "a"), ("1", "a")]
@@ -194,7 +203,7 @@ def test_damaged_rows_whose_cases_are_gone_stay_and_all_others_are_fetched(tmp_p
     for index in range(3):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))
-    entry = members(bucket, FLEET).whole[1].entry
+    entry = stored_members(bucket, FLEET).whole[1].entry
     bucket.replace(entry.name, b"garbage", generation=entry.generation, metadata=entry.metadata)
     bucket.forget(f"runs/{child_run(FLEET, 'l4', 1)}/cases/a.csv")
     found = fetched(bucket, tmp_path, 3)
@@ -231,7 +240,7 @@ def test_columns_of_many_cases_never_say_more_than_an_object_can_carry(tmp_path:
     found = fetched(bucket, tmp_path, 1)
     assert cases_in(found) == [("0", "a")]
     assert len(found.left_out) == 3
-    assert len(members(bucket, FLEET).whole[0].entry.metadata["columns"]) < 6000
+    assert len(stored_members(bucket, FLEET).whole[0].entry.metadata["columns"]) < 6000
 
 
 def test_column_names_with_commas_and_quotes_and_cells_with_line_ends_survive(tmp_path: Path) -> None:

@@ -17,7 +17,16 @@ from orchestrator.core.fleet.slurm import child_script
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.hosts import parse_target
 from startup.host import cluster, heartbeats
-from startup.host.heartbeats import BEAT_S, SILENT_S, SURE_S, UNBEGUN_S, beating, judged, signs, silent
+from startup.host.heartbeats import (
+    BEAT_S,
+    SILENT_S,
+    SURE_S,
+    UNBEGUN_S,
+    judge_heartbeats,
+    keep_heartbeat,
+    read_heartbeats,
+    silent_tasks,
+)
 from tests.integration.fleet.test_follow import Forgetful, followed
 from tests.support.patience import await_truth
 from tests.support.simulated_clock import SimulatedClock
@@ -31,7 +40,7 @@ def looked(signs: Sequence[tuple[float, int]], size: int = 5) -> list[bool]:
     known: dict[str, dict[str, object]] = {}
     found = []
     for now, beat in signs:
-        known = judged(known, {NAME: [beat, size]}, now)
+        known = judge_heartbeats(known, {NAME: [beat, size]}, now)
         doubted = known[NAME].get("doubted")
         found.append(isinstance(doubted, float) and now - doubted >= SURE_S)
     return found
@@ -62,7 +71,7 @@ def test_an_interpreter_may_take_longer_to_begin_than_a_child_may_be_silent() ->
 @pytest.mark.parametrize("since", [None, "yesterday", float("nan"), float("-inf"), 1e9, [], -5])
 def test_what_nobody_could_have_noted_is_noted_anew(since: object) -> None:
     known = {NAME: {"sign": [1, 5], "since": since, "doubted": since}}
-    assert judged(known, {NAME: [1, 5]}, 100.0) == {NAME: {"sign": [1, 5], "since": 100.0}}
+    assert judge_heartbeats(known, {NAME: [1, 5]}, 100.0) == {NAME: {"sign": [1, 5], "since": 100.0}}
 
 
 def test_a_child_gives_signs_while_it_is_at_it_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,20 +79,24 @@ def test_a_child_gives_signs_while_it_is_at_it_and_leaves_none(tmp_path: Path, m
     (tmp_path / "alive").mkdir()
     path = tmp_path / "alive" / NAME
     path.touch()
-    with beating(path):
-        await_truth(lambda: heartbeats.signs(tmp_path / "alive")[NAME][1], "its first sign")
-        first = heartbeats.signs(tmp_path / "alive")
-        await_truth(lambda: heartbeats.signs(tmp_path / "alive") != first, "its second")
-    assert silent(tmp_path, signs(tmp_path / "alive"), time.time()) == {}
+    with keep_heartbeat(path):
+        await_truth(lambda: heartbeats.read_heartbeats(tmp_path / "alive")[NAME][1], "its first sign")
+        first = heartbeats.read_heartbeats(tmp_path / "alive")
+        await_truth(lambda: heartbeats.read_heartbeats(tmp_path / "alive") != first, "its second")
+    assert silent_tasks(tmp_path, read_heartbeats(tmp_path / "alive"), time.time()) == {}
     assert not path.exists()
 
 
 def test_a_look_tells_who_has_been_silent_and_for_how_long(tmp_path: Path) -> None:
     (tmp_path / "alive").mkdir()
     (tmp_path / "alive" / NAME).write_text("begun")
-    assert [silent(tmp_path, signs(tmp_path / "alive"), at) for at in (1000.0, 1060.0, 1080.0)] == [{}, {}, {NAME: 80}]
+    assert [silent_tasks(tmp_path, read_heartbeats(tmp_path / "alive"), at) for at in (1000.0, 1060.0, 1080.0)] == [
+        {},
+        {},
+        {NAME: 80},
+    ]
     (tmp_path / "alive.json").write_text("[torn")
-    assert cluster.look(tmp_path, {})["silent"] == {}
+    assert cluster.look_at_fleet(tmp_path, {})["silent"] == {}
 
 
 @dataclass
@@ -175,7 +188,7 @@ def test_only_who_is_to_be_at_work_on_the_silent_node_is_lost(
     node.said = f"{name}|41|0|{state}|None|{there}\n"
     folder = tmp_path / stage.fleet
     (folder / "alive" / "0-0.node1").write_text("begun")
-    sign = heartbeats.signs(folder / "alive")["0-0.node1"]
+    sign = heartbeats.read_heartbeats(folder / "alive")["0-0.node1"]
     past = time.time() - 1000
     heartbeats.write_json(folder / "alive.json", {"0-0.node1": {"sign": sign, "since": past, "doubted": past + 60}})
     (one,) = follower.scheduler.reconcile(stage.fleet, [name], [0])

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
-from orchestrator.core.fleet.slurm import child_script, max_array, sbatch, status, tasks
+from orchestrator.core.fleet.slurm import child_script, job_status, max_array, parse_tasks, sbatch
 from orchestrator.core.fleet.sweep import Cluster
 from tests.unit.core.builders import T0
 
@@ -52,12 +52,12 @@ other|9|N/A|RUNNING|None|node4
 
 
 def test_lines_of_the_queue_are_counted_by_our_names() -> None:
-    seen = tasks(QUEUE)
-    one = status("bench-x-0", seen)
+    seen = parse_tasks(QUEUE)
+    one = job_status("bench-x-0", seen)
     assert (one.state, one.pending, one.running, one.succeeded, one.failed) == ("running", 1, 1, 1, 1)
     assert one.reason == "Resources"
-    assert status("bench-x-1", seen).state == "cancelled"
-    assert status("bench-x-2", seen).state == "absent"
+    assert job_status("bench-x-1", seen).state == "cancelled"
+    assert job_status("bench-x-2", seen).state == "absent"
 
 
 @pytest.mark.parametrize(("text", "most"), [("MaxArraySize            = 20001\n", 20001), ("", 1001)])

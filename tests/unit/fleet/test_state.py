@@ -11,14 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.fleet import jobs as claims
-from orchestrator.core.fleet.children import expand
-from orchestrator.core.fleet.jobs import ATTEMPTS, Claim
-from orchestrator.core.fleet.money import JobCost, divide, hold, machines_within
-from orchestrator.core.fleet.state import STATES, ChildLine, decode, encode, fold, judge, merge
+from orchestrator.core.fleet.children import expand_children
+from orchestrator.core.fleet.jobs import ATTEMPTS, SlotClaim
+from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
+from orchestrator.core.fleet.state import (
+    STATES,
+    ChildLine,
+    decode_line,
+    encode_line,
+    fold_fleet,
+    judge_retry,
+    merge_lines,
+)
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.text import words
+from orchestrator.core.text import clean_line
 
-CHILDREN = expand(Sweep(axes={"gpu": ["l4", "t4"], "measure.seed": [1, 2, 3]}, repeats=4), lambda _: ())
+CHILDREN = expand_children(Sweep(axes={"gpu": ["l4", "t4"], "measure.seed": [1, 2, 3]}, repeats=4), lambda _: ())
 names = st.sampled_from(["n1", "n2", "n3", "n4"])
 lines = st.builds(
     ChildLine,
@@ -37,36 +45,36 @@ lines = st.builds(
 
 @given(lines)
 def test_a_line_survives_the_metadata_of_an_object(line: ChildLine) -> None:
-    assert decode(encode(line)) == line
-    assert all(text.isascii() and text.isprintable() for text in encode(line).values())
+    assert decode_line(encode_line(line)) == line
+    assert all(text.isascii() and text.isprintable() for text in encode_line(line).values())
 
 
-@given(st.dictionaries(st.sampled_from(sorted(encode(ChildLine(1)))), st.text(max_size=20)))
+@given(st.dictionaries(st.sampled_from(sorted(encode_line(ChildLine(1)))), st.text(max_size=20)))
 def test_metadata_of_a_stranger_is_no_line_or_a_harmless_one(metadata: dict[str, str]) -> None:
-    line = decode(metadata)
-    assert line is None or (line.child >= 0 and line.usd >= 0 and words(line.reason, 300) == line.reason)
+    line = decode_line(metadata)
+    assert line is None or (line.child >= 0 and line.usd >= 0 and clean_line(line.reason, 300) == line.reason)
 
 
 @given(*[lines.map(lambda line: replace(line, child=0))] * 3)
 def test_what_two_know_of_a_child_is_the_same_in_every_order(a: ChildLine, b: ChildLine, c: ChildLine) -> None:
-    assert merge(a, b) == merge(b, a)
-    assert merge(merge(a, b), c) == merge(a, merge(b, c))
-    assert merge(merge(a, b), b) == merge(a, b)
+    assert merge_lines(a, b) == merge_lines(b, a)
+    assert merge_lines(merge_lines(a, b), c) == merge_lines(a, merge_lines(b, c))
+    assert merge_lines(merge_lines(a, b), b) == merge_lines(a, b)
 
 
 @given(st.lists(lines, max_size=12), st.randoms())
 def test_a_fleets_state_does_not_depend_on_the_order_of_its_lines(found: list[ChildLine], chance: object) -> None:
     again = [*found, *found]
     chance.shuffle(again)  # type: ignore[attr-defined]
-    assert fold(CHILDREN, again) == fold(CHILDREN, found)
+    assert fold_fleet(CHILDREN, again) == fold_fleet(CHILDREN, found)
 
 
 @given(st.lists(lines, max_size=12))
 def test_what_is_stored_is_never_measured_again(found: list[ChildLine]) -> None:
-    state = fold(CHILDREN, found)
+    state = fold_fleet(CHILDREN, found)
     stored = {line.child for line in found if line.state in ("stored", "wrong") and line.child < len(CHILDREN)}
     assert stored.isdisjoint(child.index for child in state.open)
-    verdict = judge(state)
+    verdict = judge_retry(state)
     assert stored.isdisjoint(verdict.again)
     assert stored.isdisjoint(verdict.given_up)
 
@@ -79,14 +87,16 @@ def test_a_configuration_failing_on_three_machines_is_given_up_in_all_repeats() 
         for index, machine in zip(same, ("n1", "n2", "n3"), strict=False)
     ]
     stored = ChildLine(same[3], "stored", 1)
-    verdict = judge(fold(CHILDREN, [*failed, stored]), persisted=True)
+    verdict = judge_retry(fold_fleet(CHILDREN, [*failed, stored]), persisted=True)
     assert verdict.given_up == dict.fromkeys(same[:3], "failed on 3 machines: no kernel image")
     assert verdict.again == ()
 
 
 def test_three_failures_on_one_machine_are_the_machines_and_are_tried_again() -> None:
     same = [child.index for child in CHILDREN if child.config == CHILDREN[0].config][:3]
-    verdict = judge(fold(CHILDREN, [ChildLine(index, "failed", 1, "n1", failed_on=("n1",)) for index in same]))
+    verdict = judge_retry(
+        fold_fleet(CHILDREN, [ChildLine(index, "failed", 1, "n1", failed_on=("n1",)) for index in same])
+    )
     assert verdict.again == tuple(same)
     assert not verdict.given_up
 
@@ -94,18 +104,18 @@ def test_three_failures_on_one_machine_are_the_machines_and_are_tried_again() ->
 @pytest.mark.parametrize(("attempt", "gone"), [(2, False), (3, True)])
 def test_with_two_machines_a_configuration_is_given_up_after_three_tries_on_both(attempt: int, gone: bool) -> None:
     line = ChildLine(0, "failed", attempt, "n2", reason="no kernel image", failed_on=("n1", "n2"))
-    assert not judge(fold(CHILDREN, [line])).given_up
-    given_up = judge(fold(CHILDREN, [line]), machines=2).given_up
+    assert not judge_retry(fold_fleet(CHILDREN, [line])).given_up
+    given_up = judge_retry(fold_fleet(CHILDREN, [line]), machines=2).given_up
     assert given_up.get(0) == ("failed on 2 machines: no kernel image" if gone else None)
     once = replace(line, failed_on=("n2",))
-    assert not judge(fold(CHILDREN, [once]), machines=2).given_up
+    assert not judge_retry(fold_fleet(CHILDREN, [once]), machines=2).given_up
 
 
 def test_a_machine_that_was_lost_counts_against_nobody_until_there_are_too_many() -> None:
     lost = ChildLine(0, "lost", ATTEMPTS - 1, "n1")
-    assert judge(fold(CHILDREN, [lost])).again == (0,)
+    assert judge_retry(fold_fleet(CHILDREN, [lost])).again == (0,)
     worn = replace(lost, attempt=ATTEMPTS, reason="taken back")
-    assert judge(fold(CHILDREN, [worn])).given_up == {0: f"tried {ATTEMPTS} times: taken back"}
+    assert judge_retry(fold_fleet(CHILDREN, [worn])).given_up == {0: f"tried {ATTEMPTS} times: taken back"}
 
 
 @pytest.mark.parametrize(
@@ -123,23 +133,23 @@ def test_four_failures_among_the_first_twenty_pause_the_fleet(failures: int, sto
         )
         for place, index in enumerate(order)
     ]
-    state = fold(CHILDREN, found)
-    assert bool(judge(state).pause) is pauses
-    assert not judge(state, persisted=True).pause
+    state = fold_fleet(CHILDREN, found)
+    assert bool(judge_retry(state).pause) is pauses
+    assert not judge_retry(state, persisted=True).pause
 
 
 def test_a_child_that_was_given_up_can_be_taken_back_in() -> None:
     given_up = ChildLine(0, "given_up", 3, reason="failed on 3 machines")
-    assert merge(given_up, ChildLine(0, "waiting", 4)).state == "waiting"
+    assert merge_lines(given_up, ChildLine(0, "waiting", 4)).state == "waiting"
 
 
 @given(st.integers(0, 99), st.integers(1, ATTEMPTS), st.text(max_size=30))
 def test_a_claim_survives_and_is_believed_in_nothing_else(child: int, attempt: int, machine: str) -> None:
-    found = claims.parse(Claim(child, attempt, machine).dump())
+    found = claims.parse_claim(SlotClaim(child, attempt, machine).dump())
     assert found is not None
     assert (found.child, found.attempt) == (child, attempt)
-    assert words(found.machine, 100) == found.machine
-    assert claims.parse(machine.encode()) is None
+    assert clean_line(found.machine, 100) == found.machine
+    assert claims.parse_claim(machine.encode()) is None
 
 
 costs = st.builds(
@@ -171,15 +181,15 @@ def test_as_many_machines_as_fit_do_fit(jobs: list[JobCost], dollars: Decimal) -
     asked = sum(job.machines for job in jobs)
     fits = machines_within(dollars, jobs)
     assert 0 <= fits <= asked
-    assert Fraction(hold(jobs)) * fits / asked <= Fraction(dollars) or hold(jobs) == 0
+    assert Fraction(worst_case_usd(jobs)) * fits / asked <= Fraction(dollars) or worst_case_usd(jobs) == 0
 
 
 def test_machines_are_divided_by_shares_and_nobody_gets_more_than_it_can_use() -> None:
-    assert divide(10, {"l4": 100, "h100": 100}, {"h100": 0.6}) == {"l4": 4, "h100": 6}
-    assert divide(9, {"l4": 2, "t4": 50, "a100": 50}, {}) == {"l4": 2, "t4": 3, "a100": 3}
-    assert divide(1, {"l4": 5, "t4": 5}, {}) == {"l4": 1, "t4": 1}, "each GPU gets one"
+    assert divide_machines(10, {"l4": 100, "h100": 100}, {"h100": 0.6}) == {"l4": 4, "h100": 6}
+    assert divide_machines(9, {"l4": 2, "t4": 50, "a100": 50}, {}) == {"l4": 2, "t4": 3, "a100": 3}
+    assert divide_machines(1, {"l4": 5, "t4": 5}, {}) == {"l4": 1, "t4": 1}, "each GPU gets one"
 
 
 @pytest.mark.parametrize("usd", ["NaN", "Infinity", "-1", "a lot"])
 def test_a_cost_that_is_no_amount_makes_no_line(usd: str) -> None:
-    assert decode({**encode(ChildLine(1)), "usd": usd}) is None
+    assert decode_line({**encode_line(ChildLine(1)), "usd": usd}) is None

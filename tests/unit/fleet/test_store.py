@@ -8,18 +8,18 @@ from decimal import Decimal
 import pytest
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.fleet.children import expand
+from orchestrator.core.fleet.children import expand_children
 from orchestrator.core.fleet.names import SHARDS, control_object, line_object, lines_prefix
-from orchestrator.core.fleet.state import ChildLine, encode
+from orchestrator.core.fleet.state import ChildLine, encode_line
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.store.fleets import FleetRecord, FleetStore, listed
+from orchestrator.store.fleets import FleetRecord, FleetStore, list_fleets
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.core.builders import T0
 
 FLEET = "fleet-20261122-040506-7f3a"
 SWEEP = Sweep.model_validate({"axes": {"gpu": ["l4", "t4"], "measure.seed": list(range(50))}, "repeats": 10})
-CHILDREN = expand(SWEEP, lambda _: ())
+CHILDREN = expand_children(SWEEP, lambda _: ())
 RECORD = FleetRecord(
     fleet=FLEET, engine="slurm", mode="host", user="ada", sweep=SWEEP, created_at=T0, ends_at=T0 + timedelta(hours=4),
     hold_usd=Decimal("1.5"), usd_per_hour={"l4": Decimal("0.36")},
@@ -51,7 +51,7 @@ def test_a_look_at_a_thousand_children_takes_nineteen_calls(bucket: MemoryBucket
 
 def test_ten_thousand_children_take_no_more_calls_than_a_thousand_and_no_second_page() -> None:
     sweep = SWEEP.model_copy(update={"repeats": 100})
-    bucket, children = MemoryBucket(), expand(sweep, lambda _: ())
+    bucket, children = MemoryBucket(), expand_children(sweep, lambda _: ())
     store(bucket).create(RECORD, children)
     store(bucket).write([ChildLine(index, "running", 1, "n1") for index in range(len(children))])
     before = bucket.calls
@@ -64,7 +64,9 @@ def test_ten_thousand_children_take_no_more_calls_than_a_thousand_and_no_second_
 
 
 def test_a_line_counts_only_under_its_own_name(bucket: MemoryBucket) -> None:
-    bucket.replace(f"{lines_prefix(FLEET, '0')}7.json", b"{}", generation=None, metadata=encode(ChildLine(8, "stored")))
+    bucket.replace(
+        f"{lines_prefix(FLEET, '0')}7.json", b"{}", generation=None, metadata=encode_line(ChildLine(8, "stored"))
+    )
     bucket.replace(line_object(FLEET, 9), b"{}", generation=None, metadata={"state": "stored", "child": "many"})
     assert store(bucket).state(CHILDREN).counts == {"waiting": 1000}
 
@@ -88,4 +90,4 @@ def test_documents_that_are_not_ours_are_named(bucket: MemoryBucket) -> None:
 def test_fleets_are_listed_by_their_names_alone(bucket: MemoryBucket) -> None:
     store(bucket).list_as({"state": "open"})
     bucket.create("fleet-index/somebody-elses.json", b"{}")
-    assert listed(bucket) == ((FLEET, {"state": "open"}),)
+    assert list_fleets(bucket) == ((FLEET, {"state": "open"}),)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.analysis.axes import Along, Line, Point
+from orchestrator.analysis.axes import Along, AxisPoint, Line
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.report import axes
 from orchestrator.report.figures import SLIM, WIDTH
-from orchestrator.report.page import Figure, Page, Text, written
+from orchestrator.report.page import Figure, Page, Text, write_page
 
 
 def view(
@@ -21,7 +21,7 @@ def view(
 ) -> Along:
     lines = tuple(
         Line(device, name, tuple(
-            Point(value, Interval(0.9 * us, us, 1.1 * us), 12)
+            AxisPoint(value, Interval(0.9 * us, us, 1.1 * us), 12)
             for step, value in enumerate(values)
             if (us := 10.0 * (place + 1) * 1.7**step)
         ))
@@ -36,8 +36,8 @@ def view(
 @pytest.mark.parametrize("width", [WIDTH, SLIM])
 def test_every_point_is_drawn_once_with_its_interval_inside_the_board(values: Sequence[str], width: float) -> None:
     found = view(values)
-    (lines,) = axes.pictures(found)
-    board = axes.board(found, lines, width)
+    (lines,) = axes.figure_lines(found)
+    board = axes.axis_board(found, lines, width)
     assert board.width == width
     svg = board.svg()
     assert svg.count("<title>") == len(values) * 4
@@ -54,7 +54,7 @@ def test_every_point_is_drawn_once_with_its_interval_inside_the_board(values: Se
 def test_numbers_far_apart_are_placed_by_their_logarithm_and_others_evenly_by_size() -> None:
     def places(*values: str) -> list[float]:
         found = view(values, ("l4",), ("bench",))
-        board = axes.board(found, found.lines)
+        board = axes.axis_board(found, found.lines)
         return [float(x) for x in re.findall(r'<circle cx="([0-9.]+)"', board.svg())[-len(values) :]]
 
     first, second, third = places("1", "10", "100")
@@ -65,33 +65,33 @@ def test_numbers_far_apart_are_placed_by_their_logarithm_and_others_evenly_by_si
 
 def test_more_lines_than_can_be_told_apart_become_a_figure_for_each_implementation() -> None:
     found = view(("1", "2"), ("l4", "t4", "a100", "h100"))
-    assert [[line.implementation for line in lines] for lines in axes.pictures(found)] == [
+    assert [[line.implementation for line in lines] for lines in axes.figure_lines(found)] == [
         ["bench"] * 4, ["sdpa:default"] * 4,
     ]  # fmt: skip
 
 
 def test_a_page_has_no_more_figures_than_somebody_looks_at_and_says_so() -> None:
-    (section,) = axes.sections([view(("1", "2"))] * 40)
+    (section,) = axes.axis_sections([view(("1", "2"))] * 40)
     assert sum(isinstance(part, Figure) for part in section.parts) == axes.MOST_FIGURES
     last = section.parts[-1]
     assert isinstance(last, Text)
     assert "24 of 40 figures" in last.text
-    page = written(Page("f", "f", (), (section,)))
+    page = write_page(Page("f", "f", (), (section,)))
     assert page.count("<figure") == axes.MOST_FIGURES
 
 
 def test_a_caption_says_what_is_drawn_and_what_is_held_fixed() -> None:
     found = view(("1", "2"))
-    assert axes.caption(found, found.lines) == (
+    assert axes.figure_caption(found, found.lines) == (
         "measure.cache=cold: geometric means of 12 cases, with 95 % intervals; lower is faster."
     )
 
 
 def test_a_point_without_limits_is_a_mark_alone_and_null_in_the_data() -> None:
-    points = tuple(Point(value, Interval(math.nan, 3.0, math.nan), 1) for value in ("1", "2"))
+    points = tuple(AxisPoint(value, Interval(math.nan, 3.0, math.nan), 1) for value in ("1", "2"))
     found = Along("n", ("1", "2"), (), "", False, (Line("l4", "bench", points),))
-    svg = axes.board(found, found.lines).svg()
+    svg = axes.axis_board(found, found.lines).svg()
     assert svg.count("<circle") == 3  # two points, and one in the legend
-    (told,) = axes.document([found])
+    (told,) = axes.axes_document([found])
     assert told["same_cases"] is False
     assert json.loads(json.dumps(told))["lines"][0]["points"][0]["median_us"]["low"] is None

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report.document import summary_csv
-from orchestrator.report.files import boards, figure_svg
-from orchestrator.report.html import page
+from orchestrator.report.files import draw_boards, figure_svg
+from orchestrator.report.html import report_page
 from orchestrator.report.rates import by_size
-from orchestrator.report.style import DARK, LIGHT, looks
+from orchestrator.report.style import DARK, LIGHT, assign_looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
-from orchestrator.report.text import labels, tick
+from orchestrator.report.text import case_labels, format_tick
 from tests.unit.report.reported import FULL
 from tests.unit.report.written import csv_text, records, reported
 
 
 def test_every_coordinate_of_every_figure_is_a_number_within_it() -> None:
-    for name, board in boards(reported(FULL).study).items():
+    for name, board in draw_boards(reported(FULL).study).items():
         svg = figure_svg(board)
         assert "nan" not in svg
         assert "inf" not in svg
@@ -78,28 +78,28 @@ def test_every_colour_stands_out_from_its_paper(colours: dict[str, str]) -> None
 def test_no_two_implementations_share_a_shape_or_a_colour() -> None:
     """As many as are published beside each other, and one more."""
     known = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
-    found = looks((*known, "fa4", "mine"))
+    found = assign_looks((*known, "fa4", "mine"))
     assert len({look.colour for look in found.values()}) == len({look.shape for look in found.values()}) == 8
     assert {look.colour for look in found.values()} <= {f"c{number}" for number in range(8)}
-    assert looks(known) == {name: found[name] for name in known}
-    assert looks(("bench", "mine"))["mine"] != looks(("bench", "mine"))["bench"]
-    more = looks((*known, *(f"other{number}" for number in range(20))))
+    assert assign_looks(known) == {name: found[name] for name in known}
+    assert assign_looks(("bench", "mine"))["mine"] != assign_looks(("bench", "mine"))["bench"]
+    more = assign_looks((*known, *(f"other{number}" for number in range(20))))
     assert list(more.values()).count(more["bench"]) == 1
 
 
 def test_ticks_have_no_digits_to_spare() -> None:
-    assert [tick(value) for value in (1.0, 0.05, 2500, 1e-7)] == ["1", "0.05", "2,500", "1e-07"]
+    assert [format_tick(value) for value in (1.0, 0.05, 2500, 1e-7)] == ["1", "0.05", "2,500", "1e-07"]
 
 
 def test_the_speed_up_axis_shows_one_to_three_and_math_only_where_asked_for() -> None:
     speeds = {"bench": 1.5, "sdpa:default": 1.45, "sdpa:flash": 0.5, "sdpa:math": 0.06, "bench:aa": 1.5}
     study_ = reported(csv_text(records(speeds=speeds))).study
-    svg = figure_svg(boards(study_)["speedup"])
+    svg = figure_svg(draw_boards(study_)["speedup"])
     ticks = set(re.findall(r'class="middle soft">([^<]+)<', svg))
     assert {"1", "1.5", "2", "3"} <= ticks
     assert "over math" not in svg
-    assert "over math" in figure_svg(boards(study_, everything=True)["speedup"])
-    assert "over math" in page(reported(csv_text(records(speeds=speeds))))
+    assert "over math" in figure_svg(draw_boards(study_, everything=True)["speedup"])
+    assert "over math" in report_page(reported(csv_text(records(speeds=speeds))))
 
 
 @given(st.floats(0.05, 1.0), st.floats(1.0, 50.0), st.floats(120, 800))
@@ -109,7 +109,7 @@ def test_the_numbers_of_an_axis_of_ratios_do_not_run_into_each_other(low: float,
     assert ticks == sorted(ticks)
     assert all(0 <= scale(one) <= width for one in ticks)
     if len(ticks) > 2 and high > 1.2:
-        room = [7.2 * (len(tick(one)) - tick(one).count(".") / 2) / 2 for one in ticks]
+        room = [7.2 * (len(format_tick(one)) - format_tick(one).count(".") / 2) / 2 for one in ticks]
         ends = [(scale(one) - half, scale(one) + half) for one, half in zip(ticks, room, strict=True)]
         assert all(right[0] - left[1] >= 5 for left, right in itertools.pairwise(ends))
 
@@ -138,8 +138,8 @@ def test_the_rate_by_size_has_a_panel_for_what_else_varies_and_needs_no_attentio
     assert board is not None
     assert caption.startswith("µs a call by rows.")
     assert report.title == "Kernels on NVIDIA L4"
-    assert "Attention" not in page(report)
-    assert "seq_q" not in page(report).partition("How this was measured")[0]
+    assert "Attention" not in report_page(report)
+    assert "seq_q" not in report_page(report).partition("How this was measured")[0]
 
 
 def test_gradients_have_panels_names_and_operations_of_their_own() -> None:
@@ -149,7 +149,7 @@ def test_gradients_have_panels_names_and_operations_of_their_own() -> None:
         for row in records(lengths=(128, 1024))
     ]
     report = reported(csv_text(rows))
-    names = labels([case.case_id for case in report.study.cases])
+    names = case_labels([case.case_id for case in report.study.cases])
     assert len(set(names.values())) == 6
     board, below = by_size(report.study)
     assert board is not None

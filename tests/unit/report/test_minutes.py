@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.document import document
-from orchestrator.report.html import page
-from orchestrator.report.markdown import markdown
+from orchestrator.report.document import report_document
+from orchestrator.report.html import report_page
+from orchestrator.report.markdown import report_markdown
 from tests.unit.report.written import csv_text, records, reported
 
 TIME = {
@@ -24,9 +24,9 @@ SAID = (
 def test_every_report_says_the_share_of_time_that_was_measuring() -> None:
     report = reported(csv_text(records()), time=TIME)
     assert SAID in report.sentences()
-    assert SAID in markdown(report)
-    assert SAID in page(report)
-    assert document(report)["time"] == {
+    assert SAID in report_markdown(report)
+    assert SAID in report_page(report)
+    assert report_document(report)["time"] == {
         "paid_s": 400.0, "measuring_s": 240.0, "measuring_share": 0.6,
         "cold_start_parts_s": {"request": 2.0, "boot": 40.0, "environment": 60.0},
     }  # fmt: skip
@@ -42,7 +42,7 @@ def test_every_report_says_the_share_of_time_that_was_measuring() -> None:
 def test_a_manifest_that_does_not_say_where_the_time_went_costs_the_sentence_alone(time: Any) -> None:
     report = reported(csv_text(records()), time=time)
     assert report.time() == ""
-    assert document(report)["time"] is None
+    assert report_document(report)["time"] is None
 
 
 def test_without_a_cold_start_of_its_own_a_run_tells_its_share_alone() -> None:

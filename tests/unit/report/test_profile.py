@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.profiles import kernels_of
-from orchestrator.report.profile import NOT_ROWS, page, read, roofline, side_by_side
+from orchestrator.report.profile import NOT_ROWS, profile_page, profile_roofline, read_profiles, side_by_side
 from tests.kernels.fake_ncu import KERNEL, METRICS, raw, rules
 
 AXES = {
@@ -55,11 +55,11 @@ def test_an_h200s_own_report_has_every_figure_and_a_point_under_the_roof() -> No
     axes = AXES | {"heads": "16", "kv_heads": "16", "seq_q": "2048", "seq_k": "2048", "head_dim": "64"}
     files = {"profile/a--bench.metrics.csv": metrics, "profile/a--bench.rules.csv": said}
     one = row("bench", axes=axes | {"dtype": "bfloat16"})
-    found = read("run", {"device": "NVIDIA H200", "profiles": [one]}, files, {})
+    found = read_profiles("run", {"device": "NVIDIA H200", "profiles": [one]}, files, {})
     assert found.profiles[0].tflops == pytest.approx(456, rel=0.01)
     assert found.profiles[0].intensity == pytest.approx(1165, rel=0.02)
-    assert "bench" in page(found)
-    assert roofline(found.profiles, found.device) is not None
+    assert "bench" in profile_page(found)
+    assert profile_roofline(found.profiles, found.device) is not None
 
 
 @given(st.sampled_from(sorted(METRICS)))
@@ -80,7 +80,9 @@ def both() -> Any:
     texts = {f"profile/a--{name}.metrics.csv": raw() for name in ("bench", "sdpa-flash")}
     texts |= {f"profile/a--{name}.rules.csv": rules() for name in ("bench", "sdpa-flash")}
     rows = [row("bench"), row("sdpa-flash", implementation="sdpa:flash")]
-    return read("20261121-040506-h100-0001", {"device": "NVIDIA H200", "set": "roofline", "profiles": rows}, texts, {})
+    return read_profiles(
+        "20261121-040506-h100-0001", {"device": "NVIDIA H200", "set": "roofline", "profiles": rows}, texts, {}
+    )
 
 
 def test_implementations_stand_side_by_side_and_under_the_roof() -> None:
@@ -90,10 +92,10 @@ def test_implementations_stand_side_by_side_and_under_the_roof() -> None:
     assert {line[0]: line[1] for line in lines}["tensor pipe, % of peak"] == "54.8"
     one = found.profiles[0]
     assert one.intensity == pytest.approx(4 * 4 * 32 * 4096**2 * 128 / 402_653_184)
-    board = roofline(found.of("a"), found.device)
+    board = profile_roofline(found.of("a"), found.device)
     assert board is not None
     assert "989" in board.svg()
-    text = page(found)
+    text = profile_page(found)
     assert text.count("Warps wait for loads.") == 2
     assert NOT_ROWS in text
     assert "<script" not in text
@@ -103,8 +105,8 @@ def test_pytorchs_table_is_called_that_and_the_reason_is_told() -> None:
     why = "there is no ncu on this machine"
     torch = row("bench", tool="torch.profiler", why_not_ncu=why, files=["profile/a--bench.table.json"])
     table = {"calls": 5, "rows": [{"name": "aten::<matmul>", "count": 5, "cpu_us": 12.5, "device_us": 0.0}]}
-    found = read("r", {"profiles": [torch]}, {}, {"profile/a--bench.table.json": table})
-    text = page(found)
+    found = read_profiles("r", {"profiles": [torch]}, {}, {"profile/a--bench.table.json": table})
+    text = profile_page(found)
     assert "by PyTorch&#39;s profiler, which has times but no counters" in text
     assert f"No counters: {why}" in text
     assert "aten::&lt;matmul&gt;" in text
@@ -115,4 +117,4 @@ def test_pytorchs_table_is_called_that_and_the_reason_is_told() -> None:
     "summary", [{}, {"profiles": 3}, {"profiles": [3, {}]}, {"profiles": [{"files": 3, "axes": 3, "flops": "x"}]}]
 )
 def test_a_summary_that_is_damaged_makes_a_page_all_the_same(summary: dict[str, Any]) -> None:
-    assert "</html>" in page(read("r", summary, {}, {}))
+    assert "</html>" in profile_page(read_profiles("r", summary, {}, {}))

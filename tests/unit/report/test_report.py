@@ -14,24 +14,24 @@ import pytest
 
 from orchestrator.api.results import write_files
 from orchestrator.core.config.load import load
-from orchestrator.report.comparing import compared
-from orchestrator.report.document import document, verdicts_csv
-from orchestrator.report.files import boards, figure_svg
-from orchestrator.report.html import page
-from orchestrator.report.markdown import markdown
+from orchestrator.report.comparing import compare_reports
+from orchestrator.report.document import report_document, verdicts_csv
+from orchestrator.report.files import draw_boards, figure_svg
+from orchestrator.report.html import report_page
+from orchestrator.report.markdown import report_markdown
 from tests.unit.report.reported import BROKEN, FULL, judged
 from tests.unit.report.written import both, csv_text, records, reported
 
 
 def test_the_file_needs_nothing_else_and_runs_nothing() -> None:
-    text = page(reported(FULL))
+    text = report_page(reported(FULL))
     assert judged(text).reaches == []
     assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
     assert len(text.encode()) <= 500_000
 
 
 def test_the_file_says_the_result_its_method_and_its_environment() -> None:
-    text = page(reported(FULL))
+    text = report_page(reported(FULL))
     for words in ("Attention on NVIDIA L4", "faster in 6 of 6 cases", "A/A control: bench", "bootstrap over blocks",
                   "Holm", "c0ffee", "121 TFLOP/s by the data sheet", "$0.1200", "prefers-color-scheme:dark", "@media print"):  # fmt: skip
         assert words in text
@@ -39,16 +39,16 @@ def test_the_file_says_the_result_its_method_and_its_environment() -> None:
 
 def test_several_regimes_stand_side_by_side_and_each_says_what_it_means() -> None:
     report = reported(csv_text(both(peak_memory_bytes="3145728")))
-    text = page(report)
+    text = report_page(report)
     assert judged(text).reaches == []
     for words in ("Every kernel and case", "These are of burst, cold; below also sustained, cold.", "One call at a time",
                   "steady", "Each regime is judged alone", "3.00 MiB", "energy a call"):  # fmt: skip
         assert words in text
-    assert set(boards(report.study)) == {
+    assert set(draw_boards(report.study)) == {
         "speedup", "error", *(f"{name}-{regime}-cold" for name in ("rate", "latency", "roofline", "over-time")
                               for regime in ("burst", "sustained")),
     }  # fmt: skip
-    data = document(report)
+    data = report_document(report)
     assert [one["regime"] for one in data["cases"]] == ["burst", "burst", "sustained", "sustained"]
     assert [one["meaning"] for one in data["settings"]] == [one.meaning for one in report.study.settings]
     rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
@@ -60,7 +60,7 @@ def test_rows_of_one_device_beside_the_environment_of_another_are_found_out() ->
     assert (
         "The rows were measured on Tesla T4, but environment.json names another device: NVIDIA L4." in other.warnings()
     )
-    assert compared(reported(FULL), other).refused
+    assert compare_reports(reported(FULL), other).refused
 
 
 def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_first() -> None:
@@ -88,15 +88,15 @@ def test_a_busy_host_and_implementations_that_differ_from_themselves_are_said_fi
 @pytest.mark.parametrize("name", BROKEN)
 def test_whatever_state_a_run_is_in_its_report_is_whole(name: str) -> None:
     report = reported(BROKEN[name], complete=False)
-    text = page(report)
+    text = report_page(report)
     assert judged(text).reaches == []
     assert "<script>alert" not in text
     assert "The run is not complete" in text
     assert "nan" not in re.sub(r"<[^>]*>", " ", text).lower().replace("finance", "")
-    json.dumps(document(report), allow_nan=False)
-    assert markdown(report)
+    json.dumps(report_document(report), allow_nan=False)
+    assert report_markdown(report)
     list(csv.DictReader(io.StringIO(verdicts_csv(report))))
-    for board in boards(report.study).values():
+    for board in draw_boards(report.study).values():
         ElementTree.fromstring(figure_svg(board))
 
 
@@ -107,7 +107,7 @@ def test_whatever_state_a_run_is_in_its_report_is_whole(name: str) -> None:
 )
 def test_six_hundred_measurements_make_a_small_file(text: str) -> None:
     report = reported(text)
-    size = len(page(report).encode())
+    size = len(report_page(report).encode())
     assert report.study.measurements == 600
     assert size < 250_000
 
@@ -116,10 +116,10 @@ def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None
     report = reported(FULL, mode="embedded")
     said = "Simulated prices of the embedded cloud: $0.1200: $0.010000 for each of 12 answers. No dollar was spent."
     assert said in report.sentences()
-    assert said in page(report)
-    assert said in markdown(report)
-    assert document(report)["prices_simulated"] is True
-    assert document(reported(FULL))["prices_simulated"] is False
+    assert said in report_page(report)
+    assert said in report_markdown(report)
+    assert report_document(report)["prices_simulated"] is True
+    assert report_document(reported(FULL))["prices_simulated"] is False
     assert reported(FULL, cost_usd="0").money() == ""
 
 
@@ -132,7 +132,7 @@ def test_a_mean_needs_every_case_decided_and_missing_cases_are_counted() -> None
 
 
 def test_a_page_has_a_contents_list_and_keyboards_reach_every_scrolling_area() -> None:
-    text = page(reported(csv_text(both(lengths=(128, 256, 512)))))
+    text = report_page(reported(csv_text(both(lengths=(128, 256, 512)))))
     wanted = re.findall(r'<a href="#([^"]+)">', text)
     assert len(wanted) > 5
     assert len(set(wanted)) == len(wanted) == len(re.findall(r"<section ", text))
@@ -152,13 +152,13 @@ def test_the_head_names_device_software_limits_and_the_command_that_repeats_the_
     here = {"device": "EPYC", "device_kind": "cpu", "cpu": "EPYC", "threads": 1, "torch": "2.13.0"}
     alone = replace(reported(csv_text(records(device="EPYC"))), environment=here)
     assert alone.device_facts() == ("EPYC", "torch 2.13.0", "1 thread")
-    head = page(report).partition("</header>")[0]
+    head = report_page(report).partition("</header>")[0]
     for words in report.device_facts()[1:]:
         assert words in head
     for words in ("bench launch repeat.yaml", "commit c0ffee", "g2-standard-4 in us-central1-a"):
-        assert words in page(report)
-    assert "bench launch" not in page(reported(FULL))
-    own = page(reported(FULL, repeat=True, mode="host"))
+        assert words in report_page(report)
+    assert "bench launch" not in report_page(reported(FULL))
+    own = report_page(reported(FULL, repeat=True, mode="host"))
     assert "On the machine that was measured, or one like it:" in own
     assert "bench launch repeat.yaml --host local<" in own
 
@@ -170,7 +170,7 @@ def test_a_folder_that_no_fetch_has_made_brings_what_measures_it_again(tmp_path:
     spec = {"implementations": ["bench", "fa4", "bench:aa"], "measure": grid, "correctness": grid, "repeats": 7}
     bare = replace(reported(FULL), manifest={}, spec=spec, environment={"compute_capability": "9.0"})
     assert bare.command() == "bench launch repeat.yaml --host local"
-    assert bare.command() in page(bare)
+    assert bare.command() in report_page(bare)
     assert "repeat.yaml" in {path.name for path in write_files(bare, tmp_path)}
     config = load((tmp_path / "repeat.yaml").read_text(), source="repeat.yaml")
     assert (config.gpu, config.measure.repeats, config.measure.implementations) == ("h100", 7, ("bench", "fa4"))
@@ -185,10 +185,10 @@ def test_a_run_that_measured_nothing_is_not_called_attention_nor_of_unknown_devi
 
 
 def test_warnings_stand_in_the_rows_that_they_concern() -> None:
-    text = page(reported(csv_text(records(lengths=(1024,), timer_overhead_us="3"))))
+    text = report_page(reported(csv_text(records(lengths=(1024,), timer_overhead_us="3"))))
     assert "timer 7%" in text
     assert "fa2" in text
-    doubtful = page(reported(csv_text(records(lengths=(128,), timer_overhead_us="3"))))
+    doubtful = report_page(reported(csv_text(records(lengths=(128,), timer_overhead_us="3"))))
     assert re.search(
         r'class="badge inconclusive">inconclusive</span> <small>below the timer&#39;s resolution', doubtful
     )
@@ -199,11 +199,11 @@ def test_a_programs_own_times_have_no_columns_of_what_nobody_measured() -> None:
     rows = records(regime="program", backend="program:csv", speeds={"mine": 2.0, "theirs": 1.0}, lengths=(128,))
     told = reported(csv_text([row | unknown for row in rows]))
     for words in ("TFLOP/s", "launch hidden", "throttled", "max error"):
-        assert words not in markdown(told)
-        assert f">{words}<" not in page(told)
-    assert "TFLOP/s by" not in page(told)
+        assert words not in report_markdown(told)
+        assert f">{words}<" not in report_page(told)
+    assert "TFLOP/s by" not in report_page(told)
 
 
 def test_a_measured_launch_says_whether_it_was_hidden() -> None:
-    assert ">launch hidden<" in page(reported(csv_text(records(host_us="12", hidden="true"))))
-    assert ">launch hidden<" not in page(reported(csv_text(records())))
+    assert ">launch hidden<" in report_page(reported(csv_text(records(host_us="12", hidden="true"))))
+    assert ">launch hidden<" not in report_page(reported(csv_text(records())))

@@ -10,24 +10,24 @@ import statistics
 import pytest
 
 from orchestrator.report import comparing
-from orchestrator.report.comparing import Comparison, compared
-from orchestrator.report.document import document, summary_csv, verdicts_csv
-from orchestrator.report.html import page
-from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, by_baseline, markdown
-from orchestrator.report.text import digits, in_words, labels, size
+from orchestrator.report.comparing import Comparison, compare_reports
+from orchestrator.report.document import report_document, summary_csv, verdicts_csv
+from orchestrator.report.html import report_page
+from orchestrator.report.markdown import BEGIN, END, NoMarks, between_marks, by_baseline, report_markdown
+from orchestrator.report.text import case_labels, format_digits, format_size, in_words
 from tests.unit.report.reported import BROKEN, FULL, judged
 from tests.unit.report.written import both, csv_text, records, reported, skip
 
 
 def test_markdown_has_the_table_of_one_regime_says_which_and_what_else_there_is() -> None:
     report = reported(csv_text(both()))
-    picked = markdown(report)
+    picked = report_markdown(report)
     assert "**burst, cold**: One call at a time" in picked
     assert "Also measured, and in the whole report: sustained, cold." in picked
     assert picked.count("| verdict |") == 1
-    other = markdown(report, report.study.settings[1:])
+    other = report_markdown(report, report.study.settings[1:])
     assert "**sustained, cold**: Calls back to back" in other
-    assert markdown(report, report.study.settings).count("| verdict |") == 2
+    assert report_markdown(report, report.study.settings).count("| verdict |") == 2
     for words in ("burst, cold: bench against", "sustained, cold: bench against"):
         assert words in picked
         assert words in other
@@ -35,7 +35,7 @@ def test_markdown_has_the_table_of_one_regime_says_which_and_what_else_there_is(
 
 def test_the_document_and_the_csv_say_the_same() -> None:
     report = reported(FULL)
-    data = json.loads(json.dumps(document(report), allow_nan=False))
+    data = json.loads(json.dumps(report_document(report), allow_nan=False))
     rows = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
     told = [(case["case_id"], one) for case in data["cases"] for one in case["contrasts"]]
     assert len(rows) == len(told) == 12
@@ -46,10 +46,10 @@ def test_the_document_and_the_csv_say_the_same() -> None:
 
 
 def test_markdown_has_a_row_a_case_and_no_cell_breaks_out() -> None:
-    table = [line for line in markdown(reported(FULL)).splitlines() if line.startswith("|")]
+    table = [line for line in report_markdown(reported(FULL)).splitlines() if line.startswith("|")]
     assert len(table) == 2 + 6
     assert {line.count("|") for line in table} == {9}
-    broken = markdown(reported(BROKEN["hostile"]))
+    broken = report_markdown(reported(BROKEN["hostile"]))
     assert "<script" not in broken
 
 
@@ -68,14 +68,14 @@ def test_only_what_stands_between_the_marks_is_replaced() -> None:
     [(float("nan"), "–"), (0, "0"), (1234.6, "1,235"), (12.345, "12.3"), (0.012345, "0.0123"), (9.999, "10.00"), (3.2e-12, "3.20e-12")],
 )  # fmt: skip
 def test_numbers_have_three_digits(value: float, shown: str) -> None:
-    assert digits(value) == shown
+    assert format_digits(value) == shown
 
 
 @pytest.mark.parametrize(
     ("number", "shown"), [(float("nan"), "–"), (0, "0 B"), (999, "999 B"), (4096, "4.00 KiB"), (3 << 20, "3.00 MiB"), (5 << 30, "5.00 GiB"), (1 << 40, "1,024 GiB")],
 )  # fmt: skip
 def test_sizes_have_the_unit_that_leaves_three_digits(number: float, shown: str) -> None:
-    assert size(number) == shown
+    assert format_size(number) == shown
 
 
 def test_documents_are_shown_as_a_person_writes_them() -> None:
@@ -84,9 +84,9 @@ def test_documents_are_shown_as_a_person_writes_them() -> None:
 
 
 def test_a_case_is_called_by_what_sets_it_apart() -> None:
-    found = labels(["b2-h8-kv8-q16-k16-d64-full-float16", "b2-h8-kv8-q1-k300-d64-causal-float16"])
+    found = case_labels(["b2-h8-kv8-q16-k16-d64-full-float16", "b2-h8-kv8-q1-k300-d64-causal-float16"])
     assert list(found.values()) == ["S 16 full", "q1 k300 causal"]
-    assert labels(["b2-h8-kv8-q16-k16-d64-full-float16"]) == {
+    assert case_labels(["b2-h8-kv8-q16-k16-d64-full-float16"]) == {
         "b2-h8-kv8-q16-k16-d64-full-float16": "b2 h8 kv8 S 16 d64 full float16"
     }
 
@@ -97,7 +97,11 @@ def test_every_file_of_a_run_says_the_same_ratio_and_verdict() -> None:
     report = reported(csv_text(rows))
     summaries = list(csv.DictReader(io.StringIO(summary_csv(report))))
     verdicts = list(csv.DictReader(io.StringIO(verdicts_csv(report))))
-    told = {(case["case_id"], one["baseline"]): one for case in document(report)["cases"] for one in case["contrasts"]}
+    told = {
+        (case["case_id"], one["baseline"]): one
+        for case in report_document(report)["cases"]
+        for one in case["contrasts"]
+    }
     for (case_id, baseline), one in told.items():
         times = {
             (row["block"], row["implementation"]): float(row["latency_us"]) for row in rows if row["case_id"] == case_id
@@ -123,9 +127,9 @@ def test_what_a_machine_says_is_text_in_every_format() -> None:
     rows = [*records(lengths=(128,), device=HOSTILE, run_id=HOSTILE, backend=HOSTILE), skip("bench:aa", HOSTILE)]
     rows = [*rows, skip(HOSTILE, HOSTILE, run_id=HOSTILE, case_id=HOSTILE)]
     report = reported(csv_text(rows), git_commit=HOSTILE)
-    judged(page(report))
-    assert "<script" not in page(report)
-    both_pages = [markdown(report), by_baseline(report), told(compared(report, report))]
+    judged(report_page(report))
+    assert "<script" not in report_page(report)
+    both_pages = [report_markdown(report), by_baseline(report), told(compare_reports(report, report))]
     for text in both_pages:
         for live in ("<script", "@octocat", "https://", "a](b)", "**x**", " `y`"):
             assert live not in text, (live, text)
@@ -136,4 +140,4 @@ def test_what_a_machine_says_is_text_in_every_format() -> None:
 
 
 def told(one: Comparison) -> str:
-    return comparing.markdown([one], title=HOSTILE)
+    return comparing.comparison_markdown([one], title=HOSTILE)

@@ -19,7 +19,7 @@ from orchestrator.cli.site_build import STATE, build
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.diagnose import REMEDIES
-from orchestrator.report.site.index import slug
+from orchestrator.report.site.index import file_slug
 from orchestrator.report.site.site import Money
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.report.written import csv_text, records
@@ -324,10 +324,10 @@ def test_what_a_machine_or_a_user_wrote_is_text_on_every_page(
 
 @given(st.text(max_size=300))
 def test_a_case_may_be_called_anything_and_its_page_stays_in_its_folder(case: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,110}", slug(case))
-    assert slug(case).lower() not in ("index", "con", "nul")
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,110}", file_slug(case))
+    assert file_slug(case).lower() not in ("index", "con", "nul")
 
 
 @given(st.lists(st.text(max_size=20), min_size=2, max_size=2, unique=True))
 def test_two_cases_never_share_a_page(cases: list[str]) -> None:
-    assert slug(cases[0]).lower() != slug(cases[1]).lower()
+    assert file_slug(cases[0]).lower() != file_slug(cases[1]).lower()

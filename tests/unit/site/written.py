@@ -15,7 +15,7 @@ from orchestrator.core.ledger.budget import Caps, HoldTerms, Ledger, add_cost, h
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, run_id
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
-from orchestrator.core.run.status import encode, status_body, status_line
+from orchestrator.core.run.status import encode_status, status_body, status_line
 from orchestrator.ports import Bucket
 from orchestrator.report.site.site import Money
 from orchestrator.store.index import RunIndex
@@ -106,9 +106,9 @@ def store(
     assert state is not None
     if open_ or events:
         for event in log:
-            bucket.create(event.object_name, ev.encode(event))
+            bucket.create(event.object_name, ev.encode_event(event))
     at = state.updated_at
-    RunIndex(bucket).write(run, encode(status_line(state, at)), status_body(state, at))
+    RunIndex(bucket).write(run, encode_status(status_line(state, at)), status_body(state, at))
     return run
 
 
@@ -131,7 +131,7 @@ def looking(bucket: Bucket) -> Callable[[str], Run]:
     """A run as its stored events tell it."""
 
     def look(run: str) -> Run:
-        found = [ev.decode(blob.data) for entry in bucket.list(f"runs/{run}/events/")
+        found = [ev.decode_event(blob.data) for entry in bucket.list(f"runs/{run}/events/")
                  if (blob := bucket.read(entry.name)) is not None]  # fmt: skip
         state = replay(sorted((one for one in found if one is not None), key=lambda one: one.time))
         if state is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from startup.agent.__main__ import Conductor
-from startup.agent.clock import Clock
+from startup.agent.clock import AgentClock
 from tests.unit.startup.cloud import Cloud
 from tests.unit.startup.machine import fast_python, payload, run_spec
 
@@ -34,7 +34,7 @@ def environ(cloud: Cloud, home: Path) -> dict[str, str]:
     return {"PATH": path, "BENCH_VM_DIR": str(vm), "GCE_METADATA_HOST": cloud.host, "TMPDIR": str(temporary)}
 
 
-class WindUp(Clock):
+class WindUp(AgentClock):
     """The monotonic clock, which a test can put forward: hours pass for every limit, and none for the test."""
 
     ahead_s = 0.0
@@ -51,7 +51,7 @@ class Conducted:
         cloud: Cloud,
         home: Path,
         meanwhile: Callable[[Conductor], None] | None = None,
-        clock: Clock | None = None,
+        clock: AgentClock | None = None,
     ) -> None:
         self.console = io.StringIO()
         self.conductor = Conductor(environ(cloud, home), self.console, clock)

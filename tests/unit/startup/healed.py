@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.diagnosis import Halt
-from startup.agent.host import Host
+from startup.agent.host import LocalHost
 from startup.agent.logs import Log
 from startup.agent.packages import Packages
-from startup.agent.remediation import Healed
+from startup.agent.remediation import HealRecord
 from startup.agent.stop import Stop
 from tests.support.patience import PATIENCE_S
 from tests.unit.startup.machine import stub
@@ -24,20 +24,20 @@ SHELL = "/usr/bin:/bin"
 class Bench:
     """A host whose commands are stubs, and what its ladder recorded."""
 
-    def __init__(self, root: Path, allow_install: bool = True, clock: Clock | None = None) -> None:
+    def __init__(self, root: Path, allow_install: bool = True, clock: AgentClock | None = None) -> None:
         self.bin = root / "bin"
         self.bin.mkdir()
         self.root = root
         self.stop = Stop()
-        self.clock = clock or Clock()
+        self.clock = clock or AgentClock()
         self.console = io.StringIO()
         env = {"PATH": f"{self.bin}:{SHELL}"}
-        self.host = Host(root, env, "python3", self.clock, self.stop, Log(self.console, self.clock))
+        self.host = LocalHost(root, env, "python3", self.clock, self.stop, Log(self.console, self.clock))
         self.host.kill_grace_s = 0.1
         # This machine's own package managers are never within reach.
         for name in ("apt-get", "python3", "nvidia-smi"):
             self.stub(name, "exit 1")
-        self.healed: list[Healed] = []
+        self.healed: list[HealRecord] = []
         self.packages = Packages(self.host, allow_install, 0, self.healed.append)
         self.patience = Patience(self.clock, PATIENCE_S)
 
@@ -83,7 +83,7 @@ def disk_of(bench: Bench, *free_gb: float) -> None:
     """Each look at the disk finds the next of these; the last one stays."""
     left = list(free_gb)
 
-    class Disk(Host):
+    class Disk(LocalHost):
         def free_gb(self) -> float:
             return left.pop(0) if len(left) > 1 else left[0]
 

@@ -6,15 +6,15 @@ from itertools import count
 
 import pytest
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.metadata import Metadata
-from startup.agent.spec import Timing
-from startup.agent.storage import Storage, StorageError
+from startup.agent.spec import PhaseTiming
+from startup.agent.storage import AgentStorage, StorageError
 from tests.support.scripted_server import Reply, Request, scripted_server
 
 
 def test_a_listing_that_has_ever_another_page_is_given_up_when_patience_is_over() -> None:
-    clock, numbers = Clock(), count()
+    clock, numbers = AgentClock(), count()
 
     def handle(request: Request) -> Reply:
         if request.path.startswith("/computeMetadata/"):
@@ -23,6 +23,6 @@ def test_a_listing_that_has_ever_another_page_is_given_up_when_patience_is_over(
 
     with scripted_server(handle) as server:
         metadata = Metadata(server.url.removeprefix("http://"), clock)
-        storage = Storage(server.url, "bench", metadata, Timing())
+        storage = AgentStorage(server.url, "bench", metadata, PhaseTiming())
         with pytest.raises(StorageError, match="its list of pages does not end"):
             storage.names("runs/", Patience(clock, 0.2))

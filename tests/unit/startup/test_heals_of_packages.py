@@ -9,7 +9,7 @@ import pytest
 
 from startup.agent.diagnosis import Halt
 from startup.agent.packages import CannotInstall, Torch
-from startup.agent.remediation import Healed
+from startup.agent.remediation import HealRecord
 from tests.unit.startup.healed import Bench, cause_of
 
 # --- pip and venv -----------------------------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ def test_a_python_without_pip_gets_it_from_ensurepip(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.python(f'*ensurepip*) touch {tmp_path}/pip ;;\n*"-m pip"*) [ -e {tmp_path}/pip ] ;;')
     bench.packages.install("torch", patience=bench.patience)
-    assert bench.healed == [Healed("pip", "installed by ensurepip")]
+    assert bench.healed == [HealRecord("pip", "installed by ensurepip")]
     assert bench.installed() == ["torch"]
 
 
@@ -28,7 +28,7 @@ def test_a_python_without_ensurepip_gets_pip_from_apt(tmp_path: Path) -> None:
     bench.python(f'*ensurepip*) exit 1 ;;\n*"-m pip"*) [ -e {tmp_path}/pip ] ;;')
     bench.stub("apt-get", f'case "$*" in *"install python3-pip"*) touch {tmp_path}/pip ;; esac')
     bench.packages.install("torch", patience=bench.patience)
-    assert bench.healed == [Healed("pip", "installed by apt")]
+    assert bench.healed == [HealRecord("pip", "installed by apt")]
 
 
 def test_a_python_that_cannot_get_pip_is_named(tmp_path: Path) -> None:

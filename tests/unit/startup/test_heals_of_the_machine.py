@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.diagnosis import Halt
 from startup.agent.remediation import (
-    Healed,
+    HealRecord,
     clock_skew,
     cuda_path,
     disk_space,
@@ -22,7 +22,7 @@ from tests.unit.startup.healed import Bench, cause_of, disk_of
 from tests.unit.startup.machine import stub
 
 
-class SimulatedClock(Clock):
+class SimulatedClock(AgentClock):
     """Time passes only by sleeping."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class SimulatedClock(Clock):
 
 @pytest.mark.parametrize("skew_s", [None, 0.0, 4.0, -4.0])
 def test_a_clock_that_is_right_or_cannot_be_compared_is_left_alone(skew_s: float | None) -> None:
-    clock = Clock()
+    clock = AgentClock()
     assert clock_skew(clock, skew_s, 5.0) is None
     assert clock.offset == timedelta(0)
 
 
 @pytest.mark.parametrize("skew_s", [90.0, -90.0])
 def test_a_wrong_clock_is_corrected_by_what_it_is_off(skew_s: float) -> None:
-    clock = Clock()
+    clock = AgentClock()
     healed = clock_skew(clock, skew_s, 5.0)
     assert healed is not None
     assert healed.what == "clock"
@@ -58,7 +58,7 @@ def test_a_wrong_clock_is_corrected_by_what_it_is_off(skew_s: float) -> None:
 @pytest.mark.parametrize("jump_s", [90.0, -90.0, 86400.0])
 def test_a_clock_that_is_set_while_a_run_goes_on_moves_no_event(jump_s: float) -> None:
     wall, steady = [1e9 - jump_s], [50.0]
-    clock = Clock(lambda: wall[0], lambda: steady[0])
+    clock = AgentClock(lambda: wall[0], lambda: steady[0])
     clock_skew(clock, jump_s, 5.0)  # the storage server's is right
     wall[0] += jump_s + 10.0  # and so is ours from now on
     steady[0] += 10.0
@@ -106,7 +106,7 @@ def test_a_driver_that_is_late_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, clock=SimulatedClock())
     bench.stub("nvidia-smi", f'echo x >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -ge 4 ] && echo 580.95.05')
     healed = driver_wait(bench.host, 60, 3, bench.patience)
-    assert healed == Healed("driver_wait", "the driver answered after 9.0 s")
+    assert healed == HealRecord("driver_wait", "the driver answered after 9.0 s")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_full_disk_is_freed_of_package_caches(tmp_path: Path) -> None:
     bench.python()
     bench.stub("apt-get", f'echo "apt-get $*" >> {tmp_path}/calls')
     healed = disk_space(bench.host, 4, True, bench.patience)
-    assert healed == Healed("disk", "package caches emptied: 1.0 GB free before, 6.5 GB after")
+    assert healed == HealRecord("disk", "package caches emptied: 1.0 GB free before, 6.5 GB after")
     assert bench.calls() == ["apt-get clean", "-m pip cache purge"]
 
 

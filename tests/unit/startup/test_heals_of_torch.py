@@ -174,7 +174,7 @@ def test_what_libraries_say_as_they_are_unloaded_hides_no_torch(tmp_path: Path) 
     (modules / "numpy.py").write_text("__version__ = '1.26.4'\ndef zeros(n): return [0.0] * n\n")
     python = bench.stub("python3", f'PYTHONPATH={modules} exec {sys.executable} -S "$@"')
     assert bench.packages.probe(bench.patience) == Torch("2.1.0", "12.1", True, "1.26.4", True, "")
-    there = machine.imported(str(python), PATIENCE_S)
+    there = machine.import_check(str(python), PATIENCE_S)
     assert (there["torch"], there["numpy"], there["error"]) == ("2.1.0", "1.26.4", "")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from startup.host.child import FAILED, MEASURED, outcome
+from startup.host.child import FAILED, MEASURED, attempt_outcome
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_an_event_that_is_nonsense_hides_no_last_word(nonsense: str, tmp_path: P
     events = tmp_path / "runs" / "r1" / "events"
     events.mkdir(parents=True)
     (events / "20260101-vm-1-9-finished.json").write_text(nonsense)
-    assert outcome(tmp_path, "r1", 1) == (FAILED, "it ended without reporting why")
+    assert attempt_outcome(tmp_path, "r1", 1) == (FAILED, "it ended without reporting why")
     finished = {"kind": "finished", "data": {"outcome": "succeeded", "detail": "all is well"}}
     (events / "20260101-vm-1-1-finished.json").write_text(json.dumps(finished))
-    assert outcome(tmp_path, "r1", 1) == (MEASURED, "all is well")
+    assert attempt_outcome(tmp_path, "r1", 1) == (MEASURED, "all is well")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from startup.agent.clock import Clock, Patience
+from startup.agent.clock import AgentClock, Patience
 from startup.agent.facts import Files
 from startup.agent.logs import LogUploader
 from startup.agent.metadata import Metadata
-from startup.agent.spec import Timing
-from startup.agent.storage import Storage, StorageError
+from startup.agent.spec import PhaseTiming
+from startup.agent.storage import AgentStorage, StorageError
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.startup.cloud import BUCKET, RUN, Cloud, Fault
 from tests.unit.startup.conducted import cloud_for
@@ -28,9 +28,9 @@ GIVEN_UP_S = 0.1
 ARTIFACTS = f"runs/{RUN}/artifacts/"
 
 
-def storage_of(cloud: Cloud) -> Storage:
-    timing = Timing(request_timeout_s=GIVEN_UP_S, retry_first_s=0.01, retry_max_s=0.01)
-    storage = Storage(cloud.url, BUCKET, Metadata(cloud.host, Clock()), timing)
+def storage_of(cloud: Cloud) -> AgentStorage:
+    timing = PhaseTiming(request_timeout_s=GIVEN_UP_S, retry_first_s=0.01, retry_max_s=0.01)
+    storage = AgentStorage(cloud.url, BUCKET, Metadata(cloud.host, AgentClock()), timing)
     storage.names("runs/", patient())  # from now on it has a token
     return storage
 
@@ -49,17 +49,17 @@ def held(cloud: Cloud, pattern: str) -> Iterator[Fault]:
 
 def once() -> Patience:
     """For one try."""
-    return Patience(Clock(), 0)
+    return Patience(AgentClock(), 0)
 
 
 def patient() -> Patience:
-    return Patience(Clock(), PATIENCE_S)
+    return Patience(AgentClock(), PATIENCE_S)
 
 
 def log_uploads(cloud: Cloud, folder: Path) -> tuple[str, Upload]:
     log = folder / "log.txt"
     name = ARTIFACTS + "log.txt"
-    uploader = LogUploader(log, name, storage_of(cloud), Clock(), 1.0)
+    uploader = LogUploader(log, name, storage_of(cloud), AgentClock(), 1.0)
 
     def upload(text: str, patience: Patience) -> bool:
         log.write_text(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from startup.host import child, machine, runs
-from startup.host.paths import Trouble, own
+from startup.host.paths import Trouble, own_folder
 
 
 def mode_of(path: Path) -> int:
@@ -18,11 +18,11 @@ def mode_of(path: Path) -> int:
 
 
 def prepared(cache: Path) -> None:
-    runs.prepare({"cache": str(cache), "vm": "bench-x-1", "sha256": "0" * 64, "size": 0})
+    runs.prepare_payload({"cache": str(cache), "vm": "bench-x-1", "sha256": "0" * 64, "size": 0})
 
 
 def validated(cache: Path) -> None:
-    machine.writable(cache)
+    machine.writable_cache(cache)
 
 
 LOOKS = pytest.mark.parametrize("look", [prepared, validated])
@@ -55,13 +55,13 @@ def test_a_link_of_another_users_is_not_followed(tmp_path: Path, monkeypatch: py
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "ours", target_is_directory=True)
     (tmp_path / "ours").mkdir()
-    own(link)
+    own_folder(link)
     if os.geteuid() == 0:
         os.lchown(link, 65534, 65534)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(Trouble, match="another user"):
-        own(link)
+        own_folder(link)
 
 
 def test_a_fleets_child_takes_a_new_scratch_folder_where_another_user_has_its_name(
@@ -109,7 +109,7 @@ def test_no_umask_opens_a_folder_that_is_made_on_the_way_to_the_cache(tmp_path: 
     # Whoever may write the folder above can put another in the place of what runs.
     before = os.umask(0)
     try:
-        own(tmp_path / ".cache" / "spotbench")
+        own_folder(tmp_path / ".cache" / "spotbench")
     finally:
         os.umask(before)
     assert {mode_of(tmp_path / ".cache"), mode_of(tmp_path / ".cache" / "spotbench")} == {0o700}

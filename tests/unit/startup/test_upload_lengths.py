@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from startup.host.services import Machine, Server
+from startup.host.services import ServedMachine, ServicesServer
 from startup.host.spool import Spool
 from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("length", ["-1", "abc", "99999999999", "1e3"])
 def test_an_upload_of_no_length_that_there_is_is_refused_before_it_is_read(length: str, tmp_path: Path) -> None:
-    server = Server(Machine({"vm": "v"}, Spool(tmp_path / "spool")))
+    server = ServicesServer(ServedMachine({"vm": "v"}, Spool(tmp_path / "spool")))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

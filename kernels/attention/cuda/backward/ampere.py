@@ -11,16 +11,16 @@ from kernels.attention.cuda.backward.kernels import PrepareKernel, entry_point
 from kernels.attention.cuda.backward.plan import (
     MOST_ROWS,
     BackwardProblem,
-    copied,
+    copy_parameters,
     heads_of_section,
     portable_refusal,
-    preparing,
+    preparing_step,
     with_numbers,
 )
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, MAX_BLOCKS, Machine, check_kind
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded_head_dim
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 NUMBER_BYTES = 8
@@ -201,13 +201,13 @@ class AmpereBackward:
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums. Raises
         `Unsupported`."""
-        f, shape, size = problem.forward, self.shape, padded(problem.forward.head_dim)
+        f, shape, size = problem.forward, self.shape, padded_head_dim(problem.forward.head_dim)
         check_kind(f, self.machine)
         query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
         stat_rows = query_tiles * shape.queries
         parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
-        main, convert = copied(parameters), copied(parameters)
+        main, convert = copy_parameters(parameters), copy_parameters(parameters)
         heads = self.heads_of_section(problem)
         main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
         blocks = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
@@ -216,7 +216,7 @@ class AmpereBackward:
         if most > MAX_BLOCKS:
             raise Unsupported(f"{most} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
         return [
-            preparing(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
+            preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
             Step(SummingKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
             Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
         ]
@@ -229,7 +229,7 @@ class AmpereBackward:
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
     refused = portable_refusal(problem, machine, max(SHAPES))
-    return rows_refusal(problem, SHAPES[padded(problem.forward.head_dim)]) if refused is None else refused
+    return rows_refusal(problem, SHAPES[padded_head_dim(problem.forward.head_dim)]) if refused is None else refused
 
 
 def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> str | None:
@@ -241,7 +241,7 @@ def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> st
 
 def shapes_of(head_dim: int, chip: Chip) -> list[AmpereShape]:
     """The shapes for which a chip has enough shared memory, in the order of the table."""
-    size = padded(head_dim)
+    size = padded_head_dim(head_dim)
     return [shape for shape in SHAPES[size] if shape.shared_bytes(size) <= chip.shared_bytes_per_block]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.plan import BackwardProblem
-from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.plan.variants import padded_head_dim
 
 ELEMENTS_OF_TILE = 64 * 128
 """The elements of a tile that passes by at a time."""
@@ -47,7 +47,7 @@ H200, 2026-11-26 (`BACKWARD.md`)."""
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
     """How many tiles of queries pass by each tile of `rows` keys of a head of K, over all heads of its group."""
     f = problem.forward
-    tile = ELEMENTS_OF_TILE // padded(f.head_dim)
+    tile = ELEMENTS_OF_TILE // padded_head_dim(f.head_dim)
     all_tiles = -(-f.seq_q // tile)
     firsts = [max(key - f.causal_offset, 0) // tile if f.causal else 0 for key in range(0, f.seq_k, rows)]
     return [f.group * max(all_tiles - first, 0) for first in firsts]
@@ -56,12 +56,12 @@ def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
 def passing_queries(problem: BackwardProblem, rows: int) -> list[int]:
     """How many tiles of keys pass by each tile of `rows` queries of a head."""
     f = problem.forward
-    tile = ELEMENTS_OF_TILE // padded(f.head_dim)
+    tile = ELEMENTS_OF_TILE // padded_head_dim(f.head_dim)
     ends = [min(row + rows, f.seq_q) + f.causal_offset if f.causal else f.seq_k for row in range(0, f.seq_q, rows)]
     return [-(-min(max(end, 0), f.seq_k) // tile) for end in ends]
 
 
-def span(blocks: Sequence[float], sm_count: int) -> float:
+def schedule_span(blocks: Sequence[float], sm_count: int) -> float:
     """The time at which the last block ends, if each begins in this order on the first free SM."""
     free = [0.0] * sm_count
     for block in blocks:
@@ -72,25 +72,25 @@ def span(blocks: Sequence[float], sm_count: int) -> float:
 def one_launch(problem: BackwardProblem, rows: int, sm_count: int) -> float:
     """The microseconds of `backward-few90` with blocks of `rows` rows."""
     f = problem.forward
-    price, turns = ONE_LAUNCH[padded(f.head_dim)][rows], HOPPER_ROWS // rows
+    price, turns = ONE_LAUNCH[padded_head_dim(f.head_dim)][rows], HOPPER_ROWS // rows
     keys = [price.block + price.keys * -(-n // turns) for n in passing_keys(problem, rows)]
     queries = [price.block + price.queries * -(-n // turns) for n in passing_queries(problem, rows)]
-    return price.launch + span(keys * (f.batch * f.kv_heads) + queries * (f.batch * f.heads), sm_count)
+    return price.launch + schedule_span(keys * (f.batch * f.kv_heads) + queries * (f.batch * f.heads), sm_count)
 
 
 def three_launches(problem: BackwardProblem, sm_count: int) -> float:
     """The microseconds of `backward90`, which takes the longest blocks first."""
     f = problem.forward
-    price, heads = THREE_LAUNCHES[padded(f.head_dim)], f.batch * f.kv_heads
+    price, heads = THREE_LAUNCHES[padded_head_dim(f.head_dim)], f.batch * f.kv_heads
     blocks = [price.block + price.keys * n for n in passing_keys(problem, HOPPER_ROWS) for _ in range(heads)]
-    return price.launch + span(blocks, sm_count)
+    return price.launch + schedule_span(blocks, sm_count)
 
 
 def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
     """The microseconds of `backward90` with ordered sums: a tile of keys begins at least one turn after the previous
     tile of its head."""
     f = problem.forward
-    price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
+    price, turn = THREE_LAUNCHES[padded_head_dim(f.head_dim)], TURN[padded_head_dim(f.head_dim)]
     free, begun = [0.0] * sm_count, [-turn] * (f.batch * f.kv_heads)
     for n in passing_keys(problem, HOPPER_ROWS):
         for head, before in enumerate(begun):
@@ -104,7 +104,7 @@ def three_launches_cyclic(problem: BackwardProblem, sm_count: int) -> float:
     are more tiles of keys than of queries, a tile of queries is added to all the time. Needs an SM for each tile of
     keys of a head."""
     f = problem.forward
-    price, turn = THREE_LAUNCHES[padded(f.head_dim)], TURN[padded(f.head_dim)]
+    price, turn = THREE_LAUNCHES[padded_head_dim(f.head_dim)], TURN[padded_head_dim(f.head_dim)]
     tiles = passing_keys(problem, HOPPER_ROWS)
     rounds = -(-f.batch * f.kv_heads // (sm_count // len(tiles)))
     passing = max(IN_A_CIRCLE * price.keys * tiles[0], turn * len(tiles) * f.group)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.costs import one_launch, three_launches
-from kernels.attention.cuda.backward.kernels import BackwardParameters, flag, mapped_entry_point
+from kernels.attention.cuda.backward.kernels import BackwardParameters, cpp_flag, mapped_entry_point
 from kernels.attention.cuda.backward.plan import BackwardProblem, hopper_refusal, map_of, parameters_of
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded_head_dim
 from kernels.attention.cuda.run.launching import Buffers, Step
-from kernels.attention.cuda.ways.hopper import maps
+from kernels.attention.cuda.ways.hopper import maps_describe
 
 ROWS = (64, 128)
 """The numbers of rows that a block may keep."""
@@ -51,7 +51,7 @@ class FewBackwardKernel:
 
     @property
     def source(self) -> str:
-        config = f"BackwardFew<{C_TYPE[self.dtype]}, {self.head_dim}, {self.rows}, {flag(self.causal)}>"
+        config = f"BackwardFew<{C_TYPE[self.dtype]}, {self.head_dim}, {self.rows}, {cpp_flag(self.causal)}>"
         return mapped_entry_point("few", self.name, self.threads, "backward_few", MAPS, config, self.shared_bytes)
 
 
@@ -79,7 +79,7 @@ class FewBackward:
         del buffers
         f = problem.forward
         keys, queries = self.blocks(problem)
-        kernel = FewBackwardKernel(f.dtype, padded(f.head_dim), self.rows, f.causal)
+        kernel = FewBackwardKernel(f.dtype, padded_head_dim(f.head_dim), self.rows, f.causal)
         made: BackwardParameters = parameters_of(problem)
         made.items, made.query_tiles = keys, -(-f.seq_q // self.rows)
         made.tiles = Divisor.of(-(-f.seq_k // self.rows))
@@ -98,7 +98,7 @@ class FewBackward:
 def few_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
     f = problem.forward
-    if not maps(f.out, (f.batch, f.heads, f.seq_q)):
+    if not maps_describe(f.out, (f.batch, f.heads, f.seq_q)):
         return "a tensor map cannot describe the output's strides"
     return hopper_refusal(problem, machine)
 

@@ -97,7 +97,7 @@ def mapped_entry_point(
     )
 
 
-def flag(value: bool) -> str:
+def cpp_flag(value: bool) -> str:
     return str(value).lower()
 
 
@@ -133,7 +133,7 @@ class PrepareKernel:
 
     @property
     def source(self) -> str:
-        flags = ", ".join(map(flag, (self.vector, self.turned, self.keeps_sums)))
+        flags = ", ".join(map(cpp_flag, (self.vector, self.turned, self.keeps_sums)))
         config = f"{C_TYPE[self.dtype]}, {self.lanes}, {flags}"
         return entry_point("prepare", self.name, self.threads, f"backward_prepare<Prepare<{config}>>")
 
@@ -170,8 +170,10 @@ class PairKernel:
 
     @property
     def source(self) -> str:
-        numbers = f"{self.head_dim}, {self.rows}, {self.columns}, {self.out_columns}, {flag(self.vector)}"
-        config = f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {flag(self.keys)}, {flag(self.shaped)}"
+        numbers = f"{self.head_dim}, {self.rows}, {self.columns}, {self.out_columns}, {cpp_flag(self.vector)}"
+        config = (
+            f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {cpp_flag(self.keys)}, {cpp_flag(self.shaped)}"
+        )
         return entry_point("pair", self.name, self.threads, f"backward_pair<BackwardPair<{config}>>")
 
 
@@ -191,7 +193,7 @@ class SinksBackwardKernel:
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {flag(self.vector)}"
+        config = f"{C_TYPE[self.dtype]}, {cpp_flag(self.vector)}"
         return entry_point("prepare", self.name, self.threads, f"backward_sinks<Sinks<{config}>>")
 
 
@@ -224,7 +226,7 @@ class HopperBackwardKernel:
 
     @property
     def source(self) -> str:
-        flags = f"{flag(self.causal)}, {C_ORDER[self.order]}"
+        flags = f"{cpp_flag(self.causal)}, {C_ORDER[self.order]}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
         name, maps = self.name, ("q", "k", "v", "dout")
         return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
@@ -247,7 +249,7 @@ class ConvertKernel:
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}, {flag(self.ordered)}"
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}, {cpp_flag(self.ordered)}"
         return entry_point("convert", self.name, self.threads, f"backward_convert<Convert<{config}>>")
 
 

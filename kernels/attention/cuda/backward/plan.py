@@ -21,10 +21,10 @@ from kernels.attention.cuda.backward.kernels import (
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind
-from kernels.attention.cuda.plan.variants import padded, wide_padded
-from kernels.attention.cuda.run.driver import TensorMap, driver
+from kernels.attention.cuda.plan.variants import padded_head_dim, wide_padded
+from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.launching import Buffers, Step
-from kernels.attention.cuda.ways.hopper import L2_SHARE, maps
+from kernels.attention.cuda.ways.hopper import L2_SHARE, maps_describe
 from kernels.attention.cuda.ways.hopper_kernels import CHUNK_COLUMNS
 
 MOST_ROWS = 2**31 - 1
@@ -98,7 +98,7 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     if f.head_dim > WIDEST or not problem.is_vector:
         return PLAIN_LAYOUT.format(WIDEST)
     q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
-    if not (maps(f.q, q) and maps(f.k, kv) and maps(f.v, kv) and maps(g.dout, q)):
+    if not (maps_describe(f.q, q) and maps_describe(f.k, kv) and maps_describe(f.v, kv) and maps_describe(g.dout, q)):
         return "a tensor map cannot describe these strides"
     if problem.heads * (f.seq_q + max(HOPPER_QUERIES.values())) > MOST_ROWS:
         return "too many rows: this kernel counts them in 32 bits"
@@ -146,7 +146,7 @@ def parameters_of(problem: BackwardProblem) -> BackwardParameters:
     places = {"q": f.q, "k": f.k, "v": f.v, "out": f.out, "dout": g.dout, "dq": g.dq, "dk": g.dk, "dv": g.dv}
     made = BackwardParameters(
         **{name: layout.address for name, layout in places.items()},
-        **{f"at_{name}": strides(layout) for name, layout in places.items()},
+        **{f"at_{name}": layout_strides(layout) for name, layout in places.items()},
         lse=problem.lse,
         dlse=problem.dlse,
         heads=Divisor.of(f.heads),
@@ -185,16 +185,18 @@ def with_numbers(problem: BackwardProblem, stat_rows: int, buffers: Buffers) -> 
     return made
 
 
-def strides(layout: Layout) -> Strides:
+def layout_strides(layout: Layout) -> Strides:
     return Strides(*(step * ELEMENT_BYTES for step in (layout.batch, layout.head, layout.row)))
 
 
-def copied(parameters: BackwardParameters) -> BackwardParameters:
+def copy_parameters(parameters: BackwardParameters) -> BackwardParameters:
     """A copy of the parameters, for another launch."""
     return BackwardParameters.from_buffer_copy(parameters)
 
 
-def preparing(kernel: PrepareKernel, problem: BackwardProblem, stat_rows: int, parameters: BackwardParameters) -> Step:
+def preparing_step(
+    kernel: PrepareKernel, problem: BackwardProblem, stat_rows: int, parameters: BackwardParameters
+) -> Step:
     blocks = -(-problem.heads * stat_rows // kernel.rows)
     return Step(kernel, (blocks, 1, 1), (parameters,))
 
@@ -224,11 +226,11 @@ class PairBackward:
         check_kind(f, self.machine)
         prepare = PrepareKernel(f.dtype, wide_padded(f.width), problem.is_vector, False)
         parameters = with_numbers(problem, problem.rows, buffers)
-        of_values = copied(parameters)
+        of_values = copy_parameters(parameters)
         of_values.head_dim = f.width
-        steps = [preparing(prepare, problem, problem.rows, of_values)]
+        steps = [preparing_step(prepare, problem, problem.rows, of_values)]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
-            kernel, own = self.kernel(problem, keys=keys), copied(parameters)
+            kernel, own = self.kernel(problem, keys=keys), copy_parameters(parameters)
             tiles = -(-length // kernel.rows)
             own.tiles = Divisor.of(tiles)
             blocks = f.batch * heads * tiles
@@ -257,11 +259,11 @@ class HopperBackward:
 
     def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
         f = problem.forward
-        return HopperBackwardKernel(f.dtype, padded(f.head_dim), f.causal, self.order)
+        return HopperBackwardKernel(f.dtype, padded_head_dim(f.head_dim), f.causal, self.order)
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
-        f, size, kernel = problem.forward, padded(problem.forward.head_dim), self.kernel(problem)
+        f, size, kernel = problem.forward, padded_head_dim(problem.forward.head_dim), self.kernel(problem)
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         stat_rows = query_tiles * kernel.queries
         parameters = with_numbers(problem, stat_rows, buffers)
@@ -275,10 +277,10 @@ class HopperBackward:
         parameters.section_tiles = Divisor.of(heads * key_tiles)
         keeps_sums = (f.causal or self.same_bits) and all_see_the_first_keys(problem)
         prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums)
-        steps = [preparing(prepare, problem, stat_rows, parameters)]
+        steps = [preparing_step(prepare, problem, stat_rows, parameters)]
         cooperative = self.order is Order.CYCLIC
         dependent = is_small(problem, self.machine, HOPPER_KEYS) and not cooperative
-        main = copied(parameters)
+        main = copy_parameters(parameters)
         main.counter = buffers.counter()
         most = cyclic_blocks(problem, self.machine) if cooperative else self.machine.sm_count
         blocks = min(main.items, most)
@@ -289,7 +291,7 @@ class HopperBackward:
         steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent, cooperative))
         convert = ConvertKernel(f.dtype, size, self.same_bits)
         blocks = sections * heads * f.group * query_tiles
-        steps.append(Step(convert, (blocks, 1, 1), (copied(parameters),), not cooperative))
+        steps.append(Step(convert, (blocks, 1, 1), (copy_parameters(parameters),), not cooperative))
         return steps
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
@@ -343,7 +345,9 @@ def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
 
 def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:
     """The number of heads of Q whose Q, dO and sums of `rows` rows fit the L2 cache."""
-    return int(machine.l2_bytes * L2_SHARE) // (rows * padded(problem.forward.head_dim) * (2 * ELEMENT_BYTES + 4))
+    return int(machine.l2_bytes * L2_SHARE) // (
+        rows * padded_head_dim(problem.forward.head_dim) * (2 * ELEMENT_BYTES + 4)
+    )
 
 
 def in_equal_sections(problem: BackwardProblem, fitting: int) -> int:
@@ -359,7 +363,7 @@ def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
     heads, rows = (f.kv_heads, f.seq_k) if name in "kv" else (f.heads, f.seq_q)
     row = layout.row or f.head_dim
     sizes, steps = (f.head_dim, rows, heads, f.batch), (row, layout.head or row, layout.batch or row)
-    made = driver().tensor_map(
+    made = cuda_driver().tensor_map(
         f.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in steps], (CHUNK_COLUMNS, box_rows, 1, 1)
     )
     made.tensor = name

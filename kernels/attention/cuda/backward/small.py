@@ -10,7 +10,7 @@ from kernels.attention.cuda.backward.plan import BackwardProblem, parameters_of,
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, MAX_BLOCKS, Machine, check_kind
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, padded_head_dim
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 MOST_ROWS = 512
@@ -134,7 +134,7 @@ class SmallBackward:
         keys, queries = self.blocks(problem)
         if keys + queries > MAX_BLOCKS:
             raise Unsupported(f"{keys + queries} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
-        size = padded(f.head_dim)
+        size = padded_head_dim(f.head_dim)
         kernel = SmallBackwardKernel(f.dtype, size, self.shape, self.shape.stages(size, self.machine.chip))
         made: BackwardParameters = parameters_of(problem)
         made.items, made.query_tiles = keys, -(-f.seq_q // self.shape.rows)
@@ -162,7 +162,7 @@ def small_ways(problem: BackwardProblem, machine: Machine) -> list[SmallBackward
     groups."""
     if small_refusal(problem, machine) is not None:
         return []
-    f, size = problem.forward, padded(problem.forward.head_dim)
+    f, size = problem.forward, padded_head_dim(problem.forward.head_dim)
     shapes = [shape for shape in SHAPES[size] if shape.stages(size, machine.chip) > 1]
     ways = [SmallBackward(machine, shape) for shape in shapes]
 
@@ -178,7 +178,7 @@ def is_surely_faster(way: SmallBackward, problem: BackwardProblem) -> bool:
     """Whether the way is preferred to Hopper's other kernel: every block has an SM, and the problem is not larger than
     those for which it was measured to be faster."""
     f, queries = problem.forward, problem.forward.group * problem.forward.seq_q
-    few = f.seq_k <= SURE_KEYS[padded(f.head_dim)][way.shape.rows]
+    few = f.seq_k <= SURE_KEYS[padded_head_dim(f.head_dim)][way.shape.rows]
     return few and queries <= SURE_QUERIES and queries * f.seq_k <= SURE_SCORES and way.is_one_round(problem)
 
 

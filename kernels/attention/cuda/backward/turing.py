@@ -18,7 +18,7 @@ from kernels.attention.cuda.backward.ampere import (
 from kernels.attention.cuda.backward.kernels import PrepareKernel
 from kernels.attention.cuda.backward.plan import BackwardProblem, plain_refusal
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
-from kernels.attention.cuda.plan.variants import Chip, padded
+from kernels.attention.cuda.plan.variants import Chip, padded_head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def turing_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
     """Every way of this kind; the preferred one is the first."""
     if machine.chip.name != "turing" or plain_refusal(problem) is not None:
         return []
-    shapes = SHAPES[padded(problem.forward.head_dim)]
+    shapes = SHAPES[padded_head_dim(problem.forward.head_dim)]
     return [] if rows_refusal(problem, shapes) is not None else ways_of(problem, machine, shapes)
 
 

@@ -17,7 +17,7 @@ from kernels.attention.cuda.backward.plan import (
 from kernels.attention.cuda.backward.small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.backward.turing import turing_ways
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.plan.variants import padded_head_dim
 
 BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward | AmpereBackward
 SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
@@ -66,4 +66,6 @@ def expected_us(way: HopperBackward, problem: BackwardProblem) -> float:
 
 def is_small_enough(way: SmallBackward, problem: BackwardProblem) -> bool:
     """Whether the way was measured to be faster than Hopper's one launch."""
-    return way.shape.rows == SMALL_ROWS or problem.forward.seq_k <= SMALL_KEYS[padded(problem.forward.head_dim)]
+    return (
+        way.shape.rows == SMALL_ROWS or problem.forward.seq_k <= SMALL_KEYS[padded_head_dim(problem.forward.head_dim)]
+    )

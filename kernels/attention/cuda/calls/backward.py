@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.attention.cuda.backward.kernels import BackwardParameters, SinksBackwardKernel
-from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, strides
+from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, layout_strides
 from kernels.attention.cuda.backward.ways import BackwardWay, backward_ways
 from kernels.attention.cuda.calls.quick import Options, lse_shape
 from kernels.attention.cuda.errors import Unsupported
@@ -19,12 +19,12 @@ from kernels.attention.cuda.plan.planning import Layout, Problem, check_kind, sc
 from kernels.attention.cuda.plan.posing import (
     DTYPE_NAMES,
     Shaping,
-    layout,
     packed_layout,
     problem_of,
+    tensor_layout,
     varlen_problem_of,
 )
-from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
 
@@ -34,15 +34,15 @@ NAMES = ("q", "k", "v")
 def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options: Options) -> Problem:
     """The forward problem that a call's tensors and options pose."""
     q, k, v = (tensors[name] for name in NAMES)
-    rest = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
-    rest |= {"shaping": Shaping(options.softcap, tensors.get("slopes"))}
+    mask_options = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
+    mask_options |= {"shaping": Shaping(options.softcap, tensors.get("slopes"))}
     if options.longest is None:
-        return problem_of(q, k, v, out, mask=tensors.get("mask"), **rest)  # type: ignore[arg-type]
+        return problem_of(q, k, v, out, mask=tensors.get("mask"), **mask_options)  # type: ignore[arg-type]
     starts = tensors["q_starts"], tensors["k_starts"]
-    return varlen_problem_of(q, k, v, out, *starts, *options.longest, **rest)  # type: ignore[arg-type]
+    return varlen_problem_of(q, k, v, out, *starts, *options.longest, **mask_options)  # type: ignore[arg-type]
 
 
-def readable(dout: torch.Tensor) -> torch.Tensor:
+def readable_gradient(dout: torch.Tensor) -> torch.Tensor:
     """The gradient in a form that kernels can read, as autograd may pass any strides, even those of an expanded
     number."""
     steps = [step for step, size in zip(dout.stride(), dout.shape, strict=True) if size > 1]
@@ -90,7 +90,7 @@ def bind_backward(
     terms = BackwardTerms(**given)
     read = {**tensors, "out": out, "lse": lse, "dout": dout, **({} if dlse is None else {"dlse": dlse})}
     with torch.no_grad():
-        inputs.refuse(read)
+        inputs.refuse_tensors(read)
     q = tensors["q"]
     for name, x, like in zip(
         ("dout", "dq", "dk", "dv"), (dout, *gradients), (out, *(tensors[n] for n in NAMES)), strict=True
@@ -106,13 +106,13 @@ def bind_backward(
     if not forward.has_keys:
         check_kind(forward, buffers.engine.machine)
         return Nothing(gradients, buffers)
-    place = layout if options.longest is None else packed_layout
+    place = tensor_layout if options.longest is None else packed_layout
     where: list[Layout] = [
         place(x, name) for name, x in zip(("dout", "dq", "dk", "dv"), (dout, *gradients), strict=True)
     ]
     scale = scale_of(options.scale, forward.head_dim)
     problem = BackwardProblem(forward, Gradients(*where), scale, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr())
-    driver().enter(buffers.engine.device.index)
+    cuda_driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, terms.deterministic, terms.way)
     return Bound(taken.name, lambda made: taken.steps(problem, made), buffers, kept)
 
@@ -141,7 +141,7 @@ class Nothing(Bound):
             gradient.zero_()
 
 
-def backward(
+def backward_pass(
     tensors: Mapping[str, torch.Tensor],
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -160,7 +160,7 @@ def backward(
             tensors,
             out,
             lse,
-            readable(dout),
+            readable_gradient(dout),
             gradients,
             options,
             dlse=None if dlse is None else dlse.contiguous(),
@@ -180,8 +180,8 @@ def sinks_gradient(
     """The gradient of sinks, from a call's results and their gradients; `starts` where sequences are packed."""
     made, slope = torch.empty_like(sinks), None if dlse is None else dlse.contiguous()
     with torch.cuda.device(sinks.device), torch.no_grad():
-        of = Sinks.of(readable(dout), slope, out, lse, sinks, starts, made)
-        driver().enter(engine_of(sinks.device).device.index)
+        of = Sinks.of(readable_gradient(dout), slope, out, lse, sinks, starts, made)
+        cuda_driver().enter(engine_of(sinks.device).device.index)
         Bound("sinks", lambda _: [of.step], Buffers.now(engine_of(sinks.device)), of.kept)()
     return made
 
@@ -204,12 +204,12 @@ class Sinks:
         starts: torch.Tensor | None,
         made: torch.Tensor,
     ) -> Sinks:
-        packed, place = starts is not None, layout if starts is None else packed_layout
+        packed, place = starts is not None, tensor_layout if starts is None else packed_layout
         at = {"out": place(out, "out"), "dout": place(dout, "dout")}
         heads, rows = (out.shape[1], out.shape[0]) if packed else (out.shape[1], out.shape[2])
         parameters = BackwardParameters(
             **{name: one.address for name, one in at.items()},
-            **{f"at_{name}": strides(one) for name, one in at.items()},
+            **{f"at_{name}": layout_strides(one) for name, one in at.items()},
             lse=lse.data_ptr(),
             dlse=0 if dlse is None else dlse.data_ptr(),
             q_starts=0 if starts is None else starts.data_ptr(),

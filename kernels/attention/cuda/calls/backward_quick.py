@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 
 from kernels.attention.cuda.backward.kernels import PACK_POINTERS, POINTERS, BackwardParameters
-from kernels.attention.cuda.calls.backward import NAMES, Nothing, bind_backward, readable
+from kernels.attention.cuda.calls.backward import NAMES, Nothing, bind_backward, readable_gradient
 from kernels.attention.cuda.calls.likeness import find_guard, key_of
-from kernels.attention.cuda.calls.moving import VECTOR_MASK, Reader, arguments_of, no_more, reading
+from kernels.attention.cuda.calls.moving import VECTOR_MASK, Reader, address_reader, arguments_of, no_more
 from kernels.attention.cuda.calls.quick import Options, Plans
-from kernels.attention.cuda.run.driver import TensorMap, driver
+from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound
 
@@ -85,11 +85,11 @@ class Addresses:
         if not isinstance(argument, BackwardParameters):
             return None
         order = [self.place(name, getattr(argument, name) or 0) for name in POINTERS]
-        found = [place for place in order if place is not None]
-        return reading(found) if len(found) == len(order) else None
+        places_found = [place for place in order if place is not None]
+        return address_reader(places_found) if len(places_found) == len(order) else None
 
 
-def moved(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three) -> Call | None:
+def move_call(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three) -> Call | None:
     """The same pass for other tensors of the same layout; None where an address cannot be accounted for.
 
     `given` by their names in READ. Its workspace is allocated anew by each call, in one piece.
@@ -109,11 +109,11 @@ def moved(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three) -> 
         writers.append((argument, reader))
     bound.kept, bound.make = (), no_more
     bound.buffers.kept.clear()
-    aligned = reading([list(given).index(name) for name in ALIGNED])
-    return relaunching(bound, addresses, writers, maps, aligned)
+    aligned = address_reader([list(given).index(name) for name in ALIGNED])
+    return relaunching_call(bound, addresses, writers, maps, aligned)
 
 
-def relaunching(
+def relaunching_call(
     bound: Bound,
     known: Addresses,
     writers: Sequence[tuple[ctypes.Structure, Reader]],
@@ -124,7 +124,7 @@ def relaunching(
     engine, steps, launch, fail = bound.engine, bound.steps, bound.launch_kernel, bound.fail
     device, index, host = engine.device, engine.device.index, engine.host
     stream = bound.buffers.stream if bound.buffers.counters else None
-    offsets, constants, size, replace = known.offsets, known.constants, known.size, driver().replace_address
+    offsets, constants, size, replace = known.offsets, known.constants, known.size, cuda_driver().replace_address
     latest, empty_like = [0] * len(maps), torch.empty_like
     pattern = torch.empty(1, dtype=torch.uint8, device=device).expand(size)  # what the workspace is made like
 
@@ -206,15 +206,15 @@ class QuickBackward:
         if engine.host.current_device() != index:
             with torch.cuda.device(index):
                 return self.first(given, options, deterministic, short)
-        given["dout"] = readable(given["dout"])
+        given["dout"] = readable_gradient(given["dout"])
         if "dlse" in given:
             given["dlse"] = given["dlse"].contiguous()
         tensors = tuple(given.values())
         key = (engine.host.current_stream(index), *short, *key_of(*tensors))
-        known = self.plans.find(key)
-        made = cast("Three | None", known[1](*tensors)) if known else None
-        if known and made is not None:
-            self.plans.to_front(short, known)
+        known_plan = self.plans.find(key)
+        made = cast("Three | None", known_plan[1](*tensors)) if known_plan else None
+        if known_plan and made is not None:
+            self.plans.to_front(short, known_plan)
             return made
         return self.prepare(given, options, deterministic, engine, (short, key))
 
@@ -242,7 +242,7 @@ class QuickBackward:
         )
         bound()
         if not isinstance(bound, Nothing) and not bound.buffers.capturing:
-            call = moved(bound, given, gradients)
+            call = move_call(bound, given, gradients)
             if call is not None:
                 short, key = keys
                 plan = (self.guard(*given.values()), call)

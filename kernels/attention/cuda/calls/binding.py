@@ -12,13 +12,13 @@ import torch
 from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.planning import Problem, check_kind, plan, scale_of
+from kernels.attention.cuda.plan.planning import Problem, check_kind, plan_problem, scale_of
 from kernels.attention.cuda.plan.posing import Shaping, Window, problem_of, varlen_problem_of
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
-from kernels.attention.cuda.run.driver import driver
+from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Way
-from kernels.attention.cuda.ways.dispatch import choose, ways
+from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import Portable, WithSinks
 
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
         buffers: Buffers | None
 
 
-def bind(
+def bind_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -105,7 +105,7 @@ def bind(
 
 def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms) -> None:
     """Raises `Unsupported` or TypeError for tensors that no kernel can read, or write without harm."""
-    inputs.refuse({**given, "out": out})
+    inputs.refuse_tensors({**given, "out": out})
     inputs.refuse_overlaps(out, given)
     q, wanted = given["q"], terms.device_type
     if q.device.type != wanted:
@@ -126,7 +126,7 @@ def bind_problem(
         check_kind(problem, buffers.engine.machine)
         return Unseen(out, lse, buffers, terms.sinks)
     problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0))
-    driver().enter(buffers.engine.device.index)
+    cuda_driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
     if problem.sinks:
         taken = WithSinks(taken)
@@ -155,16 +155,16 @@ def way_for(problem: Problem, engine: Engine, *, way: str | None, splits: int | 
     """The way that `way` or `splits` asks for, else the best. Raises `Unsupported`."""
     if splits is not None:
         if problem.is_plain:
-            return Portable(plan(problem, engine.machine, splits=splits))
+            return Portable(plan_problem(problem, engine.machine, splits=splits))
         return General(plan_general(problem, engine.machine, splits=splits))
     if way is None:
-        return choose(problem, engine.machine)[0]
-    there_are = ways(problem, engine.machine, dependent=way.endswith("-dependent"))
-    found = [one for one in there_are if one.name == way or one.name.startswith(f"{way}-")]
-    if not found:
+        return choose_way(problem, engine.machine)[0]
+    there_are = list_ways(problem, engine.machine, dependent=way.endswith("-dependent"))
+    matching_ways = [one for one in there_are if one.name == way or one.name.startswith(f"{way}-")]
+    if not matching_ways:
         names = ", ".join(one.name for one in there_are) or "none"
         raise Unsupported(f"no way named {way!r} computes this problem; there are {names}")
-    return found[0]
+    return matching_ways[0]
 
 
 def bind_varlen(  # noqa: PLR0913 - the tensors of a call
@@ -188,9 +188,9 @@ def bind_varlen(  # noqa: PLR0913 - the tensors of a call
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    rest |= {"shaping": terms.shaping}
-    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    mask_options |= {"shaping": terms.shaping}
+    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
     return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
 
 
@@ -218,9 +218,9 @@ def bind_paged(  # noqa: PLR0913 - the tensors of a call
     tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    rest |= {"shaping": terms.shaping}
-    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **rest)  # type: ignore[arg-type]
+    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    mask_options |= {"shaping": terms.shaping}
+    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
     sums = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
     return bind_problem(problem, tensors, out, terms, torch.Size(sums))
 
@@ -256,5 +256,5 @@ def bind_call(
         longest = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
         return bind_paged(q, k, v, out, table, lengths, cu_seqlens_q=starts, **longest, **terms)
     if options.longest is None:
-        return bind(q, k, v, out, attn_mask=tensors.get("mask"), **terms)
+        return bind_attention(q, k, v, out, attn_mask=tensors.get("mask"), **terms)
     return bind_varlen(q, k, v, out, tensors["q_starts"], tensors["k_starts"], *options.longest, **terms)

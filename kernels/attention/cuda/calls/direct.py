@@ -58,8 +58,8 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, way: Way, *tensors: torch.Tensor) -> Answer:
         """The output and, if it is wanted, the log-sum-exp; both may be differentiated."""
-        known = way.known
-        found: Any = None if known is None else known(*tensors)
+        known_way = way.known
+        found: Any = None if known_way is None else known_way(*tensors)
         out, lse = way.launch(tensors) if found is None else found
         ctx.way = way
         ctx.save_for_backward(*tensors, out, lse)
@@ -81,10 +81,10 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             options = options._replace(names=tuple(name for name in options.names if name != "sinks"))
             nothing = (*nothing[: way.sinks - 3], dsinks, *nothing[way.sinks - 2 :])
         if torch.is_grad_enabled() or listening() or type(dout) is not torch.Tensor:
-            found = by_operator(saved, dout, dlse, options)
+            gradients = by_operator(saved, dout, dlse, options)
         else:
-            found = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), options)
-        return None, *found, *nothing
+            gradients = way.compute((*saved, dout) if dlse is None else (*saved, dout, dlse), options)
+        return None, *gradients, *nothing
 
 
 def by_operator(

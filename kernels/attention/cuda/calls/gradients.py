@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.cuda.calls.quick import QKV, Options
-from kernels.attention.cuda.calls.registered import SHAPED, SHAPED_ARGUMENTS, Pair, library, shaped, window
+from kernels.attention.cuda.calls.registered import SHAPED, SHAPED_ARGUMENTS, Pair, library, shaped, sides_window
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
 
@@ -52,12 +52,12 @@ class Backward(Protocol):
     ) -> Three: ...
 
 
-def named(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
+def named_tensors(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
     """An operator's tensors by their names."""
     if name == "attention_shaped":
         return {of: x for of, x in zip(SHAPED, given, strict=False) if x is not None}
-    found = [x for x in given if isinstance(x, Tensor)]
-    return dict(zip(NAMES[name], found, strict=False))
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    return dict(zip(NAMES[name], tensors, strict=False))
 
 
 class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
@@ -85,10 +85,10 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         dout, dlse = slopes
         dout = torch.zeros_like(out) if dout is None else dout
         operator = getattr(torch.ops.spotbench, f"{ctx.name}_backward").default
-        found = operator(dout, dlse, out, lse, *given)
-        wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[1:4], strict=True)]
+        gradients = operator(dout, dlse, out, lse, *given)
+        wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[1:4], strict=True)]
         others: list[Tensor | None] = [None] * (len(given) - len(wanted))
-        sinks = named(ctx.name, tuple(given)).get("sinks")
+        sinks = named_tensors(ctx.name, tuple(given)).get("sinks")
         if sinks is not None and ctx.needs_input_grad[1 + SHAPED.index("sinks")]:
             starts = given[SHAPED.index("q_starts")]
             made = torch.ops.spotbench.attention_sinks_backward(dout, dlse, out, lse, sinks, starts)
@@ -96,13 +96,13 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         return None, *wanted, *others
 
 
-def differentiable(name: str) -> Callable[..., Pair]:
+def differentiable_function(name: str) -> Callable[..., Pair]:
     """The function that is registered with autograd for an operator."""
 
     def run(*given: Any) -> Pair:
-        tensors = named(name, given)
+        tensors = named_tensors(name, given)
         inputs.refuse_tangents(tensors)
-        wanting = inputs.wanting(tensors)
+        wanting = inputs.wanting_gradient(tensors)
         differentiable = {*QKV, "sinks"}
         if not set(wanting) <= differentiable:
             inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in differentiable})
@@ -116,13 +116,13 @@ def differentiable(name: str) -> Callable[..., Pair]:
     return run
 
 
-def once(name: str) -> Callable[..., Three]:
+def once_differentiable(name: str) -> Callable[..., Three]:
     """The function that is registered with autograd for a backward operator; it has no second derivative."""
 
     def run(*given: Any) -> Three:
         tensors = {f"input {place}": x for place, x in enumerate(given) if isinstance(x, Tensor)}
         inputs.refuse_tangents(tensors)
-        if inputs.wanting(tensors):
+        if inputs.wanting_gradient(tensors):
             raise Unsupported(
                 "attention's gradients have no derivative of their own (a second backward pass): "
                 "call autograd without create_graph=True, or differentiate PyTorch's math backend"
@@ -140,13 +140,15 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
     def attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
         q, k, v, causal, scale, alignment, left, right, mask = given
         tensors = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
-        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors))
+        options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors))
         return run(tensors, out, lse, dout, dlse, options)
 
     def attention_varlen_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
         *packed, longest_q, longest_k, causal, scale, alignment, left, right = given
         tensors = dict(zip(NAMES["attention_varlen"], packed, strict=True))
-        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), (longest_q, longest_k))
+        options = Options(
+            causal, scale, alignment, True, sides_window(left, right), tuple(tensors), (longest_q, longest_k)
+        )
         return run(tensors, out, lse, dout, dlse, options)
 
     def attention_shaped_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
@@ -162,9 +164,11 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
         dlse: Tensor | None,
         options: Options,
     ) -> Three:
-        plain = {name: inputs.plain(x) for name, x in tensors.items()}
-        slope = None if dlse is None else inputs.plain(dlse)
-        return compute(plain, inputs.plain(out), inputs.plain(lse), inputs.plain(dout), options, dlse=slope)
+        plain = {name: inputs.plain_tensor(x) for name, x in tensors.items()}
+        slope = None if dlse is None else inputs.plain_tensor(dlse)
+        return compute(
+            plain, inputs.plain_tensor(out), inputs.plain_tensor(lse), inputs.plain_tensor(dout), options, dlse=slope
+        )
 
     return {
         "attention_backward": attention_backward,
@@ -173,7 +177,7 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
     }
 
 
-def shapes(
+def gradient_shapes(
     dout: Tensor,
     dlse: Tensor | None,
     out: Tensor,
@@ -196,14 +200,14 @@ def shape_of_sinks(
     return torch.empty_like(sinks)
 
 
-def register(compute: Backward, sinks: Callable[..., Tensor]) -> None:
+def register_gradients(compute: Backward, sinks: Callable[..., Tensor]) -> None:
     """Registers the gradients of the operators with autograd, and their kernels with the dispatcher."""
     for name in NAMES:
-        library.impl(name, differentiable(name), "Autograd")
+        library.impl(name, differentiable_function(name), "Autograd")
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
-        library.impl(name, once(name), "Autograd")
-        torch.library.register_fake(f"spotbench::{name}", shapes, lib=library)
+        library.impl(name, once_differentiable(name), "Autograd")
+        torch.library.register_fake(f"spotbench::{name}", gradient_shapes, lib=library)
     library.impl("attention_sinks_backward", sinks, "CUDA")
-    library.impl("attention_sinks_backward", once("attention_sinks_backward"), "Autograd")
+    library.impl("attention_sinks_backward", once_differentiable("attention_sinks_backward"), "Autograd")
     torch.library.register_fake("spotbench::attention_sinks_backward", shape_of_sinks, lib=library)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.attention.cuda.plan.inputs import span
-from kernels.attention.cuda.run.driver import LaunchConfig, TensorMap, driver
+from kernels.attention.cuda.plan.inputs import memory_span
+from kernels.attention.cuda.run.driver import LaunchConfig, TensorMap, cuda_driver
 from kernels.attention.cuda.run.host import Host
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
 
@@ -116,10 +116,10 @@ class Movable:
                     return None
                 maps.append((ADDRESSED.index(argument.tensor), argument))
             else:
-                found = runs_of(argument, addresses, present, owned)
-                if found is None:
+                run_list = runs_of(argument, addresses, present, owned)
+                if run_list is None:
                     return None
-                runs += found
+                runs += run_list
         bound.kept, bound.make = (), no_more  # the tensors of the first call, and their problem, are not held
         return cls(bound, runs, maps)
 
@@ -151,7 +151,7 @@ class Form:
         index: int,
     ) -> Form:
         places = tuple(ADDRESSED.index(name) for name in names)
-        bounds = [span(x) for x in tensors]
+        bounds = [memory_span(x) for x in tensors]
         return cls(
             places,
             remainders_of(names, tensors),
@@ -176,8 +176,8 @@ def maker(out: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The distances in bytes of q, k, v, a given output and a mask from their 16-byte boundary."""
-    found = dict(zip(names, tensors, strict=True))
-    return tuple(found[name].data_ptr() & VECTOR_MASK if name in found else 0 for name in ALIGNED)
+    remainders = dict(zip(names, tensors, strict=True))
+    return tuple(remainders[name].data_ptr() & VECTOR_MASK if name in remainders else 0 for name in ALIGNED)
 
 
 def like_sums(form: Form) -> torch.Tensor | None:
@@ -238,7 +238,7 @@ def plain_call(movable: Movable, form: Form, host: Host) -> Call | None:
     return call_with_sums
 
 
-def reading(places: Sequence[int]) -> Reader:
+def address_reader(places: Sequence[int]) -> Reader:
     """A reader that selects the addresses at these places, in this order."""
     if len(places) == 1:
         only = places[0]
@@ -253,12 +253,12 @@ def writers_of(movable: Movable, listed: Sequence[int]) -> tuple[list[Writer], l
     where = {place: number for number, place in enumerate(listed)}
     writers = []
     for run in movable.runs:
-        read = reading([where.get(place, len(listed)) for place in range(run.first, run.last)])
+        read = address_reader([where.get(place, len(listed)) for place in range(run.first, run.last)])
         writers.append((run.packer(), run.argument, run.offset, read))
     return writers, [(where[place], one) for place, one in movable.maps]
 
 
-def boundaries(form: Form) -> tuple[list[int], int, int]:
+def alignment_rules(form: Form) -> tuple[list[int], int, int]:
     """How q, k, v and the mask must miss their boundary, how the output must, and where among the tensors the mask is:
     where there is none, q stands in for it."""
     q, k, v, out, mask = form.remainders
@@ -271,14 +271,14 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
 
     Addresses are listed as the tensors come; then that of the output if the call makes it, then that of the sums.
     """
-    bound, replace = movable.bound, driver().replace_address
+    bound, replace = movable.bound, cuda_driver().replace_address
     out_place, sums = form.out_place, like_sums(form)
     listed = [*form.places, *([] if out_place is not None else [OUT]), *([] if sums is None else [LSE])]
     writers, maps = writers_of(movable, listed)
     latest = [0] * len(maps)
     steps: list[tuple[LaunchConfig, int, int, int]] = bound.steps
     launch, fail, index = bound.launch_kernel, bound.fail, form.index
-    remainders, out_remainder, mask_place = boundaries(form)
+    remainders, out_remainder, mask_place = alignment_rules(form)
     empty_like, make, spans = torch.empty_like, form.make, form.spans
 
     def call(*tensors: torch.Tensor) -> Answer | None:
@@ -295,7 +295,7 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
             addresses.append(out.data_ptr())
         else:
             out = tensors[out_place]
-            if addresses[out_place] & VECTOR_MASK != out_remainder or touches(addresses, spans, out_place):
+            if addresses[out_place] & VECTOR_MASK != out_remainder or output_overlaps(addresses, spans, out_place):
                 return None
         lse = None
         if sums is not None:
@@ -318,7 +318,7 @@ def general_call(movable: Movable, form: Form, host: Host, stream: int | None) -
     return call
 
 
-def touches(addresses: Sequence[int], spans: Sequence[int], out_place: int) -> bool:
+def output_overlaps(addresses: Sequence[int], spans: Sequence[int], out_place: int) -> bool:
     """Whether an output reaches into the bytes between an input's first and last: a case for a closer look.
 
     Of tensors in a row, the output among them, by their addresses and the bytes that they reach over.

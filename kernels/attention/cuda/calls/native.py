@@ -32,21 +32,21 @@ def path_in(folder: Path) -> Path:
     return folder / f"gradients-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:32]}.so"
 
 
-def sealed(library: Path) -> bool:
+def is_sealed(library: Path) -> bool:
     """Whether the library exists, can only have been made by a trusted user, and is what the compiler wrote."""
-    return owned.sealed(library, library.with_suffix(".sha256"))
+    return owned.is_sealed(library, library.with_suffix(".sha256"))
 
 
-def build(folder: Path, compiler: str = "g++") -> Path:
+def build_native(folder: Path, compiler: str = "g++") -> Path:
     """The library, compiled unless it is there. Raises `BuildFailed`."""
     library = path_in(folder)
-    if sealed(library):
+    if is_sealed(library):
         return library
     torch_at = Path(torch.__file__).parent
     headers = (torch_at / "include", torch_at / "include" / "torch" / "csrc" / "api" / "include")
     libraries = (f"-L{torch_at / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10")
     try:
-        if not owned.ready(folder):
+        if not owned.make_private_folder(folder):
             raise BuildFailed(f"{folder} belongs to another user: it is not used", remedy=owned.REMEDY)
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
             fresh = Path(scratch) / library.name
@@ -57,7 +57,7 @@ def build(folder: Path, compiler: str = "g++") -> Path:
                     f"{compiler} does not compile {FILE.name} for PyTorch {torch.__version__}:\n{done.stderr[-4000:]}",
                     remedy="install g++ 11 or newer; without this library Python computes the gradients",
                 )
-            owned.keep(fresh, library, library.with_suffix(".sha256"))
+            owned.seal_file(fresh, library, library.with_suffix(".sha256"))
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise BuildFailed(
             f"{FILE.name} could not be compiled: {exc}",
@@ -70,7 +70,7 @@ def build(folder: Path, compiler: str = "g++") -> Path:
 loaded: list[Path] = []
 
 
-def load(library: Path) -> None:
+def load_native(library: Path) -> None:
     """Registers the operators of the library with PyTorch, unless it has them already: a second library of this kind
     would end the process."""
     if not loaded:

@@ -14,15 +14,15 @@ import torch
 
 from kernels.attention.cuda.backward.kernels import POINTERS, BackwardParameters
 from kernels.attention.cuda.calls import native
-from kernels.attention.cuda.calls.backward import bind_backward, readable
+from kernels.attention.cuda.calls.backward import bind_backward, readable_gradient
 from kernels.attention.cuda.calls.backward_quick import ALIGNED, Addresses
 from kernels.attention.cuda.calls.binding import bind_call
 from kernels.attention.cuda.calls.gradients import Three
 from kernels.attention.cuda.calls.likeness import key_of
 from kernels.attention.cuda.calls.moving import ADDRESSED, Answer, Movable, arguments_of
 from kernels.attention.cuda.calls.quick import QKV, Options, lse_shape
-from kernels.attention.cuda.calls.registered import sides, window
-from kernels.attention.cuda.run.driver import TensorMap, driver
+from kernels.attention.cuda.calls.registered import sides_window, window_sides
+from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
 
@@ -37,9 +37,9 @@ MOST_LEARNED = 4
 
 def current_context() -> int:
     """The driver's handle of the thread's current context."""
-    found = ctypes.c_void_p()
-    driver().check(driver().library.cuCtxGetCurrent(ctypes.byref(found)), "asking for the current context")
-    return found.value or 0
+    context = ctypes.c_void_p()
+    cuda_driver().check(cuda_driver().library.cuCtxGetCurrent(ctypes.byref(context)), "asking for the current context")
+    return context.value or 0
 
 
 def words_of(bound: Bound, writes: Sequence[Write], maps: Mapping[int, int], workspace: int = 0) -> list[int]:
@@ -47,16 +47,33 @@ def words_of(bound: Bound, writes: Sequence[Write], maps: Mapping[int, int], wor
     among the arguments, and whose they are."""
     arguments, buffers = list(arguments_of(bound)), bound.buffers
     places = {id(one): place for place, one in enumerate(arguments)}
-    words = [bound.device_index, current_context(), bool(buffers.counters), buffers.stream, workspace, len(arguments)]
+    launch_words = [
+        bound.device_index,
+        current_context(),
+        bool(buffers.counters),
+        buffers.stream,
+        workspace,
+        len(arguments),
+    ]
     for place, one in enumerate(arguments):
         size = -(-len(bytes(one)) // 8)
-        words += [maps.get(place, -1), len(bytes(one)), *struct.unpack(f"<{size}q", bytes(one).ljust(8 * size, b"\0"))]
-    words += [len(writes), *itertools.chain.from_iterable(writes), len(bound.plan)]
+        launch_words += [
+            maps.get(place, -1),
+            len(bytes(one)),
+            *struct.unpack(f"<{size}q", bytes(one).ljust(8 * size, b"\0")),
+        ]
+    launch_words += [len(writes), *itertools.chain.from_iterable(writes), len(bound.plan)]
     for step in bound.plan:
         entry, given = step.entry, [places[id(one)] for one in step.arguments]
-        words += [bound.engine.function(entry).handle, *step.grid, entry.threads, entry.shared_bytes, step.attribute]
-        words += [len(given), *given]
-    return [int(one) for one in words]
+        launch_words += [
+            bound.engine.function(entry).handle,
+            *step.grid,
+            entry.threads,
+            entry.shared_bytes,
+            step.attribute,
+        ]
+        launch_words += [len(given), *given]
+    return [int(one) for one in launch_words]
 
 
 def forward_words(bound: Bound, tensors: Mapping[str, torch.Tensor]) -> list[int] | None:
@@ -105,10 +122,10 @@ class Taught:
         self, engine: Engine, words: list[int], tensors: tuple[torch.Tensor, ...], options: Options, scale: float
     ) -> None:
         self.engine, self.number = engine, next(self.numbers)
-        rest = (options.causal, scale, options.alignment, *sides(options.window))
+        option_values = (options.causal, scale, options.alignment, *window_sides(options.window))
         missed = tensors[options.names.index("mask")].data_ptr() % 16 if "mask" in options.names else -1
         self.plan = torch.classes.spotbench_host.Plan(
-            self.number, words, options.return_lse, missed, *(options.longest or (-1, -1)), *rest
+            self.number, words, options.return_lse, missed, *(options.longest or (-1, -1)), *option_values
         )
         self.address: int = self.plan.address()
         self.known: set[tuple[object, ...]] = set()
@@ -121,16 +138,18 @@ class Taught:
             return
         self.known.add(key)
         named = dict(zip((*options.names, "out", "lse", "dout"), given, strict=True))
-        if readable(named["dout"]) is not named["dout"] or any(named[name].data_ptr() % 16 for name in ALIGNED):
+        if readable_gradient(named["dout"]) is not named["dout"] or any(
+            named[name].data_ptr() % 16 for name in ALIGNED
+        ):
             return
         q, k, v, *_, out, lse, dout = given
         made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         tensors = {name: named[name] for name in options.names}
-        rest = {"deterministic": deterministic, "engine": self.engine}
-        bound = bind_backward(tensors, out, lse, dout, made, options, **rest)
-        words = backward_words(bound, named, made) if bound.plan else None
-        if words is not None:
-            self.plan.learn(words, list(given), deterministic)
+        mode_options = {"deterministic": deterministic, "engine": self.engine}
+        bound = bind_backward(tensors, out, lse, dout, made, options, **mode_options)
+        call_words = backward_words(bound, named, made) if bound.plan else None
+        if call_words is not None:
+            self.plan.learn(call_words, list(given), deterministic)
 
 
 class Native:
@@ -144,7 +163,7 @@ class Native:
     ) -> None:
         self.engine_of, self.compute = engine_of, compute
         self.taught: weakref.WeakValueDictionary[int, Taught] = weakref.WeakValueDictionary()
-        library = driver().library
+        library = cuda_driver().library
         needed = ("cuLaunchKernelEx", "cuTensorMapReplaceAddress", "cuStreamIsCapturing", "cuCtxGetCurrent")
         functions = [native.address_of(getattr(library, name)) for name in needed]
         torch.ops.spotbench_host.use([*functions, current_stream])
@@ -172,29 +191,29 @@ class Native:
             lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device)
             given, asked = dict(zip(options.names, tensors, strict=True)), options._replace(return_lse=True)
             bound = bind_call(given, out, lse, asked, buffers)
-            words = forward_words(bound, {**given, "out": out, "lse": lse})
-        if words is None:
+            call_words = forward_words(bound, {**given, "out": out, "lse": lse})
+        if call_words is None:
             return None
         scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else float(options.scale)
-        one = Taught(engine, words, tensors, options, scale)
-        self.taught[one.number] = one
-        return pair(one, by_python) if options.return_lse else single(one, by_python)
+        taught = Taught(engine, call_words, tensors, options, scale)
+        self.taught[taught.number] = taught
+        return pair_function(taught, by_python) if options.return_lse else output_function(taught, by_python)
 
     def learning_backward(self, number: int, *given: Any) -> Three:
         """A backward pass that the compiled function does not know yet."""
         dout, dlse, out, lse, q, k, v, a, b, longest_q, longest_k, causal, scale, alignment, left, right = given
         longest = (longest_q, longest_k) if longest_q >= 0 else None
         names = COMPILED[2 if longest else 0 if a is None else 1]
-        options = Options(causal, scale, alignment, True, window(left, right), names, longest)
+        options = Options(causal, scale, alignment, True, sides_window(left, right), names, longest)
         tensors = tuple(x for x in (q, k, v, a, b, out, lse, dout) if x is not None)
         made = self.compute(tensors if dlse is None else (*tensors, dlse), options)
-        one = self.taught.get(number)
-        if one is not None and dlse is None:
-            one.learn(tensors, options)
+        taught = self.taught.get(number)
+        if taught is not None and dlse is None:
+            taught.learn(tensors, options)
         return made
 
 
-def single(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
+def output_function(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
     """The function for calls that want only the output."""
     run = torch.ops.spotbench_host.attention.default
 
@@ -207,7 +226,7 @@ def single(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answe
     return call
 
 
-def pair(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
+def pair_function(one: Taught, by_python: Callable[..., Answer]) -> Callable[..., Answer]:
     """The function for calls that want the log-sum-exps too."""
     run = torch.ops.spotbench_host.pair.default
 

@@ -85,12 +85,12 @@ class Plans(threading.local):
         self.old: dict[tuple[object, ...], Plan] = {}
 
     def find(self, key: tuple[object, ...]) -> Plan | None:
-        found = self.young.get(key)
-        if found is None:
-            found = self.old.pop(key, None)
-            if found is not None:
-                self.young[key] = found
-        return found
+        plan = self.young.get(key)
+        if plan is None:
+            plan = self.old.pop(key, None)
+            if plan is not None:
+                self.young[key] = plan
+        return plan
 
     def keep(self, key: tuple[object, ...], plan: Plan) -> None:
         if len(self.young) >= PLANS_PER_GENERATION:
@@ -103,8 +103,8 @@ class Plans(threading.local):
         """Of the recent ones, or of those for tensors that want gradients."""
         # A new list, as another call of this thread (a signal handler, a finaliser) may be reading the present one.
         table = self.wanting if wanting else self.recent
-        rest = [one for one in table.get(key, ()) if one[1] is not plan[1]]
-        table[key] = [plan, *rest[: MOST_RECENT - 1]]
+        other_plans = [one for one in table.get(key, ()) if one[1] is not plan[1]]
+        table[key] = [plan, *other_plans[: MOST_RECENT - 1]]
 
 
 class Quick:
@@ -166,10 +166,10 @@ class Quick:
 
     def launch(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
         """Launches any call now, even if a mode listens. The tensors are of PyTorch's own class."""
-        known = self.remembered(tensors, options)
-        answer = None if known is None else known(*tensors)
+        remembered = self.remembered(tensors, options)
+        answer = None if remembered is None else remembered(*tensors)
         if answer is None:
-            inputs.refuse(dict(zip(options.names, tensors, strict=True)))
+            inputs.refuse_tensors(dict(zip(options.names, tensors, strict=True)))
             answer = self.compute(tensors, options)
         return answer
 
@@ -185,7 +185,7 @@ class Quick:
         given = dict(zip(options.names, tensors, strict=True))
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
-        wanting = inputs.wanting(given)
+        wanting = inputs.wanting_gradient(given)
         if not set(wanting) <= {*QKV, "sinks"} or "out" in given or options.paged:
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None

@@ -43,13 +43,13 @@ library.define(
 )
 
 
-def sides(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
+def window_sides(window: tuple[int | None, int | None] | None) -> tuple[int, int]:
     """A window as the operators take it: a side that is -1 has no limit."""
     left, right = (-1 if side is None else side for side in window or (None, None))
     return left, right
 
 
-def window(left: int, right: int) -> tuple[int, int] | None:
+def sides_window(left: int, right: int) -> tuple[int, int] | None:
     """The window from the two sides: the reverse of `sides`."""
     return None if left == right == -1 else (left, right)
 
@@ -71,24 +71,24 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     """The name of the operator for a call, and the operator's arguments."""
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     scale = 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
-    rest = (options.causal, scale, options.alignment, *sides(options.window))
+    option_values = (options.causal, scale, options.alignment, *window_sides(options.window))
     if options.paged:
         pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
         shaping = options.softcap, tensors.get("slopes"), tensors.get("sinks")
-        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *rest, *shaping)
+        return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
     if options.softcap or "slopes" in tensors or "sinks" in tensors:
-        given = (*map(tensors.get, SHAPED), *(options.longest or (-1, -1)), *rest, options.softcap)
+        given = (*map(tensors.get, SHAPED), *(options.longest or (-1, -1)), *option_values, options.softcap)
         return "attention_shaped", given
     if options.longest is None:
-        return "attention", (q, k, v, *rest, tensors.get("mask"))
-    return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *rest)
+        return "attention", (q, k, v, *option_values, tensors.get("mask"))
+    return "attention_varlen", (q, k, v, tensors["q_starts"], tensors["k_starts"], *options.longest, *option_values)
 
 
 def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
     """The operators' kernels by the operators' names, each called with the operator's arguments in their order."""
 
     def run(tensors: tuple[torch.Tensor, ...], options: Options) -> Pair:
-        answer = compute(tuple(inputs.plain(x) for x in tensors), options)
+        answer = compute(tuple(inputs.plain_tensor(x) for x in tensors), options)
         assert isinstance(answer, tuple)
         return answer
 
@@ -96,12 +96,12 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         *qkv, causal, scale, alignment, left, right, mask = given
         tensors = tuple(qkv) if mask is None else (*qkv, mask)
         names = QKV if mask is None else (*QKV, "mask")
-        return run(tensors, Options(causal, scale, alignment, True, window(left, right), names))
+        return run(tensors, Options(causal, scale, alignment, True, sides_window(left, right), names))
 
     def attention_varlen(*given: Any) -> Pair:
         *tensors, longest_q, longest_k, causal, scale, alignment, left, right = given
         names, longest = (*QKV, "q_starts", "k_starts"), (longest_q, longest_k)
-        return run(tuple(tensors), Options(causal, scale, alignment, True, window(left, right), names, longest))
+        return run(tuple(tensors), Options(causal, scale, alignment, True, sides_window(left, right), names, longest))
 
     def attention_paged(*given: Any) -> Pair:
         pages, (starts, *longest), (causal, scale, alignment, left, right), shaping = (
@@ -113,7 +113,9 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         softcap, slopes, sinks = shaping or (0.0, None, None)
         named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
         tensors = {name: x for name, x in named.items() if x is not None}
-        options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), tuple(longest), softcap)
+        options = Options(
+            causal, scale, alignment, True, sides_window(left, right), tuple(tensors), tuple(longest), softcap
+        )
         return run(tuple(tensors.values()), options)
 
     def attention_shaped(*given: Any) -> Pair:
@@ -133,7 +135,7 @@ def shaped(given: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Options]:
     tensors = {name: x for name, x in zip(SHAPED, given[: len(SHAPED)], strict=True) if x is not None}
     longest_q, longest_k, causal, scale, alignment, left, right, softcap = given[len(SHAPED) :]
     longest = (longest_q, longest_k) if "q_starts" in tensors else None
-    options = Options(causal, scale, alignment, True, window(left, right), tuple(tensors), longest, softcap)
+    options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors), longest, softcap)
     return tensors, options
 
 
@@ -149,12 +151,12 @@ def without_gradient(*given: Any) -> Pair:
     return pair
 
 
-def register(compute: Compute) -> None:
+def register_operators(compute: Compute) -> None:
     """Registers the kernels of the operators and what the compiler's tracing needs; `gradients.register` registers the
     rest."""
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
-        torch.library.register_fake(f"spotbench::{name}", shapes(SUMS[name]), lib=library)
+        torch.library.register_fake(f"spotbench::{name}", output_shapes(SUMS[name]), lib=library)
     library.impl("attention_paged", without_gradient, "Autograd")
 
 
@@ -183,7 +185,7 @@ SUMS = {
 """The shapes of the operators' log-sum-exps, by that of Q."""
 
 
-def shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
+def output_shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
     """Empty tensors like those that an operator returns, for the compiler's tracing and for meta tensors."""
 
     def fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Pair:

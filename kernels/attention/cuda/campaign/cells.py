@@ -54,10 +54,10 @@ class Cell:
         return f"{self.group} {self.short_dtype} {sizes} {self.mask}"
 
 
-def chosen(cells: Iterable[Cell], wanted: str) -> list[Cell]:
+def select_cells(cells: Iterable[Cell], wanted: str) -> list[Cell]:
     """Return the cells whose names contain all words of `wanted`, which are separated by spaces."""
-    words = wanted.split()
-    return [cell for cell in cells if set(words) <= set(cell.name.split())]
+    wanted_words = wanted.split()
+    return [cell for cell in cells if set(wanted_words) <= set(cell.name.split())]
 
 
 def as_row(cell: Cell) -> dict[str, Any]:

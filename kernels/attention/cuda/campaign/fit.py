@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from kernels.attention.cuda.campaign.cells import Cell
-from kernels.attention.cuda.campaign.race import read
+from kernels.attention.cuda.campaign.race import read_races
 from kernels.attention.cuda.explaining import machine_named
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
-from kernels.attention.cuda.ways.costs import TERMS, Costs, Terms, caution, kinds_of, terms
-from kernels.attention.cuda.ways.dispatch import ways
+from kernels.attention.cuda.ways.costs import TERMS, Costs, Terms, caution_factor, kinds_of, work_terms
+from kernels.attention.cuda.ways.dispatch import list_ways
 
 SWEEPS = 400
 NEAR = 4.0
@@ -71,23 +71,23 @@ def problem_of_cell(cell: Cell, alignment: str = "top-left") -> Problem:
     return Problem(cell.dtype, *sizes, cell.causal, offset, q, k, k, q)
 
 
-def races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]:
+def recorded_races(rows: Sequence[Mapping[str, Any]], machine: Machine) -> Iterator[Race]:
     """Yield a race for each row that has times, with the amounts of work of each way."""
     for row in rows:
         if not row.get("us"):
             continue
         cell = Cell("fit", **row["cell"])
         problem = problem_of_cell(cell, row.get("alignment", "top-left"))
-        found = {}
-        for way in ways(problem, machine):
-            us, work = (row["us"] | row.get("rough", {})).get(way.name), terms(way, problem, machine)
+        race_rows = {}
+        for way in list_ways(problem, machine):
+            us, work = (row["us"] | row.get("rough", {})).get(way.name), work_terms(way, problem, machine)
             if us is not None and work is not None:
-                found[way.name] = Timed(kinds_of(way, problem), work, us, caution(way))
-        if found:
-            yield Race(cell, found)
+                race_rows[way.name] = Timed(kinds_of(way, problem), work, us, caution_factor(way))
+        if race_rows:
+            yield Race(cell, race_rows)
 
 
-def price(timed: Sequence[tuple[Terms, float, float]]) -> Terms:
+def fit_prices(timed: Sequence[tuple[Terms, float, float]]) -> Terms:
     """Return the prices, none negative, with the least weighted sum of squared relative errors. `timed` has a (work,
     microseconds, weight) for each time."""
     count = len(TERMS)
@@ -99,20 +99,20 @@ def price(timed: Sequence[tuple[Terms, float, float]]) -> Terms:
             right[i] += weight * row[i]
             for j in range(count):
                 matrix[i][j] += weight * row[i] * row[j]
-    found = [0.0] * count
+    solution = [0.0] * count
     for _ in range(SWEEPS):
         for i in range(count):
             if matrix[i][i] > 0.0:
-                rest = right[i] - sum(matrix[i][j] * found[j] for j in range(count) if j != i)
-                found[i] = max(0.0, rest / matrix[i][i])
-    return tuple(found)
+                residual = right[i] - sum(matrix[i][j] * solution[j] for j in range(count) if j != i)
+                solution[i] = max(0.0, residual / matrix[i][i])
+    return tuple(solution)
 
 
-def predicted(prices: Terms, work: Terms) -> float:
+def predicted_time(prices: Terms, work: Terms) -> float:
     return sum(map(float.__mul__, prices, work))
 
 
-def fit(found: Sequence[Race]) -> dict[str, Terms]:
+def fit_kinds(found: Sequence[Race]) -> dict[str, Terms]:
     """Return prices for every kind with enough times. A way whose time is near the best of its cell has more weight."""
     by_kind: dict[str, list[tuple[Terms, float, float]]] = defaultdict(list)
     for race in found:
@@ -120,7 +120,7 @@ def fit(found: Sequence[Race]) -> dict[str, Terms]:
             for kind in one.kinds:
                 by_kind[kind].append((one.work, one.us, 1.0 / (1.0 + NEAR * (one.us / race.best - 1.0))))
     least = {kind: LEAST if kind.split()[2] == "any" else ENOUGH for kind in by_kind}
-    return {kind: price(timed) for kind, timed in sorted(by_kind.items()) if len(timed) >= least[kind]}
+    return {kind: fit_prices(timed) for kind, timed in sorted(by_kind.items()) if len(timed) >= least[kind]}
 
 
 def price_of(one: Timed, prices: Mapping[str, Terms]) -> Terms | None:
@@ -128,19 +128,19 @@ def price_of(one: Timed, prices: Mapping[str, Terms]) -> Terms | None:
     return next((prices[kind] for kind in one.kinds if kind in prices), None)
 
 
-def regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
+def choice_regret(race: Race, prices: Mapping[str, Terms]) -> float | None:
     """Return the time of the way that the prices choose, divided by the best time; None if no way has a price."""
-    known = {
-        name: predicted(own, one.work) * one.caution
+    predicted_times = {
+        name: predicted_time(own, one.work) * one.caution
         for name, one in race.ways.items()
         if (own := price_of(one, prices)) is not None
     }
-    return race.ways[min(known, key=known.__getitem__)].us / race.best if known else None
+    return race.ways[min(predicted_times, key=predicted_times.__getitem__)].us / race.best if predicted_times else None
 
 
-def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, float]:
+def judge_prices(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, float]:
     """Return the number of cells with a choice, and the mean, median, 95th percentile and worst of their regrets."""
-    values = sorted(x for race in found if (x := regret(race, prices)) is not None)
+    values = sorted(x for race in found if (x := choice_regret(race, prices)) is not None)
     if not values:
         return {"cells": 0}
     return {
@@ -152,19 +152,19 @@ def judged(found: Sequence[Race], prices: Mapping[str, Terms]) -> dict[str, floa
     }
 
 
-def crossed(found: Sequence[Race], parts: int = 5) -> dict[str, float]:
+def cross_validate(found: Sequence[Race], parts: int = 5) -> dict[str, float]:
     """Return the number of cells and the 95th percentile and worst of their regrets, with prices that were fitted to
     other cells: the cells are divided into `parts`, and each part is judged by prices from the others."""
     order, values = list(found), []
     random.Random(1).shuffle(order)
     for part in range(parts):
-        prices = fit([race for i, race in enumerate(order) if i % parts != part])
+        prices = fit_kinds([race for i, race in enumerate(order) if i % parts != part])
         values += [(race, prices) for i, race in enumerate(order) if i % parts == part]
-    every = sorted(x for race, prices in values if (x := regret(race, prices)) is not None)
+    every = sorted(x for race, prices in values if (x := choice_regret(race, prices)) is not None)
     return {"cells": len(every), "p95": round(every[math.ceil(0.95 * len(every)) - 1], 4), "worst": round(every[-1], 4)}
 
 
-def text(costs: Costs) -> str:
+def costs_text(costs: Costs) -> str:
     """Return the text of the file. The same prices always give the same text."""
     rows = ",\n  ".join(
         f"{json.dumps(kind)}: {json.dumps([float(f'{x:.4g}') for x in price])}" for kind, price in costs.prices.items()
@@ -181,16 +181,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--costs", type=Path, help="the file to write")
     options = parser.parse_args(arguments)
     machine = machine_named(options.chip)
-    seen = [race for path in options.rows for race in races(read(path), machine)]
-    prices = fit(seen)
-    about: dict[str, Any] = {"chip": machine.chip.name, "sm_count": machine.sm_count, "fitted": judged(seen, prices)}
-    about["crossed"] = crossed(seen)
-    unseen = [race for path in options.held_out for race in races(read(path), machine)]
+    seen = [race for path in options.rows for race in recorded_races(read_races(path), machine)]
+    prices = fit_kinds(seen)
+    about: dict[str, Any] = {
+        "chip": machine.chip.name,
+        "sm_count": machine.sm_count,
+        "fitted": judge_prices(seen, prices),
+    }
+    about["crossed"] = cross_validate(seen)
+    unseen = [race for path in options.held_out for race in recorded_races(read_races(path), machine)]
     if unseen:
-        about["held_out"] = judged(unseen, prices)
+        about["held_out"] = judge_prices(unseen, prices)
     sys.stdout.write(json.dumps(about) + "\n")
     if options.costs:
-        options.costs.write_text(text(Costs(about, prices)))
+        options.costs.write_text(costs_text(Costs(about, prices)))
     return 0
 
 

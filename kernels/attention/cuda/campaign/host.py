@@ -21,7 +21,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from kernels.attention.baseline import BACKENDS
-from kernels.attention.cuda.operator import attention, bind
+from kernels.attention.cuda.operator import attention, bind_attention
 
 Call = Callable[[], object]
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -29,13 +29,13 @@ BACK_TO_BACK_S, MAX_CALLS, SYNC_CALLS = 0.01, 500, 30
 SPIN_CYCLES, CALLS_UNDER_SPIN = 4_000_000, 100
 
 
-def say(*words: object) -> None:
+def say_line(*words: object) -> None:
     """Print the words to standard output and flush it."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
-def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+def sdpa_call(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
     """Return a call of PyTorch's attention with one backend. Each call enters the context of the backend."""
     chosen = BACKENDS[backend]
 
@@ -46,7 +46,7 @@ def sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal
     return call
 
 
-def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Call]:
+def contending_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, Call]:
     """Return the calls by name: ours (plain, with log-sum-exp, bound in advance), PyTorch's default, and each backend
     of PyTorch that supports the problem. A call that raises RuntimeError is left out."""
 
@@ -62,16 +62,16 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) 
     calls: dict[str, Call] = {
         "ours": ours,
         "ours+lse": with_lse,
-        "bound": bind(q, k, v, torch.empty_like(q), causal=causal),
+        "bound": bind_attention(q, k, v, torch.empty_like(q), causal=causal),
     }
     calls["sdpa"] = default
-    calls |= {backend: sdpa(backend, q, k, v, causal) for backend in ("cudnn", "flash", "efficient")}
+    calls |= {backend: sdpa_call(backend, q, k, v, causal) for backend in ("cudnn", "flash", "efficient")}
     usable = {}
     for name, call in calls.items():
         try:
             call()
         except RuntimeError as exc:
-            say("no", name, str(exc)[:100])
+            say_line("no", name, str(exc)[:100])
         else:
             usable[name] = call
     return usable
@@ -104,7 +104,7 @@ def host_only(call: Call) -> float:
     return passed / CALLS_UNDER_SPIN * 1e6
 
 
-def synchronised(call: Call) -> float:
+def synchronised_time(call: Call) -> float:
     """Return the mean microseconds from a call to the end of its work on the device, one call at a time."""
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -117,7 +117,7 @@ def synchronised(call: Call) -> float:
 REGIMES: Mapping[str, Callable[[Call], float]] = {
     "back to back": back_to_back,
     "host": host_only,
-    "sync": synchronised,
+    "sync": synchronised_time,
 }
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     for seq in options.lengths:
         shape = (options.batch, options.heads, seq, options.head_dim)
         q, k, v = (torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for _ in range(3))
-        calls = contenders(q, k, v, options.causal)
+        calls = contending_calls(q, k, v, options.causal)
         for regime, measure in REGIMES.items():
             times: dict[str, list[float]] = {name: [] for name in calls}
             for round_ in range(options.rounds + 1):
@@ -145,8 +145,8 @@ def main() -> None:
                     if round_:
                         times[name].append(us)
             medians = {name: statistics.median(values) for name, values in times.items()}
-            words = " ".join(f"{name} {value:.2f}" for name, value in medians.items())
-            say(f"s{seq} {regime}: {words} | sdpa/ours {medians['sdpa'] / medians['ours']:.2f}")
+            median_text = " ".join(f"{name} {value:.2f}" for name, value in medians.items())
+            say_line(f"s{seq} {regime}: {median_text} | sdpa/ours {medians['sdpa'] / medians['ours']:.2f}")
             if options.out:
                 row = {
                     "shape": shape,

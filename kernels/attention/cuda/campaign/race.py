@@ -33,7 +33,7 @@ TimedBy = Callable[[str], Callable[[Contender], Timer]]
 """Returns for a regime the harness's maker of timers."""
 
 
-def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
+def geometric_scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Return for each way its median time divided by the best median, as the geometric mean over both regimes. A score
     of 1 means best in both."""
     names = [name for name in samples if name != REFERENCE]
@@ -42,9 +42,9 @@ def scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, fl
     return {name: geometric_mean([us / least for us, least in zip(middle[name], best, strict=True)]) for name in names}
 
 
-def ranking(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[float, str]]:
+def rank_ways(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[float, str]]:
     """Return (score, name) of each way, the best first. Equal scores are in the order of the names."""
-    return sorted((score, name) for name, score in scores(samples).items())
+    return sorted((score, name) for name, score in geometric_scores(samples).items())
 
 
 class Track:
@@ -59,19 +59,21 @@ class Track:
 
     def time(self, name: str, regime: str) -> float:
         """Measure a contender once on its next input sets. Return the microseconds per call. Raises `Unavailable`."""
-        one = self.field[name]
-        with one.scope():
+        call = self.field[name]
+        with call.scope():
             timer = self.timers.get((name, regime))
             if timer is None:
-                timer = self.timers[name, regime] = self.timed_by(regime)(one)
+                timer = self.timers[name, regime] = self.timed_by(regime)(call)
             at = self.calls[name]
             self.calls[name] += timer.calls_made
-            us = timer([one.plans[(at + i) % len(one.plans)] for i in range(timer.calls_made)]).latency_us
+            us = timer([call.plans[(at + i) % len(call.plans)] for i in range(timer.calls_made)]).latency_us
         self.pause(timer.rest_s(us))
         return us
 
 
-def rounds(track: Track, names: list[str], regime: str, count: int, chance: random.Random) -> dict[str, list[float]]:
+def measure_rounds(
+    track: Track, names: list[str], regime: str, count: int, chance: random.Random
+) -> dict[str, list[float]]:
     """Return `count` measurements of each contender, in microseconds per call. Each round has another random order."""
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(count):
@@ -80,7 +82,7 @@ def rounds(track: Track, names: list[str], regime: str, count: int, chance: rand
     return found
 
 
-def race(
+def race_ways(
     field: Mapping[str, Contender],
     timed_by: TimedBy,
     chance: random.Random,
@@ -90,14 +92,14 @@ def race(
     left in the race."""
     samples: Samples = {name: {regime: [] for regime in REGIMES} for name in field}
     track, racing = Track(field, timed_by, pause), list(field)
-    rounds(track, racing, "burst", 1, chance)  # a first round, which is not counted
+    measure_rounds(track, racing, "burst", 1, chance)  # a first round, which is not counted
     for *counts, keep in STAGES:
         for regime, count in zip(REGIMES, counts, strict=True):
-            for name, values in rounds(track, racing, regime, int(count), chance).items():
+            for name, values in measure_rounds(track, racing, regime, int(count), chance).items():
                 samples[name][regime] += values
-        found = ranking({name: samples[name] for name in racing})
-        limit = found[0][0] * keep
-        racing = sorted({name for score, name in found if score <= limit} | ({REFERENCE} & field.keys()))
+        ranked = rank_ways({name: samples[name] for name in racing})
+        limit = ranked[0][0] * keep
+        racing = sorted({name for score, name in ranked if score <= limit} | ({REFERENCE} & field.keys()))
         if len([name for name in racing if name != REFERENCE]) < 2:
             break
     return samples
@@ -108,7 +110,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_races(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of recorded races, gzipped or not. Reading ends at the first line that is not JSON: a
     process that was killed may leave such a last line."""
     data = path.read_bytes()
@@ -135,7 +137,7 @@ def row_of(cell: Cell, samples: Samples, absent: Mapping[str, str], at: str) -> 
     return {"kind": "race", "cell": as_row(cell), "times_us": times, "absent": dict(absent), "at": at}
 
 
-def finalists(row: Mapping[str, Any]) -> Samples:
+def final_times(row: Mapping[str, Any]) -> Samples:
     """Return the times of the ways that reached the last stage of the race. Only these were timed often enough to
     choose from."""
     times: Samples = {name: found for name, found in row["times_us"].items() if name != REFERENCE}
@@ -143,16 +145,16 @@ def finalists(row: Mapping[str, Any]) -> Samples:
     return {name: found for name, found in times.items() if len(found["burst"]) == most}
 
 
-def choice(row: Mapping[str, Any]) -> Choice:
+def race_choice(row: Mapping[str, Any]) -> Choice:
     """Return the winner of a recorded race, with how much longer the others take."""
-    everyone = scores(row["times_us"])
-    last = scores(finalists(row))
+    everyone = geometric_scores(row["times_us"])
+    last = geometric_scores(final_times(row))
     winner = min(last, key=lambda name: (last[name], name))
     behind = {name: score / everyone[winner] - 1 for name, score in everyone.items()}
     behind |= {name: score / last[winner] - 1 for name, score in last.items()}  # more samples, so more exact
     us = {regime: round(statistics.median(row["times_us"][winner][regime]), 2) for regime in REGIMES}
-    others = {name: round(max(0.0, value), 4) for name, value in sorted(behind.items()) if name != winner}
-    return Choice(key_of(from_row(row["cell"])), winner, others, us, row["at"])
+    margins = {name: round(max(0.0, value), 4) for name, value in sorted(behind.items()) if name != winner}
+    return Choice(key_of(from_row(row["cell"])), winner, margins, us, row["at"])
 
 
 def key_of(cell: Cell) -> Key:

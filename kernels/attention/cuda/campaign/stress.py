@@ -20,7 +20,7 @@ import torch
 
 from kernels.attention.cuda.calls.backward import bind_backward
 from kernels.attention.cuda.calls.quick import Options
-from kernels.attention.cuda.operator import bind
+from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound
 
@@ -59,16 +59,16 @@ class Lane:
             for tensor in self.written:
                 tensor.fill_(math.nan)
             self.call()
-            off = [(bits(a) != bits(b)).any() for a, b in zip(self.written, self.wanted, strict=True)]
+            off = [(bit_pattern(a) != bit_pattern(b)).any() for a, b in zip(self.written, self.wanted, strict=True)]
             self.differing += torch.stack(off).any()
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def bit_pattern(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's bits as integers, so that NaN equals itself and zero does not equal minus zero."""
     return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
 
 
-def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> list[Lane]:
+def make_lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> list[Lane]:
     """Return two calls on the same inputs, each with another stream and other outputs. Both are compared with what the
     first call wrote."""
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal = shape
@@ -80,7 +80,7 @@ def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> l
     for _ in range(2):
         out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
         written: tuple[torch.Tensor, ...] = (out, lse)
-        call = bind(q, k, v, out, causal=causal, lse=lse, engine=engine)
+        call = bind_attention(q, k, v, out, causal=causal, lse=lse, engine=engine)
         call()
         if direction == "backward":
             written = gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
@@ -94,7 +94,7 @@ def lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str) -> l
     return found
 
 
-def stress(engine: Engine, launches: int, direction: str = "forward") -> dict[str, Any]:
+def stress_engine(engine: Engine, launches: int, direction: str = "forward") -> dict[str, Any]:
     """Return a row with the number of launches and of differing launches, in all and by shape. The launches are divided
     evenly over all shapes and both element types."""
     started, rows = time.perf_counter(), []
@@ -104,7 +104,7 @@ def stress(engine: Engine, launches: int, direction: str = "forward") -> dict[st
     each = -(-launches // (2 * len(SHAPES)))
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float16):
-            pair = lanes(engine, shape, dtype, direction)
+            pair = make_lanes(engine, shape, dtype, direction)
             for number in range(each):
                 if number % NOISE_EVERY == 0:
                     with torch.cuda.stream(noise):
@@ -131,9 +131,9 @@ def main() -> int:
     parser.add_argument("--pass", dest="direction", choices=("forward", "backward"), default="forward")
     options = parser.parse_args()
     with torch.no_grad():
-        found = stress(engine_of(torch.device("cuda")), options.launches, options.direction)
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 1 if found["differing"] else 0
+        outcome = stress_engine(engine_of(torch.device("cuda")), options.launches, options.direction)
+    sys.stdout.write(json.dumps(outcome) + "\n")
+    return 1 if outcome["differing"] else 0
 
 
 if __name__ == "__main__":

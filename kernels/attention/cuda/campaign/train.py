@@ -110,7 +110,7 @@ class Trained:
     def turn(self, batches: Sequence[Tensor]) -> None:
         """Take one step on each batch, and record the losses and the seconds of all these steps together."""
         device, losses = batches[0].device.type, []
-        started = now(device)
+        started = device_time(device)
         with self.way.scope():
             for batch in batches:
                 with torch.autocast(device, torch.bfloat16):
@@ -120,25 +120,25 @@ class Trained:
                 loss.backward()
                 self.optimizer.step()
                 losses.append(loss.detach())
-        self.turns.append(now(device) - started)
+        self.turns.append(device_time(device) - started)
         self.losses += torch.stack(losses).tolist()
 
 
-def now(device: str) -> float:
+def device_time(device: str) -> float:
     """Wait until the device has finished its work, and return the time in seconds of a monotonic clock."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def our_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the output of our attention."""
-    found = attention(q, k, v, causal=True)
-    assert isinstance(found, Tensor), "no log-sum-exp was asked for"
-    return found
+    output = attention(q, k, v, causal=True)
+    assert isinstance(output, Tensor), "no log-sum-exp was asked for"
+    return output
 
 
-def pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def pytorch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the output of PyTorch's attention; the scope decides the backend."""
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -150,27 +150,27 @@ def text_of(folder: Path) -> Tensor:
     return torch.tensor(list(b"\n".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
 
 
-def train(ways: Mapping[str, Way], size: Size, text: Tensor, steps: int, device: str) -> dict[str, Trained]:
+def train_ways(ways: Mapping[str, Way], size: Size, text: Tensor, steps: int, device: str) -> dict[str, Trained]:
     """Train one model for each way, in turns, for at least `steps` steps on the same batches of `text`. Return the
     models by name."""
-    found = {}
+    trained = {}
     for name, way in ways.items():
         torch.manual_seed(1)
         model = Model(size, way.attend).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
-        found[name] = Trained(way, model, optimizer)
+        trained[name] = Trained(way, model, optimizer)
     rng = torch.Generator().manual_seed(2)
-    names = list(found)
+    names = list(trained)
     for number in range(-(-steps // TURN)):
         starts = torch.randint(text.numel() - size.length - 1, (TURN, size.batch), generator=rng)
         places = starts[..., None] + torch.arange(size.length + 1)
         batches = list(text[places].long().to(device))
         for name in names if number % 2 else reversed(names):
-            found[name].turn(batches)
-    return found
+            trained[name].turn(batches)
+    return trained
 
 
-def judged(found: Mapping[str, Trained]) -> dict[str, Any]:
+def judge_training(found: Mapping[str, Trained]) -> dict[str, Any]:
     """Return a row with the mean differences of the losses, whether ours is within the noise, the milliseconds per
     step, and the median over turns of the ratios of step times."""
     first = found[FIRST].losses
@@ -204,10 +204,10 @@ def main() -> int:
     options = parser.parse_args()
     size = Size(heads=1024 // options.head_dim, head_dim=options.head_dim)
     ways = {
-        OURS: Way(ours),
-        **{name: Way(pytorch, Sdpa(name.removeprefix("sdpa:")).scope) for name in (FIRST, SECOND)},
+        OURS: Way(our_attention),
+        **{name: Way(pytorch_attention, Sdpa(name.removeprefix("sdpa:")).scope) for name in (FIRST, SECOND)},
     }
-    row = judged(train(ways, size, text_of(TEXT), max(options.steps, LEAST_TURNS * TURN), "cuda"))
+    row = judge_training(train_ways(ways, size, text_of(TEXT), max(options.steps, LEAST_TURNS * TURN), "cuda"))
     row |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "head_dim": options.head_dim}
     sys.stdout.write(json.dumps(row) + "\n")
     return 0 if row["within_noise"] else 1

@@ -25,16 +25,25 @@ from typing import Any
 import torch
 
 from kernels.attention.baseline import Sdpa
-from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, chosen, from_row
-from kernels.attention.cuda.campaign.host import say
+from kernels.attention.cuda.campaign.cells import (
+    BF16,
+    DECODE_LENGTHS,
+    FP16,
+    HEAD_DIMS,
+    MASKS,
+    Cell,
+    from_row,
+    select_cells,
+)
+from kernels.attention.cuda.campaign.host import say_line
 from kernels.attention.cuda.campaign.race import (
     REFERENCE,
     REGIMES,
     against_reference,
-    choice,
     of_kind,
-    race,
-    read,
+    race_choice,
+    race_ways,
+    read_races,
     row_of,
 )
 from kernels.attention.cuda.compile.build import build_one
@@ -44,9 +53,9 @@ from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.plan.variants import Entry
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Way
-from kernels.attention.cuda.ways.dispatch import ways
-from kernels.attention.cuda.ways.tuned import Choice, Table, parse
-from kernels.harness.clocks import nvml
+from kernels.attention.cuda.ways.dispatch import list_ways
+from kernels.attention.cuda.ways.tuned import Choice, Table, parse_table
+from kernels.harness.clocks import open_nvml
 from kernels.harness.timers import timer_for
 from kernels.harness.turns import Contender
 
@@ -75,32 +84,32 @@ def make_inputs(cell: Cell, count: int, device: torch.device) -> list[tuple[torc
     ]
 
 
-def square(dtype: str, batch: int, heads: int, seq: int, head_dim: int, causal: bool) -> Cell:
+def square_cell(dtype: str, batch: int, heads: int, seq: int, head_dim: int, causal: bool) -> Cell:
     return Cell("tune", dtype, batch, heads, heads, seq, seq, head_dim, causal)
 
 
-def cells() -> list[Cell]:
+def tuning_cells() -> list[Cell]:
     """Return the cells in the order in which they are measured: for each element type 64 heads in all, then 16, then
     decoding; at the end, for bfloat16 only, 256 and 4 heads."""
     found: list[Cell] = []
     for dtype in (BF16, FP16):
         for batch, heads in ((4, 16), (2, 8)):
             lengths = list(LENGTHS) if batch == 4 else [*LENGTHS, LONGEST]
-            found += [square(dtype, batch, heads, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, lengths)]
+            found += [square_cell(dtype, batch, heads, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, lengths)]
         for batch, seq_k, head_dim in product((1, 4), DECODE_LENGTHS, HEAD_DIMS):
             found.append(Cell("tune", dtype, batch, 64, 8, 1, seq_k, head_dim, False))
-    found += [square(BF16, 8, 32, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, SHORT_LENGTHS)]
-    found += [square(BF16, 1, 4, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, LENGTHS)]
+    found += [square_cell(BF16, 8, 32, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, SHORT_LENGTHS)]
+    found += [square_cell(BF16, 1, 4, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, LENGTHS)]
     return found
 
 
-def posed(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[Way]]:
+def pose_problem(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[Way]]:
     """Return the problem of these tensors, and every way of computing it."""
     problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
-    return problem, ways(problem, engine.machine)
+    return problem, list_ways(problem, engine.machine)
 
 
-def bound(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Sequence[torch.Tensor]) -> Bound:
+def bind_way(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Sequence[torch.Tensor]) -> Bound:
     return Bound.of(way, problem, cell.head_dim**-0.5, Buffers.now(engine), tensors)
 
 
@@ -113,7 +122,7 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
             (cell.batch, cell.heads, cell.seq_q, cell.head_dim), dtype=getattr(torch, cell.dtype), device="cuda"
         )
         k = q.new_empty((cell.batch, cell.kv_heads, cell.seq_k, cell.head_dim))
-        problem, found = posed(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
+        problem, found = pose_problem(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
         for way in found:
             for step in way.steps(problem, 1.0, Buffers.now(engine)):
                 entries[step.entry.name] = step.entry
@@ -134,9 +143,9 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
                 engine.function(entry)
             except BuildFailed as exc:
                 failed[entry.name] = str(exc)[:200]
-    say(f"{len(entries)} kernels, {len(failed)} do not build")
+    say_line(f"{len(entries)} kernels, {len(failed)} do not build")
     for name, why in failed.items():
-        say(f"  {name}: {why}")
+        say_line(f"  {name}: {why}")
     return failed
 
 
@@ -154,14 +163,14 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
         field[REFERENCE] = Contender(REFERENCE, plans, reference.scope)
     except Unavailable as exc:
         absent[REFERENCE] = str(exc)[:200]
-    _, found = posed(engine, cell, (q, k, v, torch.empty_like(q)))
+    _, found = pose_problem(engine, cell, (q, k, v, torch.empty_like(q)))
     for way in found:
         calls = []
         try:
             for own in sets:
                 tensors = (*own, torch.full_like(q, math.nan))
                 problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
-                calls.append((bound(engine, cell, problem, way, tensors), tensors[3]))
+                calls.append((bind_way(engine, cell, problem, way, tensors), tensors[3]))
             calls[0][0]()
             torch.cuda.synchronize()
         except (BuildFailed, Unavailable, CudaError) as exc:
@@ -177,7 +186,7 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
 
 def line_of(row: Mapping[str, Any]) -> str:
     """Return one line: the cell, the winner and its speed relative to cuDNN, the second way, and the absent ways."""
-    made = choice(row)
+    made = race_choice(row)
     vs = " ".join(
         f"{regime} {made.us[regime]:.1f}us {x:.3f}x" for regime, x in against_reference(row, made.way).items()
     )
@@ -187,24 +196,24 @@ def line_of(row: Mapping[str, Any]) -> str:
     return f"{cell.name[5:]}: {made.way} {rate} {vs} | +{made.margin:.1%} {made.second}{wrong}"
 
 
-def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> Iterator[dict[str, Any]]:
+def measure_cells(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> Iterator[dict[str, Any]]:
     """Race every cell until the clock reads `end`. Write each row to the file `rows`, then yield it."""
     timers = {regime: timer_for(engine.device, regime) for regime in REGIMES}
     chance = random.Random(SEED)
     with rows.open("w") as out:
-        out.write(json.dumps({"kind": "about", "about": about(engine)}) + "\n")
+        out.write(json.dumps({"kind": "about", "about": describe_engine(engine)}) + "\n")
         for cell in wanted:
             if time.perf_counter() > end:
                 return
             field, absent = field_of(engine, cell)
             if not set(field) - {REFERENCE}:
-                say(f"{cell.name}: no way computes it: {absent}")
+                say_line(f"{cell.name}: no way computes it: {absent}")
                 continue
             at = datetime.now(UTC).isoformat(timespec="seconds")
             try:
-                samples = race(field, timers.__getitem__, chance)
+                samples = race_ways(field, timers.__getitem__, chance)
             except Unavailable as exc:
-                say(f"{cell.name}: {exc}")
+                say_line(f"{cell.name}: {exc}")
                 continue
             row = row_of(cell, samples, absent, at)
             out.write(json.dumps(row, separators=(",", ":")) + "\n")
@@ -212,14 +221,14 @@ def measure(engine: Engine, wanted: Sequence[Cell], end: float, rows: Path) -> I
             yield row
 
 
-def about(engine: Engine) -> dict[str, Any]:
+def describe_engine(engine: Engine) -> dict[str, Any]:
     """Return the device and the software with which the times were measured."""
     return {
         "device": torch.cuda.get_device_name(),
         "chip": engine.chip.name,
         "target": engine.target.name,
         "sm_count": engine.machine.sm_count,
-        "driver": sensors.driver_version() if (sensors := nvml(engine.device)) is not None else "",
+        "driver": sensors.driver_version() if (sensors := open_nvml(engine.device)) is not None else "",
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
     }
@@ -228,7 +237,7 @@ def about(engine: Engine) -> dict[str, Any]:
 def table_of(old: Path | None, where: Mapping[str, Any], made: Sequence[Choice]) -> Table:
     """Return the table of the new cells; with an old table, the old one in which they replace cells with the same
     key."""
-    before = parse(old.read_text()) if old else Table(where)
+    before = parse_table(old.read_text()) if old else Table(where)
     return before.merged(where, made)
 
 
@@ -242,30 +251,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="WORDS", help="the cells with these words, e.g. 'bf16 d128'")
     options = parser.parse_args(arguments)
     if options.source:
-        rows = read(options.source)
+        rows = read_races(options.source)
         where = of_kind(rows, "about")[-1]["about"]
-        options.table.write_text(table_of(options.merge, where, [choice(row) for row in of_kind(rows, "race")]).text())
+        options.table.write_text(
+            table_of(options.merge, where, [race_choice(row) for row in of_kind(rows, "race")]).text()
+        )
         return
     warnings.simplefilter("ignore")  # of a backend that does not take a cell
     started = time.perf_counter()
     end = started + options.seconds
     with torch.no_grad():
         engine = engine_of(torch.device("cuda"))
-        wanted = chosen(cells(), options.only)
+        wanted = select_cells(tuning_cells(), options.only)
         build_everything(engine, wanted)
-        say(f"built in {time.perf_counter() - started:.1f} s")
+        say_line(f"built in {time.perf_counter() - started:.1f} s")
         made: list[Choice] = []
-        where = about(engine)
+        where = describe_engine(engine)
         options.table.parent.mkdir(parents=True, exist_ok=True)
         for number, row in enumerate(
-            measure(engine, wanted, end, options.rows or options.table.with_suffix(".jsonl")), 1
+            measure_cells(engine, wanted, end, options.rows or options.table.with_suffix(".jsonl")), 1
         ):
-            made.append(choice(row))
-            say(f"{time.perf_counter() - started:6.1f} {line_of(row)}")
+            made.append(race_choice(row))
+            say_line(f"{time.perf_counter() - started:6.1f} {line_of(row)}")
             if number % SAVE_EVERY == 0:
                 options.table.write_text(table_of(options.merge, where, made).text())
         options.table.write_text(table_of(options.merge, where, made).text())
-        say(f"{len(made)} of {len(wanted)} cells in {time.perf_counter() - started:.0f} s")
+        say_line(f"{len(made)} of {len(wanted)} cells in {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

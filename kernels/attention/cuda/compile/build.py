@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels import owned
-from kernels.attention.cuda.compile.compiler import Compiled, Compiler, Target, flags
-from kernels.attention.cuda.plan.variants import Chip, Entry, chip_of, headers
+from kernels.attention.cuda.compile.compiler import Compiled, Compiler, Target, compiler_flags
+from kernels.attention.cuda.plan.variants import Chip, Entry, chip_of, header_sources
 from kernels.attention.interface import BuildFailed
 
 
@@ -71,7 +71,7 @@ def check_gates(entry: Entry, chip: Chip, resources: Resources | None) -> None:
 def source_sha256(entries: Iterable[Entry]) -> str:
     """The hash of all sources of the entries."""
     digest = hashlib.sha256()
-    for text in [*headers().values(), *(entry.source for entry in entries)]:
+    for text in [*header_sources().values(), *(entry.source for entry in entries)]:
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()
 
@@ -83,7 +83,7 @@ class Cache:
         self.folder = folder
 
     def path(self, entry: Entry, target: Target, compiler: Compiler) -> Path:
-        key = "\0".join((source_sha256([entry]), *flags(), compiler.name, compiler.version, target.name))
+        key = "\0".join((source_sha256([entry]), *compiler_flags(), compiler.name, compiler.version, target.name))
         digest = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / f"{digest}-{target.name}-{entry.name}.{'ptx' if target.is_ptx else 'cubin'}"
 
@@ -91,7 +91,7 @@ class Cache:
         """The image and the compiler's log, if both exist and are complete, and only a trusted user can have made
         them."""
         beside = path.with_suffix(".json")
-        if not (owned.ours(path) and owned.ours(beside)):
+        if not (owned.is_ours(path) and owned.is_ours(beside)):
             return None
         try:
             record = json.loads(beside.read_text())
@@ -105,13 +105,13 @@ class Cache:
     def store(self, path: Path, image: bytes, log: str) -> None:
         """Stores an image and its log atomically, so that no incomplete file is left if the process is killed or
         another one builds the same. Raises `OSError`, also for a folder of another user."""
-        if not owned.ready(path.parent):
+        if not owned.make_private_folder(path.parent):
             raise PermissionError(f"{path.parent} belongs to another user")
         record = json.dumps({"sha256": hashlib.sha256(image).hexdigest(), "log": log}).encode()
         for final, data in ((path, image), (path.with_suffix(".json"), record)):
             scratch = final.with_name(f"{final.name}.{os.getpid()}.tmp")
             scratch.write_bytes(data)
-            owned.close(scratch)
+            owned.remove_others_rights(scratch)
             scratch.replace(final)
 
 
@@ -132,8 +132,10 @@ def build_all(
     workers = max(1, min(workers or os.cpu_count() or 1, len(missing)))
 
     def compile_share(share: Sequence[Entry]) -> list[Built]:
-        compiled = compiler.compile([entry.source for entry in share], headers(), target)
-        return [fresh(entry, one, target, compiler, cache, chip) for entry, one in zip(share, compiled, strict=True)]
+        compiled = compiler.compile([entry.source for entry in share], header_sources(), target)
+        return [
+            store_fresh(entry, one, target, compiler, cache, chip) for entry, one in zip(share, compiled, strict=True)
+        ]
 
     with ThreadPoolExecutor(workers) as pool:
         for share in pool.map(compile_share, [missing[start::workers] for start in range(workers) if missing]):
@@ -147,23 +149,25 @@ def build_all(
 def from_cache(entry: Entry, target: Target, compiler: Compiler, cache: Cache, chip: Chip) -> Built | None:
     """The cached kernel, if there is one and it still passes its gates."""
     started = time.perf_counter()
-    found = cache.load(cache.path(entry, target, compiler))
-    if found is None:
+    built = cache.load(cache.path(entry, target, compiler))
+    if built is None:
         return None
-    image, log = found
-    resources = gated(entry, log, target, chip)
+    image, log = built
+    resources = check_resources(entry, log, target, chip)
     return Built(entry.name, image, time.perf_counter() - started, True, entry.shared_bytes, resources)
 
 
-def fresh(entry: Entry, compiled: Compiled, target: Target, compiler: Compiler, cache: Cache, chip: Chip) -> Built:
+def store_fresh(
+    entry: Entry, compiled: Compiled, target: Target, compiler: Compiler, cache: Cache, chip: Chip
+) -> Built:
     """A kernel just compiled: cached once it has passed its gates."""
-    resources = gated(entry, compiled.log, target, chip)
+    resources = check_resources(entry, compiled.log, target, chip)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time later, not the build now
         cache.store(cache.path(entry, target, compiler), compiled.image, compiled.log)
     return Built(entry.name, compiled.image, compiled.seconds, False, entry.shared_bytes, resources)
 
 
-def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | None:
+def check_resources(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | None:
     """The resources in a compiler's log, if they pass. Raises `BuildFailed`."""
     try:
         resources = None if target.is_ptx else resources_in(log)
@@ -176,7 +180,7 @@ def gated(entry: Entry, log: str, target: Target, chip: Chip) -> Resources | Non
     return resources
 
 
-def describe(built: Sequence[Built]) -> list[dict[str, object]]:
+def describe_built(built: Sequence[Built]) -> list[dict[str, object]]:
     """The rows of build.json, one for each kernel."""
     return [
         {
@@ -193,4 +197,4 @@ def describe(built: Sequence[Built]) -> list[dict[str, object]]:
     ]
 
 
-__all__ = ["Built", "Cache", "Resources", "build_all", "build_one", "check_gates", "describe", "resources_in"]
+__all__ = ["Built", "Cache", "Resources", "build_all", "build_one", "check_gates", "describe_built", "resources_in"]

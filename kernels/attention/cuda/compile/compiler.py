@@ -30,7 +30,7 @@ COMPILE_TIMEOUT_S = 300.0
 WORKER = Path(__file__).with_name("nvrtc_worker.py")
 
 
-def flags() -> tuple[str, ...]:
+def compiler_flags() -> tuple[str, ...]:
     """The options with which every kernel is compiled, beside the target."""
     return (LANGUAGE, "--ptxas-options=-v", *(("-lineinfo",) if os.environ.get(LINE_INFO) else ()))
 
@@ -110,7 +110,7 @@ class Nvrtc:
             "builtins": [str(p) for p in sorted(folder.glob("libnvrtc-builtins.so.*")) if ".alt." not in p.name],
             "headers": dict(headers),
             "sources": list(sources),
-            "options": [f"-arch={target.name}", *((LANGUAGE,) if target.is_ptx else flags())],
+            "options": [f"-arch={target.name}", *((LANGUAGE,) if target.is_ptx else compiler_flags())],
             "kind": "PTX" if target.is_ptx else "CUBIN",
         }
         try:
@@ -124,13 +124,13 @@ class Nvrtc:
         except subprocess.TimeoutExpired as exc:
             raise BuildFailed(f"NVRTC took more than {COMPILE_TIMEOUT_S:.0f} s for {target.name}") from exc
         if done.returncode:
-            words = f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
-            raise BuildFailed(f"NVRTC {self.version} ended with {words}")
+            error_text = f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+            raise BuildFailed(f"NVRTC {self.version} ended with {error_text}")
         compiled = []
         for answer in json.loads(done.stdout):
             if answer["code"] or not answer["image"]:
-                words = f"error {answer['code']}\n{answer['log'].strip()}"
-                raise BuildFailed(f"NVRTC {self.version} could not compile the source for {target.name}: {words}")
+                error_text = f"error {answer['code']}\n{answer['log'].strip()}"
+                raise BuildFailed(f"NVRTC {self.version} could not compile the source for {target.name}: {error_text}")
             compiled.append(Compiled(base64.b64decode(answer["image"]), answer["log"], answer["seconds"]))
         return compiled
 
@@ -146,8 +146,8 @@ class Nvcc:
     @cached_property
     def version(self) -> str:
         text = subprocess.run([str(self.path), "--version"], capture_output=True, text=True, timeout=60).stdout
-        found = re.search(r"release (\d+\.\d+)", text)
-        return found.group(1) if found else "unknown"
+        match = re.search(r"release (\d+\.\d+)", text)
+        return match.group(1) if match else "unknown"
 
     def compile(self, sources: Sequence[str], headers: Mapping[str, str], target: Target) -> list[Compiled]:
         return [self.compile_one(source, headers, target) for source in sources]
@@ -165,7 +165,7 @@ class Nvcc:
                 "-I.",
                 f"-{kind}",
                 f"-arch={target.name}",
-                *flags(),
+                *compiler_flags(),
                 "-o",
                 f"kernel.{kind}",
                 "kernel.cu",
@@ -185,9 +185,9 @@ class Nvcc:
 def nvrtc_candidates() -> list[Path]:
     """The paths of all NVRTC libraries that are found; those that came with PyTorch come first."""
     roots = [Path(entry) / "nvidia" for entry in sys.path if entry]
-    found = [path for root in roots for path in sorted(root.glob("*/lib/libnvrtc.so.*"))]
-    found += sorted(Path("/usr/local").glob("cuda*/lib64/libnvrtc.so.*"))
-    return [path for path in found if ".alt." not in path.name]
+    candidates = [path for root in roots for path in sorted(root.glob("*/lib/libnvrtc.so.*"))]
+    candidates += sorted(Path("/usr/local").glob("cuda*/lib64/libnvrtc.so.*"))
+    return [path for path in candidates if ".alt." not in path.name]
 
 
 def find_compiler(prefer: str | None = None) -> Compiler:

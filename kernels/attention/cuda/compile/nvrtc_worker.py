@@ -16,14 +16,14 @@ import time
 from typing import Any
 
 
-def load(job: dict[str, Any]) -> ctypes.CDLL:
+def load_nvrtc(job: dict[str, Any]) -> ctypes.CDLL:
     """The library. It opens its builtins by bare name and has no rpath: they are found only if loaded already."""
     for builtins in job["builtins"]:
         ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(job["library"])
 
 
-def result(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+def program_result(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     """One of a program's results: `ProgramLog`, `PTX` or `CUBIN`; empty when it has none."""
     size = ctypes.c_size_t()
     if getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)):
@@ -43,8 +43,8 @@ def compile_one(library: ctypes.CDLL, source: str, job: dict[str, Any]) -> dict[
     if code:
         return {"code": code, "log": "NVRTC could not create a program", "image": "", "seconds": 0.0}
     code = library.nvrtcCompileProgram(program, len(options), given)
-    log = result(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-    image = b"" if code else result(library, program, job["kind"])
+    log = program_result(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+    image = b"" if code else program_result(library, program, job["kind"])
     library.nvrtcDestroyProgram(ctypes.byref(program))
     seconds = time.perf_counter() - started
     return {"code": code, "log": log, "image": base64.b64encode(image).decode(), "seconds": seconds}
@@ -53,7 +53,7 @@ def compile_one(library: ctypes.CDLL, source: str, job: dict[str, Any]) -> dict[
 def main() -> None:
     job = json.load(sys.stdin)
     os.environ["CUDA_CACHE_DISABLE"] = "1"  # what NVRTC takes from its own cache comes without a resource report
-    library = load(job)
+    library = load_nvrtc(job)
     json.dump([compile_one(library, source, job) for source in job["sources"]], sys.stdout)
 
 

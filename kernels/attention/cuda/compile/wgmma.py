@@ -46,7 +46,7 @@ def lines_of(words: list[str], indent: str, quote: bool) -> str:
     return f",\n{indent}".join(lines)
 
 
-def wrapper(struct: str, ptx: str, width: int, a_in_registers: bool) -> str:
+def wgmma_wrapper(struct: str, ptx: str, width: int, a_in_registers: bool) -> str:
     """The text of one specialisation."""
     count = width // 2
     operands = [f"%{count + i}" for i in range(4 if a_in_registers else 1)]
@@ -70,23 +70,23 @@ def wrapper(struct: str, ptx: str, width: int, a_in_registers: bool) -> str:
     )
 
 
-def text() -> str:
+def header_text() -> str:
     """The whole header."""
     parts = [OPENING]
     for struct, ptx in TYPES:
-        parts += [wrapper(struct, ptx, width, False) for width in SCORE_WIDTHS]
-        parts += [wrapper(struct, ptx, width, True) for width in OUTPUT_WIDTHS]
+        parts += [wgmma_wrapper(struct, ptx, width, False) for width in SCORE_WIDTHS]
+        parts += [wgmma_wrapper(struct, ptx, width, True) for width in OUTPUT_WIDTHS]
     return "\n".join([*parts, CLOSING])
 
 
 def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         current = HEADER.read_text() if HEADER.exists() else ""
-        if current != text():
+        if current != header_text():
             sys.stderr.write(f"{HEADER.name} is out of date: run python -m kernels.attention.cuda.compile.wgmma\n")
             return 1
         return 0
-    HEADER.write_text(text())
+    HEADER.write_text(header_text())
     return 0
 
 

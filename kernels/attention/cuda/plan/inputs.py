@@ -15,7 +15,7 @@ is_transformed: Any = getattr(torch._C._functorch, "is_functorch_wrapped_tensor"
 """Whether a tensor stands for others within torch.func.vmap, grad or jvp: it has no memory of its own."""
 
 
-def refuse(tensors: Mapping[str, torch.Tensor]) -> None:
+def refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises TypeError for anything but a tensor, and `Unsupported` for a tensor whose memory does not simply hold its
     elements, or that wants a derivative."""
     refuse_strange(tensors)
@@ -36,14 +36,14 @@ def refuse_strange(tensors: Mapping[str, torch.Tensor]) -> None:
             raise Unsupported(f"{name} is a view that negates when it is read: pass {name}.resolve_neg()")
 
 
-def wanting(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+def wanting_gradient(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """The names of the tensors that want a gradient now."""
     return [name for name, x in tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
 
 def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises `Unsupported` where a result would need a derivative and cannot have one."""
-    wants = wanting(tensors)
+    wants = wanting_gradient(tensors)
     if wants:
         raise Unsupported(
             f"there is no gradient of {', '.join(wants)}: bound calls, out=, engine=, masks, paged caches and second "
@@ -54,23 +54,23 @@ def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
 
 def refuse_tangents(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises `Unsupported` for dual tensors of forward-mode differentiation."""
-    if tangents(tensors.values()):
+    if has_tangents(tensors.values()):
         raise Unsupported("there is no forward-mode derivative: the inputs must not be dual tensors")
 
 
-def tangents(tensors: Iterable[torch.Tensor]) -> bool:
+def has_tangents(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether any is a dual tensor of forward-mode differentiation."""
     within: bool = forward_ad._current_level >= 0
     return within and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-def plain(x: torch.Tensor) -> torch.Tensor:
+def plain_tensor(x: torch.Tensor) -> torch.Tensor:
     """A tensor as PyTorch's own class. Raises `Unsupported` for a subclass that computes its operators itself."""
     if type(x) in PLAIN_TYPES:
         return x
     if type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        words = "computes its operators itself, so its memory may not hold its elements"
-        raise Unsupported(f"a {type(x).__name__} {words}: pass a plain torch.Tensor")
+        problem_text = "computes its operators itself, so its memory may not hold its elements"
+        raise Unsupported(f"a {type(x).__name__} {problem_text}: pass a plain torch.Tensor")
     with torch._C.DisableTorchFunctionSubclass():
         return x.as_subclass(torch.Tensor)
 
@@ -86,10 +86,10 @@ def refuse_overlaps(out: torch.Tensor, others: Mapping[str, torch.Tensor]) -> No
 
 def overlaps_itself(x: torch.Tensor) -> bool:
     """Whether two elements of a tensor may be at the same address."""
-    return x.numel() > 0 and not nest(x.shape, x.stride())
+    return x.numel() > 0 and not strides_nest(x.shape, x.stride())
 
 
-def nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+def strides_nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether each stride is larger than the reach of all smaller ones, so that no two elements are at the same
     address."""
     reach = 0
@@ -100,7 +100,7 @@ def nest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def span(x: torch.Tensor) -> tuple[int, int]:
+def memory_span(x: torch.Tensor) -> tuple[int, int]:
     """The address of the first byte of a tensor, and the address after its last byte."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + length * x.element_size()
@@ -109,26 +109,26 @@ def span(x: torch.Tensor) -> tuple[int, int]:
 def may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have a byte in common. Exact for those laid out alike (views into one packed tensor); where
     layouts differ, tensors that only interleave count as sharing."""
-    (a_from, a_to), (b_from, b_to) = span(a), span(b)
+    (a_from, a_to), (b_from, b_to) = memory_span(a), memory_span(b)
     if a_to <= b_from or b_to <= a_from:
         return False
     apart = b_from - a_from
     if a.stride() != b.stride() or a.element_size() != b.element_size() or apart % a.element_size():
         return True
-    return meets(apart // a.element_size(), a, b)
+    return elements_meet(apart // a.element_size(), a, b)
 
 
-def meets(apart: int, a: torch.Tensor, b: torch.Tensor) -> bool:
+def elements_meet(apart: int, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether elements of tensors of the same strides meet, the second starting so many elements behind the first.
 
     Where the strides nest, the smaller ones reach less than one step of the larger, whose count is then one of two.
     """
     sizes = [max(pair) for pair in zip(a.shape, b.shape, strict=True)]
-    if not nest(sizes, a.stride()):
+    if not strides_nest(sizes, a.stride()):
         return True
-    left = {apart}
+    distances = {apart}
     for stride, of_a, of_b in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
         if max(of_a, of_b) > 1:
-            counts = ((rest, count) for rest in left for count in (rest // stride, rest // stride + 1))
-            left = {rest - count * stride for rest, count in counts if -of_b < count < of_a}
-    return 0 in left
+            counts = ((rest, count) for rest in distances for count in (rest // stride, rest // stride + 1))
+            distances = {rest - count * stride for rest, count in counts if -of_b < count < of_a}
+    return 0 in distances

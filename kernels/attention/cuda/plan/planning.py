@@ -14,7 +14,7 @@ from kernels.attention.cuda.plan.variants import (
     Chip,
     Combine,
     Kernel,
-    padded,
+    padded_head_dim,
 )
 
 LOG2_E = 1.4426950408889634
@@ -215,7 +215,7 @@ class Launch:
         return Combine(self.kernel.dtype) if self.splits > 1 else None
 
 
-def refusal(chip: Chip, dtype: str, head_dim: int, widest: int = MAX_HEAD_DIM) -> str | None:
+def kernel_refusal(chip: Chip, dtype: str, head_dim: int, widest: int = MAX_HEAD_DIM) -> str | None:
     """Why a chip has no kernel for an element type and head dimension; None if it has one."""
     if dtype not in ("float16", "bfloat16"):
         return f"the CUDA kernel computes float16 and bfloat16, not {dtype}"
@@ -229,12 +229,14 @@ def refusal(chip: Chip, dtype: str, head_dim: int, widest: int = MAX_HEAD_DIM) -
 def check_kind(problem: Problem, machine: Machine) -> None:
     """Raises `Unsupported` for an element type or a head dimension that no kernel computes."""
     widths = {problem.head_dim, problem.width}
-    reason = next(filter(None, (refusal(machine.chip, problem.dtype, one, WIDE_HEAD_DIMS[-1]) for one in widths)), None)
+    reason = next(
+        filter(None, (kernel_refusal(machine.chip, problem.dtype, one, WIDE_HEAD_DIMS[-1]) for one in widths)), None
+    )
     if reason:
         raise Unsupported(reason)
 
 
-def check(problem: Problem, machine: Machine) -> None:
+def check_problem(problem: Problem, machine: Machine) -> None:
     """Raises `Unsupported` for a problem that no kernel computes."""
     check_kind(problem, machine)
     sizes = (problem.batch, problem.heads, problem.kv_heads, problem.seq_q, problem.seq_k)
@@ -293,16 +295,16 @@ def fewest_parts(blocks: int, slots: int, most: int) -> int:
     return next(parts for parts in range(1, most + 1) if busy(parts) >= 0.95 * best)
 
 
-def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
+def plan_problem(problem: Problem, machine: Machine, *, splits: int | None = None) -> Launch:
     """How to compute a problem on a machine. `splits` overrides the choice. Raises `Unsupported`."""
-    check(problem, machine)
+    check_problem(problem, machine)
     if problem.is_shaped:
         raise Unsupported(
             f"the plain kernels shape no scores, and K and V have equal head dimensions 1 to {MAX_HEAD_DIM}"
         )
-    chip, size = machine.chip, padded(problem.head_dim)
+    chip, size = machine.chip, padded_head_dim(problem.head_dim)
     all_heads = problem.batch * problem.heads
-    kernel = choose(problem, machine, size)
+    kernel = choose_kernel(problem, machine, size)
     row_tiles = -(-problem.seq_q // kernel.tile.rows)
     tiles = -(-problem.seq_k // kernel.tile.keys)
     section = section_for(problem, machine.l2_bytes) if problem.causal else all_heads
@@ -315,7 +317,7 @@ def plan(problem: Problem, machine: Machine, *, splits: int | None = None) -> La
     return Launch(kernel, blocks, row_tiles, section, -(-tiles // per_split), per_split)
 
 
-def choose(problem: Problem, machine: Machine, size: int) -> Kernel:
+def choose_kernel(problem: Problem, machine: Machine, size: int) -> Kernel:
     """The kernel with the small tile where the large one would give an SM one block at most."""
     chip = machine.chip
     if not problem.is_vector:

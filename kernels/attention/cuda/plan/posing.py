@@ -60,7 +60,7 @@ def softcap_of(given: object) -> float:
     return float(given)
 
 
-def layout(tensor: torch.Tensor, name: str) -> Layout:
+def tensor_layout(tensor: torch.Tensor, name: str) -> Layout:
     """A tensor's layout; a dimension of size 1 is never stepped over, so its stride does not matter."""
     sizes, strides = tensor.shape, tensor.stride()
     if sizes[3] > 1 and strides[3] != 1:
@@ -88,7 +88,7 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
     batch, heads, seq_q, head_dim = q.shape
     seq_k = k.shape[2]
     window = window_of(window)
-    right, left = limits(causal, window, seq_k - seq_q if alignment == "bottom-right" else 0)
+    right, left = key_limits(causal, window, seq_k - seq_q if alignment == "bottom-right" else 0)
     return Problem(
         dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
         batch=batch,
@@ -99,10 +99,10 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
         head_dim=head_dim,
         causal=right is not None,
         causal_offset=right or 0,
-        q=layout(q, "q"),
-        k=layout(k, "k"),
-        v=layout(v, "v"),
-        out=layout(out, "out"),
+        q=tensor_layout(q, "q"),
+        k=tensor_layout(k, "k"),
+        v=tensor_layout(v, "v"),
+        out=tensor_layout(out, "out"),
         window_offset=left,
         mask=None if mask is None else mask_of(mask, (batch, heads, seq_q, seq_k), q),
         **shaping.fields(q, v, (batch, heads), seq_k - seq_q if alignment == "bottom-right" else 0),
@@ -184,7 +184,7 @@ def longest_of(name: str, longest: object) -> int:
     return longest
 
 
-def limits(causal: bool, window: Window | None, shift: int) -> tuple[int | None, int | None]:
+def key_limits(causal: bool, window: Window | None, shift: int) -> tuple[int | None, int | None]:
     """Of the keys that row r sees, the last and the first, less r; None where there is no such limit.
 
     `window` is (left, right): row r sees the keys r + shift - left .. r + shift + right. None or -1 is no limit, as in
@@ -225,7 +225,7 @@ def packed_layout(tensor: torch.Tensor, name: str) -> Layout:
     return Layout(0, head, row, tensor.data_ptr())
 
 
-def hint(longest: int, total: int) -> int:
+def planned_length(longest: int, total: int) -> int:
     """The length to plan for: `longest`, but at least 1 and at most all rows; 0 where there are no rows."""
     return min(max(longest, 1), total)
 
@@ -255,14 +255,14 @@ def varlen_problem_of(  # noqa: PLR0913 - the tensors of a call
     if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.shape[0] < 2:
         raise ValueError("cu_seqlens_q and cu_seqlens_k must have one entry more than there are sequences, at least 2")
     max_seqlen_q, max_seqlen_k = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
-    right, left = limits(causal, window_of(window), 0)
+    right, left = key_limits(causal, window_of(window), 0)
     return Problem(
         dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
         batch=cu_seqlens_q.shape[0] - 1,
         heads=q.shape[1],
         kv_heads=k.shape[1],
-        seq_q=hint(max_seqlen_q, q.shape[0]),
-        seq_k=hint(max_seqlen_k, k.shape[0]),
+        seq_q=planned_length(max_seqlen_q, q.shape[0]),
+        seq_k=planned_length(max_seqlen_k, k.shape[0]),
         head_dim=q.shape[2],
         causal=right is not None,
         causal_offset=right or 0,

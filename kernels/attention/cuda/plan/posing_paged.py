@@ -15,11 +15,11 @@ from kernels.attention.cuda.plan.posing import (
     Window,
     check_kinds,
     check_widths,
-    hint,
-    layout,
-    limits,
+    key_limits,
     longest_of,
     packed_layout,
+    planned_length,
+    tensor_layout,
     window_of,
 )
 
@@ -33,9 +33,11 @@ def check_paged_shapes(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Te
     if q.dim() != rank:
         raise ValueError(f"q must be {wanted}; it has {q.dim()} dimensions")
     if not (k_cache.dim() == v_cache.dim() == 4):
-        found = k_cache.dim(), v_cache.dim()
+        dimensions = k_cache.dim(), v_cache.dim()
         raise ValueError(
-            "k_cache and v_cache must be [pages, page_size, H_kv, D]; they have {} and {} dimensions".format(*found)
+            "k_cache and v_cache must be [pages, page_size, H_kv, D]; they have {} and {} dimensions".format(
+                *dimensions
+            )
         )
     heads, kv_heads = q.shape[-2], k_cache.shape[2]
     if k_cache.shape[:3] != v_cache.shape[:3] or q.shape[-1] != k_cache.shape[-1] or (heads and not kv_heads):
@@ -80,7 +82,7 @@ def check_table(q: torch.Tensor, given: Mapping[str, torch.Tensor]) -> int:
 
 def pages_layout(cache: torch.Tensor, name: str) -> Layout:
     """The layout of a [pages, page_size, H_kv, D] cache, with pages as batches."""
-    return layout(cache.transpose(1, 2), name)
+    return tensor_layout(cache.transpose(1, 2), name)
 
 
 def queries_of(
@@ -89,11 +91,11 @@ def queries_of(
     """The longest sequence of queries, the starts of packed sequences, and the layouts of q and out. Packed sequences
     without a given longest length are planned for as if all had the same length."""
     if starts is None:
-        return q.shape[1], None, layout(q.transpose(1, 2), "q"), layout(out.transpose(1, 2), "out")
+        return q.shape[1], None, tensor_layout(q.transpose(1, 2), "q"), tensor_layout(out.transpose(1, 2), "out")
     average = -(-q.shape[0] // max(1, starts.shape[0] - 1))
     longest = average if max_seqlen_q is None else longest_of("max_seqlen_q", max_seqlen_q)
     lengths = Lengths(starts.data_ptr(), 0, q.shape[0], align_ends)
-    return hint(longest, q.shape[0]), lengths, packed_layout(q, "q"), packed_layout(out, "out")
+    return planned_length(longest, q.shape[0]), lengths, packed_layout(q, "q"), packed_layout(out, "out")
 
 
 def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
@@ -120,14 +122,14 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
     batch, size, align_ends = check_table(q, given), k_cache.shape[1], alignment == "bottom-right"
     most = min(table.shape[1] * size, MOST_KEYS) if k_cache.shape[0] else 0
     seq_q, lengths, q_layout, out_layout = queries_of(q, out, given.get("cu_seqlens_q"), max_seqlen_q, align_ends)
-    right, left = limits(causal, window_of(window), 0)
+    right, left = key_limits(causal, window_of(window), 0)
     return Problem(
         dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
         batch=batch,
         heads=q.shape[-2],
         kv_heads=k_cache.shape[2],
         seq_q=seq_q,
-        seq_k=most if max_seqlen_k is None else hint(longest_of("max_seqlen_k", max_seqlen_k), most),
+        seq_k=most if max_seqlen_k is None else planned_length(longest_of("max_seqlen_k", max_seqlen_k), most),
         head_dim=q.shape[-1],
         causal=right is not None,
         causal_offset=right or 0,

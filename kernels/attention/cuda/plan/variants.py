@@ -254,7 +254,7 @@ def chip_of(capability: int) -> Chip | None:
     return ada if capability > 75 else None
 
 
-def padded(head_dim: int) -> int:
+def padded_head_dim(head_dim: int) -> int:
     """The head dimension of the kernel that computes `head_dim` (1..256)."""
     return next(size for size in PADDED_HEAD_DIMS if head_dim <= size)
 
@@ -264,7 +264,7 @@ def wide_padded(head_dim: int) -> int:
     return next(size for size in WIDE_HEAD_DIMS if head_dim <= size)
 
 
-def table(chip: Chip) -> Iterator[Kernel | Combine]:
+def kernel_table(chip: Chip) -> Iterator[Kernel | Combine]:
     """Every kernel of a chip, each once."""
     seen: set[str] = set()
     for dtype in chip.dtypes:
@@ -280,6 +280,6 @@ def table(chip: Chip) -> Iterator[Kernel | Combine]:
                 yield entry
 
 
-def headers() -> dict[str, str]:
+def header_sources() -> dict[str, str]:
     """The sources that every entry includes, by the name it includes them by."""
     return {name: (SOURCE / name).read_text() for name in HEADERS}

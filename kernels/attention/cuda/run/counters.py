@@ -52,5 +52,5 @@ class Counters:
         """The address of the stream's slot of that number and size, for launches that are not captured."""
         thread = threading.get_ident() if stream == PER_THREAD_STREAM else 0
         key = (stream, thread, number, self.size_of(size))
-        found = self.of_streams.get(key)
-        return self.of_streams.setdefault(key, self.take(size)) if found is None else found
+        counters = self.of_streams.get(key)
+        return self.of_streams.setdefault(key, self.take(size)) if counters is None else counters

@@ -97,9 +97,9 @@ class Driver:
     def check(self, code: int, doing: str) -> None:
         """Raises `CudaError` for a `code` that is not success."""
         if code:
-            words = ctypes.c_char_p()
-            self.library.cuGetErrorString(code, ctypes.byref(words))
-            raise CudaError(doing, code, (words.value or b"unknown error").decode())
+            message = ctypes.c_char_p()
+            self.library.cuGetErrorString(code, ctypes.byref(message))
+            raise CudaError(doing, code, (message.value or b"unknown error").decode())
 
     def device_attribute(self, attribute: int, device_index: int) -> int:
         value, device = ctypes.c_int(), ctypes.c_int()
@@ -170,12 +170,12 @@ class Driver:
         self.check(code, f"finding {name} in its module")
         code = self.library.cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes)
         self.check(code, f"giving {name} {shared_bytes} bytes of shared memory")
-        found = [ctypes.c_int(), ctypes.c_int()]
-        for value, attribute in zip(found, (FUNCTION_REGISTERS, FUNCTION_LOCAL_BYTES), strict=True):
+        version_parts = [ctypes.c_int(), ctypes.c_int()]
+        for value, attribute in zip(version_parts, (FUNCTION_REGISTERS, FUNCTION_LOCAL_BYTES), strict=True):
             code = self.library.cuFuncGetAttribute(ctypes.byref(value), attribute, function)
             self.check(code, f"asking about {name}")
         text = log.value.decode(errors="replace")
-        return Function(function.value or 0, module.value or 0, found[0].value, found[1].value, text)
+        return Function(function.value or 0, module.value or 0, version_parts[0].value, version_parts[1].value, text)
 
     def tensor_map(
         self,
@@ -209,6 +209,6 @@ class Driver:
 
 
 @cache
-def driver() -> Driver:
+def cuda_driver() -> Driver:
     """The driver, one for each process. Raises OSError where there is no libcuda."""
     return Driver()

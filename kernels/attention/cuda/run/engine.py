@@ -12,9 +12,9 @@ from kernels.attention.cuda.compile.build import Built, Cache, build_all, build_
 from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.errors import BuildFailed, CudaError, Unsupported
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.variants import Chip, Entry, chip_of, table
+from kernels.attention.cuda.plan.variants import Chip, Entry, chip_of, kernel_table
 from kernels.attention.cuda.run.counters import Counters
-from kernels.attention.cuda.run.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, OUT_OF_MEMORY, Function, driver
+from kernels.attention.cuda.run.driver import DEVICE_L2_BYTES, DEVICE_SM_COUNT, OUT_OF_MEMORY, Function, cuda_driver
 from kernels.attention.cuda.run.host import Host, TorchHost
 
 
@@ -56,7 +56,7 @@ class Engine:
         torch.cuda.init()
         with torch.cuda.device(self.device):
             torch.empty(1, device=self.device)  # creates PyTorch's context
-        driver_ = driver()
+        driver_ = cuda_driver()
         driver_.enter(index)
         self.machine = Machine(
             chip=self.chip,
@@ -68,7 +68,7 @@ class Engine:
 
     def entries(self) -> list[Entry]:
         """Every kernel there is for this engine's chip."""
-        return [*table(self.chip)]  # what the native instructions of one chip add is compiled on demand
+        return [*kernel_table(self.chip)]  # what the native instructions of one chip add is compiled on demand
 
     def build_all(self, workers: int | None = None) -> list[Built]:
         """Compiles and loads all kernels. Raises `BuildFailed`."""
@@ -86,9 +86,9 @@ class Engine:
     def function(self, entry: Entry) -> Function:
         """The loaded kernel, which is compiled now if needed. This takes as long during a capture, so it is better done
         before."""
-        found = self.functions.get(entry.name)
-        if found is not None:
-            return found
+        function = self.functions.get(entry.name)
+        if function is not None:
+            return function
         with self.lock:
             if entry.name not in self.functions:
                 self.load(entry, build_one(entry, self.target, self.find_compiler(), self.cache))
@@ -96,7 +96,7 @@ class Engine:
 
     def zeroed_memory(self, size: int) -> int:
         """The address of `size` zero bytes that are never freed. Raises `CudaError`."""
-        driver_ = driver()
+        driver_ = cuda_driver()
         driver_.enter(self.device.index)
         try:
             return driver_.zeroed_memory(size)
@@ -107,9 +107,9 @@ class Engine:
             return driver_.zeroed_memory(size)
 
     def load(self, entry: Entry, built: Built) -> None:
-        driver().enter(self.device.index)
+        cuda_driver().enter(self.device.index)
         try:
-            function = driver().load(built.image, entry.name, entry.shared_bytes)
+            function = cuda_driver().load(built.image, entry.name, entry.shared_bytes)
         except CudaError as exc:
             raise BuildFailed(str(exc), remedy="a cubin must be built for the device's own architecture") from exc
         if function.local_bytes and not self.target.is_ptx:  # PTX is given registers by the driver, for another chip
@@ -126,8 +126,8 @@ def engine_of(device: torch.device) -> Engine:
     if device.type != "cuda":
         raise Unsupported(f"the CUDA kernel needs tensors on a CUDA device, not on {device}")
     index = device.index if device.index is not None else torch.cuda.current_device()
-    found = engines.get(index)
-    if found is None:
+    engine = engines.get(index)
+    if engine is None:
         with engines_lock:
-            found = engines.setdefault(index, Engine(torch.device("cuda", index)))
-    return found
+            engine = engines.setdefault(index, Engine(torch.device("cuda", index)))
+    return engine

@@ -18,7 +18,7 @@ from kernels.attention.cuda.run.driver import (
     PROGRAMMATIC_STREAM_SERIALIZATION,
     LaunchAttribute,
     LaunchConfig,
-    driver,
+    cuda_driver,
 )
 from kernels.attention.cuda.run.engine import Engine
 
@@ -113,7 +113,7 @@ class Bound:
         self.kept = kept
         self.lse = buffers.lse
         self.device_index: int = engine.device.index
-        self.launch_kernel: Callable[[int, int, int, None], int] = driver().library.cuLaunchKernelEx
+        self.launch_kernel: Callable[[int, int, int, None], int] = cuda_driver().library.cuLaunchKernelEx
         self.current_stream: Callable[[int], int] = engine.host.current_stream
         self.use(buffers)
 
@@ -167,4 +167,4 @@ class Bound:
 
     def fail(self, code: int) -> None:
         """Raises the error for the code of a launch."""
-        driver().check(code, f"launching {self.way}")
+        cuda_driver().check(code, f"launching {self.way}")

@@ -32,7 +32,7 @@ from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.portable import Portable
 from kernels.attention.cuda.ways.small import Small
 from kernels.attention.cuda.ways.small_hopper import SmallHopper
-from kernels.attention.cuda.ways.tuned import stem
+from kernels.attention.cuda.ways.tuned import way_stem
 
 FOLDER = Path(__file__).parents[1] / "prices"
 SCHEMA = 1
@@ -58,7 +58,7 @@ class Load:
     even: float
 
 
-def load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> Load:
+def worker_load(key_tiles: Sequence[int], copies: int, workers: int, sm_count: int) -> Load:
     """Return the load of the last worker if workers take the longest row tiles first. `key_tiles` has the number of key
     tiles for each row tile of one head; there are `copies` heads."""
     count, total = len(key_tiles) * copies, sum(key_tiles) * copies
@@ -85,17 +85,17 @@ def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
     count, every = -(-problem.seq_q // rows), -(-problem.seq_k // keys)
     if not problem.causal and problem.window_offset is None:
         return [every] * count
-    found = []
+    tile_counts = []
     for start in range(0, count * rows, rows):
         to = problem.seq_k
         if problem.causal:
             to = min(to, min(start + rows, problem.seq_q) + problem.causal_offset)
         begin = 0 if problem.window_offset is None else max(0, start + problem.window_offset)
-        found.append(max(1, -(-to // keys) - begin // keys))
-    return found
+        tile_counts.append(max(1, -(-to // keys) - begin // keys))
+    return tile_counts
 
 
-def megabytes(problem: Problem) -> float:
+def problem_megabytes(problem: Problem) -> float:
     """Return the megabytes (10^6 bytes) of Q, K, V and the output, each counted once."""
     rows = 2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k
     return problem.batch * rows * problem.head_dim * ELEMENT_BYTES / MEGABYTE
@@ -107,30 +107,37 @@ def joined_megabytes(problem: Problem, parts: int) -> float:
 
 
 @singledispatch
-def terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
+def work_terms(way: object, problem: Problem, machine: Machine) -> Terms | None:
     """Return the amounts of work of a way for a problem, in the order of TERMS; None if no function describes it."""
     del way, problem, machine
     return None
 
 
-@terms.register
+@work_terms.register
 def _(way: HopperWay, problem: Problem, machine: Machine) -> Terms:
     shape, sms = way.kernel.shape, machine.sm_count
     tiles = key_tiles(problem, shape.rows, shape.keys)
     parted = [max(1, -(-one // way.parts)) for one in tiles]
-    found = load(parted, problem.batch * problem.heads * way.parts, sms, sms)
-    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), joined_megabytes(problem, way.parts))
+    load_of_parts = worker_load(parted, problem.batch * problem.heads * way.parts, sms, sms)
+    return (
+        1.0,
+        load_of_parts.tiles,
+        load_of_parts.keys,
+        load_of_parts.even,
+        problem_megabytes(problem),
+        joined_megabytes(problem, way.parts),
+    )
 
 
 def of_grid(problem: Problem, machine: Machine, tiles: list[int], copies: int, slots: int, parts: int) -> Terms:
     """Return the amounts of work of a grid of blocks, where one SM runs `slots` blocks at the same time."""
     parted = [max(1, -(-one // parts)) for one in tiles]
-    found = load(parted, copies * parts, machine.sm_count * slots, machine.sm_count)
+    load_of_grid = worker_load(parted, copies * parts, machine.sm_count * slots, machine.sm_count)
     joined = joined_megabytes(problem, parts)
-    return (1.0, found.tiles, found.keys, found.even, megabytes(problem), joined)
+    return (1.0, load_of_grid.tiles, load_of_grid.keys, load_of_grid.even, problem_megabytes(problem), joined)
 
 
-@terms.register
+@work_terms.register
 def _(way: Portable, problem: Problem, machine: Machine) -> Terms:
     kernel, tile = way.launch.kernel, way.launch.kernel.tile
     slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
@@ -138,7 +145,7 @@ def _(way: Portable, problem: Problem, machine: Machine) -> Terms:
     return of_grid(problem, machine, tiles, problem.batch * problem.heads, slots, way.launch.splits)
 
 
-@terms.register
+@work_terms.register
 def _(way: General, problem: Problem, machine: Machine) -> Terms:
     launch, tile = way.launch, way.launch.kernel.tile
     slots = slots_per_sm(launch.kernel.shared_bytes, launch.kernel.threads, machine.chip)
@@ -147,7 +154,7 @@ def _(way: General, problem: Problem, machine: Machine) -> Terms:
     return of_grid(problem, machine, [each] * launch.row_tiles, packs, slots, launch.splits)
 
 
-@terms.register
+@work_terms.register
 def _(way: Decode, problem: Problem, machine: Machine) -> Terms:
     launch, tile = way.launch, way.launch.kernel.tile
     slots = decoding_blocks_per_sm(launch.kernel, machine.chip)
@@ -155,16 +162,16 @@ def _(way: Decode, problem: Problem, machine: Machine) -> Terms:
     return of_grid(problem, machine, [steps], launch.items, slots, launch.splits)
 
 
-@terms.register(Small)
-@terms.register(SmallHopper)
+@work_terms.register(Small)
+@work_terms.register(SmallHopper)
 def _(way: Small | SmallHopper, problem: Problem, machine: Machine) -> Terms:
     kernel, shape = way.kernel, way.kernel.shape
     rows = shape.rows if isinstance(way, SmallHopper) else way.kernel.shape.all_rows
     blocks = -(-problem.seq_q // rows) * problem.batch * problem.heads
     by_shared = machine.chip.shared_bytes_per_sm // (kernel.shared_bytes + 1024)
     slots = max(1, min(by_shared, REGISTERS_PER_SM // (kernel.threads * 128), 16))
-    found = load([1], blocks, machine.sm_count * slots, machine.sm_count)
-    return (1.0, found.tiles, blocks / machine.sm_count, problem.seq_k / 64, megabytes(problem), 0.0)
+    found = worker_load([1], blocks, machine.sm_count * slots, machine.sm_count)
+    return (1.0, found.tiles, blocks / machine.sm_count, problem.seq_k / 64, problem_megabytes(problem), 0.0)
 
 
 def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
@@ -181,11 +188,11 @@ def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
         ragged = problem.causal and problem.causal_offset + problem.seq_q < problem.seq_k
     ends = "causal" if ragged else "full"
     mask = f" {problem.mask.dtype}" if problem.mask is not None else ""
-    name = f"{re.sub(r'-pack[0-9]+', '-pack', stem(way.name))} d{kernel.head_dim}"
+    name = f"{re.sub(r'-pack[0-9]+', '-pack', way_stem(way.name))} d{kernel.head_dim}"
     return f"{name} {ends}{mask}", f"{name} any{mask}"
 
 
-def caution(way: Way) -> float:
+def caution_factor(way: Way) -> float:
     """Return the factor for the estimate of a way before it is compared with others. Hopper's way that cuts keys was
     measured in 20 cells, the others in hundreds."""
     return CAUTION if isinstance(way, HopperWay) and way.kernel.split else 1.0
@@ -202,20 +209,20 @@ class Costs:
     def us(self, way: Way, problem: Problem, machine: Machine) -> float | None:
         """Return the estimated microseconds of a way; None if it has no price."""
         price = next((self.prices[kind] for kind in kinds_of(way, problem) if kind in self.prices), None)
-        work = terms(way, problem, machine) if price else None
+        work = work_terms(way, problem, machine) if price else None
         return None if price is None or work is None else sum(map(float.__mul__, price, work))
 
     def cheapest(self, found: Iterable[Way], problem: Problem, machine: Machine) -> tuple[Way, float] | None:
         """Return the way with the least estimate and its microseconds; None if no way has a price."""
-        known = [
-            (us * caution(way), number, way, us)
+        priced_ways = [
+            (us * caution_factor(way), number, way, us)
             for number, way in enumerate(found)
             if (us := self.us(way, problem, machine))
         ]
-        return None if not known else min(known)[2:]
+        return None if not priced_ways else min(priced_ways)[2:]
 
 
-def parse(text: str) -> Costs:
+def parse_costs(text: str) -> Costs:
     """Return the prices in the text of a file. Raises ValueError if its schema or its terms are others."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA or tuple(found["terms"]) != TERMS:
@@ -226,5 +233,5 @@ def parse(text: str) -> Costs:
 @cache
 def costs_for(chip: str, sm_count: int) -> Costs | None:
     """Return the prices measured on a chip of this family with this number of SMs; None if there are none."""
-    found = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    return next((one for one in found if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)
+    costs_list = [parse_costs(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return next((one for one in costs_list if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)

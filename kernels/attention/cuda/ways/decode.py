@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import Machine, Problem, fewest_parts, visible_keys
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, entry_point, padded
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, Chip, entry_point, padded_head_dim
 from kernels.attention.cuda.run.launching import Buffers, Step
-from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
+from kernels.attention.cuda.ways.portable import joining_step, make_room_for_parts, parameters_but_launch
 
 MOST_ROWS, FEW_ROWS = 128, 64
 """Limits of the packed rows (queries times heads of a group), because each 16 or 32 of them read all of K and V: with
@@ -151,7 +151,7 @@ def why_not(problem: Problem) -> str | None:
 def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
     """Return the tile for a problem: 32 rows if 16 would read the keys twice and the chip has a tile of 32; but 16 if
     there are many rows and so few heads of K that the keys are read from the L2 cache and there are too few blocks."""
-    tiles, size = TILES[chip.name], padded(problem.head_dim)
+    tiles, size = TILES[chip.name], padded_head_dim(problem.head_dim)
     wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
     return tiles.get((size, wanted), tiles[size, 16])
 
@@ -160,7 +160,7 @@ def is_narrow(problem: Problem, chip: Chip) -> bool:
     """Return whether to use tiles of 16 rows for many rows, though there are tiles of 32, because K has few heads."""
     rows = problem.seq_q * problem.group
     items = problem.batch * problem.kv_heads * -(-rows // 16)
-    two = problem.is_plain and (padded(problem.head_dim), 32) in TILES[chip.name]
+    two = problem.is_plain and (padded_head_dim(problem.head_dim), 32) in TILES[chip.name]
     return two and rows > FEW_ROWS and items <= MOST_NARROW_ITEMS.get(chip.name, 0)
 
 
@@ -185,7 +185,7 @@ def plan_decode(
     """Return the launch for a problem for which `why_not` returns None. `tile`, `splits` and `tickets` override the
     choice."""
     tile = tile or tile_for(problem, machine.chip)
-    kernel = DecodeKernel(problem.dtype, padded(problem.head_dim), tile, problem.pages is not None)
+    kernel = DecodeKernel(problem.dtype, padded_head_dim(problem.head_dim), tile, problem.pages is not None)
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles
@@ -224,5 +224,5 @@ class Decode:
             parameters.tickets = buffers.counter(4 * launch.items)
         steps = [Step(launch.kernel, (launch.items, launch.splits, 1), (parameters,))]
         if launch.splits > 1 and not launch.tickets:
-            steps.append(joining(problem, parameters))
+            steps.append(joining_step(problem, parameters))
         return steps

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernels.attention.cuda.plan.planning import Machine, Problem, plan
-from kernels.attention.cuda.plan.variants import padded
+from kernels.attention.cuda.plan.planning import Machine, Problem, plan_problem
+from kernels.attention.cuda.plan.variants import padded_head_dim
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways import hopper, small, small_hopper
 from kernels.attention.cuda.ways.costs import Costs, costs_for
@@ -30,7 +30,7 @@ FEW_TILES_WITH_A_MASK = 6
 keys."""
 
 
-def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
+def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Way]:
     """Return every way that computes this problem. Raises `Unsupported` if there is none.
 
     With `dependent`, return only the ways that begin while the previous launch on the stream is ending; there may be
@@ -40,13 +40,13 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
         return [] if dependent else [General(plan_general(problem, machine))]
     few_keys: list[Way] = []
     if problem.is_plain:
-        few_keys += small.ways(problem, machine, dependent=dependent)
-        few_keys += small_hopper.ways(problem, machine, dependent=dependent)
+        few_keys += small.small_ways(problem, machine, dependent=dependent)
+        few_keys += small_hopper.small_hopper_ways(problem, machine, dependent=dependent)
     if dependent:
         return few_keys
-    found: list[Way] = [*hopper.ways(problem, machine)]
+    found: list[Way] = [*hopper.hopper_ways(problem, machine)]
     if problem.is_plain:
-        found.append(Portable(plan(problem, machine)))
+        found.append(Portable(plan_problem(problem, machine)))
         found.extend(few_keys)
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
@@ -56,19 +56,22 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
     return [*found, *hopper.bias_ways(problem, machine)]
 
 
-def choose(problem: Problem, machine: Machine) -> tuple[Way, str]:
+def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
     `Unsupported` if no way computes the problem."""
-    found = ways(problem, machine)
+    way_list = list_ways(problem, machine)
     if problem.is_shaped:
-        return found[0], "only these kernels shape scores, or have K and V of these widths"
+        return way_list[0], "only these kernels shape scores, or have K and V of these widths"
     chip = machine.chip.name, machine.sm_count
     return (
-        by_shape(problem, machine, found, costs_for(*chip))
-        or (padded(problem.head_dim) == problem.head_dim and by_table(problem, found, table_for(*chip), at_most=0.0))
-        or by_costs(problem, machine, found, costs_for(*chip))
-        or by_table(problem, found, table_for(*chip))
-        or by_rule(problem, machine, found)
+        by_shape(problem, machine, way_list, costs_for(*chip))
+        or (
+            padded_head_dim(problem.head_dim) == problem.head_dim
+            and by_table(problem, way_list, table_for(*chip), at_most=0.0)
+        )
+        or by_costs(problem, machine, way_list, costs_for(*chip))
+        or by_table(problem, way_list, table_for(*chip))
+        or by_rule(problem, machine, way_list)
     )
 
 
@@ -92,8 +95,8 @@ def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Co
         without = replace(way, kernel=replace(way.kernel, shape=shape, mask=None))
         us = None if costs is None else costs.us(without, replace(problem, mask=None), machine)
         small = width == SMALL_TILE_WIDTH and shape.keys == SMALL_TILE < problem.seq_k and not problem.causal
-        more = SMALL_TILE_OF_ONE_ROW if small else 1.0
-        return (us or math.inf) * more, -(-way.tiles(problem) // machine.sm_count) * shape.rows
+        tile_factor = SMALL_TILE_OF_ONE_ROW if small else 1.0
+        return (us or math.inf) * tile_factor, -(-way.tiles(problem) // machine.sm_count) * shape.rows
 
     best = min(offered, key=cost)
     if found[0] is general and general.launch.splits > 1 and 2 * best.tiles(problem) < machine.sm_count:
@@ -126,7 +129,7 @@ def key_of(problem: Problem) -> Key:
     """Return the key under which the table has a problem of this size."""
     return Key(
         problem.dtype,
-        padded(problem.head_dim),
+        padded_head_dim(problem.head_dim),
         problem.causal,
         problem.group,
         problem.batch * problem.heads,

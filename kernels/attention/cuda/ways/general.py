@@ -13,7 +13,7 @@ from kernels.attention.cuda.plan.planning import (
     MAX_BLOCKS,
     Machine,
     Problem,
-    check,
+    check_problem,
     section_for,
     slots_per_sm,
     splits_for,
@@ -28,11 +28,11 @@ from kernels.attention.cuda.plan.variants import (
     Chip,
     Tile,
     entry_point,
-    padded,
+    padded_head_dim,
     wide_padded,
 )
 from kernels.attention.cuda.run.launching import Buffers, Step
-from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
+from kernels.attention.cuda.ways.portable import joining_step, make_room_for_parts, parameters_but_launch
 
 PAGED = "paged"
 """The value of `mask` in a kernel for keys in pages. No kernel supports both a mask and pages."""
@@ -120,7 +120,7 @@ def has_room(chip: Chip, size: int, *, vector: bool, masked: bool) -> bool:
 def tile_for(problem: Problem, machine: Machine) -> Tile:
     """Return the tile for a problem: WIDE_64 if it fits and there are more blocks than SMs, else the base tile. Lengths
     that only the device knows need a tile for which `C::REPEATS` is true in the source."""
-    size, blocks = padded(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
+    size, blocks = padded_head_dim(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
     kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
     if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
         return WIDE_64
@@ -137,7 +137,7 @@ NINE_WARPS_OUT = 192
 
 def shaped_kernel(chip: Chip, dtype: str, dims: tuple[int, int], *, vector: bool, mask: str | None) -> GeneralKernel:
     """Return the kernel that shapes scores, for `dims` of K and V. Raises `Unsupported` if the chip cannot hold it."""
-    size, out = wide_padded(max(dims)), padded(min(dims[1], PADDED_HEAD_DIMS[-1]))
+    size, out = wide_padded(max(dims)), padded_head_dim(min(dims[1], PADDED_HEAD_DIMS[-1]))
     out = min(out, NINE_WARPS_OUT) if size == WIDE_HEAD_DIMS[-1] else out
     tile = WIDE_TILES.get(size) or base_tile(chip, size, vector=vector, masked=True)
     if size == 256 and tile.keys > NARROW_256.keys:
@@ -181,10 +181,10 @@ def kernel_for(problem: Problem, tile: Tile | None, chip: Chip) -> GeneralKernel
     if tile is None:
         dims = problem.head_dim, problem.width
         return shaped_kernel(chip, problem.dtype, dims, vector=problem.is_vector, mask=mask)
-    return GeneralKernel(problem.dtype, padded(problem.head_dim), problem.is_vector, mask, tile)
+    return GeneralKernel(problem.dtype, padded_head_dim(problem.head_dim), problem.is_vector, mask, tile)
 
 
-def packing(problem: Problem, rows: int) -> int:
+def heads_to_pack(problem: Problem, rows: int) -> int:
     """Return how many heads to pack: a whole group if the queries of one head do not fill a tile, else 1."""
     return problem.group if problem.seq_q < rows else 1
 
@@ -194,14 +194,14 @@ def plan_general(
 ) -> GeneralLaunch:
     """Return the launch for a problem with all its features. `splits`, `tile` and `pack` override the choice. Raises
     `Unsupported` if the kernel cannot compute it."""
-    check(problem, machine)
+    check_problem(problem, machine)
     if problem.is_shaped:
         kernel = kernel_for(problem, None, machine.chip)
         tile = kernel.tile
     else:
         tile = tile or tile_for(problem, machine)
         kernel = kernel_for(problem, tile, machine.chip)
-    pack = pack or packing(problem, tile.rows)
+    pack = pack or heads_to_pack(problem, tile.rows)
     packs = problem.batch * problem.heads // pack
     row_tiles = -(-problem.seq_q * pack // tile.rows)
     section = max(1, section_for(problem, machine.l2_bytes) // pack)
@@ -245,4 +245,4 @@ class General:
         parameters.splits = launch.splits
         make_room_for_parts(problem, parameters, buffers)
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, launch.columns), (parameters,))]
-        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+        return steps if launch.splits == 1 else [*steps, joining_step(problem, parameters)]

@@ -23,7 +23,7 @@ from kernels.attention.cuda.plan.planning import (
     section_for,
 )
 from kernels.attention.cuda.plan.variants import C_TYPE
-from kernels.attention.cuda.run.driver import TensorMap, driver
+from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.hopper_kernels import (
     CHUNK_COLUMNS,
@@ -41,7 +41,7 @@ from kernels.attention.cuda.ways.hopper_kernels import (
     bias_shapes,
     staged_shapes,
 )
-from kernels.attention.cuda.ways.portable import joining, make_room_for_parts, parameters_but_launch
+from kernels.attention.cuda.ways.portable import joining_step, make_room_for_parts, parameters_but_launch
 
 MAP_STRIDE_LIMIT = 2**40  # bytes, of cuTensorMapEncodeTiled
 L2_SHARE = 0.64
@@ -63,19 +63,19 @@ LEAST_PIECE_AT_ONCE = 64
 looks them up ahead."""
 
 
-def maps(layout: Layout, sizes: tuple[int, int, int]) -> bool:
+def maps_describe(layout: Layout, sizes: tuple[int, int, int]) -> bool:
     """Return whether a tensor map can describe a tensor with these numbers of batches, heads and rows."""
     steps = [s for s, size in zip((layout.batch, layout.head, layout.row), sizes, strict=True) if size > 1]
     return layout.is_vector and all(0 < step * ELEMENT_BYTES < MAP_STRIDE_LIMIT for step in steps)
 
 
-def refusal(problem: Problem, machine: Machine) -> str | None:
+def hopper_refusal(problem: Problem, machine: Machine) -> str | None:
     """Return why no kernel of this module computes the problem; None if one does."""
     if not machine.hopper:
         return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
     if problem.sign != 1:
         return "the scale must be positive"
-    if problem.pages is not None and not follows(problem):
+    if problem.pages is not None and not follows_pages(problem):
         return (
             f"with keys in pages, it needs at least {LEAST_ROWS_OVER_PAGES} queries without gaps between sequences, "
             f"a page size that is a multiple of {LEAST_PIECE}, and a head dimension of at most {max(PAGED_SHAPES)}"
@@ -85,10 +85,12 @@ def refusal(problem: Problem, machine: Machine) -> str | None:
             f"needs float16 or bfloat16, a head dimension that is a multiple of 8 and at most {HEAD_DIMS[-1]}, "
             "and rows that start on 16-byte boundaries"
         )
-    if problem.mask is not None and not (is_one_row(problem.mask) or shapes_for(problem, widths(problem.head_dim)[0])):
+    if problem.mask is not None and not (
+        is_one_row(problem.mask) or shapes_for(problem, kernel_widths(problem.head_dim)[0])
+    ):
         boundary = "16-byte (boolean: 8-byte)" if problem.head_dim <= HEAD_DIMS[-2] else "16-byte"
         return f"a mask's rows must be contiguous, start on {boundary} boundaries and have a multiple of 8 keys"
-    if not all(maps(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
+    if not all(maps_describe(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
         return "a tensor map cannot describe these strides"
     return None
 
@@ -104,12 +106,12 @@ def sizes_of(problem: Problem, name: str) -> tuple[int, int, int]:
     return 1, heads, problem.lengths.total_q if name == "q" else problem.lengths.total_k
 
 
-def follows(problem: Problem) -> bool:
+def follows_pages(problem: Problem) -> bool:
     """Return whether the kernel for keys in pages computes this problem, which has keys in pages."""
     assert problem.pages is not None
     apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
     in_a_row = problem.lengths is not None or problem.batch == 1 or (problem.q.batch, problem.out.batch) == apart
-    enough = problem.seq_q >= LEAST_ROWS_OVER_PAGES and widths(problem.head_dim)[0] in PAGED_SHAPES
+    enough = problem.seq_q >= LEAST_ROWS_OVER_PAGES and kernel_widths(problem.head_dim)[0] in PAGED_SHAPES
     return in_a_row and enough and piece_of(problem.pages.size) >= LEAST_PIECE
 
 
@@ -123,37 +125,37 @@ def total_rows(problem: Problem) -> int:
     return problem.lengths.total_q if problem.lengths else problem.batch * problem.seq_q
 
 
-def fetches(mask: Mask, keys: int) -> bool:
+def fetches_mask(mask: Mask, keys: int) -> bool:
     """Return whether a lane can read eight neighbouring elements of a mask at once at the start of any tile."""
     size = MASK_BYTES[mask.dtype]
     apart = (mask.address, mask.batch, mask.head, mask.row)
     return mask.key == size and keys % MASK_COLUMNS == 0 and all(x % min(VECTOR_BYTES, 8 * size) == 0 for x in apart)
 
 
-def ways(problem: Problem, machine: Machine) -> list[HopperWay]:
+def hopper_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return every way of this module that computes the problem, but for `bias_ways`; an empty list if `refusal` gives
     a reason."""
-    if refusal(problem, machine) is not None:
+    if hopper_refusal(problem, machine) is not None:
         return []
     windowed, packed = problem.window_offset is not None, problem.lengths is not None
     if problem.pages is not None:
         return paged_ways(problem, machine)
     tensor = problem.mask.dtype if problem.mask else None
-    found = [
+    way_list = [
         HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
-        for head_dim in widths(problem.head_dim)
+        for head_dim in kernel_widths(problem.head_dim)
         for shape in shapes_for(problem, head_dim)
     ]
     if problem.mask is not None:
-        found = order_masked(found, problem)
-    found += split_ways(problem, machine)
-    return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+        way_list = order_masked(way_list, problem)
+    way_list += split_ways(problem, machine)
+    return [way for way in way_list if way.tiles(problem) <= MAX_BLOCKS]
 
 
 def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the ways for keys in pages, the preferred one first. If a key tile takes many copies, that is the one
     whose producer looks up the pages of a tile while the copies of another tile wait."""
-    pages, width, left = problem.pages, widths(problem.head_dim)[0], problem.window_offset is not None
+    pages, width, left = problem.pages, kernel_widths(problem.head_dim)[0], problem.window_offset is not None
     assert pages is not None
     usual = HopperKernel(problem.dtype, width, problem.causal, left, PAGED_SHAPES[width], packed=True, paged=True)
     kernels = [replace(usual, ahead=True), usual] if piece_of(pages.size) < LEAST_PIECE_AT_ONCE else [usual]
@@ -163,15 +165,15 @@ def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the ways for a mask that is the same for all rows, with any layout; an empty list for other problems."""
     mask, left = problem.mask, problem.window_offset is not None
-    if mask is None or not is_one_row(mask) or refusal(problem, machine) is not None:
+    if mask is None or not is_one_row(mask) or hopper_refusal(problem, machine) is not None:
         return []
-    width = widths(problem.head_dim)[0]
+    width = kernel_widths(problem.head_dim)[0]
     kernels = (
         HopperKernel(problem.dtype, width, problem.causal, left, shape, mask.dtype)
         for shape in bias_shapes(width, problem.causal, left)
     )
-    found = [HopperWay(kernel, machine) for kernel in kernels]
-    return [way for way in found if way.tiles(problem) <= MAX_BLOCKS]
+    way_list = [HopperWay(kernel, machine) for kernel in kernels]
+    return [way for way in way_list if way.tiles(problem) <= MAX_BLOCKS]
 
 
 def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
@@ -193,7 +195,7 @@ def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
 def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the way that cuts the keys into parts, if the row tiles alone leave half of the SMs without work; else an
     empty list."""
-    head_dim = widths(problem.head_dim)[0]
+    head_dim = kernel_widths(problem.head_dim)[0]
     if not problem.is_plain or head_dim not in SPLIT_SHAPES:
         return []
     shape = SPLIT_SHAPES[head_dim]
@@ -210,11 +212,11 @@ def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
     mask = problem.mask
     if mask is None:
         return [*(PACKED_SHAPES if problem.lengths is not None else SHAPES)[head_dim, problem.causal]]
-    if not fetches(mask, problem.seq_k):
+    if not fetches_mask(mask, problem.seq_k):
         return []
     kind = head_dim, MASK_BYTES[mask.dtype] > 2
     staged = staged_shapes(head_dim, mask.dtype) if is_staged(mask, problem.seq_k) else ()
-    most = sharers(mask, problem)
+    most = mask_sharers(mask, problem)
     return [*(shape for shape in staged if shape.sharers <= most), *MASKED_SHAPES.get(kind, ())]
 
 
@@ -230,20 +232,20 @@ def is_one_row(mask: Mask) -> bool:
     return mask.row == 0
 
 
-def sharers(mask: Mask, problem: Problem) -> int:
+def mask_sharers(mask: Mask, problem: Problem) -> int:
     """Return how many heads that follow each other share a mask: 2 (the same head of two batches, or two heads of one
     batch) or 1."""
     follow = problem.batch if mask.batch == 0 and mask.head != 0 else problem.heads
     return 2 if follow % 2 == 0 and 0 in (mask.batch, mask.head) else 1
 
 
-def widths(head_dim: int) -> list[int]:
+def kernel_widths(head_dim: int) -> list[int]:
     """Return the widths of the kernels that compute a head dimension, the usual one first."""
     least = next(width for width in HEAD_DIMS if head_dim <= width)
     return [WIDER[least], least] if least in WIDER else [least]
 
 
-def section(problem: Problem, machine: Machine) -> int:
+def concurrent_heads(problem: Problem, machine: Machine) -> int:
     """Return how many heads of Q are computed at the same time; 1 if the problem is not causal, because then the rows
     of a head follow each other."""
     return section_for(problem, int(machine.l2_bytes * L2_SHARE)) if problem.causal else 1
@@ -280,7 +282,7 @@ class HopperWay:
 
     def section(self, problem: Problem) -> int:
         """Return how many heads, or pairs of heads that share a mask, are computed at the same time."""
-        return max(1, section(problem, self.machine) // self.kernel.shape.sharers)
+        return max(1, concurrent_heads(problem, self.machine) // self.kernel.shape.sharers)
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
         """Return the launch, which has at most one block per SM; the blocks divide the tiles among them. If the keys
@@ -343,12 +345,12 @@ class HopperWay:
         and sets its addresses in `parameters`."""
         if not self.kernel.split:
             return []
-        own = parameters_but_launch(problem, scale)
-        own.lse, own.splits = buffers.lse, self.parts
-        make_room_for_parts(problem, own, buffers)
-        parameters.partial_out, parameters.partial_lse = own.partial_out, own.partial_lse
+        join_parameters = parameters_but_launch(problem, scale)
+        join_parameters.lse, join_parameters.splits = buffers.lse, self.parts
+        make_room_for_parts(problem, join_parameters, buffers)
+        parameters.partial_out, parameters.partial_lse = join_parameters.partial_out, join_parameters.partial_lse
         parameters.splits, parameters.part_tiles = self.parts, Divisor.of(self.tiles_of_part(problem))
-        return [joining(problem, own)]
+        return [joining_step(problem, join_parameters)]
 
 
 def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
@@ -357,7 +359,7 @@ def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
     batch, heads, rows = sizes_of(problem, name)
     row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, but a map needs one
     sizes, strides = (problem.head_dim, rows, heads, batch), (row, layout.head or row, layout.batch or row)
-    made = driver().tensor_map(
+    made = cuda_driver().tensor_map(
         problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
     )
     made.tensor = name
@@ -371,6 +373,6 @@ def map_of_mask(problem: Problem, kernel: HopperKernel) -> TensorMap:
     sizes = (problem.seq_k, problem.seq_q, problem.heads if mask.head else 1, problem.batch if mask.batch else 1)
     strides = (mask.row, mask.head or mask.row, mask.batch or mask.row)
     box = (kernel.mask_columns, kernel.shape.rows, 1, 1)
-    made = driver().tensor_map(mask.dtype, mask.address, sizes, strides, box, swizzled=False)
+    made = cuda_driver().tensor_map(mask.dtype, mask.address, sizes, strides, box, swizzled=False)
     made.tensor = "mask"
     return made

@@ -167,26 +167,26 @@ class HopperParameters(ctypes.Structure):
 FULL, CAUSAL = False, True
 
 
-def turns(warpgroups: int, keys: int, stages: int) -> Shape:
+def ping_pong_shape(warpgroups: int, keys: int, stages: int) -> Shape:
     """Return a shape with ping-pong: the warpgroups take turns."""
     return Shape(warpgroups, keys, stages, ping_pong=True)
 
 
 SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (32, FULL): (turns(3, 128, 3), turns(4, 64, 4), turns(2, 128, 3)),
-    (32, CAUSAL): (turns(3, 128, 3), turns(4, 64, 4), Shape(2, 64, 4)),
-    (64, FULL): (turns(3, 128, 2), turns(4, 64, 4), turns(2, 128, 3)),
-    (64, CAUSAL): (turns(3, 128, 2), Shape(4, 64, 4), turns(4, 64, 4), Shape(2, 64, 4)),
-    (96, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(3, 96, 2)),
-    (96, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), turns(3, 96, 2), Shape(2, 64, 4)),
-    (128, FULL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 176, 2), turns(2, 64, 4)),
-    (128, CAUSAL): (Shape(2, 128, 2), turns(2, 128, 2), Shape(2, 64, 4)),
-    (160, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
-    (160, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
-    (192, FULL): (Shape(2, 112, 2), turns(2, 112, 2), Shape(2, 96, 2)),
-    (192, CAUSAL): (Shape(2, 112, 2), turns(2, 96, 2), Shape(2, 64, 3)),
-    (256, FULL): (Shape(2, 80, 2), turns(2, 80, 2), turns(2, 64, 2)),
-    (256, CAUSAL): (Shape(2, 80, 2), turns(2, 80, 2), Shape(2, 64, 2)),
+    (32, FULL): (ping_pong_shape(3, 128, 3), ping_pong_shape(4, 64, 4), ping_pong_shape(2, 128, 3)),
+    (32, CAUSAL): (ping_pong_shape(3, 128, 3), ping_pong_shape(4, 64, 4), Shape(2, 64, 4)),
+    (64, FULL): (ping_pong_shape(3, 128, 2), ping_pong_shape(4, 64, 4), ping_pong_shape(2, 128, 3)),
+    (64, CAUSAL): (ping_pong_shape(3, 128, 2), Shape(4, 64, 4), ping_pong_shape(4, 64, 4), Shape(2, 64, 4)),
+    (96, FULL): (Shape(2, 128, 2), ping_pong_shape(2, 128, 2), Shape(2, 176, 2), ping_pong_shape(3, 96, 2)),
+    (96, CAUSAL): (Shape(2, 128, 2), ping_pong_shape(2, 128, 2), ping_pong_shape(3, 96, 2), Shape(2, 64, 4)),
+    (128, FULL): (Shape(2, 128, 2), ping_pong_shape(2, 128, 2), Shape(2, 176, 2), ping_pong_shape(2, 64, 4)),
+    (128, CAUSAL): (Shape(2, 128, 2), ping_pong_shape(2, 128, 2), Shape(2, 64, 4)),
+    (160, FULL): (Shape(2, 112, 2), ping_pong_shape(2, 112, 2), Shape(2, 96, 2)),
+    (160, CAUSAL): (Shape(2, 112, 2), ping_pong_shape(2, 96, 2), Shape(2, 64, 3)),
+    (192, FULL): (Shape(2, 112, 2), ping_pong_shape(2, 112, 2), Shape(2, 96, 2)),
+    (192, CAUSAL): (Shape(2, 112, 2), ping_pong_shape(2, 96, 2), Shape(2, 64, 3)),
+    (256, FULL): (Shape(2, 80, 2), ping_pong_shape(2, 80, 2), ping_pong_shape(2, 64, 2)),
+    (256, CAUSAL): (Shape(2, 80, 2), ping_pong_shape(2, 80, 2), Shape(2, 64, 2)),
 }
 """The shapes that were fastest in some cell, by padded head dimension and mask. The first is used where nothing was
 measured."""
@@ -194,9 +194,9 @@ WIDER = {32: 64, 96: 128}
 """By width, a wider kernel that also computes these head dimensions. The wider kernels are older and may be as fast."""
 
 MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
-    (64, False): (turns(2, 128, 3),),
-    (64, True): (turns(2, 96, 3),),
-    (128, False): (turns(2, 128, 2),),
+    (64, False): (ping_pong_shape(2, 128, 3),),
+    (64, True): (ping_pong_shape(2, 96, 3),),
+    (128, False): (ping_pong_shape(2, 128, 2),),
     (128, True): (Shape(2, 96, 2),),
     (160, False): (Shape(2, 96, 2),),
     (160, True): (Shape(2, 64, 3),),
@@ -239,12 +239,12 @@ BIAS_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (160, CAUSAL): SHAPES[160, CAUSAL],
     (192, FULL): (Shape(2, 96, 2),),
     (192, CAUSAL): SHAPES[192, CAUSAL],
-    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
+    (256, FULL): (Shape(2, 80, 2), ping_pong_shape(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 64, 2),),
 }
 """The shapes that have registers for a mask that is the same for all rows, by padded head dimension and `right`."""
 LEFT_BIAS_SHAPES = {
-    64: turns(2, 128, 3),
+    64: ping_pong_shape(2, 128, 3),
     128: Shape(2, 128, 2),
     160: Shape(2, 64, 3),
     192: Shape(2, 64, 3),
@@ -260,19 +260,19 @@ def bias_shapes(head_dim: int, right: bool, left: bool) -> list[Shape]:
 
 
 PACKED_SHAPES = SHAPES | {
-    (64, CAUSAL): (turns(2, 128, 3), Shape(2, 64, 4)),
-    (256, FULL): (Shape(2, 80, 2), turns(2, 64, 2)),
+    (64, CAUSAL): (ping_pong_shape(2, 128, 3), Shape(2, 64, 4)),
+    (256, FULL): (Shape(2, 80, 2), ping_pong_shape(2, 64, 2)),
     (256, CAUSAL): (Shape(2, 64, 2),),
 }
 """The shapes for packed sequences, whose limits need a few more registers."""
 
-SPLIT_SHAPES = {64: turns(2, 128, 3), 128: turns(2, 128, 2)}
+SPLIT_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: ping_pong_shape(2, 128, 2)}
 """The shapes for few rows over many keys, which are cut into parts; by padded head dimension."""
-PAGED_SHAPES = {64: turns(2, 128, 3), 128: Shape(2, 128, 2)}
+PAGED_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: Shape(2, 128, 2)}
 """The shapes for keys in pages; by padded head dimension."""
 
 
-def table() -> Iterator[HopperKernel]:
+def hopper_table() -> Iterator[HopperKernel]:
     """Yield every plain kernel without a window, a mask or packed sequences. The others are built on demand."""
     for (head_dim, right), shapes in SHAPES.items():
         for shape, dtype in product(shapes, C_TYPE):

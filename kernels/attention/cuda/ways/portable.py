@@ -35,7 +35,7 @@ class Portable:
         parameters.lse = buffers.lse
         make_room_for_parts(problem, parameters, buffers)
         steps = [Step(launch.kernel, (launch.blocks, launch.splits, 1), (parameters,))]
-        return steps if launch.splits == 1 else [*steps, joining(problem, parameters)]
+        return steps if launch.splits == 1 else [*steps, joining_step(problem, parameters)]
 
 
 def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffers) -> None:
@@ -47,7 +47,7 @@ def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffe
         parameters.partial_lse = parameters.partial_out + values * 4
 
 
-def joining(problem: Problem, parameters: Parameters) -> Step:
+def joining_step(problem: Problem, parameters: Parameters) -> Step:
     """Return the launch that joins the parts. It takes the rows of all heads as one sequence of rows."""
     combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
     own.all_heads, own.head_dim = problem.out_rows // own.seq_q, problem.width

@@ -192,21 +192,21 @@ class Small:
         return [Step(self.kernel, grid, (parameters,), self.kernel.dependent)]
 
 
-def padded(head_dim: int) -> int | None:
+def small_padded_head_dim(head_dim: int) -> int | None:
     """Return the head dimension of the kernel that computes `head_dim`; None if there is none."""
     return next((size for size in SHAPES if head_dim <= size), None)
 
 
-def fits(shape: Shape, problem: Problem, chip: Chip, head_dim: int) -> bool:
+def shape_fits(shape: Shape, problem: Problem, chip: Chip, head_dim: int) -> bool:
     """Return whether a block of this shape reads all keys, fits on the chip, and is not half idle."""
     enough = problem.seq_k <= shape.all_keys
     wasteful = shape.all_keys > 64 and problem.seq_k * 2 <= shape.all_keys
     return enough and not wasteful and shape.shared_bytes(head_dim) <= chip.shared_bytes_per_block
 
 
-def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Small]:
+def small_ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[Small]:
     """Return every way of this kind that computes a problem; there may be none."""
-    size = padded(problem.head_dim)
+    size = small_padded_head_dim(problem.head_dim)
     span = max(problem.k.row, problem.v.row) * ELEMENT_BYTES * problem.seq_k
     if (
         size is None
@@ -221,11 +221,11 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
     return [
         Small(SmallKernel(problem.dtype, size, problem.causal, shape, dependent))
         for shape in SHAPES[size]
-        if fits(shape, problem, machine.chip, size)
+        if shape_fits(shape, problem, machine.chip, size)
     ]
 
 
-def table(chip: Chip) -> Iterator[SmallKernel]:
+def small_table(chip: Chip) -> Iterator[SmallKernel]:
     """Yield every kernel of a chip that is not dependent."""
     if min(chip.capabilities) < 80:
         return

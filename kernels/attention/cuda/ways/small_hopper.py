@@ -18,8 +18,8 @@ from kernels.attention.cuda.ways.small import (
     Entry,
     SmallParameters,
     exchange_bytes,
-    padded,
     parameters_of,
+    small_padded_head_dim,
 )
 
 GROUP_ROWS, GROUP_THREADS = 64, 128
@@ -72,7 +72,7 @@ class GroupShape:
         return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
 
 
-def single(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: int = 1) -> GroupShape:
+def single_shape(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: int = 1) -> GroupShape:
     return GroupShape(row_groups, key_groups, keys, blocks, cluster, ahead=False)
 
 
@@ -86,15 +86,20 @@ GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
             GroupShape(2, 1, 64, 4),
             GroupShape(2, 1, 64, 4, 2),
         ),
-        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
+        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single_shape(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
         *(
             GroupShape(1, 2, 128, 4, 2),
             GroupShape(1, 2, 128, 4, 4),
             GroupShape(1, 2, 128, 4, 8),
-            single(1, 2, 128, 4, 4),
+            single_shape(1, 2, 128, 4, 4),
         ),
         *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), GroupShape(1, 4, 128, 4, 4)),
-        *(GroupShape(2, 1, 64, 8), single(2, 1, 128, 4), single(2, 1, 128, 4, 2), single(2, 1, 128, 4, 4)),
+        *(
+            GroupShape(2, 1, 64, 8),
+            single_shape(2, 1, 128, 4),
+            single_shape(2, 1, 128, 4, 2),
+            single_shape(2, 1, 128, 4, 4),
+        ),
     ),
     128: (
         *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
@@ -155,7 +160,7 @@ class SmallHopper:
         return [Step(self.kernel, grid, (q, k, v, parameters), self.kernel.dependent)]
 
 
-def fits(shape: GroupShape, problem: Problem) -> bool:
+def group_shape_fits(shape: GroupShape, problem: Problem) -> bool:
     """Return whether a block of this shape reads all keys, more than half of it is busy, and its cluster is full at
     least once."""
     enough = shape.all_keys // 2 < problem.seq_k <= shape.all_keys
@@ -163,12 +168,12 @@ def fits(shape: GroupShape, problem: Problem) -> bool:
     return enough and (shape.cluster == 1 or tiles >= shape.cluster)
 
 
-def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[SmallHopper]:
+def small_hopper_ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list[SmallHopper]:
     """Return every way of this kind that computes a problem; there may be none."""
-    size = padded(problem.head_dim)
+    size = small_padded_head_dim(problem.head_dim)
     if (
         size is None
-        or hopper.refusal(problem, machine) is not None
+        or hopper.hopper_refusal(problem, machine) is not None
         or max(problem.heads, problem.batch) > MAX_GRID_YZ
         or problem.seq_k > max(shape.all_keys for shape in GROUP_SHAPES[size])
     ):
@@ -176,11 +181,11 @@ def ways(problem: Problem, machine: Machine, *, dependent: bool = False) -> list
     return [
         SmallHopper(GroupKernel(problem.dtype, size, problem.causal, shape, dependent))
         for shape in GROUP_SHAPES[size]
-        if fits(shape, problem)
+        if group_shape_fits(shape, problem)
     ]
 
 
-def table(chip: Chip) -> Iterator[GroupKernel]:
+def small_hopper_table(chip: Chip) -> Iterator[GroupKernel]:
     """Yield every kernel of this kind that is not dependent."""
     for dtype in chip.dtypes:
         for size in SHAPES:

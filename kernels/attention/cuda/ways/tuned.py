@@ -68,13 +68,13 @@ class Choice:
         return self.behind.get(self.second, 0.0)
 
 
-def stem(way: str) -> str:
+def way_stem(way: str) -> str:
     """Return a way's name without the number of parts into which it cuts the keys: `fa2-64x64w4s2` for
     `fa2-64x64w4s2-4`."""
     return re.sub(r"-\d+$", "", way)
 
 
-def lead(cell: Choice) -> str:
+def lead_text(cell: Choice) -> str:
     """Return in words by how much the winner is faster than the second."""
     return f"{cell.margin:.1%} before {cell.second}" if cell.second else "no other way"
 
@@ -103,31 +103,31 @@ class Table:
 
     def search(self, key: Key, names: Sequence[str], at_most: float = FAR) -> tuple[str, str] | None:
         """Return what `pick` returns, but search each time."""
-        by_stem = {stem(name): name for name in names}
+        by_stem = {way_stem(name): name for name in names}
         near = (
             (distance, cell)
             for distance, cell in self.nearest(key)
-            if distance <= at_most and stem(cell.way) in by_stem
+            if distance <= at_most and way_stem(cell.way) in by_stem
         )
-        found = next(near, None)
-        if found is None:
+        nearest_cell = next(near, None)
+        if nearest_cell is None:
             return None
-        distance, cell = found
+        distance, cell = nearest_cell
         where = "here" if distance == 0 else f"{distance:.1f} doublings away, at {cell.key.words}"
-        return by_stem[stem(cell.way)], f"measured {where} on {self.about['device']}: {lead(cell)}"
+        return by_stem[way_stem(cell.way)], f"measured {where} on {self.about['device']}: {lead_text(cell)}"
 
     def nearest(self, key: Key) -> list[tuple[float, Choice]]:
         """Return the cells with this element type, head dimension and mask that are at most FAR doublings away, each
         with its distance, the nearest first."""
         kind = (key.dtype, key.head_dim, key.causal)
         same = (cell for cell in self.cells if (cell.key.dtype, cell.key.head_dim, cell.key.causal) == kind)
-        found = [(key.distance(cell.key), cell) for cell in same]
-        return sorted((one for one in found if one[0] <= FAR), key=lambda one: (one[0], one[1].key))
+        distances = [(key.distance(cell.key), cell) for cell in same]
+        return sorted((one for one in distances if one[0] <= FAR), key=lambda one: (one[0], one[1].key))
 
     def merged(self, about: Mapping[str, Any], cells: Iterable[Choice]) -> Table:
         """Return this table with the new cells; they replace old cells with the same key."""
-        found = {cell.key: cell for cell in (*self.cells, *cells)}
-        return Table(about, tuple(found[key] for key in sorted(found)))
+        cell_by_key = {cell.key: cell for cell in (*self.cells, *cells)}
+        return Table(about, tuple(cell_by_key[key] for key in sorted(cell_by_key)))
 
     def text(self) -> str:
         """Return the text of the file. The same table always gives the same text."""
@@ -140,7 +140,7 @@ def as_row(cell: Choice) -> dict[str, Any]:
     return {**asdict(cell.key), "way": cell.way, "behind": dict(cell.behind), "us": dict(cell.us), "at": cell.at}
 
 
-def parse(text: str) -> Table:
+def parse_table(text: str) -> Table:
     """Return the table in the text of a file. Raises ValueError if it has another schema."""
     found = json.loads(text)
     if found.get("schema") != SCHEMA:
@@ -156,5 +156,5 @@ def parse(text: str) -> Table:
 @cache
 def table_for(chip: str, sm_count: int) -> Table | None:
     """Return the table measured on a chip of this family with this number of SMs; None if there is none."""
-    tables = [parse(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    tables = [parse_table(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     return next((one for one in tables if (one.about["chip"], one.about["sm_count"]) == (chip, sm_count)), None)
