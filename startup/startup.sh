@@ -125,21 +125,12 @@ roomy || leave disk_full "no room is left in $dir"
 up=$([[ -n ${BENCH_VM_DIR:-} ]] || cut -d. -f1 /proc/uptime)
 [[ -s $dir/first-boot ]] || echo "$(($(date +%s) - ${up:-0}))" >"$dir/first-boot"
 margin=$((deadline < 120 ? deadline * 500 : 60000)) after=$(((deadline - $(date +%s) + $(<"$dir/first-boot")) * 1000 - margin))
-seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
-grace=$(seconds $((margin * 2 / 3)))
+seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }; grace=$(seconds $((margin * 2 / 3)))
 helper watchdog "$(seconds $((after > 0 ? after : 0)))"
 able() { command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'; }
 apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=120 "$@"; }
-lists() { # apt-daily holds the lists' lock on a first boot, and no option of apt waits for that one
-  local try text
-  for ((try = 1; try <= 60; try++)); do
-    text=$(apt update 2>&1) && return 0
-    [[ $text == *lists/lock* ]] || break
-    sleep "${BENCH_RETRY_PAUSE_S:-2}"
-  done
-  say "apt-get update failed: ${text##*$'\n'}"
-}
-install_python() { lists; apt install python3 python3-venv python3-pip; }
+lists() { local text; text=$(apt update 2>&1) || { [[ $text != *lists/lock* ]] && say "apt-get update: ${text##*$'\n'}"; }; }
+install_python() { retry 60 lists; apt install python3 python3-venv python3-pip; } # no option of apt waits for the lists' lock
 able || { [[ $(field "$spec" allow_install) == true ]] && work retry 2 install_python; }
 able || leave no_python 'no python3 of version 3.8 or newer, and none could be installed'
 

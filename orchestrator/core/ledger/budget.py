@@ -254,7 +254,7 @@ def authorize(
             is_own_cap = cap == caps.of(window) or cap != shared.of(window)
             set_by = "" if is_own_cap or ledger.caps is None else ledger.caps.by
             refusals.append(HoldRefused(window, cap, exposed.spent, exposed.held, ceiling, -image_amounts, set_by))
-    if refusals and ceiling > 0:  # what costs nothing fits into a window that is full
+    if refusals:
         return max(refusals, key=lambda refused: (refused.short_by, -WINDOWS.index(refused.window)))
     return Approved(hold=ceiling, headroom=headroom)
 

@@ -48,10 +48,15 @@ def test_a_vm_without_python_gets_one_where_installing_is_allowed(tmp_path: Path
     for name in names.split():
         (tools / name).symlink_to(shutil.which(name) or "")
     spec = run_spec(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0})
-    stub(tools, "apt-get", f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac')
+    install = f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac'
+    update = f"""case "$*" in *update*) echo x >> {tmp_path}/updates
+      [ "$(grep -c x {tmp_path}/updates)" -gt 3 ] || {{ echo "E: Could not get lock /var/lib/apt/lists/lock"; exit 100; }}
+    esac"""
+    stub(tools, "apt-get", f"{update}\n{install}")
     with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
         machine.wait()
         assert_left_properly(cloud, "succeeded")
+    assert len((tmp_path / "updates").read_text().split()) == 4, "the lock of the lists is waited for"
 
 
 def test_a_python_that_is_too_old_is_no_python(tmp_path: Path) -> None:
