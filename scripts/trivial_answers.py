@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kernels.forms.definition import BadWorkload, Definition
-from kernels.forms.kernelbench import load_suite
+from kernels.forms.kernelbench import load
 from kernels.harness import criterion
 from kernels.harness.input_sets import free_memory
 from kernels.harness.judge import Judge
@@ -64,7 +64,7 @@ def row_of(problem: Path, by: int, device: torch.device) -> dict[str, str]:
         text = problem.read_text(encoding="utf-8")
         (Path(folder) / f"problem_{problem.stem}.py").write_text(divided(text, by) if by > 1 else text)
         try:
-            definition = load_suite(Path(folder))
+            definition = load(Path(folder))
             with torch.inference_mode():
                 meta = definition.inputs(definition.cases[0], torch.device("meta"), torch.Generator())
                 size = sum(one.numel() * one.element_size() for one in meta.tensors())

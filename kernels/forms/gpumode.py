@@ -26,7 +26,7 @@ NEEDED = ("generate_input", "ref_kernel", "check_implementation")
 MOST_SEED = (1 << 31) - 1
 
 
-def load_problem(path: Path) -> Definition:
+def load(path: Path) -> Definition:
     """The problem in a folder, described in the file `<folder>.json` beside it. Raises `BadWorkload`."""
     description, file = read_description(path), path / "reference.py"
     module = referred_to(file)

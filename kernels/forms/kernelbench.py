@@ -52,7 +52,7 @@ class Found:
         return len(self.problems) > 1
 
 
-def load_suite(path: Path) -> Definition:
+def load(path: Path) -> Definition:
     """The problem or the suite in a folder. Raises `BadWorkload`."""
     folder = path if path.is_dir() else path.parent
     files = find_models(folder)

@@ -34,7 +34,7 @@ MOST_CASES = 10_000
 CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
 
 
-def load_one_file(path: Path) -> Definition:
+def load(path: Path) -> Definition:
     """The workload in a file, or in a folder that has a file of its own name. Raises `BadWorkload`."""
     file = path / f"{path.name}.py" if path.is_dir() else path
     lines = top_level(file)

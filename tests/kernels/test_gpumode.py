@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels.forms.definition import BadWorkload
-from kernels.forms.gpumode import load_problem
+from kernels.forms.gpumode import load
 from tests.kernels.harness_process import HarnessProcess, named
 
 REFERENCE = """import torch
@@ -98,4 +98,4 @@ def test_inputs_that_only_a_gpu_can_make_are_a_skip_with_that_reason(tmp_path: P
 def test_a_problem_without_its_functions_is_refused(tmp_path: Path) -> None:
     own = problem(tmp_path, "def generate_input(seed): ...\n")
     with pytest.raises(BadWorkload, match="there is no function ref_kernel"):
-        load_problem(own)
+        load(own)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.forms.definition import BadWorkload, in_double
-from kernels.forms.kernelbench import load_suite
+from kernels.forms.kernelbench import load
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.kernelbench import suite as read_suite
 
@@ -44,7 +44,7 @@ def test_the_model_and_every_candidate_have_the_same_parameters(tmp_path: Path) 
     (tmp_path / "leaky.py").write_text(MODEL)
     (tmp_path / "leaky_new.py").write_text(NEW)
     (tmp_path / "leaky_wrong.py").write_text(NEW.replace("x * self.slope", "x"))
-    workload = load_suite(tmp_path)
+    workload = load(tmp_path)
     assert list(workload.implementations) == ["eager", "compiled", "leaky_new", "leaky_wrong"]
     assert workload.baselines == ("eager", "compiled")
     cpu = torch.device("cpu")
@@ -64,14 +64,14 @@ def test_the_model_and_every_candidate_have_the_same_parameters(tmp_path: Path) 
 def test_a_folder_with_no_model_or_with_a_candidate_of_nobody_is_refused(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(NEW)
     with pytest.raises(BadWorkload, match="no file has a class Model"):
-        load_suite(tmp_path)
+        load(tmp_path)
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL)
     with pytest.raises(BadWorkload, match=r"new.py: there are 2 problems, and it is not clear which one"):
-        load_suite(tmp_path)
+        load(tmp_path)
     (tmp_path / "b.py").write_text("def (\n")
     with pytest.raises(BadWorkload, match=r"b.py:1: syntax error"):
-        load_suite(tmp_path)
+        load(tmp_path)
 
 
 def test_several_problems_are_a_case_each_and_candidates_go_by_file_names(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_several_problems_are_a_case_each_and_candidates_go_by_file_names(tmp_pa
     (tmp_path / "mine" / "1_leaky.py").write_text(NEW)
     (tmp_path / "mine" / "level_1_problem_10_sample_0_kernel.py").write_text(NEW)
     (tmp_path / "mine" / "level_1_problem_10_sample_1_kernel.py").write_text(NEW)
-    suite = load_suite(tmp_path)
+    suite = load(tmp_path)
     assert [case["problem"] for case in suite.cases] == ["1_leaky", "2_leakier", "10_leakiest"]
     told = read_suite({one.relative_to(tmp_path).as_posix(): one.read_text() for one in tmp_path.rglob("*.py")})
     assert told.cases == suite.cases, "the client says the same by the text alone"
@@ -96,14 +96,14 @@ def test_several_problems_are_a_case_each_and_candidates_go_by_file_names(tmp_pa
         mine.leave()
     (tmp_path / "mine" / "3_unknown.py").write_text(NEW)
     with pytest.raises(BadWorkload, match=r"mine/3_unknown.py: no problem of the suite has that name"):
-        load_suite(tmp_path)
+        load(tmp_path)
 
 
 def test_models_are_called_in_training_mode_unless_the_model_drops_out(tmp_path: Path) -> None:
     batch_norm = "self.drop = nn.BatchNorm1d(8)"
     for rate, expected in (("nn.Dropout(0.5)", False), ("nn.Dropout(0.0)", True), (batch_norm[12:], True)):
         (tmp_path / "leaky.py").write_text(MODEL.replace("nn.Dropout(0.5)", rate))
-        workload = load_suite(tmp_path)
+        workload = load(tmp_path)
         given = workload.inputs({}, torch.device("cpu"), torch.Generator().manual_seed(5))
         eager = workload.implementations["eager"]
         answer = eager.bound({}, (), given)()
@@ -119,7 +119,7 @@ def test_a_model_with_parameters_of_its_own_is_told_that_and_no_other_one(tmp_pa
     (tmp_path / "leaky_more.py").write_text(
         NEW.replace("self.drop =", "self.more = nn.Parameter(torch.ones(1)); self.drop =")
     )
-    workload = load_suite(tmp_path)
+    workload = load(tmp_path)
     given = workload.inputs({}, torch.device("cpu"), torch.Generator().manual_seed(5))
     remarks = {}
     for name in ("leaky_wrong", "leaky_other", "leaky_more"):
@@ -151,12 +151,12 @@ def test_two_files_of_a_kernel_for_one_problem_and_a_candidate_too_deep_are_name
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(twice[path])
     with pytest.raises(BadWorkload, match="is for the same problem"):
-        load_suite(tmp_path)
+        load(tmp_path)
 
 
 def test_inputs_of_a_problem_are_made_on_the_device(tmp_path: Path) -> None:
     (tmp_path / "leaky.py").write_text(MODEL.replace("torch.randn(4, 8)", "torch.rand(1 << 40)"))
-    workload = load_suite(tmp_path)
+    workload = load(tmp_path)
     made = workload.inputs({}, torch.device("meta"), torch.Generator().manual_seed(5))
     assert made.tensors()[0].device.type == "meta", "no terabytes were drawn on the host"
 

@@ -11,7 +11,7 @@ import torch
 
 from kernels.forms.definition import BadWorkload, Definition, in_double
 from kernels.forms.expressions import evaluate
-from kernels.forms.one_file import load_one_file
+from kernels.forms.one_file import load
 from kernels.harness.own import OwnWorkload, case_id
 from kernels.harness.reading import BadSpec
 
@@ -40,7 +40,7 @@ def read(folder: Path, text: str, **files: str) -> Definition:
     (folder / "mine.py").write_text(text)
     for name, content in files.items():
         (folder / name.replace("_dot_", ".")).write_text(content)
-    return load_one_file(folder / "mine.py")
+    return load(folder / "mine.py")
 
 
 def test_cases_are_every_combination_and_a_dtype_arrives_as_one(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_folder_brings_its_siblings_along(tmp_path: Path) -> None:
     (folder / "helper.py").write_text("def twice(x):\n    return x * 2\n")
     text = GOOD.replace("import torch\n", "import torch\nfrom helper import twice\n", 1)
     (folder / "thing.py").write_text(text)
-    assert load_one_file(folder).name == "thing"
+    assert load(folder).name == "thing"
 
 
 def test_cases_may_be_listed_and_skipped_with_a_reason(tmp_path: Path) -> None:
