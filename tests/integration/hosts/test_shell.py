@@ -99,6 +99,16 @@ def test_an_agent_key_that_identity_file_names_is_taken_with_identities_only(
                 agent.terminate()
 
 
+def test_a_wrapper_that_is_named_is_the_interpreter_of_probe_and_run(start: Start, client: Client) -> None:
+    with serving(start, client) as server:
+        wrapper = server.home / "python3-torch"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        answer = ask("box", "probe", python="~/python3-torch")
+        assert isinstance(answer, dict)
+        assert answer["executable"] == str(wrapper)
+
+
 def test_settings_of_an_included_file_and_of_match_count(start: Start, client: Client, tmp_path: Path) -> None:
     with serving(start, client) as server:
         (tmp_path / "more").write_text(f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.core import baselines
+from orchestrator.core.config.model import HostsSpec
 from orchestrator.core.fleet import children, jobs
-from orchestrator.core.hosts import HostRecord, RecordUnreadable
+from orchestrator.core.hosts import HostRecord, RecordUnreadable, parse_target
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
 from orchestrator.core.run.status import decode_status, encode_status, status_line
@@ -78,3 +79,19 @@ def test_a_status_line_of_a_later_schema_is_read_from_the_events() -> None:
     assert decode_status(RUN, line) is not None
     assert decode_status(RUN, {**line, "schema": "1", "mood": "fine"}) is not None
     assert decode_status(RUN, {**line, "schema": "2"}) is None
+
+
+@pytest.mark.parametrize(
+    ("python", "taken"),
+    [("~/pyt", True), ("/opt/c/python3.13t", True), ("python3-torch", True), ("/bin/sh", False), ("py;ls", False)],
+)
+def test_an_interpreter_that_a_configuration_takes_is_read_back_and_no_other(python: str, taken: bool) -> None:
+    target = parse_target("me@box")
+    text = HostRecord(target=str(target)).model_dump_json(by_alias=True).replace('"python":""', f'"python":"{python}"')
+    assert python in text
+    assert HostRecord.parse(target.zone, text.encode()).python == (python if taken else "")
+    if taken:
+        assert HostsSpec(python=python).python == python
+        return
+    with pytest.raises(ValueError, match="begins with py"):
+        HostsSpec(python=python)
