@@ -14,12 +14,36 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
+from startup.host.machine import check_packages, probe_host, validate_host
 from startup.host.paths import Trouble
+from startup.host.runs import (
+    accept_upload,
+    forget_run,
+    list_runs,
+    prepare_payload,
+    read_log,
+    run_state,
+    start_run,
+    stop_run,
+)
 
 ANSWER = "@@spotbench@@"
 """Begins the line that holds the answer: a login shell may print before it."""
 
-OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "probe": probe_host,
+    "validate": validate_host,
+    "packages": check_packages,
+    "prepare": prepare_payload,
+    "accept": accept_upload,
+    "start": start_run,
+    "state": run_state,
+    "read_log": read_log,
+    "stop": stop_run,
+    "forget": forget_run,
+    "runs": list_runs,
+}
+"""By the names that clients use."""
 KINDS = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
