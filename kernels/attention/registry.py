@@ -53,5 +53,7 @@ def find_kernel(device: torch.device, *, threads: int = 0) -> AttentionKernel:
         if exc.name is None or not name.startswith(exc.name):
             raise
         raise Unavailable(f"no bundled kernel for {device.type}: the payload has no module {name}") from exc
-    kernel: AttentionKernel = module.kernel(device, threads=threads) if device.type == "cpu" else module.kernel(device)
+    kernel: AttentionKernel = (
+        module.cpu_kernel(device, threads=threads) if device.type == "cpu" else module.cuda_kernel(device)
+    )
     return kernel
