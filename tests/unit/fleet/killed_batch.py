@@ -164,7 +164,7 @@ class Killing:
             scheduler=scheduler,
             record=store.record(),
             children=store.children(),
-            orders=TwoCases.of(FLEET, Mode.EMBEDDED, world.bucket.name, configured, require_cuda=False),
+            orders=TwoCases.of(FLEET, Mode.EMBEDDED, world.bucket.name, configured, require_cuda=lambda _gpu: False),
             payload=lambda _: PayloadRef(world.bucket.name, "payloads/0.tar.gz", "0" * 64, ""),
             say=self.said.append,
             place=lambda _config, _price: BatchPlacement(REGIONS, SETTINGS, "SPOT"),
