@@ -105,8 +105,8 @@ def test_the_wheel_declares_every_distribution_that_its_modules_import(wheel: Pa
 
 def test_a_machine_gets_the_same_payload_from_the_wheel_as_from_the_checkout(python: Path, tmp_path: Path) -> None:
     program = (
-        "import json; from orchestrator.adapters.payload import bundle_root, pack; root = bundle_root();"
-        "print(json.dumps([str(root), [f['path'] for f in json.loads(pack(root).manifest)['files']]]))"
+        "import json; from orchestrator.adapters.payload import bundle_root, pack_payload; root = bundle_root();"
+        "print(json.dumps([str(root), [f['path'] for f in json.loads(pack_payload(root).manifest)['files']]]))"
     )
     # -I: the tests put this checkout on the path of their children.
     done = subprocess.run([str(python), "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -134,8 +134,8 @@ def test_the_installed_wheel_measures(python: Path, tmp_path: Path) -> None:
 
 def test_the_wheels_payload_names_the_commit_that_it_was_built_from(python: Path, tmp_path: Path) -> None:
     program = (
-        "import json; from orchestrator.adapters.payload import bundle_root, pack;"
-        "m = json.loads(pack(bundle_root()).manifest); print(json.dumps([m['git_commit'], m['spotbench']]))"
+        "import json; from orchestrator.adapters.payload import bundle_root, pack_payload;"
+        "m = json.loads(pack_payload(bundle_root()).manifest); print(json.dumps([m['git_commit'], m['spotbench']]))"
     )
     done = subprocess.run([str(python), "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     commit, version = json.loads(done.stdout)

@@ -18,7 +18,7 @@ from kernels.harness import rows
 from kernels.harness.clocks import NoClocks
 from kernels.harness.timers import Timed
 from kernels.harness.columns import measurement_columns
-from kernels.harness.timing import Extent, Instruments, measure
+from kernels.harness.timing import Extent, Instruments, measure_contenders
 from kernels.harness.turns import Contender
 
 def now(what):

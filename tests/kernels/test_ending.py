@@ -11,7 +11,7 @@ from tests.support.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import atexit, sys, threading, time
-from kernels.harness.ending import leave
+from kernels.harness.ending import leave_process
 
 class Module:
     def __del__(self): print("taken apart")
@@ -22,7 +22,7 @@ atexit.register(lambda: (print("registered"), asked.set()))
 threading.Thread(target=lambda: (time.sleep(0.05), print("a thread"))).start()
 threading.Thread(target=gone.wait, daemon=True).start()
 sys.stdout.write("unfinished; ")
-leave(int(sys.argv[1]))
+leave_process(int(sys.argv[1]))
 """
 
 

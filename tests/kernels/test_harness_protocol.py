@@ -311,12 +311,12 @@ def test_the_kernel_of_the_tests_is_the_kernel_of_the_processes(kernel: CpuAtten
 
 LOOKS = """
 import sys, torch
-from kernels.attention.baseline import dispatched
-from kernels.attention.correctness import poisoned
+from kernels.attention.baseline import dispatched_backend
+from kernels.attention.correctness import poison_memory
 q = torch.ones(1, 2, 8, 16)
-with torch.inference_mode(), poisoned(q, through_torch=True):
+with torch.inference_mode(), poison_memory(q, through_torch=True):
     assert torch.empty(4).isnan().all()
-    named = dispatched(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    named = dispatched_backend(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
 assert torch.get_deterministic_debug_mode() == 0
 print(named, "torch._dynamo" in sys.modules, "torch._inductor" in sys.modules)
 """

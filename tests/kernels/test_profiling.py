@@ -181,8 +181,8 @@ def test_what_is_profiled_is_what_was_built_and_nothing_is_compiled_for_it(
 ) -> None:
     """Kernels are cached under their flags, so each step of a run has to have the same ones, whatever it then finds."""
     program = (
-        "import sys; from kernels.harness.__main__ import main; from kernels.attention.cuda.compile.compiler import flags;"
-        "print(main(sys.argv[1:]), '-lineinfo' in flags(), file=sys.stderr)"
+        "import sys; from kernels.harness.__main__ import main; from kernels.attention.cuda.compile.compiler import compiler_flags;"
+        "print(main(sys.argv[1:]), '-lineinfo' in compiler_flags(), file=sys.stderr)"
     )
     out, wanted = tmp_path / "out", tmp_path / "spec.json"
     out.mkdir()

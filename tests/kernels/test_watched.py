@@ -168,8 +168,8 @@ def test_a_process_that_ends_in_somebodys_call_is_blamed_on_them(tmp_path: Path,
 @pytest.mark.parametrize("ends", ["calls.stop_telling(); os._exit(1)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_a_process_that_others_end_is_blamed_on_nobody(tmp_path: Path, ends: str) -> None:
     watching = (
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run\n"
-        f"sys.exit(run({step(tmp_path, f'with calls.of(chr(98), chr(99)): {ends}')!r}, 60.0))"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run_watched\n"
+        f"sys.exit(run_watched({step(tmp_path, f'with calls.of(chr(98), chr(99)): {ends}')!r}, 60.0))"
     )
     assert subprocess.run([sys.executable, "-c", watching], check=False).returncode in (1, -signal.SIGTERM)
     assert (tmp_path / "starts").read_text() == "."
@@ -190,7 +190,7 @@ def test_nothing_that_a_hung_implementation_started_is_left(tmp_path: Path) -> N
 
 def test_a_step_ends_with_the_process_that_watches_it(tmp_path: Path) -> None:
     body = "from kernels.harness.ending import end_with_parent\nend_with_parent()\nprint('ready', flush=True)\ntime.sleep(3600)"
-    watching = f"import sys\nfrom kernels.harness.watched import run\nsys.exit(run({step(tmp_path, body)!r}, 3600.0))"
+    watching = f"import sys\nfrom kernels.harness.watched import run_watched\nsys.exit(run_watched({step(tmp_path, body)!r}, 3600.0))"
     with subprocess.Popen([sys.executable, "-c", watching], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -201,8 +201,8 @@ def test_a_step_ends_with_the_process_that_watches_it(tmp_path: Path) -> None:
 
 def test_a_signal_that_ends_the_step_outside_calls_ends_its_watching_process(tmp_path: Path) -> None:
     watching = (
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run\n"
-        f"sys.exit(run({step(tmp_path, 'os.kill(os.getpid(), signal.SIGKILL)')!r}, 60.0))"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom kernels.harness.watched import run_watched\n"
+        f"sys.exit(run_watched({step(tmp_path, 'os.kill(os.getpid(), signal.SIGKILL)')!r}, 60.0))"
     )
     assert subprocess.run([sys.executable, "-c", watching], check=False).returncode == -signal.SIGKILL
 

@@ -293,9 +293,9 @@ def test_a_terminated_supervisor_kills_what_it_holds() -> None:
 PARENT = """
 import subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-from orchestrator.embedded.machine import supervise
+from orchestrator.embedded.machine import start_supervised
 command = ["bash", "-c", "setsid sleep 600 & echo $!; sleep 600"]
-held = supervise(command, stay=True, environment={"PATH": sys.argv[2]}, output=None)
+held = start_supervised(command, stay=True, environment={"PATH": sys.argv[2]}, output=None)
 time.sleep(600)
 """
 
