@@ -68,8 +68,11 @@ def terraform_document(steps: Iterable[Step]) -> str:
 def _resources(step: Step) -> tuple[Named, ...]:
     match step:
         case EnableApis():
-            project = {"project": hcl_text(step.project), "disable_on_destroy": False}
-            return tuple((SERVICE, api.partition(".")[0], {**project, "service": hcl_text(api)}) for api in step.apis)
+            project = {"project": hcl_text(step.project)}
+            return tuple(
+                (SERVICE, api.partition(".")[0], {**project, "service": hcl_text(api), "disable_on_destroy": False})
+                for api in step.apis
+            )
         case MakeBucket():
             where = {
                 "project": hcl_text(step.project),
