@@ -178,7 +178,6 @@ RULES: Final = (
 
 QUOTA_CODES: Final = frozenset({"QUOTA_EXCEEDED", "quotaExceeded", "RESOURCE_QUOTA_EXCEEDED"})
 EVERYWHERE: Final = "GPUS_ALL_REGIONS"
-_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 _METRIC = re.compile(r"[Qq]uota '([A-Za-z0-9_/.-]+)' exceeded")
 _LIMIT = re.compile(r"Limit: (\d+(?:\.\d+)?)")
 _REGION = re.compile(r"in region ([a-z]+-[a-z]+\d+)")
