@@ -31,6 +31,7 @@ from orchestrator.cli.status_view import line as machine_line
 from orchestrator.cli.watch import LiveWatch, PlainWatch
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.ledger.budget import Ledger, add_cost
+from orchestrator.core.names import Zone
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.diagnose import REMEDIES, RunDiagnosis, diagnose_run, last_attempt
@@ -167,16 +168,26 @@ def test_a_refusals_remedy_is_that_of_the_client_that_got_it() -> None:
 def test_what_a_client_was_told_by_the_cloud_is_harmless_before_it_is_stored(said: str) -> None:
     bucket, clock = MemoryBucket(), SimulatedClock()
     ours = EventLog(bucket, RUN, "client-1", clock)
-    fact = ev.ZoneExhausted(attempt=1, zone=ZONE, code="X", message=said, zones_available=(said,))
+    fact = ev.ZoneExhausted(attempt=1, zone=ZONE, code="X", message=said, zones_available=(ZONE,))
     kept = ours.append(fact)
     assert ours.append(fact).fact == kept.fact
     assert EventLog(bucket, RUN, "client-2", clock).read() == ours.read()
     harmless(kept.fact.message)  # type: ignore[attr-defined]
-    harmless("".join(kept.fact.zones_available))  # type: ignore[attr-defined]
     refused = classify_fault(
         ComputeFault("QUOTA_EXCEEDED", said, quota_metric=f"x/{said}", dimensions={"region": said})
     )
     harmless(refused.message + refused.hint + refused.code)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text.filter(lambda said: not Zone.fits(said)))
+def test_a_zone_that_the_cloud_hints_at_and_that_is_none_is_no_hint(said: str) -> None:
+    with pytest.raises(ValueError, match="zone"):
+        ev.ZoneExhausted(attempt=1, zone=ZONE, code="X", message="", zones_available=(said,))
+    refused = classify_fault(
+        ComputeFault("ZONE_RESOURCE_POOL_EXHAUSTED", metadata={"zonesAvailable": f"{ZONE},{said}"})
+    )
+    assert refused.zones_available == (ZONE,)
 
 
 def test_a_diagnosis_or_an_end_does_not_pass_for_a_remedy_of_ours() -> None:
