@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,13 @@ import typer
 
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.naming import gpu_of
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import Wiring
+
+Planner = Callable[[], LaunchPlan]
 
 Gpu = Annotated[
     str,
@@ -78,6 +86,29 @@ class Terms:
     @property
     def overrides(self) -> tuple[str, ...]:
         return tuple(self.set_ or ())
+
+
+AcceptPlan = Annotated[
+    str,
+    typer.Option("--accept", metavar="SHA256", help="Follow the plan of a run that another computer launched."),
+]
+
+
+def consented_plan(
+    wiring: Wiring, typed: str, run_id: str, limits: LaunchOptions, digest: str, command: str
+) -> Planner:
+    """What makes a plan of the stored one of a run. Asks first if another computer launched the run and its plan
+    differs from this user's configuration. Raises `ConfigError`."""
+    stored = wiring.stored_plan(run_id, limits)
+    named = limits.path is not None or (typed == run_id and stored.plan.config.gpu == gpu_of(run_id))
+    accepted = stored.consent(digest, is_gpu_named=named, command=command.format(run_id), confirm=agreed_to)
+    return lambda: wiring.plan_again(stored, accepted=accepted)
+
+
+def agreed_to(question: str, flag: str) -> None:
+    """Raises `ConfigError` unless a person at a terminal says yes."""
+    if not (sys.stdin.isatty() and typer.confirm(question)):
+        raise ConfigError(f"{question} Nobody said yes, so nothing was done", hint=f"{flag} answers yes")
 
 
 def launch_options(choice: ChoiceParam, terms: Terms, hosts: list[str] | None, *, keep: bool = False) -> LaunchOptions:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from typing import Annotated
 
 import typer
 
+from orchestrator.cli.choices import agreed_to
 from orchestrator.cli.money_view import costs_document, costs_view
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
@@ -92,9 +92,3 @@ def remove(
     usd = after.costs[cost].usd
     document = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
     answer(document, f"took back ${usd} ({cost})", json=json)
-
-
-def agreed_to(question: str, flag: str) -> None:
-    """Raises `ConfigError` unless a person at a terminal says yes."""
-    if not (sys.stdin.isatty() and typer.confirm(question)):
-        raise ConfigError(f"{question} Nobody said yes, so nothing was done", hint=f"{flag} answers yes")

@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.api.outcome import raise_for
-from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
+from orchestrator.cli.choices import AcceptPlan, ChoiceParam, Hosts, Terms, consented_plan, launch_options
 from orchestrator.cli.completion import known_runs
 from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.cli.options import Json, group_options, options
@@ -51,7 +51,7 @@ class MachineDocument:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The run to resume, and the payload that may be taken from the bucket."""
+    """The run to resume, and the plan and the payload that may be taken from the bucket."""
 
     resume: Annotated[
         str,
@@ -62,6 +62,7 @@ class Resumption:
             autocompletion=known_runs,
         ),
     ] = ""
+    accept: AcceptPlan = ""
     accept_payload: Annotated[
         str, typer.Option(metavar="SHA256", help="With --resume: use this payload from the bucket.")
     ] = ""
@@ -147,9 +148,11 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
     """Continues a run under this client's caps, prices, limits, alert channels and payload."""
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, again.resume)
+    command = "bench launch --resume {}"
+    replan = consented_plan(wiring, again.resume, run_id, limits, again.accept, command)
     with watching(quiet=json, now=wiring.clock.now) as watch:
         wiring.say = watch.say
-        plan = after_settling_abandoned(wiring.world(), lambda: wiring.plan_again(run_id, limits), watch.say)
+        plan = after_settling_abandoned(wiring.world(), replan, watch.say)
         world = wiring.world(plan.config)
 
         def begun() -> Engine:

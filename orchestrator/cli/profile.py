@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.api.outcome import raise_for
+from orchestrator.cli.choices import AcceptPlan, consented_plan
 from orchestrator.cli.completion import RunName, known_cases
 from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.cli.options import Json, options
@@ -55,6 +57,7 @@ def profile(
         list[str] | None, typer.Option("--implementation", "-i", help="Profile only these; by default all of the run.")
     ] = None,
     set_: Annotated[str, typer.Option("--set", help="roofline, full (every counter), or trace.")] = SETS[0],
+    accept: AcceptPlan = "",
     json: Json = False,
 ) -> None:
     """Show why kernels take their time: peaks, roofline, stalls.
@@ -71,7 +74,10 @@ def profile(
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
     if case:
-        run_id = _profiled(wiring, run_id, tuple(case), tuple(implementation or ()), set_, quiet=json)
+        command = f"bench profile {{}} {' '.join(f'--case {shlex.quote(text)}' for text in case)}"
+        replan = consented_plan(wiring, run, run_id, LaunchOptions("", None, ()), accept, command)
+        plan = after_settling_abandoned(wiring.world(), replan, wiring.say)
+        run_id = _profiled(wiring, run_id, plan, tuple(case), tuple(implementation or ()), set_, quiet=json)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
     profiles = _read(run_id, folder)
     _write(profiles, folder / "profile.html", json=json)
@@ -99,11 +105,16 @@ def _of_file(report: Path, *, json: bool) -> None:
 
 
 def _profiled(
-    wiring: Wiring, run_id: str, cases: tuple[str, ...], only: tuple[str, ...], wanted: str, *, quiet: bool
+    wiring: Wiring,
+    run_id: str,
+    plan: LaunchPlan,
+    cases: tuple[str, ...],
+    only: tuple[str, ...],
+    wanted: str,
+    *,
+    quiet: bool,
 ) -> str:
-    """Starts a run that only profiles these cases, and returns its id."""
-    say, limits = wiring.say, LaunchOptions("", None, ())
-    plan = after_settling_abandoned(wiring.world(), lambda: wiring.plan_again(run_id, limits), say)
+    """Starts a run by `plan` that only profiles these cases, and returns its id."""
     ids = tuple(_case_of(plan, text) for text in cases)
     for name in only:
         if name not in plan.harness["implementations"] and "*" not in plan.harness["implementations"]:

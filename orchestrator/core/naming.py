@@ -40,10 +40,13 @@ def run_id(now: datetime, gpu: str, entropy: str) -> str:
 
 
 def launch_command(run: str) -> str:
-    """The command that launches a run with the GPU in the id `run`. The id of a fleet's child has an `x` after the
-    GPU."""
-    gpu = run.split("-")[2].partition("x")[0] if is_run_id(run) else "GPU"
-    return f"`bench launch --gpu {gpu}`"
+    """The command that launches a run with the GPU in the id `run`."""
+    return f"`bench launch --gpu {gpu_of(run) or 'GPU'}`"
+
+
+def gpu_of(run: str) -> str:
+    """The GPU in a run id; empty if `run` is none. The id of a fleet's child has an `x` after the GPU."""
+    return run.split("-")[2].partition("x")[0] if is_run_id(run) else ""
 
 
 def is_run_id(text: str) -> bool:
@@ -113,6 +116,11 @@ def baseline_object(name: str) -> str:
 
 def plan_object(run: str) -> str:
     return f"{run_prefix(run)}plan.json"
+
+
+def plan_name(run: str, digest: str) -> str:
+    """What a client remembers of a plan that its user launched or accepted."""
+    return f"plan {run} {digest}"
 
 
 def hold_key(run: str, generation: int) -> str:

@@ -62,6 +62,8 @@ class World:
     Raises what schedulers raise."""
     ready: Callable[[str], None] = lambda _: None
     """Loads what is needed to ask for a machine in a zone. It takes seconds, and Ctrl-C meanwhile asks for none."""
+    remember: Callable[[str], None] = lambda _: None
+    """Notes on this computer what its user has launched. Raises `LocalError`."""
 
     @property
     def ledger(self) -> LedgerStore:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from orchestrator.core.errors import BenchError, BudgetExceeded
+from orchestrator.core.errors import BenchError, BudgetExceeded, LocalError
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import MachineName, Zone
-from orchestrator.core.naming import hold_key, machine_labels, payload_object, plan_object
+from orchestrator.core.naming import hold_key, machine_labels, payload_object, plan_name, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
@@ -94,6 +95,8 @@ def begin_launch(
     with ended_unless_it_begins(engine):
         document = json.dumps(plan_document(plan), indent=1).encode()
         world.bucket.replace(plan_object(run_id), document, generation=None)
+        with suppress(LocalError):  # a plan that is not remembered costs a question when the run is resumed
+            world.remember(plan_name(run_id, hashlib.sha256(document).hexdigest()))
         if not cold and not plan.config.machine.container and _taken_over(world, order, log, say):
             return Engine(world, run_id, log=log)
         try:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
@@ -20,10 +20,10 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.naming import hold_key, launch_command, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.plan.resumption import resumed_config, resumed_on_hosts, same_image
+from orchestrator.core.plan.resumption import plan_differences, resumed_config, resumed_on_hosts, same_image
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.core.text import Newer, count, parse_document
+from orchestrator.core.text import Newer, clean_line, count, parse_document
 from orchestrator.ports import Bucket
 from orchestrator.runs.engine import Engine, World, with_confirmed_claim
 from orchestrator.runs.holds import check
@@ -49,15 +49,16 @@ def replan_run(
     run_id: str,
     site: RentedFrom,
     *,
+    accepted: bool = False,
     say: Callable[[str], None],
 ) -> LaunchPlan:
-    """The plan under which `run_id` goes on: `today`'s limits, caps, prices and channels, and what `stored` measures.
-    Raises as `plan_on_cloud`."""
+    """The plan under which `run_id` goes on: `today`'s limits, caps, prices and channels, and what `stored` measures;
+    on the machines that `stored` chose only if the user has `accepted` it. Raises as `plan_on_cloud`."""
     if stored.mode is Mode.HOST:
-        return resumed_on_hosts(today, stored)
+        return resumed_on_hosts(today, stored, accepted=accepted)
     world = world_for(today)
     spent = window_exposure(world.ledger.read(), "run", world.clock.now(), run_id=run_id).spent
-    config = resumed_config(today, stored, spent)
+    config = resumed_config(today, stored, spent, accepted=accepted)
     run = replay(world.log(run_id).read())
     under = hold_key(run_id, run.generation) if run is not None and run.closed is None else ""
     made = plan_on_cloud(world, config, stored.config_name, site, under=under)
@@ -65,16 +66,58 @@ def replan_run(
         say(f"{run_id} had {stored.ttl_s // 60} min; under your present caps and prices it gets {made.ttl_s // 60} min")
     # The hold is judged with all that the run has cost before, so under the whole of today's caps.
     whole_config = made.config.model_copy(update={"budget": today.budget})
-    return same_image(replace(made, config=whole_config), stored)
+    made = replace(made, config=whole_config)
+    return same_image(made, stored) if accepted else made
 
 
 SCRIPT = "startup/startup.sh"
 SHORTEST_SHA = 12
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """The plan of a run, as it is in the bucket, beside the configuration of the client that would resume the run."""
+
+    run_id: str
+    plan: LaunchPlan
+    digest: str
+    today: Config
+    is_own: bool
+    """Whether this user's own launch stored it, or the user has accepted it before."""
+
+    def consent(self, digest: str, *, is_gpu_named: bool, command: str, confirm: Callable[[str, str], None]) -> bool:
+        """Whether all of the plan may be followed: if it is the user's own, or if `digest` names it. Asks by `confirm`
+        if it chooses otherwise than today's configuration does; one that chooses alike needs no consent. Raises
+        `ConfigError`."""
+        short = self.digest[:SHORTEST_SHA]
+        if digest and not (len(digest) >= SHORTEST_SHA and self.digest.startswith(digest)):
+            raise ConfigError(
+                f"--accept {clean_line(digest, 80)} does not match: the plan of {self.run_id} is {short} in the bucket",
+                hint=f"without --accept, the command shows what the plan asks for; give at least {SHORTEST_SHA} digits",
+            )
+        if self.is_own or digest:
+            return True
+        differences = plan_differences(self.today, self.plan)
+        if not is_gpu_named:
+            differences = (f"its GPU is {self.plan.config.gpu}, and none was named", *differences)
+        if not differences:
+            return False
+        confirm(
+            f"{self.run_id} was not launched from this computer, and its plan differs from your configuration: "
+            f"{'; '.join(differences)}. Follow the plan?",
+            f"`{command} --accept {short}`",
+        )
+        return True
+
+
 def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
-    """The plan of a run, as it is in the bucket: what was to be measured. What it says of money is not believed
-    (`core.plan.resumption`). Raises `NotFound`, `ConfigError`."""
+    """As `read_plan`, without the digest."""
+    return read_plan(bucket, run_id)[0]
+
+
+def read_plan(bucket: Bucket, run_id: str) -> tuple[LaunchPlan, str]:
+    """The plan of a run, as it is in the bucket, and its digest. It says what was to be measured. What it says of money
+    is not believed (`core.plan.resumption`). Raises `NotFound`, `ConfigError`."""
     blob = bucket.read(plan_object(run_id))
     if blob is None:
         raise NotFound(
@@ -82,7 +125,7 @@ def stored_plan(bucket: Bucket, run_id: str) -> LaunchPlan:
             hint=f"its client died before it stored a plan; {_launch_again(run_id)}",
         )
     try:
-        return plan_from(parse_document(blob.data))
+        return plan_from(parse_document(blob.data)), hashlib.sha256(blob.data).hexdigest()
     except Newer as exc:
         raise ConfigError(
             f"the plan of {run_id}: {exc}",

@@ -19,7 +19,7 @@ from orchestrator.adapters.files import is_installed, run_attached, write_atomic
 from orchestrator.adapters.settings import Settings, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import run_id
+from orchestrator.core.naming import plan_name, run_id
 from orchestrator.embedded import device
 from orchestrator.embedded.client import (
     CloudAddress,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from orchestrator.runs.launch import LaunchContext
     from orchestrator.runs.launch import PayloadSource as LaunchPayload
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
+    from orchestrator.runs.resume import StoredPlan
     from orchestrator.store.documents import BaselineStore
     from orchestrator.store.events import EventLog
     from orchestrator.store.images import Shelf
@@ -410,6 +411,7 @@ class Wiring:
             shelf=self.shelf,
             fleets=self.fleets,
             ready=self.everywhere.ready,
+            remember=lambda what: self.named.add(what),  # noqa: PLW0108 - BENCH_HOME is looked at when it is needed
         )
 
     @cached_property
@@ -513,14 +515,26 @@ class Wiring:
             return host_planning.plan_for_hosts(world, self.hosts, config, name, say=self.say)
         return planning.plan_on_cloud(world, config, name, self.rented_from)
 
-    def plan_again(self, run_id: str, options: LaunchOptions) -> LaunchPlan:
+    def stored_plan(self, run_id: str, options: LaunchOptions) -> StoredPlan:
+        """The plan of a run in the bucket, beside what `options` choose. Raises `NotFound`, `ConfigError`."""
         from orchestrator.runs import resume
 
-        stored = resume.stored_plan(self.bucket, run_id)
-        if stored.mode is Mode.HOST:
-            self.named.chosen([offer.host for offer in stored.offers], run_id)
-        today, _ = load_chosen_config(replace(options, gpu=stored.config.gpu if options.path is None else ""))
-        return resume.replan_run(self.world, today, stored, run_id, self.rented_from, say=self.say)
+        plan, digest = resume.read_plan(self.bucket, run_id)
+        if plan.mode is Mode.HOST:
+            self.named.chosen([offer.host for offer in plan.offers], run_id)
+        today, _ = load_chosen_config(replace(options, gpu=plan.config.gpu if options.path is None else ""))
+        return resume.StoredPlan(run_id, plan, digest, today, plan_name(run_id, digest) in self.named)
+
+    def plan_again(self, stored: StoredPlan, *, accepted: bool = False) -> LaunchPlan:
+        """The plan under which a run goes on. A stored plan that was `accepted` is remembered."""
+        from orchestrator.runs import resume
+
+        run_id, plan = stored.run_id, stored.plan
+        if accepted:
+            self.named.add(plan_name(run_id, stored.digest))
+        return resume.replan_run(
+            self.world, stored.today, plan, run_id, self.rented_from, accepted=accepted, say=self.say
+        )
 
     @property
     def policy(self) -> Policy:

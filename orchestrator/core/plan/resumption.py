@@ -1,9 +1,11 @@
 """Resumes a run from its plan in the bucket. Only what to measure is taken from that plan, and nothing that spends
 money or runs commands.
 
-Every machine of ours can write to the bucket. So a resumed run uses the configuration of the client that resumes it:
-its caps, prices, time limits, alert channels, service account, network and payload. The stored plan says which GPU and
-which cases. Its ceiling, time and number of machines can only lower what this client would allow.
+Others can write to the bucket. So a resumed run uses the configuration of the client that resumes it: its caps, prices,
+time limits, alert channels, service account, network and payload. The stored plan says which GPU and which cases. Its
+ceiling, time and number of machines can only lower what this client would allow. Which machine is rented where, what
+is installed and which error counts as correct (`CHOSEN`) is the stored plan's only if this user's own launch stored
+it, or if the user has accepted it by its digest.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from orchestrator.core.config.model import Config, case_ids_of, count_measurements, effective_grids, harness_settings
 from orchestrator.core.hosts import MACHINE_TYPE, PROVISIONING, HostTarget
@@ -24,6 +27,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import LaunchPlan, fit_budget
+from orchestrator.core.text import clean_line
 
 # The plan of a run on the user's own machine. Nothing is rented, and the same budget applies.
 
@@ -84,17 +88,52 @@ PLACE: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}")
 """The form of the name of a zone or region."""
 
 
-def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO) -> Config:
-    """The configuration to plan with. The stored plan decides what is measured and where it may run; `today` decides
-    the rest. `spent` dollars of today's cap for a run are spent already."""
-    stored_config = stored.config
+CHOSEN: Final = (
+    "zones", "regions", "machine.type", "machine.provisioning", "placement.fallback_gpus", "placement.on_demand_after",
+    "environment.torch", "environment.allow_install", "environment.min_free_gb", "correctness.max_abs_error",
+    "run.phase_limits_s",
+)  # fmt: skip
+"""The keys that say which machine is rented where, what is installed and what counts as correct."""
+
+
+def plan_differences(today: Config, stored: LaunchPlan) -> tuple[str, ...]:
+    """What a stored plan chooses otherwise than `today` does, a line for each key."""
+    keys = ("gpu", *CHOSEN)
+    pairs = ((key, attrgetter(key)(stored.config), attrgetter(key)(today)) for key in keys)
+    return tuple(
+        clean_line(f"{key} is {_shown(theirs)}, and {_shown(own)} here", 200)
+        for key, theirs, own in pairs
+        if theirs != own
+    )
+
+
+def _shown(value: Any) -> str:
+    shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return shown or "not set"
+
+
+def _with_choices(config: Config, chosen: Config) -> Config:
+    """The configuration with the values that `chosen` has for the keys `CHOSEN`."""
+    for section, _, key in (name.rpartition(".") for name in CHOSEN):
+        whole = getattr(chosen, section) if section else chosen
+        value = getattr(whole, key)
+        own = getattr(config, section) if section else config
+        changed = own.model_copy(update={key: value})
+        config = config.model_copy(update={section: changed}) if section else changed
+    return config
+
+
+def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO, *, accepted: bool = False) -> Config:
+    """The configuration to plan with. The stored plan decides what is measured and, if it is `accepted`, on which
+    machines and what counts as correct; `today` decides the rest. `spent` dollars of today's cap for a run are spent
+    already."""
+    stored_config = stored.config if accepted else _with_choices(stored.config, today)
     minutes = max(1, stored.ttl_s // 60)
     run = today.run.model_copy(
         update={
             "max_minutes": min(today.run.max_minutes, minutes),
             "attempts": max(1, min(today.run.attempts, stored.attempts)),
             "phase_limits_s": stored_config.run.phase_limits_s,
-            "keep": today.run.keep,
         }
     )
     placement = stored_config.placement.model_copy(
@@ -128,16 +167,18 @@ def lower_limit(one: Decimal | None, other: Decimal | None) -> Decimal | None:
     return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
-def resumed_on_hosts(today: Config, stored: LaunchPlan) -> LaunchPlan:
+def resumed_on_hosts(today: Config, stored: LaunchPlan, *, accepted: bool = False) -> LaunchPlan:
     """The stored plan of a run on the user's own machines, with this client's limits and its price for an hour. Such a
     machine is not rented, so this client decides what an hour of it counts."""
-    config = resumed_config(today, stored).model_copy(update={"budget": today.budget})
+    config = resumed_config(today, stored, accepted=accepted).model_copy(update={"budget": today.budget})
+    own = harness_settings(config, effective_grids(config, Mode.HOST), Mode.HOST)["correctness"]
     ttl_s = min(stored.ttl_s, today.run.max_minutes * 60)
     attempts = max(1, min(stored.attempts, today.run.attempts))
     offers = tuple(replace(offer, usd_per_hour=today.host.hourly_usd) for offer in stored.offers)
     return replace(
         stored,
         config=config,
+        harness={**stored.harness, "correctness": own},
         offers=offers,
         ttl_s=ttl_s,
         attempts=attempts,

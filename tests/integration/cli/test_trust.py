@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.cli.choices import consented_plan
+from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Approved, Ledger, LedgerEntry, authorize
 from orchestrator.core.naming import LEDGER, plan_object
 from orchestrator.core.plan.document import plan_document
@@ -78,7 +82,7 @@ def test_a_stored_ceiling_only_lowers_ours_and_a_stored_time_never_lengthens_it(
         ({"ttl_s": ours.ttl_s // 2}, True),
     ):
         wiring.bucket.replace(plan_object(RUN), json.dumps(stored | change).encode(), generation=None)
-        made = wiring.plan_again(RUN, LaunchOptions("", None, ()))
+        made = wiring.plan_again(wiring.stored_plan(RUN, LaunchOptions("", None, ())))
         assert made.ceiling_usd <= ours.ceiling_usd
         assert made.ttl_s <= ours.ttl_s
         assert made.attempts <= ours.attempts
@@ -101,7 +105,7 @@ def test_a_run_that_has_cost_something_goes_on_under_the_same_caps(bench: Bench)
     now, spent = wiring.clock.now(), Decimal("0.004283")
     entry = LedgerEntry(hold_usd=ours.ceiling_usd, held_at=now, settled_usd=spent, settled_at=now, pretend=True)
     wiring.bucket.replace(LEDGER, Ledger(runs={RUN: entry}).dump(), generation=None)
-    made = wiring.plan_again(RUN, LaunchOptions("", None, ()))
+    made = wiring.plan_again(wiring.stored_plan(RUN, LaunchOptions("", None, ())))
     assert (made.ceiling_usd, made.ttl_s) == (ours.ceiling_usd, ours.ttl_s)
     fits = authorize(wiring.ledger.read(), made.config.budget.caps(), made.ceiling_usd, now, run_id=f"{RUN}+1")
     assert isinstance(fits, Approved)
@@ -121,3 +125,82 @@ def test_no_files_are_sent_from_a_path_that_a_stored_plan_names(bench: Bench, tm
     assert "nothing is sent" in refused
     assert list(wiring.bucket.list("payloads/")) == []
     assert bench.alive() == []
+
+
+def follow_plan_of_another(wiring: Wiring, **changes: Any) -> str:
+    """Stores a plan of l4 that no launch of this home has made, and returns its digest."""
+    config, name = wiring.configured(LaunchOptions("l4", None, ()))
+    document = plan_document(wiring.plan(config, name))
+    for section, values in changes.items():
+        document["settings"][section] |= values
+    data = json.dumps(document).encode()
+    wiring.bucket.replace(plan_object(RUN), data, generation=None)
+    wiring.log(RUN).append(planned_run(user="mallory", mode="embedded"))
+    wiring.log(RUN).append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
+    return hashlib.sha256(data).hexdigest()
+
+
+CHOICES = {
+    "placement": {"fallback_gpus": ["h100"], "on_demand_after": 0},
+    "machine": {"type": "g2-standard-32", "provisioning": "standard"},
+    "correctness": {"max_abs_error": 1e300},
+    "environment": {"torch": "1.0.0"},
+}
+"""What a plan in the bucket would have rented, installed and called correct."""
+
+
+@pytest.mark.parametrize("command", [("launch", "--resume", RUN, "--detach"), ("profile", RUN, "--case", "b1")])
+def test_no_stored_plan_chooses_a_machine_or_a_tolerance_unasked(bench: Bench, command: tuple[str, ...]) -> None:
+    follow_plan_of_another(wire(), **CHOICES)
+    refused = " ".join(bench(*command, code=2).err.split())
+    assert "was not launched from this computer" in refused
+    for told in ("fallback_gpus is h100", "type is g2-standard-32", "max_abs_error is 1e+300", "torch is 1.0.0"):
+        assert told in refused
+    assert "--accept" in refused
+    assert bench.alive() == []
+    assert bench("budget", "--json").document["windows"][0]["held_usd"] in ("0", 0, "0.000000")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("machine", {"type": "g2-standard-8"}), ("correctness", {"max_abs_error": 0.5}), ("environment", {"torch": ""})],
+)
+def test_a_digest_lets_a_plan_of_others_be_followed_and_is_then_remembered(
+    bench: Bench, name: str, value: dict[str, Any]
+) -> None:
+    wiring = wire()
+    digest = follow_plan_of_another(wiring, **{name: value})
+    options = LaunchOptions("", None, ())
+    wrong = {"bench launch --resume {}": digest[:11], "bench profile {}": "0" * 64}
+    for text, accept in wrong.items():
+        with pytest.raises(ConfigError, match="does not match"):
+            consented_plan(wiring, RUN, RUN, options, accept, text)
+    made = consented_plan(wiring, RUN, RUN, options, digest[:12], "")()
+    assert getattr(made.config, name).model_dump().items() >= value.items()
+    assert consented_plan(wiring, RUN, RUN, options, "", "")().config == made.config, "asked once"
+    own = wiring.stored_plan(RUN, options).today.machine
+    for key in ("image_project", "image_family", "service_account", "network", "container"):
+        assert getattr(made.config.machine, key) == getattr(own, key)
+
+
+def test_a_plan_that_chooses_as_this_user_does_is_resumed_without_a_question(bench: Bench) -> None:
+    wiring = wire()
+    follow_plan_of_another(wiring, measure={"repeats": 7})
+    made = consented_plan(wiring, RUN, RUN, LaunchOptions("", None, ()), "", "")()
+    assert made.config.measure.repeats == 7, "what is measured is the stored plan's"
+    with pytest.raises(ConfigError, match="its GPU is l4, and none was named"):
+        consented_plan(wiring, "last", RUN, LaunchOptions("", None, ()), "", "bench launch --resume {}")
+
+
+def test_a_launch_remembers_its_plan_until_somebody_rewrites_it(
+    bench: Bench, paced: Callable[..., tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bench("launch", "--gpu", "l4", "--detach", *paced("build"), "--set", "placement.on_demand_after=1", "--json")
+    run_id = run.document["run_id"]
+    options, wiring = LaunchOptions("", None, ()), wire()
+    assert wiring.stored_plan(run_id, options).is_own
+    blob = wiring.bucket.read(plan_object(run_id))
+    assert blob is not None
+    wiring.bucket.replace(plan_object(run_id), blob.data + b" ", generation=None)
+    assert not wiring.stored_plan(run_id, options).is_own
+    bench("stop", run_id)
