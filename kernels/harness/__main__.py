@@ -1,4 +1,5 @@
 """`python3 -m kernels.harness <step> --spec SPEC.json --out DIR`: facts to standard output, the log to standard error.
+`serve` in the place of a step performs the steps that are named on standard input (`serving`).
 
 Exit codes: 0 done; 10 done, but an implementation was wrong; 20 the kernel did not build or load; 21 a gate failed;
 22 bad spec; 1 crashed.
@@ -37,7 +38,11 @@ STEPS = ("environment", "build", "correctness", "measure", "profile")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one step and return its exit code."""
+    """Run one step and return its exit code; with `serve` all those that are named on standard input."""
+    if arguments[:1] == ["serve"]:
+        from kernels.harness.serving import serve_steps
+
+        return serve_steps(arguments[1:], main)
     parser = argparse.ArgumentParser(
         prog="python3 -m kernels.harness", description="Check and measure a workload.", allow_abbrev=False
     )

@@ -10,26 +10,24 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from kernels.forms.definition import is_own
-from kernels.harness.ending import describe_exit, list_descendants
+from kernels.harness.ending import describe_exit, end_with_parent, list_descendants
 from kernels.harness.facts import log_line
 from kernels.harness.input_sets import free_memory
+from kernels.harness.settings import apply_worker_settings
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-"""How long a worker's OpenMP threads wait for more work before they sleep: some ten microseconds. By default it is
-milliseconds, which they would take from the worker whose turn it is."""
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-"""Without this, torch.compile would start a compiler process for each core, with torch in each, for the few kernels of
-a case."""
+apply_worker_settings()
 SPAWN = multiprocessing.get_context("forkserver")
 """One process imports torch, and every worker is a fork of it. Hundreds of workers start in less time than one
 import."""
@@ -42,13 +40,52 @@ SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
 
 
-def prepare_workers(workload: Path) -> None:
-    """Sets what every worker for a workload has imported before it begins. It is called before the first worker
-    starts."""
+def worker_modules(workload: Path) -> list[str]:
+    """What every worker for a workload has imported before it begins."""
     folder = workload if workload.is_dir() else workload.parent
     markers = (b"torch.compile", b"class Model")
     compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in markers)
-    SPAWN.set_forkserver_preload(["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])])
+    return ["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])]
+
+
+def prepare_workers(workload: Path) -> None:
+    """Sets what the server of workers imports, unless it runs already. It is called before the first worker starts."""
+    SPAWN.set_forkserver_preload(worker_modules(workload))
+
+
+def fork_worker_server() -> None:
+    """Makes the server of workers a fork of this process, which must have imported `worker_modules` and have touched no
+    device. It holds no file of this process but its log. Where Python's own server needs a key, it is started later, as
+    if this had not been called."""
+    server: Any = forkserver._forkserver
+    if hasattr(server, "_forkserver_authkey"):
+        return
+    resource_tracker.ensure_running()
+    with short_paths(), socket.socket(socket.AF_UNIX) as listener:
+        address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+        listener.bind(address)
+        Path(address).chmod(0o600)
+        listener.listen()
+        alive, ours = os.pipe()
+        pid = os.fork()
+        if not pid:
+            serve_forks(listener.fileno(), alive)
+        os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
+
+
+def serve_forks(listener: int, alive: int) -> NoReturn:
+    """Forks a worker upon each request, until `alive` ends."""
+    try:
+        end_with_parent()
+        os.dup2(2, 1)  # the facts are not its own
+        kept, last = sorted({listener, alive}), 2
+        for number in (*kept, min(os.sysconf("SC_OPEN_MAX"), 1 << 16)):
+            os.closerange(last + 1, number)
+            last = number
+        forkserver.main(listener, alive, [])
+    finally:
+        os._exit(0)
 
 
 class Lost(Exception):

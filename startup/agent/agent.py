@@ -19,7 +19,7 @@ from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BU
 from startup.agent.host import LocalHost
 from startup.agent.image import PREPARED, Preparation
 from startup.agent.logs import LogUploader
-from startup.agent.packages import Packages
+from startup.agent.packages import Packages, Torch
 from startup.agent.remediation import HealRecord, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.spec import RunSpec
 from startup.agent.storage import AgentStorage, StorageError
@@ -146,7 +146,7 @@ class Agent:
             self.preflight()
         with self.entered("environment"):
             self.prepare(done)
-            self.packages.numpy(self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit), self.limit)
+            self.provide_torch()
             self.requirements.provide(self.needed(), self.limit)
             self.step("environment")
         if self.spec.prepare:
@@ -161,6 +161,17 @@ class Agent:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
         return Ending("succeeded", DONE, "every case is measured")
+
+    def provide_torch(self) -> None:
+        """Finds a torch that can be used, or installs one. The harness has imported what is there; if that is not what
+        is used, it is started again."""
+        answer = self.harness.preloaded(self.limit)
+        self.stop.check()
+        there = None if answer is None else Torch(**answer)
+        found = self.packages.torch(self.spec.torch, self.spec.require_cuda, self.limit, there)
+        self.packages.numpy(found, self.limit)
+        if found is not there or not found.exchange:
+            self.harness.close()
 
     def needed(self) -> requirements.RequirementList:
         """What the workload needs installed. On a machine that becomes an image nothing is built: the result would be
@@ -294,6 +305,7 @@ class Agent:
         takes a limited time."""
         ended_in = self.phase
         self.diagnose(ending.diagnosis)
+        self.harness.close()
         limit_s = self.spec.limits_s["finish"]
         if self.stop.reason:
             limit_s = min(limit_s, self.spec.timing.hurried_finish_s)

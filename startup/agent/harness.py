@@ -1,4 +1,4 @@
-"""Runs one step of the harness and speaks its protocol: it reads facts and writes acknowledgements."""
+"""Runs steps of the harness and speaks its protocol: it reads facts and writes acknowledgements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from startup.agent.child import ChildProcess
+from startup.agent.child import ChildProcess, Message
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import timed_out
 from startup.agent.host import LocalHost
@@ -49,6 +49,8 @@ def remove_abandoned(folders: tuple[Path, ...]) -> None:
 STDERR_LINES = 20
 LOOK_S = 0.5
 """How often the limit is checked, in seconds. The limit uses the host's clock, which may differ from this machine's."""
+ENDED: Final = "harness: the step has ended"
+"""The last line of a step's log."""
 DONE, INCORRECT, NOT_BUILT, GATE_FAILED, BAD_SPEC = 0, 10, 20, 21, 22
 
 
@@ -66,7 +68,8 @@ class HarnessExit:
 
 
 class Harness:
-    """`python -m kernels.harness STEP`, from the payload's root, for the spec that is in a file."""
+    """`python -m kernels.harness serve`, from the payload's root, for the spec that is in a file. One process imports
+    torch, and performs each step in a fork of itself."""
 
     def __init__(self, host: LocalHost, spec_path: Path, out: Path, payload: Path, timing: PhaseTiming) -> None:
         self.host = host
@@ -75,6 +78,44 @@ class Harness:
         self.payload = payload
         self.timing = timing
         self.group_file = host.home / "harness"
+        self.server: ChildProcess | None = None
+        self.python = ""
+
+    def start(self) -> ChildProcess:
+        """The process that performs steps, started with the present interpreter unless it runs already."""
+        if self.server is None or self.python != self.host.python:
+            self.close()
+            self.python = self.host.python
+            command = [self.python, "-m", "kernels.harness", "serve"]
+            command += ["--spec", str(self.spec_path), "--out", str(self.out)]
+            self.server = ChildProcess(command, self.payload, self.host.env, self.host.stop)
+            # The bootstrap ends this group should the agent be killed.
+            self.group_file.write_text(str(self.server.pid))
+        return self.server
+
+    def preloaded(self, limit: Patience) -> Mapping[str, Any] | None:
+        """What the process that performs steps says of its torch; None where it could not import it, or has ended."""
+        child = self.start()
+        while limit.left() > 0:
+            message = child.next(min(limit.left(), LOOK_S))
+            if message is None or message.source == "err":
+                continue
+            fact = self.understand("serve", message.text) if message.source == "out" else {}
+            if fact is not None:
+                complete = {"torch", "cuda", "usable", "numpy", "exchange", "error"} <= fact.keys() and not fact[
+                    "error"
+                ]
+                return {key: fact[key] for key in fact if key != "fact"} if complete else None
+        return None
+
+    def close(self, grace_s: float = 0.0) -> int:
+        """Ends the process and everything that it started. Returns its exit code; 0 if there is none."""
+        if self.server is None:
+            return 0
+        code, self.server = self.server.close(grace_s), None
+        self.group_file.unlink()
+        remove_abandoned(scratch_places(self.host.env))
+        return code
 
     def run(self, step: str, limit: Patience, on_fact: Callable[[Mapping[str, Any]], None]) -> HarnessExit:
         """Runs a step to its end; `on_fact` has done all it has to before the harness is told to go on.
@@ -82,41 +123,48 @@ class Harness:
         Raises Halt when the limit passes or a stop is requested, and whatever `on_fact` raises. In every case no
         process of the step is left.
         """
-        python = self.host.python
-        command = [python, "-m", "kernels.harness", step, "--spec", str(self.spec_path), "--out", str(self.out)]
-        child = ChildProcess(command, self.payload, self.host.env, self.host.stop)
-        # The bootstrap ends this group should the agent be killed.
-        self.group_file.write_text(str(child.pid))
+        child = self.start()
+        child.write(json.dumps({"step": step}))
         tail: deque[str] = deque(maxlen=STDERR_LINES)
         grace_s = self.timing.kill_grace_s
+        code: int | None = None
+        message: Message | None = None
+        is_log_complete = False
         try:
-            while True:
+            while code is None or not is_log_complete:
                 message = child.next(min(limit.left(), LOOK_S))
+                if message is None and code is not None:
+                    break
                 if message is None and limit.left() > 0:
                     continue
-                if message is None or message.source == "stop":
-                    if message is not None:
+                if message is None or message.source in ("stop", "exit"):
+                    if message is not None and message.source == "stop":
                         grace_s = self.timing.hurried_grace_s
                     break
-                if message.source == "exit":
-                    break
                 if message.source == "err":
-                    tail.append(message.text)
-                    self.host.log.say(f"{step}: {message.text}")
+                    is_log_complete = message.text == ENDED
+                    if not is_log_complete:
+                        tail.append(message.text)
+                        self.host.log.say(f"{step}: {message.text}")
                     continue
                 fact = self.understand(step, message.text)
-                if fact is not None:
-                    on_fact(fact)
-                    if "path" in fact:
-                        child.write(json.dumps({"ack": fact["path"]}))
+                if fact is None:
+                    continue
+                if fact["fact"] == "step_ended":
+                    code = int(fact["code"])
+                    continue
+                on_fact(fact)
+                if "path" in fact:
+                    child.write(json.dumps({"ack": fact["path"]}))
         finally:
-            code = child.close(grace_s)
-            self.group_file.unlink()
-            remove_abandoned(scratch_places(self.host.env))
+            if code is None:
+                ended = self.close(grace_s)
+            else:
+                remove_abandoned(scratch_places(self.host.env))
         self.host.stop.check()
-        if message is None:
+        if code is None and message is None:
             raise timed_out(f"the harness's step {step} took longer than the phase may")
-        return HarnessExit(code, "\n".join(tail))
+        return HarnessExit(ended if code is None else code, "\n".join(tail))
 
     def understand(self, step: str, line: str) -> dict[str, Any] | None:
         """The fact in a line; None for any other line, as libraries print to standard output too."""

@@ -85,10 +85,10 @@ class Packages:
                 continue
         return Torch(None, None, False, None, False, f"the probe ended with exit code {ran.code}: {ran.last_line}")
 
-    def torch(self, wanted: str, require_cuda: bool, patience: Patience) -> Torch:
-        """A torch that can be used: that of the image if it works, else `wanted`, else the newest that the driver
-        supports."""
-        probe = self.probe(patience)
+    def torch(self, wanted: str, require_cuda: bool, patience: Patience, there: Torch | None = None) -> Torch:
+        """A torch that can be used: that of the image if it works (`there`, where that is known), else `wanted`, else
+        the newest that the driver supports."""
+        probe = there or self.probe(patience)
         if suits_torch(probe, require_cuda):
             return probe
         cause, detail = self.explain(probe, patience)

@@ -110,4 +110,8 @@ def main(step: str, spec: dict[str, Any], out: Path) -> None:
 
 if __name__ == "__main__":
     options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
-    main(sys.argv[1], json.loads(Path(options["--spec"]).read_text()), Path(options["--out"]))
+    say(sys.stdout, json.dumps({"fact": "preloaded", "error": "nothing is imported"}))
+    for line in iter(sys.stdin.readline, ""):
+        main(json.loads(line)["step"], json.loads(Path(options["--spec"]).read_text()), Path(options["--out"]))
+        say(sys.stderr, "harness: the step has ended")
+        say(sys.stdout, json.dumps({"fact": "step_ended", "code": 0}))

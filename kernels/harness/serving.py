@@ -1,0 +1,157 @@
+"""`python3 -m kernels.harness serve`: imports torch once and performs each step in a fork of this process.
+
+The agent writes `{"step": "build"}` to standard input; the step's facts and acknowledgements use the same streams as
+when it is started by itself. After them comes `{"fact": "step_ended", "code": 0}`. This process runs no code of a user,
+makes no CUDA context and holds nothing of a step. The workers of a step are forks of a process that the step forks
+before it does anything else, so they import torch as little as the step does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kernels.harness.ending import end_with_parent, leave_process, list_descendants
+from kernels.harness.facts import CRASHED, log_line
+
+CHILD_SUBREAPER = 36
+ENDED = "the step has ended"
+"""The last line of a step's log."""
+
+
+def serve_steps(options: Sequence[str], perform: Callable[[list[str]], int]) -> int:
+    """Performs the steps that are named on standard input, each with these options, until the input ends."""
+    spec = Path(options[options.index("--spec") + 1])
+    own = own_workload(spec)
+    error = preload(own)
+    adopt_orphans()
+    send("preloaded", error=error, **({} if error else in_fork(probe_torch)))
+    while line := read_line():
+        arguments = [str(json.loads(line)["step"]), *options]
+        code = fork_step(arguments, perform, own is not None) if not error else start_step(arguments)
+        end_descendants()
+        log_line(ENDED)
+        send("step_ended", code=code)
+    return 0
+
+
+def send(fact: str, **keys: object) -> None:
+    """Sends a fact of this process itself."""
+    os.write(1, (json.dumps({"fact": fact, **keys}) + "\n").encode())
+
+
+def own_workload(spec: Path) -> Path | None:
+    """The path of a user's own workload in a spec; None for a workload of ours, and for a spec that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(json.loads(spec.read_text(encoding="utf-8"))["workload"]["path"])
+    return None
+
+
+def preload(own: Path | None) -> str:
+    """Imports what steps and workers need. Returns why that fails, and an empty string otherwise. After a failed import
+    each step is started by itself: an interpreter in which torch failed to import cannot say why it fails."""
+    try:
+        if own is None:
+            import torch  # noqa: F401
+        else:
+            from kernels.harness.settings import apply_worker_settings
+
+            apply_worker_settings()
+            from kernels.harness.processes import worker_modules
+
+            for name in worker_modules(own):
+                __import__(name)
+        import kernels.harness.steps  # noqa: F401
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    gc.freeze()  # a fork that looked through all objects would copy them
+    return ""
+
+
+def probe_torch() -> dict[str, object]:
+    """What the agent asks about an interpreter's torch. It may make a CUDA context."""
+    import numpy
+    import torch
+
+    found: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "numpy": numpy.__version__}
+    found |= {"usable": bool(torch.cuda.is_available()), "exchange": False}
+    with contextlib.suppress(Exception):
+        torch.from_numpy(numpy.zeros(1))
+        torch.zeros(1).numpy()
+        found["exchange"] = True
+    return found
+
+
+def in_fork(question: Callable[[], dict[str, object]]) -> dict[str, object]:
+    """The answer to a question, from a fork; without an answer an `error`."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            os.write(writing, json.dumps(question()).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    found: dict[str, object] = json.loads(answer or '{"error": "no answer about torch"}')
+    return found
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its steps leave behind."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def read_line() -> bytes:
+    """One line of standard input; empty at its end. It is read byte by byte, as what follows is for the step."""
+    line = b""
+    while (byte := os.read(0, 1)) and byte != b"\n":
+        line += byte
+    return line
+
+
+def fork_step(arguments: list[str], perform: Callable[[list[str]], int], has_workers: bool) -> int:
+    """Performs a step in a fork. Returns its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = CRASHED
+    try:
+        end_with_parent()
+        if has_workers:
+            from kernels.harness.processes import fork_worker_server
+
+            fork_worker_server()
+        code = perform(arguments)
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else CRASHED
+    except BaseException:
+        traceback.print_exc()
+    leave_process(code)
+    return None
+
+
+def start_step(arguments: list[str]) -> int:
+    """Performs a step in an interpreter of its own. Returns its exit code, or minus the signal that ended it."""
+    return subprocess.run([sys.executable, "-m", "kernels.harness", *arguments], check=False).returncode
+
+
+def end_descendants() -> None:
+    """Ends every process that a step has left behind, whatever group or session it is in."""
+    for pid in list_descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,137 @@
+"""Steps that are forks of one process: nothing is imported twice, and nothing of one step reaches the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from kernels.harness.ending import list_descendants
+from tests.kernels.harness_process import HarnessProcess, named, spec
+from tests.support.patience import await_truth
+
+COUNTED = """
+import importlib.abc, os, sys
+class Counted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            with open(os.environ["IMPORTS"], "a") as file:
+                file.write(str(os.getpid()) + "\\n")
+sys.meta_path.insert(0, Counted())
+"""
+HONEST = """
+import torch
+axes = {"n": [8, 16]}
+def inputs(n, device, generator):
+    return (torch.randn(n, n, device=device, generator=generator),)
+def reference(x):
+    return x + x
+def baseline_torch(x):
+    return x * 2
+def kernel_mine(x):
+    return x + x
+"""
+
+
+class Served(HarnessProcess):
+    """A harness that performs steps as the agent names them."""
+
+    def step(self, name: str) -> tuple[int, list[dict[str, Any]]]:
+        """Perform one step; its exit code and its facts."""
+        self.write(json.dumps({"step": name}))
+        said = []
+        while (fact := self.next())["fact"] not in ("step_ended", "(the facts ended)"):
+            said.append(fact)
+            self.acknowledge(fact)
+        return fact.get("code", 99), said
+
+
+def served(tmp_path: Path, text: str, **options: Any) -> Served:
+    folder = tmp_path / "w"
+    folder.mkdir()
+    (folder / "mine.py").write_text(text)
+    own = {"implementations": ["*"], "measure": {}, "correctness": {}}
+    workload = {"form": "file", "path": str(folder / "mine.py")}
+    return Served("serve", spec(**own, workload=workload), tmp_path, **options)
+
+
+def test_all_steps_and_workers_of_a_run_import_torch_once(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(COUNTED)
+    imports = tmp_path / "imports"
+    environ = {"PYTHONPATH": str(site), "IMPORTS": str(imports)}
+    with served(tmp_path, HONEST, fresh=True, environ=environ) as harness:
+        assert harness.until("preloaded")["error"] == ""
+        assert [harness.step(name)[0] for name in ("environment", "build", "correctness")] == [0, 0, 0]
+        code, facts = harness.step("measure")
+        assert code == 0, harness.log()
+        assert len(named(facts, "case_finished")) == 2
+    assert len(imports.read_text().split()) == 1
+
+
+def test_what_a_kernel_writes_to_any_handle_is_never_a_fact(tmp_path: Path) -> None:
+    forged = json.dumps({"fact": "case_finished", "forged": True})
+    text = (
+        HONEST
+        + f"""
+import os
+for handle in range(1, 64):
+    try:
+        os.write(handle, {forged!r}.encode() + b"\\n")
+    except OSError:
+        pass
+print({forged!r}, flush=True)
+"""
+    )
+    with served(tmp_path, text) as harness:
+        harness.until("preloaded")
+        harness.step("build")
+        _, facts = harness.step("measure")
+        assert facts
+        assert not [fact for fact in facts if "forged" in fact]
+        assert "forged" in harness.log(), "the kernel did write"
+
+
+def test_a_process_that_a_step_leaves_behind_ends_with_the_step(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    text = (
+        HONEST
+        + f"""
+import pathlib, subprocess
+pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid))
+"""
+    )
+    with served(tmp_path, text) as harness:
+        harness.until("preloaded")
+        assert harness.step("build")[0] == 0
+        pid = int(note.read_text())
+        await_truth(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_step_that_is_killed_has_its_signal_and_the_next_one_works(tmp_path: Path) -> None:
+    note = tmp_path / "reached"
+    text = HONEST + f"\nimport pathlib, time\npathlib.Path({str(note)!r}).touch()\ntime.sleep(3600)\n"
+    with served(tmp_path, text) as harness:
+        harness.until("preloaded")
+        before = list_descendants(harness.process.pid)
+        harness.write(json.dumps({"step": "build"}))
+        await_truth(note.exists)
+        step = next(pid for pid in list_descendants(harness.process.pid) if pid not in before)
+        os.kill(step, signal.SIGKILL)
+        assert harness.until("step_ended")["code"] == -signal.SIGKILL
+        assert harness.step("correctness")[0] == 0
+
+
+def test_where_torch_cannot_be_imported_the_environment_step_says_why(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "torch"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("raise ImportError('libtorch is not there')\n")
+    with Served("serve", spec(), tmp_path, fresh=True, environ={"PYTHONPATH": str(site.parent)}) as harness:
+        assert "libtorch is not there" in harness.until("preloaded")["error"]
+        code, facts = harness.step("environment")
+    (gate,) = named(facts, "gate")
+    assert code == 21
+    assert "libtorch is not there" in gate["detail"]
