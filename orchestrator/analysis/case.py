@@ -25,7 +25,8 @@ class Contrast:
     baseline: str
     paired: Paired
     p: float
-    """The p-value, corrected by Holm's method for all contrasts of the run."""
+    """The p-value, corrected by Holm's method within the contrast's family: the case's comparisons with baselines, in
+    all settings, or those between its kernels."""
     noise: Noise | None
     order_shift: float
     """The ratio in blocks where the subject ran before the baseline, divided by that in blocks where it ran after: 1

@@ -18,7 +18,7 @@ from orchestrator.analysis.bootstrap import median
 from orchestrator.analysis.case import Case as Case
 from orchestrator.analysis.case import Contrast as Contrast
 from orchestrator.analysis.case import ControlPair as ControlPair
-from orchestrator.analysis.doubts import find_disagreements, notes_of, other_ratios, reason_for_doubt
+from orchestrator.analysis.doubts import Place, find_disagreements, notes_of, other_ratios, reason_for_doubt
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import measured_roof, roof_of, work_of
@@ -273,8 +273,8 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], order: tuple[
 
 
 def _judged(cases: Sequence[Case]) -> list[Case]:
-    """The cases with their verdicts. They need the whole run: how much bindings differ, and how many tests were made.
-    Comparisons with baselines are one family of tests, those between kernels another."""
+    """The cases with their verdicts. How much bindings differ is estimated from the run. A case's comparisons with
+    baselines, in all its settings, are one family of tests, those between its kernels another."""
     bindings = bindings_of(cases)
     widened = [
         replace(
@@ -284,14 +284,14 @@ def _judged(cases: Sequence[Case]) -> list[Case]:
         )
         for case in cases
     ]
-    corrected = iter(holm([one.p for case in widened for one in case.contrasts]))
-    corrected_beside = iter(holm([one.p for case in widened for one in case.beside]))
+    corrected = correct_families(widened)
     disagreeing, other_regime = find_disagreements(widened), other_ratios(widened)
     judged = []
     for case in widened:
         timings = {one.implementation: one for one in case.timings}
 
-        def decided(one: Contrast, p: float, case: Case = case, timings: dict[str, CaseTiming] = timings) -> Contrast:
+        def decided(one: Contrast, case: Case = case, timings: dict[str, CaseTiming] = timings) -> Contrast:
+            p = corrected[case.setting, case.case_id, one.subject, one.baseline]
             why = reason_for_doubt(case, timings[one.subject], timings[one.baseline], disagreeing)
             verdict = Verdict.INCONCLUSIVE if why else decide_verdict(one.ratio, p, one.noise)
             other = other_regime.get((case.setting, case.case_id, one.subject, one.baseline), math.nan)
@@ -301,10 +301,24 @@ def _judged(cases: Sequence[Case]) -> list[Case]:
             _control_with_verdict(one, timings[one.implementation], bindings.of_control(case, one))
             for one in case.controls
         )
-        contrasts = tuple(decided(one, next(corrected)) for one in case.contrasts)
-        beside = tuple(decided(one, next(corrected_beside)) for one in case.beside)
+        contrasts, beside = tuple(map(decided, case.contrasts)), tuple(map(decided, case.beside))
         judged.append(replace(case, contrasts=contrasts, controls=controls, beside=beside))
     return judged
+
+
+def correct_families(cases: Sequence[Case]) -> dict[Place, float]:
+    """The p-value of each comparison, corrected by Holm's method within its family. Other cases have no part in it, as
+    each case is a question of its own: with more of them, none becomes harder to answer."""
+    families: dict[tuple[str, bool], list[tuple[Place, float]]] = {}
+    for case in cases:
+        for one in (*case.contrasts, *case.beside):
+            place = case.setting, case.case_id, one.subject, one.baseline
+            families.setdefault((case.case_id, one.between_kernels), []).append((place, one.p))
+    return {
+        place: p
+        for family in families.values()
+        for (place, _), p in zip(family, holm([p for _, p in family]), strict=True)
+    }
 
 
 def _widened(one: Contrast, bindings: Spread) -> Contrast:

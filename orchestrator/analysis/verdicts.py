@@ -1,7 +1,7 @@
 """The verdict on a ratio: faster, slower, same, or inconclusive.
 
 Faster or slower needs three things at once: the interval of the ratio excludes 1, the signed-rank test agrees after
-correction for all comparisons of the run, and the ratio is farther from 1 than what the run shows for one
+correction for all comparisons of the case, and the ratio is farther from 1 than what the run shows for one
 implementation against itself.
 """
 

@@ -231,12 +231,13 @@ def _shared(study: Study, more: str) -> Text:
 
 METHOD = (
     "In every block each implementation is measured once: in random order in odd blocks, and in the reverse order in "
-    "even ones. Ratios are computed within blocks; intervals come from a bootstrap over blocks. faster and slower need "
-    "all of three conditions: an interval that excludes 1, a signed-rank test that holds after Holm’s correction over "
-    "the whole run, and a ratio beyond the noise floor, which is how much one implementation differs from itself. same "
-    "means that the interval lies within 1 % of 1 (or within the noise floor, up to 3 %). Everything else is "
-    "inconclusive. Nothing is decided about an implementation whose medians in burst and graph differ by more than 1.3 "
-    "times, whose launch was not hidden, or whose time is below the timer's resolution. Each regime is judged alone."
+    "even ones. Ratios are computed within blocks; intervals come from a bootstrap over blocks. faster and slower "
+    "need all of three conditions: an interval that excludes 1, a signed-rank test that holds after Holm’s correction "
+    "over all comparisons of the case, and a ratio beyond the noise floor, which is how much one implementation "
+    "differs from itself. same means that the interval lies within 1 % of 1 (or within the noise floor, up to 3 %). "
+    "Everything else is inconclusive. Nothing is decided about an implementation whose medians in burst and graph "
+    "differ by more than 1.3 times, whose launch was not hidden, or whose time is below the timer's resolution. Each "
+    "regime is judged alone."
 )
 
 
