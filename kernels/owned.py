@@ -63,8 +63,8 @@ def seal_file(fresh: Path, file: Path, seal: Path) -> None:
 
 def _closed(path: Path) -> bool:
     try:
-        found, named = path.stat(), path.lstat()
+        target, named = path.stat(), path.lstat()
     except OSError:
         return False
-    theirs = {found.st_uid, named.st_uid}.difference(trusted_ids())  # of a link, who made it may turn it elsewhere
-    return not theirs and not found.st_mode & OTHERS_MAY_WRITE
+    theirs = {target.st_uid, named.st_uid}.difference(trusted_ids())  # of a link, who made it may turn it elsewhere
+    return not theirs and not target.st_mode & OTHERS_MAY_WRITE

@@ -54,8 +54,8 @@ def imported_by(arguments: Sequence[str], environment: dict[str, str]) -> list[s
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, check=True
     )
-    found: list[str] = json.loads(done.stderr.strip().splitlines()[-1].replace("'", '"'))
-    return found
+    modules: list[str] = json.loads(done.stderr.strip().splitlines()[-1].replace("'", '"'))
+    return modules
 
 
 def fill_index(runs: int) -> None:

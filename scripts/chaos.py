@@ -64,10 +64,10 @@ def search_parts(
 ) -> tuple[Tally, list[Part]]:
     """Plays all parts in `processes` processes. Returns the findings, and the parts that could not be played. If a
     process dies, the findings of other parts are kept."""
-    total, left, began = Tally(), list(works), time.monotonic()
+    total, pending, began = Tally(), list(works), time.monotonic()
     wanted = sum(part.count for part in works)
     for _ in range(TRIES):
-        waiting, left = left, []
+        waiting, pending = pending, []
         if not waiting:
             break
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -76,12 +76,12 @@ def search_parts(
                 try:
                     total.take(done.result())
                 except Exception as fault:  # any reason for which the process died
-                    left.append(asked[done])
+                    pending.append(asked[done])
                     say(f"seeds {asked[done].first} to {asked[done].first + asked[done].count - 1}: {fault!r}")
                 else:
                     some = f"{total.played + len(total.broken)} of {wanted} scenarios, {len(total.broken)} broken"
                     say(f"{some}, {time.monotonic() - began:.0f} s")
-    return total, left
+    return total, pending
 
 
 def play_agents(first: int, count: int) -> int:
@@ -90,12 +90,12 @@ def play_agents(first: int, count: int) -> int:
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory(prefix="bench-agents-", ignore_cleanup_errors=True) as home:
             try:
-                told = live(story(seed), Path(home))
+                tally = live(story(seed), Path(home))
             except Exception as fault:
                 broken += 1
                 print_line(f"BROKEN seed {seed}: {type(fault).__name__}: {fault}\nmake chaos-agents N=1 SEED={seed}")
                 continue
-        total.take(told)
+        total.take(tally)
     print_line(f"{count} stories, {broken} broken: {total.line()}")
     return 1 if broken else 0
 
@@ -111,18 +111,20 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.agents:
         return play_agents(asked.seed, asked.agents)
-    began, left = time.monotonic(), []
+    began, unplayed = time.monotonic(), []
     if asked.scenario:
         with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
             total = campaign([Scenario.parse(asked.scenario)], Path(home), say=print_line)
     else:
         until = time.time() + asked.minutes * 60
-        total, left = search_parts(split_parts(asked.seed, asked.runs, asked.processes, until), max(asked.processes, 1))
+        total, unplayed = search_parts(
+            split_parts(asked.seed, asked.runs, asked.processes, until), max(asked.processes, 1)
+        )
     total.seconds = time.monotonic() - began
     print_line(total.table())
-    for part in left:
+    for part in unplayed:
         print_line(f"not played: seeds {part.first} to {part.first + part.count - 1}")
-    return 1 if total.broken else 2 if left else 0
+    return 1 if total.broken else 2 if unplayed else 0
 
 
 if __name__ == "__main__":

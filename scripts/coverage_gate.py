@@ -24,8 +24,8 @@ def files_of(data: coverage.Coverage) -> dict[str, Mapping[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "coverage.json"
         data.json_report(outfile=str(made))
-        found = json.loads(made.read_text())["files"]
-    return {Path(path).as_posix(): file["summary"] for path, file in found.items()}
+        files = json.loads(made.read_text())["files"]
+    return {Path(path).as_posix(): file["summary"] for path, file in files.items()}
 
 
 def per_cent(files: Iterable[Mapping[str, Any]]) -> float:

@@ -23,10 +23,10 @@ def test_names(path: str, source: str) -> set[tuple[str, str]]:
 
 
 def names_now() -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        found |= test_names(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-    return found
+        names |= test_names(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+    return names
 
 
 def names_at(revision: str) -> set[tuple[str, str]]:
@@ -34,11 +34,11 @@ def names_at(revision: str) -> set[tuple[str, str]]:
         return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
 
     listed = git("ls-tree", "-r", "--name-only", revision, "tests").splitlines()
-    found: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     for path in listed:
         if path.rpartition("/")[2].startswith("test_") and path.endswith(".py"):
-            found |= test_names(path, git("show", f"{revision}:{path}"))
-    return found
+            names |= test_names(path, git("show", f"{revision}:{path}"))
+    return names
 
 
 def main(arguments: list[str]) -> int:

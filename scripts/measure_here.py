@@ -34,14 +34,14 @@ OUT_OF_TIME = 124
 
 def combine_grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
     """The named grids as one grid, with every shape spelt out, as in a run spec."""
-    known = yaml.safe_load(path.read_text(encoding="utf-8"))
+    grids = yaml.safe_load(path.read_text(encoding="utf-8"))
     shapes: list[dict[str, Any]] = []
-    found: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     for name in names:
-        found = known[name]
-        shapes += [shape for shape in map(spelt_out, list_shapes(found)) if shape not in shapes]
-    limits = {"max_abs_error": found["max_abs_error"]} if "max_abs_error" in found else {}
-    return {"shapes": shapes, "dtypes": dtypes or found["dtypes"], **limits}
+        combined = grids[name]
+        shapes += [shape for shape in map(spelt_out, list_shapes(combined)) if shape not in shapes]
+    limits = {"max_abs_error": combined["max_abs_error"]} if "max_abs_error" in combined else {}
+    return {"shapes": shapes, "dtypes": dtypes or combined["dtypes"], **limits}
 
 
 def list_shapes(grid: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,9 +87,9 @@ def unpack_payload(payload: Path, folder: Path) -> Path:
     with tarfile.open(payload) as archive:
         archive.extractall(root, filter="data")
     manifest = root / "manifest.json"
-    known = json.loads(manifest.read_text(encoding="utf-8"))
+    document = json.loads(manifest.read_text(encoding="utf-8"))
     sha256 = hashlib.sha256(payload.read_bytes()).hexdigest()
-    manifest.write_text(json.dumps({**known, "payload_sha256": sha256}), encoding="utf-8")
+    manifest.write_text(json.dumps({**document, "payload_sha256": sha256}), encoding="utf-8")
     return root
 
 
@@ -111,9 +111,9 @@ def assemble_file(out: Path, folders: list[Path]) -> None:
     specs = [json.loads((one / "spec.json").read_text()) for one in folders if (one / "spec.json").exists()]
     if specs and folders != [out]:
         (out / "spec.json").write_text(json.dumps(merge_specs(out.name, specs), indent=1), encoding="utf-8")
-    told = [folder / "cupti.csv" for folder in folders if (folder / "cupti.csv").exists() and folder != out]
-    if told:
-        lines = [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in told]
+    sources = [folder / "cupti.csv" for folder in folders if (folder / "cupti.csv").exists() and folder != out]
+    if sources:
+        lines = [path.read_text(encoding="utf-8").splitlines(keepends=True) for path in sources]
         text = lines[0][0] + "".join(line for own in lines for line in own[1:])
         (out / "cupti.csv").write_text(text, encoding="utf-8")
 
@@ -194,9 +194,9 @@ def main() -> int:
         steps.remove("correctness")
     for step in steps:
         command = [sys.executable, "-m", "kernels.harness", step, "--spec", str(file), "--out", str(out), "--no-ack"]
-        left = None if asked.minutes is None else max(1.0, 60 * asked.minutes - (time.monotonic() - began))
+        time_left_s = None if asked.minutes is None else max(1.0, 60 * asked.minutes - (time.monotonic() - began))
         try:
-            code = subprocess.run(command, cwd=root, timeout=left).returncode
+            code = subprocess.run(command, cwd=root, timeout=time_left_s).returncode
         except subprocess.TimeoutExpired:
             code = OUT_OF_TIME
         print(f"{step}: exit code {code}", file=sys.stderr)

@@ -80,14 +80,14 @@ def try_mutant(mutant: Mutant) -> tuple[Verdict, str]:
             path.write_text(mutant.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
         except (ValueError, OSError) as error:
             return "ERROR", str(error)
-        code, words = run_tests(tree, mutant.tests)
+        code, output = run_tests(tree, mutant.tests)
     match code:
         case 0:
             return "SURVIVED", " ".join(mutant.tests)
         case 1:
             return "killed", ""
         case _:
-            return "ERROR", words
+            return "ERROR", output
 
 
 def main() -> int:

@@ -34,8 +34,8 @@ class RevisionHook(BuildHookInterface):
         if not top or not commit or Path(top).resolve() != root.resolve():
             return
         changes = git_answer(root, "status", "--porcelain", "--", *TREES)
-        told = {"git_commit": commit, "git_dirty": None if changes is None else bool(changes)}
+        document = {"git_commit": commit, "git_dirty": None if changes is None else bool(changes)}
         path = Path(self.directory) / "revision.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
         build_data["force_include"][str(path)] = "orchestrator/_bundle/revision.json"

@@ -30,7 +30,7 @@ LARGE, MEMORY_SHARE = 64, 24
 """Constants above the first are divided; inputs may take at most one part in so many of the free memory."""
 
 
-def divided(text: str, by: int) -> str:
+def divide_constants(text: str, by: int) -> str:
     """A problem's source with its large constants divided, where they can be."""
     tree = ast.parse(text)
     for statement in tree.body:
@@ -40,7 +40,7 @@ def divided(text: str, by: int) -> str:
     return ast.unparse(tree)
 
 
-def trivial(definition: Definition, judge: Judge, seed: int) -> Iterator[tuple[str, Any]]:
+def trivial_answers(definition: Definition, judge: Judge, seed: int) -> Iterator[tuple[str, Any]]:
     """Answers that prove nothing, by name."""
     case: dict[str, Any] = dict(definition.cases[0])
     arguments = judge.drawn(case, seed)
@@ -58,11 +58,11 @@ def trivial(definition: Definition, judge: Judge, seed: int) -> Iterator[tuple[s
 
 def row_of(problem: Path, by: int, device: torch.device) -> dict[str, str]:
     """The row of a problem: which answers were accepted, which are right within rounding, and which were refused."""
-    found: dict[str, list[str]] = {"accepted": [], "right": [], "refused": []}
+    names_by_outcome: dict[str, list[str]] = {"accepted": [], "right": [], "refused": []}
     skipped, began = "", time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         text = problem.read_text(encoding="utf-8")
-        (Path(folder) / f"problem_{problem.stem}.py").write_text(divided(text, by) if by > 1 else text)
+        (Path(folder) / f"problem_{problem.stem}.py").write_text(divide_constants(text, by) if by > 1 else text)
         try:
             definition = load(Path(folder))
             with torch.inference_mode():
@@ -72,15 +72,15 @@ def row_of(problem: Path, by: int, device: torch.device) -> dict[str, str]:
                     raise MemoryError(f"inputs of {size >> 20} MiB")
                 judge = Judge(definition, device)
                 exact = judge.right({}, "all", 7)
-                for name, answer in trivial(definition, judge, 7):
+                for name, answer in trivial_answers(definition, judge, 7):
                     check = criterion.judge_output(answer, exact, None, None, judge.tolerance({}))[0]
                     away = max((criterion.error_distance(answer, one)[0] for one in exact.leaves), default=math.nan)
                     size_of_right = max(float(one.double().abs().max()) for one in exact.leaves)
                     near = away <= 64 * torch.finfo(torch.float32).eps * size_of_right
-                    found["right" if near else "accepted" if check.passed else "refused"].append(name)
+                    names_by_outcome["right" if near else "accepted" if check.passed else "refused"].append(name)
         except (BadWorkload, Unavailable, MemoryError, torch.OutOfMemoryError, RuntimeError) as exc:
             skipped = f"{type(exc).__name__}: {exc}".splitlines()[0][:160]
-    cells = {key: " ".join(names) for key, names in found.items()}
+    cells = {key: " ".join(names) for key, names in names_by_outcome.items()}
     seconds = f"{time.monotonic() - began:.1f}"
     name = f"{problem.parent.name}/{problem.stem}"
     about = {"problem": name, "divided_by": str(by), "device": device.type}

@@ -108,10 +108,10 @@ class Results:
 
     def _repr_html_(self) -> str:
         """In a notebook: the headlines, and where the report is."""
-        said = "".join(f"<li><strong>{escape_html(one)}</strong></li>" for one in self.wrong)
-        said += "".join(f"<li>{escape_html(one)}</li>" for one in (*self.headlines, *self.warnings))
+        items = "".join(f"<li><strong>{escape_html(one)}</strong></li>" for one in self.wrong)
+        items += "".join(f"<li>{escape_html(one)}</li>" for one in (*self.headlines, *self.warnings))
         about = f"{escape_html(self.run_id)} on {escape_html(self.device)}: {escape_html(self.status)}"
-        return f"<p>{about}</p><ul>{said}</ul>"
+        return f"<p>{about}</p><ul>{items}</ul>"
 
 
 def escape_html(text: str) -> str:
@@ -175,10 +175,10 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
 
 def typed_axes(axes: Mapping[str, str]) -> dict[str, int | float | bool | str]:
     """The axes of a case by the names and with the values that a workload gives them: `{"n": 1024, "causal": True}`."""
-    return {name.removeprefix("axis:"): typed(value) for name, value in axes.items()}
+    return {name.removeprefix("axis:"): parse_axis_value(value) for name, value in axes.items()}
 
 
-def typed(text: str) -> int | float | bool | str:
+def parse_axis_value(text: str) -> int | float | bool | str:
     """The value that a cell stands for. A number that would be written in another way stays text, as `007` does."""
     if text in ("true", "false"):
         return text == "true"

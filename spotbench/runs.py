@@ -75,13 +75,13 @@ class Run:
         results like any other, and says why. Raises `TimeoutError` where it goes on beyond `timeout_s`, and for a run
         that ended before its time the error that `bench launch` ends with."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        told = ""
+        phase = ""
 
         def seen(state: State) -> None:
-            nonlocal told
-            if watch is not None and state.phase.value != told:
+            nonlocal phase
+            if watch is not None and state.phase.value != phase:
                 watch(state.phase.value)
-            told = state.phase.value
+            phase = state.phase.value
 
         def enough(state: State) -> bool:
             return state.kept is not None or (until is not None and time.monotonic() > until)

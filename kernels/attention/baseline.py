@@ -139,14 +139,14 @@ def causes_by_backend(told: list[str]) -> dict[str, list[str]]:
     """The causes for which PyTorch did not use each backend. PyTorch explains them in warnings, backend by backend, in
     any order: "X kernel not used because:", then the causes of X. Causes before any heading are under the empty name.
     That a backend is disabled at run time is left out, as we disable it by pinning another."""
-    found: dict[str, list[str]] = {}
+    calls: dict[str, list[str]] = {}
     about = ""
     for words in told:
         if "not used because" in words:
             about = next((name for name, heading in HEADINGS.items() if heading in words.lower()), "another")
         elif "deprecated" not in words.lower() and "runtime disabled" not in words.lower():
-            found.setdefault(about, []).append(words)
-    return found
+            calls.setdefault(about, []).append(words)
+    return calls
 
 
 def refusal_reason(backend: str, error: str, told: list[str]) -> str:

@@ -110,8 +110,8 @@ def backward_of(name: str, given: Inputs, case: Case) -> Gradients:
 
     def plan() -> Tensors:
         with torch.inference_mode(False):
-            found: Tensors = torch.autograd.grad(out, wanting, given.slope, retain_graph=True)
-        return found
+            gradients: Tensors = torch.autograd.grad(out, wanting, given.slope, retain_graph=True)
+        return gradients
 
     return plan
 

@@ -57,14 +57,14 @@ class Arguments:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor, in order."""
-        found: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
 
         def keep(one: torch.Tensor) -> torch.Tensor:
-            found.append(one)
+            tensors.append(one)
             return one
 
         self.mapped(keep)
-        return found
+        return tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def place(exc: BaseException, file: Path) -> str:
 
 def is_own(path: Path, folder: Path) -> bool:
     """Whether a source file belongs to the workload in `folder`, and to no package that is installed below it."""
-    own = path.resolve().is_relative_to(folder)
-    return own and not {"site-packages", "dist-packages"} & {*path.parts}
+    is_inside = path.resolve().is_relative_to(folder)
+    return is_inside and not {"site-packages", "dist-packages"} & {*path.parts}
 
 
 def map_tensors(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -63,7 +63,7 @@ class Task:
     def run(self, args: Sequence[Any]) -> Any:
         """The reference's answer."""
         if self.known is None:
-            module = loaded({f"{self.name}_reference.py": self.code}, f"{self.name}_reference.py")
+            module = load_module({f"{self.name}_reference.py": self.code}, f"{self.name}_reference.py")
             self.known = module.run
         return answer_of(self, self.known(*args))
 
@@ -97,8 +97,8 @@ def load(path: Path) -> Definition:
     solutions = {name: json.loads((path / file).read_text()) for name, file in description["solutions"].items()}
 
     def entry(case: CaseValues) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = cases[key_of(case)]
-        return found
+        entry: Mapping[str, Any] = cases[key_of(case)]
+        return entry
 
     def inputs(case: CaseValues, device: torch.device, generator: torch.Generator) -> Arguments:
         posed = entry(case)
@@ -231,12 +231,12 @@ class Drawn:
     def stored(self, tensor: Tensor, described: Mapping[str, Any]) -> torch.Tensor:
         """An input from a safetensors file. Raises `BadWorkload` if the file does not hold it as it should be."""
         path = self.root / described["path"]
-        found = stored_tensor(path, str(described["tensor_key"]))
+        stored = stored_tensor(path, str(described["tensor_key"]))
         shape = tuple(self.sizes[axis] for axis in tensor.shape or ())
-        if found.dtype is not tensor.dtype or tuple(found.shape) != shape:
-            what = f"{described['tensor_key']} is {found.dtype} {tuple(found.shape)}, not {tensor.dtype} {shape}"
+        if stored.dtype is not tensor.dtype or tuple(stored.shape) != shape:
+            what = f"{described['tensor_key']} is {stored.dtype} {tuple(stored.shape)}, not {tensor.dtype} {shape}"
             raise BadWorkload(f"{path.name}: {what}")
-        return found.to(self.device)
+        return stored.to(self.device)
 
 
 STORED: Mapping[str, str] = {
@@ -254,16 +254,16 @@ def stored_tensor(path: Path, key: str) -> torch.Tensor:
             size = path.stat().st_size
             if length > size:
                 raise ValueError("its header is longer than the file")
-            one = json.loads(file.read(length))[key]
-            begin, end = one["data_offsets"]
+            header = json.loads(file.read(length))[key]
+            begin, end = header["data_offsets"]
             file.seek(8 + length + begin)
             data = bytearray(file.read(end - begin))
-        return torch.frombuffer(data, dtype=DTYPES[STORED[one["dtype"]]]).reshape(one["shape"])
+        return torch.frombuffer(data, dtype=DTYPES[STORED[header["dtype"]]]).reshape(header["shape"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as exc:
         raise BadWorkload(f"{path.name}: cannot read the tensor {key}: {type(exc).__name__} {exc}") from exc
 
 
-def loaded(sources: Mapping[str, str], main: str) -> ModuleType:
+def load_module(sources: Mapping[str, str], main: str) -> ModuleType:
     """The module `main` among these sources, in a folder of its own. Raises `BadWorkload`."""
     folder = Path(tempfile.mkdtemp(prefix="solution-")).resolve()
     for name, text in sources.items():
@@ -316,16 +316,16 @@ class Solution:
         if self.function is None:
             main, name = str(self.solution["spec"]["entry_point"]).split("::")
             sources = {one["path"]: one["content"] for one in self.solution["sources"]}
-            self.function = getattr(loaded(sources, main), name, None)
+            self.function = getattr(load_module(sources, main), name, None)
             if not callable(self.function):
                 raise BadWorkload(f"{main}:1: there is no function {name}(…)")
 
     def fills(self) -> bool:
         """Whether the function writes into outputs that it is given: as the solution says, or else by its number of
         parameters."""
-        said = self.solution["spec"].get("destination_passing_style")
-        if isinstance(said, bool):
-            return said
+        style = self.solution["spec"].get("destination_passing_style")
+        if isinstance(style, bool):
+            return style
         code = getattr(self.function, "__code__", None)
         return code is None or code.co_argcount != len(self.task.inputs)
 
@@ -357,11 +357,11 @@ def wrong_answer(task: Task, output: Any, expected: Any) -> str:
     if len(given) != len(right):
         return f"{len(given)} outputs in the place of {len(right)}"
     for tensor, ours, theirs in zip(task.outputs, given, right, strict=True):
-        words = wrong_tensor(
+        fault = wrong_tensor(
             ours, theirs.to(ours.device), MATCHED.get(task.kind, 1.0), ordered="topk" not in tensor.name
         )
-        if words:
-            return f"{tensor.name}: {words}"
+        if fault:
+            return f"{tensor.name}: {fault}"
     return ""
 
 
@@ -392,7 +392,7 @@ def wrong_samples(task: Task, args: Sequence[Any], output: Any) -> str:
     their mean probability must be that of the distribution, within six standard errors."""
     given = {tensor.name: value for tensor, value in zip(task.inputs, args, strict=True)}
     samples = output[0] if isinstance(output, (tuple, list)) else output
-    probs = filtered(given["probs"].double(), given.get("top_k"), given.get("top_p"))
+    probs = filter_probs(given["probs"].double(), given.get("top_k"), given.get("top_p"))
     if samples.shape != probs.shape[:-1] or samples.dtype is not task.outputs[0].dtype:
         return f"{samples.dtype} {tuple(samples.shape)} in the place of a token for each row"
     tokens = samples.long().to(probs.device)
@@ -411,7 +411,7 @@ def wrong_samples(task: Task, args: Sequence[Any], output: Any) -> str:
     return ""
 
 
-def filtered(probs: torch.Tensor, top_k: Any, top_p: Any) -> torch.Tensor:
+def filter_probs(probs: torch.Tensor, top_k: Any, top_p: Any) -> torch.Tensor:
     """The probabilities that are left after top-k and then top-p, which sum to 1. Ties at an edge are kept."""
     if top_k is not None:
         ordered = probs.sort(-1, descending=True).values

@@ -53,8 +53,8 @@ def load(path: Path) -> Definition:
 
     def check(arguments: Arguments, output: Any) -> str:
         verdict = module.check_implementation(arguments.args[0], output)
-        passed, words = verdict if isinstance(verdict, tuple) else (not verdict, verdict)
-        return "" if passed else str(words or "check_implementation refused the output")
+        passed, reason = verdict if isinstance(verdict, tuple) else (not verdict, verdict)
+        return "" if passed else str(reason or "check_implementation refused the output")
 
     return Definition(
         name=str(description["name"]),

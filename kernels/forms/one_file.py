@@ -183,7 +183,7 @@ def cases_of(defined: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues
 
 def implementations_of(defined: Mapping[str, Any], file: Path, wrong: Wrong) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Functions by name, baselines first, and CUDA entries; and which are baselines."""
-    found: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
     baselines = []
     for kind in KINDS:
         for name, value in defined.items():
@@ -193,12 +193,12 @@ def implementations_of(defined: Mapping[str, Any], file: Path, wrong: Wrong) -> 
                 check_cuda(value, file, partial(wrong, name=name))
             elif not callable(value):
                 raise wrong(f"{name} must be a function, or a mapping that names a CUDA entry", name)
-            found[name.removeprefix(kind)] = value
+            functions[name.removeprefix(kind)] = value
             if kind == KINDS[0]:
                 baselines.append(name.removeprefix(kind))
-    if not found:
+    if not functions:
         raise wrong("there is no implementation: write a function called baseline_NAME or kernel_NAME")
-    return found, tuple(baselines)
+    return functions, tuple(baselines)
 
 
 def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], BadWorkload]) -> None:

@@ -80,7 +80,7 @@ def read_output(kind: str, text: str, folder: Path, implementation: str = "", de
         name_implementations(results, implementation)
     elif kind == "hyperfine":
         for result in results:
-            result.implementation, result.name = called(result.name), ""
+            result.implementation, result.name = implementation_name(result.name), ""
     for result in results:
         result.implementation = result.implementation or default
         if BENCHMARK in result.axes and result.name:
@@ -134,7 +134,7 @@ def name_implementations(results: Sequence[Result], by: str) -> None:
             matches += 1
             if result.implementation:
                 result.axes = {**result.axes, "implementation": result.implementation}
-            result.implementation = called(name)
+            result.implementation = implementation_name(name)
     if not matches:
         names = [one.name for one in results] if pattern else [axis for one in results for axis in one.axes]
         listed = ", ".join([*dict.fromkeys(names)][:8]) or "none"
@@ -161,7 +161,7 @@ def general_commands(results: Sequence[Result]) -> Iterator[str]:
         yield command if times[command, *result.axes.items()] == 1 else result.name
 
 
-def called(implementation: str) -> str:
+def implementation_name(implementation: str) -> str:
     """The name of an implementation in rows. None may end as that of a control does."""
     return implementation.removesuffix(CONTROL) + "_aa" if implementation.endswith(CONTROL) else implementation
 
@@ -186,7 +186,7 @@ def to_microseconds(value: object, unit: str) -> float:
     return made
 
 
-def timed(result: Result, times: Iterable[object], unit: str) -> Result:
+def with_times(result: Result, times: Iterable[object], unit: str) -> Result:
     """The result with these times, or with the reason why it has none."""
     listed = list(times)
     try:
@@ -221,12 +221,12 @@ def google_benchmark(text: str, _folder: Path) -> Iterator[Result]:
             )
             yield result
         elif one.get("run_type", "iteration") == "iteration":
-            yield timed(result, [one["real_time"]], one.get("time_unit", "ns"))
+            yield with_times(result, [one["real_time"]], one.get("time_unit", "ns"))
         elif aggregate not in FITS and name not in alone:
             summed.setdefault(name, []).append(aggregate)
             if aggregate == "median":
                 result.repetition = ""
-                yield timed(result, [one["real_time"]], one.get("time_unit", "ns"))
+                yield with_times(result, [one["real_time"]], one.get("time_unit", "ns"))
     for name, aggregates in summed.items():
         if "median" not in aggregates:
             yield Result(
@@ -242,7 +242,7 @@ def pytest_benchmark(text: str, _folder: Path) -> Iterator[Result]:
         params, full = one.get("params") or {}, row_word(one.get("fullname") or one["name"])
         axes = {row_word(key): row_word(value) for key, value in params.items()}
         result = Result(full.split("[")[0] if params else full, axes)
-        results.append(timed(result, one["stats"].get("data") or [one["stats"]["median"]], "s"))
+        results.append(with_times(result, one["stats"].get("data") or [one["stats"]["median"]], "s"))
         full_names.append(full)
     keys = Counter(result.key for result in results)
     for result, full in zip(results, full_names, strict=True):
@@ -256,7 +256,7 @@ def read_hyperfine(text: str, _folder: Path) -> Iterator[Result]:
     results = []
     for one in json.loads(text)["results"]:
         axes = {row_word(key): row_word(value) for key, value in (one.get("parameters") or {}).items()}
-        results.append(timed(Result(row_word(one["command"]), axes), one.get("times") or [one["mean"]], "s"))
+        results.append(with_times(Result(row_word(one["command"]), axes), one.get("times") or [one["mean"]], "s"))
         if failed := sum(code != 0 for code in one.get("exit_codes") or ()):
             results[-1].note = f"{failed} of {len(one['exit_codes'])} runs ended with an exit code other than 0"
     for result, command in zip(results, [*general_commands(results)], strict=True):
@@ -283,7 +283,7 @@ def read_nvbench(text: str, folder: Path) -> Iterator[Result]:
                     one["tag"]: {value["name"]: value["value"] for value in one.get("data") or []}
                     for one in state.get("summaries") or []
                 }
-                timed(result, nvbench_times(summaries, folder), "s")
+                with_times(result, nvbench_times(summaries, folder), "s")
                 if len(result.samples_us) == 1 and any(SAMPLES in tag for tag in summaries):
                     result.note = "its file of samples cannot be read, and its mean is used"
             yield result
@@ -329,12 +329,12 @@ def read_table(text: str, _folder: Path) -> Iterator[Result]:
         result = Result(
             row_word(line.get("benchmark") or ""),
             {row_word(name): row_word(value) for name, value in line.items() if name not in plain},
-            implementation=called(row_word(line.get("implementation") or "")),
+            implementation=implementation_name(row_word(line.get("implementation") or "")),
             repetition=row_word(line.get("repeat") or ""),
         )
         result.skipped = row_word(line.get("skipped") or "")
         try:
-            yield result if result.skipped else timed(result, [line[units[0]]], units[0])
+            yield result if result.skipped else with_times(result, [line[units[0]]], units[0])
         except (Unreadable, ValueError) as exc:
             raise Unreadable(f"line {reader.line_num}: {exc}") from exc
 

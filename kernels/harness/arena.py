@@ -175,13 +175,13 @@ class Arena:
         check_seed, seed = secrets.randbits(62), axes.case_seed(case, self.seed, "inputs")
         self.wrong, self.sizes, self.judged_calls = {}, [1], {}
         first = [name for name in implementations if name in self.baselines[:1]]
-        found: dict[str, Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         for name in (*first, *(one for one in implementations if one not in first)):
-            found[name] = self.outcome(name, case, seed, check_seed)
-        found = suspecting_reference(found)
-        for outcome in found.values():
+            outcomes[name] = self.outcome(name, case, seed, check_seed)
+        outcomes = suspecting_reference(outcomes)
+        for outcome in outcomes.values():
             send_outcome(session.facts, case, outcome)
-        return Judged(case, None, None, tuple(found[name] for name in implementations))
+        return Judged(case, None, None, tuple(outcomes[name] for name in implementations))
 
     def outcome(self, name: str, case: OwnCase, seed: int, check_seed: int) -> Outcome:
         """The outcome of one implementation on a case."""
@@ -443,10 +443,10 @@ def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
     judged = {original_name(name): one for name, one in found.items() if one.check is not None}
     if len(judged) < 2 or any(one.check is not None and one.check.passed for one in found.values()):
         return dict(found)
-    words = f"; all {len(judged)} implementations differ from reference: look at that first"
+    remark = f"; all {len(judged)} implementations differ from reference: look at that first"
 
     def suspected(one: Outcome) -> Outcome:
-        return one if one.check is None else replace(one, reason=one.reason + words)
+        return one if one.check is None else replace(one, reason=one.reason + remark)
 
     return {name: suspected(one) for name, one in found.items()}
 
@@ -460,11 +460,11 @@ def check_of(reply: Mapping[str, Any]) -> Check:
 def remark_on(hand: Hand) -> str:
     """The remark of the form of the workload on a wrong answer, to follow the reason; empty if there is none."""
     try:
-        words = str(hand.ask("remark")["words"])[:200]
+        remark = str(hand.ask("remark")["words"])[:200]
     except (Lost, Answered, Unavailable):
         hand.fault = None
         return ""
-    return f"; {words}" if words else ""
+    return f"; {remark}" if remark else ""
 
 
 def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:

@@ -66,13 +66,13 @@ def append_record(descriptor: int, record: Mapping[str, Any]) -> None:
 def parse_records(content: bytes) -> tuple[list[Failure], dict[str, Mapping[str, Any]]]:
     """The failures in these records, and what they say of each case that was finished."""
     failures: list[Failure] = []
-    known: dict[str, Mapping[str, Any]] = {}
+    records_by_case: dict[str, Mapping[str, Any]] = {}
     for record in map(json.loads, content.splitlines()):
         if "case" in record:
-            known[record.pop("case")] = record
+            records_by_case[record.pop("case")] = record
         else:
             failures.append(Failure(**record))
-    return failures, known
+    return failures, records_by_case
 
 
 def files_of(environ: Mapping[str, str]) -> tuple[int, int] | None:

@@ -43,7 +43,7 @@ def slowest_launcher(costs: Sequence[Cost], has_control: frozenset[str]) -> str 
 
 def call_cost(bound: Bound, device: torch.device) -> Cost:
     """The cost of a call: medians of five separate calls."""
-    host, whole = [], []
+    host, whole_us = [], []
     with bound.scope():
         for _ in range(LOOKS):
             torch.cuda.synchronize(device)
@@ -52,8 +52,8 @@ def call_cost(bound: Bound, device: torch.device) -> Cost:
             enqueued = time.perf_counter()
             torch.cuda.synchronize(device)
             host.append((enqueued - began) * 1e6)
-            whole.append((time.perf_counter() - began) * 1e6)
-    return Cost(bound.implementation, statistics.median(host), statistics.median(whole))
+            whole_us.append((time.perf_counter() - began) * 1e6)
+    return Cost(bound.implementation, statistics.median(host), statistics.median(whole_us))
 
 
 def with_second_control(session: Session, crew: Crew, judged: Judged) -> Judged:

@@ -117,7 +117,7 @@ def exact_of(
     half an eps. These changes are drawn from `generator`; without one they are left out. `to_double` is applied to each
     input first. Raises `ValueError` if the reference returns NaN or, called `twice`, returns different answers, and
     `ReferenceRaised` if it raises."""
-    ask = guarded(reference)
+    ask = guard_reference(reference)
     arguments = inputs.mapped(to_double)
     floating = [one for one in inputs.tensors() if one.is_floating_point()]
     count = sum(one.numel() for one in floating)
@@ -162,7 +162,7 @@ def count_nan(one: torch.Tensor) -> int:
     )
 
 
-def guarded(reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def guard_reference(reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`reference`, whose errors are raised as `ReferenceRaised`, but for lack of memory."""
 
     def ask(given: Any) -> Any:
@@ -279,12 +279,12 @@ def error_distance(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float
 def largest_difference(output: Any, other: Any) -> float:
     """The largest difference between two outputs; NaN where they are of different structures or shapes."""
     try:
-        (tree, one), (other_tree, two) = flatten_output(output), flatten_output(other)
+        (tree, leaves), (other_tree, other_leaves) = flatten_output(output), flatten_output(other)
     except TypeError:
         return math.nan
-    if tree != other_tree or any(a.shape != b.shape for (_, a), (_, b) in zip(one, two, strict=True)):
+    if tree != other_tree or any(a.shape != b.shape for (_, a), (_, b) in zip(leaves, other_leaves, strict=True)):
         return math.nan
-    pairs = ((as_real(a), as_real(b)) for (_, a), (_, b) in zip(one, two, strict=True))
+    pairs = ((as_real(a), as_real(b)) for (_, a), (_, b) in zip(leaves, other_leaves, strict=True))
     return max((error_distance(a, b)[0] for a, b in pairs), default=0.0)
 
 
@@ -323,14 +323,14 @@ def judge_output(
         if real.shape != right.shape or (wanted is not None and out.dtype != wanted):
             must = f"{tuple(right.shape)}" + (f" {wanted}" if wanted is not None else "")
             return fault(f"output{at} is {tuple(real.shape)} {out.dtype}, not {must}")
-        whole = not real.is_floating_point() or not right.is_floating_point()
-        if whole and (tolerance is None or torch.bool in (real.dtype, right.dtype)):
+        is_exact = not real.is_floating_point() or not right.is_floating_point()
+        if is_exact and (tolerance is None or torch.bool in (real.dtype, right.dtype)):
             different = int((real != right).sum().item())
             errors.append((float(different), float(different)))
             if different:
                 return fault(f"output{at}: {different} of {right.numel()} elements are different", different, 0.0)
             continue
-        strange = 0 if whole else not_numbers(real, right)
+        strange = 0 if is_exact else not_numbers(real, right)
         if strange:
             return fault(f"output{at}: {strange} of {real.numel()} elements are NaN or infinite, or never written")
         most, mean = error_distance(real, right)
@@ -359,28 +359,28 @@ def allowed_errors(
     size, mean_size = error_distance(right, torch.zeros((), dtype=right.dtype, device=right.device).expand(right.shape))
     # Under a stated tolerance nothing is allowed for long sums but what reference and baseline lose in them themselves.
     measured_exact = exact if tolerance is None else replace(exact, inputs=0)
-    ways, means, rounding = justified(right, dtype, measured_exact, leaf, baseline, tf32, (size, mean_size))
+    ways, means, rounding = justify_errors(right, dtype, measured_exact, leaf, baseline, tf32, (size, mean_size))
     (most_which, most), (mean_which, mean) = (max(each, key=lambda way: way[1]) for each in (ways, means))
     listed = exact.trivial[leaf] if leaf < len(exact.trivial) else ()
     # An answer within the rounding of the right one is no less right for being simple.
     empty = [one for one in listed if one.most > rounding[0] and one.mean > rounding[1]]
     if tolerance is not None:
         stated, which = stated_limit(size, dtype, baseline, leaf, tolerance, tf32)
-        own = (most, mean)
+        allowed = (most, mean)
         (most, most_which), (mean, mean_which) = (stated, which), (stated, which)
         if empty:
             least = min(empty, key=lambda one: one.most)
-            words = f"a quarter of what {least.name} would be off by; {which} of {stated:.3g} would pass them"
+            reason = f"a quarter of what {least.name} would be off by; {which} of {stated:.3g} would pass them"
             if most > QUARTER * least.most:
-                most, most_which = min(most, max(QUARTER * least.most, own[0])), words
+                most, most_which = min(most, max(QUARTER * least.most, allowed[0])), reason
             if mean > (lowest := QUARTER * min(one.mean for one in empty)):
-                mean, mean_which = min(mean, max(lowest, own[1])), words
+                mean, mean_which = min(mean, max(lowest, allowed[1])), reason
     if empty:
         ceiling = MOST_OF_TRIVIAL * min(one.most for one in empty)
         mean_ceiling = MOST_OF_TRIVIAL * min(one.mean for one in empty)
-        words = "as far as an answer that proves nothing"
-        most, most_which = min((most, most_which), (ceiling, words))
-        mean, mean_which = min((mean, mean_which), (mean_ceiling, words))
+        reason = "as far as an answer that proves nothing"
+        most, most_which = min((most, most_which), (ceiling, reason))
+        mean, mean_which = min((mean, mean_which), (mean_ceiling, reason))
     return (most, mean), (most_which, mean_which)
 
 
@@ -406,7 +406,7 @@ def stated_limit(
 Ways = list[tuple[str, float]]
 
 
-def justified(
+def justify_errors(
     right: torch.Tensor,
     dtype: torch.dtype,
     exact: Exact,

@@ -29,14 +29,14 @@ def list_descendants(root: int | None) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-    found: list[int] = []
+    descendants: list[int] = []
     front = [root] if root is not None else []
     while front:
         above = front.pop()
         below = [pid for pid, parent in parents.items() if parent == above]
-        found += below
+        descendants += below
         front += below
-    return found
+    return descendants
 
 
 def end_with_descendants(pid: int | None) -> None:

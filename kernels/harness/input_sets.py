@@ -96,16 +96,16 @@ def usable_processors() -> Iterable[int]:
 def cpu_cache_bytes(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
     """The total size in bytes of the last-level caches of these processors, each counted once; None where sysfs does
     not say. A virtual machine shows what the host tells it, which may be the cache of the whole chip."""
-    found: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str], int] = {}
     for cpu in cpus:
         for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
             kind, level, size = (sysfs_text(index / name) for name in ("type", "level", "size"))
             digits = re.fullmatch(r"(\d+)([KMG]?)", size)
             if kind in ("Unified", "Data") and level.isdigit() and digits:
                 scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[digits.group(2)]
-                found[int(level), sysfs_text(index / "shared_cpu_list") or str(cpu)] = int(digits.group(1)) * scale
-    last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last) or None
+                sizes[int(level), sysfs_text(index / "shared_cpu_list") or str(cpu)] = int(digits.group(1)) * scale
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last) or None
 
 
 def sysfs_text(path: Path) -> str:

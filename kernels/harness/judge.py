@@ -255,8 +255,8 @@ class Judge:
         exact = criterion.with_stale(exact, other)
         if not criterion.is_vacuous(exact, tolerance):
             return exact
-        known = criterion.exact_of(reference, arguments, self.noise(seed), to_double, twice=False)
-        return replace(known, trivial=exact.trivial)
+        exact_answer = criterion.exact_of(reference, arguments, self.noise(seed), to_double, twice=False)
+        return replace(exact_answer, trivial=exact.trivial)
 
     def leave(self) -> Reply:
         """Drops everything of the case."""

@@ -126,8 +126,8 @@ def regime_rows(origin: Origin, judged: Judged, turns: Rotation, regime: Regime)
     passed = {one.implementation: one for one in judged.outcomes if is_timed(one, regime)}
     settings = {name: row_setting(one, turns, regime) for name, one in passed.items()}
     for cells in regime.spool.cells():
-        if (own := settings.get(cells["implementation"])) is not None:
-            yield rows.measured_row(origin, judged.case, own, cells)
+        if (setting := settings.get(cells["implementation"])) is not None:
+            yield rows.measured_row(origin, judged.case, setting, cells)
     for one in judged.outcomes:
         if one.implementation not in passed:
             why, kind = why_not(one, regime), one.fault or "unavailable"

@@ -200,12 +200,12 @@ def store_results(session: Session, program: Described, results: Iterable[Result
 
 def group_results(results: Iterable[Result]) -> list[tuple[Cell, list[Result]]]:
     """The cases, each with its results. Where two cases would have the same file name, a digest distinguishes them."""
-    found: dict[tuple[object, ...], list[Result]] = {}
+    groups: dict[tuple[object, ...], list[Result]] = {}
     for one in results:
-        found.setdefault((one.name, tuple(one.axes.items())), []).append(one)
-    plain = [name_of(listed[0]) for listed in found.values()]
+        groups.setdefault((one.name, tuple(one.axes.items())), []).append(one)
+    plain = [name_of(listed[0]) for listed in groups.values()]
     made = []
-    for name, (key, listed) in zip(plain, found.items(), strict=True):
+    for name, (key, listed) in zip(plain, groups.items(), strict=True):
         alone = plain.count(name) == 1 and len(name) <= 160
         digest = "" if alone else f"-{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
         first = listed[0]

@@ -51,10 +51,10 @@ def remove_abandoned(place: Path, prefix: str = PREFIX) -> None:
     """Removes this user's folders in `place` that nobody holds any more."""
     for path in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # held, another user's, or gone by now
-            found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(found).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_uid == os.getuid():
                     shutil.rmtree(path, ignore_errors=True)
             finally:
-                os.close(found)
+                os.close(descriptor)

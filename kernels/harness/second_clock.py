@@ -90,10 +90,10 @@ def clock_row(
     judged: Judged, origin: rows.Origin, contender: Contender, regime: str, result: tuple[float, Watched | Missed]
 ) -> rows.Row:
     """A row with the median of the ordinary measurement, and what CUPTI and our timer show now."""
-    unwatched_us, found = result
+    unwatched_us, watched = result
     backends = {one.implementation: one.backend for one in judged.bound}
-    if isinstance(found, Missed):
-        log_line(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {found.why}")
+    if isinstance(watched, Missed):
+        log_line(f"CUPTI: {contender.implementation} on {judged.case.id}, {regime}: {watched.why}")
     return (
         rows.axis_cells(judged.case)
         | {
@@ -102,5 +102,5 @@ def clock_row(
             "implementation": contender.implementation,
             "backend": backends[contender.implementation],
         }
-        | watching.watched_cells(found, regime, unwatched_us)
+        | watching.watched_cells(watched, regime, unwatched_us)
     )

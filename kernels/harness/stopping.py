@@ -43,8 +43,8 @@ def precision_rule(relative_ci: float | None) -> Enough:
         blocks = blocks_in(latencies)
         if blocks < LEAST_BLOCKS or blocks % (EVERY * max(1, blocks // 200)):
             return ""
-        first, *others = latencies.values()
-        series = [[math.log(b / a) for a, b in zip(first, other, strict=True)] for other in others]
+        first, *other_series = latencies.values()
+        series = [[math.log(b / a) for a, b in zip(first, other, strict=True)] for other in other_series]
         is_precise = (half_width(one) <= math.log1p(tight) for one in series or [[math.log(time) for time in first]])
         return PRECISION if all(is_precise) else ""
 

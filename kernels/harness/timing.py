@@ -220,7 +220,7 @@ class Course:
 
     def energy(self, spare_s: Callable[[], float]) -> dict[str, Drawn]:
         """The energy of a call of each contender, where the device reports it. A contender that fails now has none."""
-        found: dict[str, Drawn] = {}
+        samples: dict[str, Drawn] = {}
         for contender in self.contenders if self.clocks.energy_j() is not None else ():
             timer = self.timers[contender.implementation]
             if contender.implementation in self.refused:
@@ -236,8 +236,8 @@ class Course:
             except (Unavailable, torch.OutOfMemoryError, MemoryError):
                 continue
             if energy_sample is not None:
-                found[contender.implementation] = energy_sample
-        return found
+                samples[contender.implementation] = energy_sample
+        return samples
 
     def window(self) -> Window:
         """Measures some blocks whose samples are not kept."""

@@ -149,11 +149,11 @@ def attend_child(
             if failure := watch.look(content_of(page), now - last):
                 return failure
             last = now
-    code, told = child.wait(), read_page(content_of(page))
-    if told is None or not told[1] or code == AGAIN or -code in ASKED:
+    code, page_state = child.wait(), read_page(content_of(page))
+    if page_state is None or not page_state[1] or code == AGAIN or -code in ASKED:
         return None
-    when = "while it was called" if told[2] != BUILD else "while it was built"
-    return Failure(told[1], told[2], f"{describe_exit(code)} {when}", hung=False)
+    when = "while it was called" if page_state[2] != BUILD else "while it was built"
+    return Failure(page_state[1], page_state[2], f"{describe_exit(code)} {when}", hung=False)
 
 
 def watch_step(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:

@@ -102,8 +102,8 @@ def match_launches(seen: Sequence[Activity], taken: Sequence[Timed], timer: Cuda
     if isinstance(own_launches, Missed):
         return own_launches
     counts = {len(one.work) for one in own_launches}
-    each, rest = divmod(min(counts), timer.calls_made)
-    if len(counts) > 1 or rest or not each:
+    each, remainder = divmod(min(counts), timer.calls_made)
+    if len(counts) > 1 or remainder or not each:
         counted = " or ".join(map(str, sorted(counts)))
         return Missed(f"CUPTI has {counted} kernels of a sample of {timer.calls_made} calls")
     calls = timer.calls_made - timer.warm

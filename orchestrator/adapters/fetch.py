@@ -116,26 +116,26 @@ def _fault(run: Run, path: Path) -> str:
 
 def _places(wanted: Iterable[Wanted], left_out: dict[str, str]) -> list[tuple[ObjectEntry, Path]]:
     """Where each object goes. All names and sizes are checked before the first byte is downloaded; cases come first."""
-    found: dict[Path, ObjectEntry] = {}
+    entries_by_path: dict[Path, ObjectEntry] = {}
     room = RUN_BYTES
     for entry, root, relative in wanted:
         try:
             path = safe_path(root, relative)
             most = min(CASE_BYTES if root.name == "cases" else ARTIFACT_BYTES, room)
-            if entry.size > most or len(found) >= RUN_FILES:
+            if entry.size > most or len(entries_by_path) >= RUN_FILES:
                 raise LocalError(
                     f"{clean_line(entry.name, 300)} has {entry.size} bytes: more than any run of bench stores"
                 )
             if root.name != "cases" and _is_own_name(path.relative_to(root)):
                 raise LocalError(f"{clean_line(entry.name, 300)} has the name of a file that bench writes itself")
-            clash = next((one for one in (path, *path.parents) if one in found and one != path), None)
-            if path in found or clash is not None or any(path in one.parents for one in found):
+            clash = next((one for one in (path, *path.parents) if one in entries_by_path and one != path), None)
+            if path in entries_by_path or clash is not None or any(path in one.parents for one in entries_by_path):
                 raise LocalError(f"{clean_line(entry.name, 300)} has a name that collides with that of another object")
-            found[path] = entry
+            entries_by_path[path] = entry
             room -= entry.size
         except LocalError as exc:
             left_out[entry.name] = f"left out: {exc}"
-    return [(entry, path) for path, entry in found.items()]
+    return [(entry, path) for path, entry in entries_by_path.items()]
 
 
 def _is_own_name(relative: Path) -> bool:

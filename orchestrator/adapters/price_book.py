@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BenchError, LocalError, ProviderError
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh_prices
 from orchestrator.core.market.skus import SkuCatalogue
+from orchestrator.core.text import os_error_text, read_text
 
 HEAD: Final = """# Written by `bench prices --refresh`. Of this table and the one that comes with bench
 # the newer is used; remove this file to go back to that one.
@@ -34,8 +34,8 @@ class PriceBook:
 
     def current(self) -> PriceSheet:
         """The newer of the two. Raises `ConfigError` or `LocalError` for a refreshed one that cannot be used."""
-        bundled, own = self.bundled(), stored_sheet(self.path)
-        return own if own is not None and own.as_of >= bundled.as_of else bundled
+        bundled, refreshed = self.bundled(), stored_sheet(self.path)
+        return refreshed if refreshed is not None and refreshed.as_of >= bundled.as_of else bundled
 
     def usable(self) -> PriceSheet:
         """The same for commands that must go on: the bundled one where the other cannot be used."""
@@ -47,13 +47,12 @@ class PriceBook:
     def refresh(self, now: datetime, *, leave_out: bool) -> Refreshed:
         """Makes a table of the catalogue and keeps it, or raises a `ProviderError` and leaves the old one."""
         old = self.usable()
-        found, whose = self.ask()
-        made = refresh_prices(old, found, now=now, whose=whose, leave_out=leave_out)
+        skus, whose = self.ask()
+        made = refresh_prices(old, skus, now=now, whose=whose, leave_out=leave_out)
         if isinstance(made, NotRefreshed):
-            first, others = "; ".join(made.problems[:3]), len(made.problems) - 3
-            text = (
-                f"no price table can be made from the catalogue: {first}{f'; and {others} more' if others > 0 else ''}"
-            )
+            first, others_count = "; ".join(made.problems[:3]), max(0, len(made.problems) - 3)
+            and_others = f"; and {others_count} more" if others_count else ""
+            text = f"no price table can be made from the catalogue: {first}{and_others}"
             raise ProviderError(text, hint="bench prices --refresh --leave-out")
         store_sheet(self.path, made.sheet)
         return made
@@ -68,9 +67,9 @@ def stored_sheet(path: Path) -> PriceSheet | None:
     """The table there, or None. Raises `ConfigError` or `LocalError` for one that cannot be used."""
     try:
         with path.open("rb") as file:
-            text = handwritten.read_text(file)
+            text = read_text(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise LocalError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=f"rm {path}") from exc
+        raise LocalError(f"cannot read {path}: {os_error_text(exc)}", hint=f"rm {path}") from exc
     return PriceSheet.parse(text, source=str(path))

@@ -16,9 +16,9 @@ from typing import Annotated, Final
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.core import text as handwritten
 from orchestrator.core.config.model import Alerts, Budget
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.text import os_error_text, read_text
 
 PREFIX: Final = "BENCH_"
 PATHS: Final = ("home", "weather")
@@ -108,16 +108,16 @@ def check_home(home: Path) -> None:
     hosts are trusted and what things cost. From one that is ours others lose the right to write. Raises `ConfigError`.
     """
     try:
-        found, named = home.stat(), home.lstat()
+        target, named = home.stat(), home.lstat()
     except OSError:
         return  # none yet, or one that whoever needs it says more about
-    if not {found.st_uid, named.st_uid} <= _trusted():
+    if not {target.st_uid, named.st_uid} <= _trusted():
         raise _not_ours(home, "belongs to another user", "BENCH_HOME=DIR names a folder of your own")
-    if found.st_mode & stat.S_IWOTH and (found.st_mode & stat.S_ISVTX or found.st_uid != os.geteuid()):
+    if target.st_mode & stat.S_IWOTH and (target.st_mode & stat.S_ISVTX or target.st_uid != os.geteuid()):
         raise _not_ours(home, "can be written by everybody", "BENCH_HOME=DIR names a folder of your own")
-    if found.st_mode & OTHERS_MAY_WRITE and found.st_uid == os.geteuid():
+    if target.st_mode & OTHERS_MAY_WRITE and target.st_uid == os.geteuid():
         with suppress(OSError):
-            home.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_MAY_WRITE)
+            home.chmod(stat.S_IMODE(target.st_mode) & ~OTHERS_MAY_WRITE)
     try:
         entries = sorted(home.iterdir())
     except OSError:
@@ -153,12 +153,12 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
         with path.open("rb") as file:
             if others_may_write(os.fstat(file.fileno())):
                 raise _not_ours(path, "can be written by other users", f"look at it, then: chmod go-w {path}")
-            text = handwritten.read_text(file)
+            text = read_text(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
         hint = "set BENCH_HOME to another folder" if isinstance(exc, NotADirectoryError) else MEND
-        raise ConfigError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint=hint) from exc
     from orchestrator.core import yamltext
 
     document = yamltext.read_yaml(text)

@@ -16,7 +16,6 @@ from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.gcs import GoogleBucket
 from orchestrator.adapters.google_auth import credentials_for, prove_identity
 from orchestrator.adapters.rest import Rest
-from orchestrator.core import text as handwritten
 from orchestrator.core import yamltext
 from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.errors import (
@@ -31,6 +30,7 @@ from orchestrator.core.rest import RestAnswer
 from orchestrator.core.setup.calls import survey_project, take_step
 from orchestrator.core.setup.plan import SetupRequest, Standing
 from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe_step
+from orchestrator.core.text import os_error_text, read_text
 from orchestrator.ports import Bucket
 
 # The session through which the checks of the doctor reach a cloud; it is made when the first check needs it.
@@ -78,13 +78,11 @@ def read_settings(path: Path) -> Mapping[str, str]:
     """Every key and its value as text. Raises `ConfigError` for what is no mapping."""
     try:
         with path.open("rb") as file:
-            document = yamltext.read_yaml(handwritten.read_text(file))
+            document = yamltext.read_yaml(read_text(file))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        raise ConfigError(
-            f"cannot read {path}: {handwritten.os_error_text(exc)}", hint="correct it, or move it away"
-        ) from exc
+        raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint="correct it, or move it away") from exc
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint="correct it, or move it away")
     values = document.data or {}

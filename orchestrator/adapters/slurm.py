@@ -52,7 +52,7 @@ WRITERS: Final = 16
 def select_copies(copies: Copies, stored: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Spooled], list[str]]:
     """What is left to copy, by its path below all spools; and each file that a child offers although it may not store
     it, with the reason. `stored` has the files of each child."""
-    left: dict[str, Spooled] = {}
+    to_copy: dict[str, Spooled] = {}
     odd: list[str] = []
     for child, files in stored.items():
         runs = Counter(str(one[0]).split("/")[1] for one in files if str(one[0]).startswith("runs/"))
@@ -62,8 +62,8 @@ def select_copies(copies: Copies, stored: Mapping[str, Sequence[Any]]) -> tuple[
                 continue
             judged = sort_spool(run_id, [one for one in files if str(one[0]).startswith(f"runs/{run_id}/")])
             odd += judged.refused
-            left |= {f"{child}/{one.name}": one for one in judged.taken if not copies.has(one)}
-    return left, odd
+            to_copy |= {f"{child}/{one.name}": one for one in judged.taken if not copies.has(one)}
+    return to_copy, odd
 
 
 def unpack_archive(copies: Copies, bucket: Bucket, archive: bytes, left: Mapping[str, Spooled]) -> list[str]:
@@ -110,7 +110,7 @@ class Slurm:
 
     def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
         there = {task.job for task in self._queue([job.name for job in jobs])}
-        said: list[str] = []
+        notices: list[str] = []
         for job in jobs:
             folder = self._folder(job.fleet)
             if job.name in there or self._noted(folder, job):
@@ -121,19 +121,19 @@ class Slurm:
             self._run(
                 ("sh", "-c", f"echo {shlex.quote(number)} > {shlex.quote(f'{folder}/jobs/{job.number}.submitted')}")
             )
-        return said
+        return notices
 
     def _withdraw(self, folder: str, job: JobSpec) -> None:
         """Ends what is left of a job's children in earlier ones: on a node that Slurm holds for alive, or for dead and
         would requeue, it would be a second copy."""
         names = [job_name(job.fleet, number) for number in range(job.number)]
         wanted, orders = {child.index for child in job.children}, self._children(folder, names)
-        left: dict[str, list[SlurmTask]] = {}
+        tasks_by_job: dict[str, list[SlurmTask]] = {}
         for task in self._queue(names):
             order = orders.get(task.job, ())
             if (task.queued or task.running) and task.place < len(order) and order[task.place] in wanted:
-                left.setdefault(task.job, []).append(task)
-        for name, found in left.items():
+                tasks_by_job.setdefault(task.job, []).append(task)
+        for name, found in tasks_by_job.items():
             self._run(scancel(name, found))
 
     def _sbatch(self, job: JobSpec, folder: str) -> str:
@@ -143,8 +143,8 @@ class Slurm:
                 return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
             except Unavailable:
                 self.clock.sleep(PAUSE_S)
-                if found := self._queue([job.name]):
-                    return found[0].id
+                if tasks := self._queue([job.name]):
+                    return tasks[0].id
         return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
 
     def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:

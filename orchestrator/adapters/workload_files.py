@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.core import text as handwritten
 from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
@@ -20,7 +19,7 @@ from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.needs import NOTHING, OBJECT, WorkloadNeeds
 from orchestrator.core.forms.needs import parse_needs as needs_of
 from orchestrator.core.forms.reading import imported_modules, is_module_name, strings
-from orchestrator.core.text import clean_line, count
+from orchestrator.core.text import MOST_SOURCE, clean_line, count, os_error_text, read_text
 from orchestrator.core.workload import HINT, case_id, sketch_workload
 
 REQUIREMENTS: Final = "requirements.txt"
@@ -305,26 +304,24 @@ def own_workload(path: Path) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
     sent: a plan says what a launch would."""
     try:
-        files, own = gather_files(path), read_workload(path)
+        files, workload = gather_files(path), read_workload(path)
     except OSError as exc:
-        raise ConfigError(
-            f"cannot look at {clean_line(str(path), 200)}: {handwritten.os_error_text(exc)}", hint=HINT
-        ) from exc
-    wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in own.needs.wheels]
-    needs = (*own.needs.installed(), *sorted(wheels))
+        raise ConfigError(f"cannot look at {clean_line(str(path), 200)}: {os_error_text(exc)}", hint=HINT) from exc
+    wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in workload.needs.wheels]
+    needs = (*workload.needs.installed(), *sorted(wheels))
     where = str(path.resolve())
     forms = _forms_in(path) if path.is_dir() else []
     several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
-    notes = tuple(clean_line(note, 300) for note in (*several, *own.notes, *_unsent(with_wheels(own), path)))
+    notes = tuple(clean_line(note, 300) for note in (*several, *workload.notes, *_unsent(with_wheels(workload), path)))
     return Workload(
         path=where,
-        name=clean_line(own.name),
-        cases=own.cases,
-        form=own.form,
+        name=clean_line(workload.name),
+        cases=workload.cases,
+        form=workload.form,
         needs=needs,
-        grid=own.grid,
+        grid=workload.grid,
         notes=notes,
-        cuda=own.cuda,
+        cuda=workload.cuda,
     )
 
 
@@ -348,8 +345,8 @@ def _unsent(own: Own, path: Path) -> Iterator[str]:
         names[f"{skipped}/" if skipped else below.as_posix()] = None
     if names:
         listed = ", ".join(islice(names, LISTED))
-        others = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-        yield f"not sent, because only source files outside of {', '.join(sorted(OUTPUTS))} are: {listed}{others}"
+        and_more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        yield f"not sent, because only source files outside of {', '.join(sorted(OUTPUTS))} are: {listed}{and_more}"
 
 
 def _is_beside(root: Path, name: str) -> Path | None:
@@ -367,14 +364,14 @@ def text_of(file: Path) -> str:
     """A file's text. Raises `ConfigError`."""
     try:
         with file.open("rb") as opened:
-            return handwritten.read_text(opened, handwritten.MOST_SOURCE)
+            return read_text(opened, MOST_SOURCE)
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {file}: {handwritten.os_error_text(exc)}", hint=HINT) from exc
+        raise ConfigError(f"cannot read {file}: {os_error_text(exc)}", hint=HINT) from exc
 
 
 def _begun(file: Path) -> bytes:
     with file.open("rb") as opened:
-        return opened.read(handwritten.MOST_SOURCE)
+        return opened.read(MOST_SOURCE)
 
 
 def gather_files(path: Path) -> dict[str, bytes]:

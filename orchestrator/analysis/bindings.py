@@ -106,12 +106,12 @@ def by_chance(count: int) -> float:
 
 def bindings_of(cases: Iterable[Case]) -> Bindings:
     """The controls of all cases that have an interval."""
-    found: dict[Setting, list[Twin]] = {}
+    twins: dict[Setting, list[Twin]] = {}
     for case in cases:
         for one in case.controls:
             ratio, timing = one.paired.ratio, case.timing(one.implementation)
             if ratio.known and ratio.low < ratio.high and timing is not None:
                 error = math.log(ratio.high / ratio.low) / (2 * LIMIT)
                 twin = Twin(case.case_id, one.implementation, timing.median_us.mid, math.log(ratio.mid), error)
-                found.setdefault(case.setting, []).append(twin)
-    return Bindings(found)
+                twins.setdefault(case.setting, []).append(twin)
+    return Bindings(twins)

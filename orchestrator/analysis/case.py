@@ -55,7 +55,7 @@ class Contrast:
     @property
     def inverse(self) -> Contrast:
         """The same comparison seen from the baseline."""
-        paired = replace(self.paired, ratio=inverted(self.paired.ratio), test=self.paired.test.negated)
+        paired = replace(self.paired, ratio=invert(self.paired.ratio), test=self.paired.test.negated)
         verdict = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}.get(self.verdict, self.verdict)
         return replace(
             self, subject=self.baseline, baseline=self.subject, paired=paired, order_shift=1 / self.order_shift,
@@ -63,7 +63,7 @@ class Contrast:
         )  # fmt: skip
 
 
-def inverted(ratio: Interval) -> Interval:
+def invert(ratio: Interval) -> Interval:
     """The interval of the inverse ratio."""
     return Interval(1 / ratio.high, 1 / ratio.mid, 1 / ratio.low)
 

@@ -35,16 +35,16 @@ def find_disagreements(cases: Sequence[Case]) -> Mapping[tuple[str, str], str]:
     for case in cases:
         if case.setting.regime == "graph":
             graphs.setdefault(case.case_id, []).append(case)
-    found: dict[tuple[str, str], tuple[float, str]] = {}
+    disagreements: dict[tuple[str, str], tuple[float, str]] = {}
     for case in cases:
         for other in graphs.get(case.case_id, ()) if case.setting.regime == "burst" else ():
             if case.setting.cache and other.setting.cache and case.setting.cache != other.setting.cache:
                 continue
             for timing in case.timings:
-                if (twin := other.timing(timing.implementation)) is not None and (one := _apart(timing, twin)):
+                if (twin := other.timing(timing.implementation)) is not None and (apart := _apart(timing, twin)):
                     key = case.case_id, timing.implementation.removesuffix(CONTROL)
-                    found[key] = max(found.get(key, one), one)
-    worst = sorted(found.items(), key=lambda item: item[1], reverse=True)
+                    disagreements[key] = max(disagreements.get(key, apart), apart)
+    worst = sorted(disagreements.items(), key=lambda item: item[1], reverse=True)
     return {key: words for key, (_, words) in worst}
 
 
@@ -54,9 +54,9 @@ def _apart(burst: CaseTiming, graph: CaseTiming) -> tuple[float, str] | None:
     nothing."""
     if not burst.timed or not graph.timed:
         return None
-    one, two = _net(burst), _net(graph)
-    apart = max(one / two, two / one)
-    if max(one, two) <= LONG_ENOUGH_US or apart <= MOST_APART:
+    burst_us, graph_us = _net(burst), _net(graph)
+    apart = max(burst_us / graph_us, graph_us / burst_us)
+    if max(burst_us, graph_us) <= LONG_ENOUGH_US or apart <= MOST_APART:
         return None
     medians = f"{burst.median_us.mid:.1f} µs in burst and {graph.median_us.mid:.1f} µs in graph"
     return apart, f"{burst.implementation} takes {medians}"
@@ -131,12 +131,12 @@ def notes_of(cases: Sequence[Case]) -> list[str]:
 def _of_launches(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator[str]:
     disagreeing = find_disagreements(cases)
     if disagreeing:
-        (worst, _), words = next(iter(disagreeing.items()))
-        found, total = len({case_id for case_id, _ in disagreeing}), len({case.case_id for case in cases})
+        (worst, _), sentence = next(iter(disagreeing.items()))
+        number, total = len({case_id for case_id, _ in disagreeing}), len({case.case_id for case in cases})
         names = ", ".join(dict.fromkeys(name for _, name in disagreeing))
         yield (
-            f"In {found} of {count(total, 'case')} burst and graph disagree about {names}: no comparison with it is "
-            f"decided there ({DISAGREE}). On {worst}, {words}."
+            f"In {number} of {count(total, 'case')} burst and graph disagree about {names}: no comparison with it is "
+            f"decided there ({DISAGREE}). On {worst}, {sentence}."
         )
     exposed = [one for one in timed if one.group.exposed]
     if exposed:
@@ -172,9 +172,9 @@ def _of_timings(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator[
         if one.modes and not is_control(one.implementation)
     ]
     if bimodal:
-        more = f"; and {count(len(bimodal) - MOST_MODES, 'more')}" if len(bimodal) > MOST_MODES else ""
+        and_more = f"; and {count(len(bimodal) - MOST_MODES, 'more')}" if len(bimodal) > MOST_MODES else ""
         yield (
-            f"Two modes in {len(bimodal)} of {len(timed)} timings: {'; '.join(bimodal[:MOST_MODES])}{more}. Such a "
+            f"Two modes in {len(bimodal)} of {len(timed)} timings: {'; '.join(bimodal[:MOST_MODES])}{and_more}. Such a "
             "median is that of a mixture, so read its ratio with care."
         )
     limits = sum(1 for timing in timed if timing.group.words.get("warmed") == "limit")

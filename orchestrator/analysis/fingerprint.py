@@ -54,19 +54,19 @@ def compare_fingerprints(first: Fingerprint, second: Fingerprint, *, across_devi
     refused: list[str] = []
     caveats: list[str] = []
     for key in decisive:
-        one, other = first.get(key), second.get(key)
-        if one != other:
-            difference = _differ(key, one, other)
+        value, other = first.get(key), second.get(key)
+        if value != other:
+            difference = _differ(key, value, other)
             (caveats if across_devices else refused).append(difference)
     regimes = _regimes(first, second)
     (refused if regimes.startswith("no regime") else caveats).extend([regimes] if regimes else [])
     for key in MATTERS:
-        one, other = first.get(key), second.get(key)
+        value, other = first.get(key), second.get(key)
         implied = key == CHIP and first.get("device") != second.get(
             "device"
         )  # a device of another kind is always another chip
-        if key not in decisive and one != other and not implied:
-            caveats.append(_differ(key, one, other))
+        if key not in decisive and value != other and not implied:
+            caveats.append(_differ(key, value, other))
     payloads, commits = ([run.get(key) for run in (first, second)] for key in ("payload_sha256", "git_commit"))
     if all(payloads) and payloads[0] != payloads[1] and commits[0] == commits[1]:
         caveats.append("the kernels or the harness differ although the commit is the same")
@@ -91,12 +91,12 @@ def same_code(first: Fingerprint, second: Fingerprint) -> bool:
 
 def _regimes(first: Fingerprint, second: Fingerprint) -> str:
     """A sentence on how the regimes of the two runs differ; empty where they are the same."""
-    one, other = (tuple(run.get("regimes") or ()) for run in (first, second))
-    if set(one) == set(other):
+    regimes, other = (tuple(run.get("regimes") or ()) for run in (first, second))
+    if set(regimes) == set(other):
         return ""
-    both = [name for name in one if name in other]
+    both = [name for name in regimes if name in other]
     if not both:
-        return f"no regime is in both: {_shown(', '.join(one))} and {_shown(', '.join(other))}"
+        return f"no regime is in both: {_shown(', '.join(regimes))} and {_shown(', '.join(other))}"
     return f"only {' and '.join(both)} is in both runs; the rest is not compared"
 
 

@@ -57,12 +57,12 @@ def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0
         if knows_payload(one) and knows_payload(other) and not differing_parts(one, other)
     ]
     spread = spread_of(alike)
-    found: list[HistoryPoint] = []
+    points: list[HistoryPoint] = []
     level: list[Reading] = []
     for place, one in enumerate(readings):
         parted = differing_parts(readings[place - 1], one) if place else ()
         if one.doubt or not level:
-            found.append(HistoryPoint(one, None, Verdict.INCONCLUSIVE if one.doubt else None, one.doubt, parted))
+            points.append(HistoryPoint(one, None, Verdict.INCONCLUSIVE if one.doubt else None, one.doubt, parted))
             level += [] if one.doubt else [one]
             continue
         begun = level[0]
@@ -72,9 +72,9 @@ def history(readings: Sequence[Reading], *, relative: bool, tolerance: float = 0
         different = verdict in (Verdict.FASTER, Verdict.SLOWER)
         met = knows_payload(one) and any(not differing_parts(earlier, one) for earlier in level)
         doubt = SAME_CODE if different and met else ""
-        found.append(HistoryPoint(one, wide, Verdict.INCONCLUSIVE if doubt else verdict, doubt, parted))
+        points.append(HistoryPoint(one, wide, Verdict.INCONCLUSIVE if doubt else verdict, doubt, parted))
         level = [one] if different and not doubt else [*level, one]
-    return tuple(found)
+    return tuple(points)
 
 
 def knows_payload(one: Reading) -> bool:
@@ -88,9 +88,9 @@ def differing_parts(before: Reading, after: Reading) -> tuple[str, ...]:
     code = [key for key in CODE if key != "git_commit" or not (knows_payload(before) and knows_payload(after))]
     differences = []
     for key in (*code, *SOFTWARE):
-        one, other = first.get(key), second.get(key)
-        if one and other and one != other:
-            differences.append(f"{CAUSE_NAMES.get(key, key)} {short_digest(one)} → {short_digest(other)}")
+        value, other = first.get(key), second.get(key)
+        if value and other and value != other:
+            differences.append(f"{CAUSE_NAMES.get(key, key)} {short_digest(value)} → {short_digest(other)}")
     return tuple(differences)
 
 

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.text import clean_line
-from orchestrator.core.text import clean_name as bounded
+from orchestrator.core.text import clean_line, clean_name
 
 TIME: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 TENSOR: Final = re.compile(r"sm__(?:inst_executed_)?pipe_tensor.*\.avg\.pct_of_peak_sustained_(?:active|elapsed)")
@@ -123,7 +122,7 @@ def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint,
     limits = {name.removeprefix(LIMIT): _number(value) for name, value in row.items() if name.startswith(LIMIT)}
     known_limits = {name: value for name, value in limits.items() if not math.isnan(value) and value > 0}
     return KernelProfile(
-        name=bounded(row["Kernel Name"]),
+        name=clean_name(row["Kernel Name"]),
         time_us=time,
         tensor=max((value for value in tensor if not math.isnan(value)), default=math.nan),
         dram=first(DRAM),
@@ -141,15 +140,15 @@ def _kernel(row: Mapping[str, str], units: Mapping[str, str], hints: tuple[Hint,
 
 def _stalls(row: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
     for pattern in (STALL, SAMPLED):
-        found: dict[str, float] = {}
+        stalls: dict[str, float] = {}
         for name, value in row.items():
             matched = pattern.fullmatch(name)
             number = _number(value)
             if matched and "not_issued" not in name and matched[1] != "selected" and not math.isnan(number):
-                found[matched[1].replace("_", " ")] = max(number, found.get(matched[1].replace("_", " "), 0.0))
-        total = sum(found.values())
+                stalls[matched[1].replace("_", " ")] = max(number, stalls.get(matched[1].replace("_", " "), 0.0))
+        total = sum(stalls.values())
         if total > 0:
-            ranked = sorted(found.items(), key=lambda one: -one[1])[:STALLS]
+            ranked = sorted(stalls.items(), key=lambda one: -one[1])[:STALLS]
             return tuple((reason, 100 * value / total) for reason, value in ranked if value > 0)
     return ()
 
@@ -161,7 +160,7 @@ def _hints(rules: str) -> dict[str, tuple[Hint, ...]]:
         text = clean_line(row.get("Rule Description", "").strip(), 600)
         if row.get("Rule Name") and text and row.get("Rule Type", "OPT") in ("OPT", "WRN"):
             speedup = _number(row.get("Estimated Speedup", ""))
-            found.setdefault(row.get("ID", ""), []).append(Hint(bounded(row["Rule Name"]), text, speedup))
+            found.setdefault(row.get("ID", ""), []).append(Hint(clean_name(row["Rule Name"]), text, speedup))
     return {key: tuple(sorted(hints, key=_first)[:MOST_HINTS]) for key, hints in found.items()}
 
 

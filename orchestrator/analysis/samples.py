@@ -82,10 +82,10 @@ class Group:
 
     def shared(self, other: Group) -> tuple[Places, Places]:
         """Where the blocks that both have are in this one and in the other, by block."""
-        one, two = self.block, other.block
-        if one.size == two.size and (one == two).all() and (one[1:] > one[:-1]).all():
-            return (places := np.arange(one.size)), places
-        _, mine, its = np.intersect1d(one, two, assume_unique=True, return_indices=True)
+        block, other_block = self.block, other.block
+        if block.size == other_block.size and (block == other_block).all() and (block[1:] > block[:-1]).all():
+            return (places := np.arange(block.size)), places
+        _, mine, its = np.intersect1d(block, other_block, assume_unique=True, return_indices=True)
         return mine, its
 
 
@@ -305,10 +305,10 @@ class Reader:
 
 def fault_kind(group: _Growing) -> str:
     """The kind of a skip's reason: as its row has it, or for files of older versions by the error and the words."""
-    if known := group.words.get("fault"):
-        return known
-    words = re.search(rf"\b({'|'.join(BROKEN)})\b", group.skipped)
-    return BROKEN[words[1]] if words else "unavailable" if math.isnan(group.max_abs_error) else "wrong"
+    if fault := group.words.get("fault"):
+        return fault
+    match = re.search(rf"\b({'|'.join(BROKEN)})\b", group.skipped)
+    return BROKEN[match[1]] if match else "unavailable" if math.isnan(group.max_abs_error) else "wrong"
 
 
 def _named(key: Key) -> str:

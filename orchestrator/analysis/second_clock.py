@@ -59,16 +59,16 @@ class Agreement:
 
 def read_cupti_times(lines: Iterable[str]) -> tuple[Told, ...]:
     """The times in an old file. Rows that make no sense are left out, as anybody may have written the file."""
-    found = []
+    times = []
     try:
         for row in csv.DictReader(lines):
             case_id, name, us = row.get("case_id"), row.get("implementation"), parse_cell(row.get("cupti_us") or "")
             busy_us = parse_cell(row.get("cupti_busy_us") or "")
             if case_id and name and 0 < us < math.inf and not row.get("regime"):
-                found.append(Told(case_id, name, us, busy_us if 0 < busy_us < math.inf else math.nan))
+                times.append(Told(case_id, name, us, busy_us if 0 < busy_us < math.inf else math.nan))
     except csv.Error:
         pass
-    return tuple(found)
+    return tuple(times)
 
 
 def measure_agreement(study: Study, told: Sequence[Told]) -> Agreement | None:

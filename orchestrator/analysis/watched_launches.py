@@ -55,7 +55,7 @@ class Watched:
 def read_watched(lines: Iterable[str]) -> tuple[Watched, ...]:
     """The rows of a file. Rows of old files and rows that make no sense are left out, as anybody may have written the
     file."""
-    found = []
+    launches = []
     try:
         for row in csv.DictReader(lines):
             case_id, name, regime = row.get("case_id"), row.get("implementation"), row.get("regime")
@@ -65,12 +65,12 @@ def read_watched(lines: Iterable[str]) -> tuple[Watched, ...]:
                 positive_time(row.get(key)) for key in ("watched_us", "unwatched_us", "cupti_us", "cupti_covered_us")
             )
             if skipped := row.get("skipped"):
-                found.append(Watched(case_id, name, regime, unwatched_us=unwatched, skipped=skipped))
+                launches.append(Watched(case_id, name, regime, unwatched_us=unwatched, skipped=skipped))
             elif not math.isnan(ours + theirs):
-                found.append(Watched(case_id, name, regime, ours, unwatched, theirs, covered))
+                launches.append(Watched(case_id, name, regime, ours, unwatched, theirs, covered))
     except csv.Error:
         pass
-    return tuple(found)
+    return tuple(launches)
 
 
 def positive_time(text: str | None) -> float:

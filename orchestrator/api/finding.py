@@ -30,7 +30,7 @@ def remember_fleets(home: Path, fleets: Sequence[str]) -> None:
 
 def _remember(file: Path, names: Sequence[str], one_of_ours: Callable[[str], bool]) -> None:
     newest = sorted(names)[-MOST:]
-    if newest == seen(file, one_of_ours):
+    if newest == read_seen(file, one_of_ours):
         return
     try:
         write_atomically(file, json.dumps(newest).encode())
@@ -38,12 +38,12 @@ def _remember(file: Path, names: Sequence[str], one_of_ours: Callable[[str], boo
         return
 
 
-def seen(file: Path, one_of_ours: Callable[[str], bool]) -> list[str]:
+def read_seen(file: Path, one_of_ours: Callable[[str], bool]) -> list[str]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        names = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [one for one in found if isinstance(one, str) and one_of_ours(one)] if isinstance(found, list) else []
+    return [one for one in names if isinstance(one, str) and one_of_ours(one)] if isinstance(names, list) else []
 
 
 def require_name(text: str, what: str, hint: str) -> str:

@@ -43,20 +43,20 @@ def set_(
     run_id = find_run(wiring, run)
     if not wiring.bucket.list(cases_prefix(run_id)):
         raise NotFound(f"run {run_id} has no measured case in this bucket", hint="`bench status` lists the runs")
-    found, _ = report_of(options(ctx).wiring, run_id)
-    if not found.study.measurements:
+    run_report, _ = report_of(options(ctx).wiring, run_id)
+    if not run_report.study.measurements:
         raise ConfigError(
             f"run {run_id} measured nothing, so it cannot be a baseline", hint=f"`bench diagnose {run_id}` says why"
         )
-    if not found.manifest.get("complete", False) and not partial:
+    if not run_report.manifest.get("complete", False) and not partial:
         raise ConfigError(
             f"run {run_id} is not complete: comparisons with it would leave out cases",
             hint=f"`bench launch --resume {run_id}` measures the rest; --partial accepts the run as it is",
         )
-    device_fingerprint = run_fingerprint(found)
+    device_fingerprint = run_fingerprint(run_report)
     new = Baseline(
         run_id=run_id,
-        device=found.study.device,
+        device=run_report.study.device,
         git_commit=str(device_fingerprint.get("git_commit") or ""),
         git_dirty=device_fingerprint.get("git_dirty"),
         fingerprint=device_fingerprint,

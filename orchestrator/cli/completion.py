@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.finding import LOCAL, SEEN, SEEN_FLEETS, seen
+from orchestrator.api.finding import LOCAL, SEEN, SEEN_FLEETS, read_seen
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.naming import is_run_id
@@ -16,12 +16,12 @@ from orchestrator.wiring import configs_folder, load_settings
 
 def known_runs(incomplete: str) -> list[str]:
     """The runs that were listed last, newest first, and `last`."""
-    return _fitting(["last", *reversed(seen(load_settings().home / SEEN, is_run_id))], incomplete)
+    return _fitting(["last", *reversed(read_seen(load_settings().home / SEEN, is_run_id))], incomplete)
 
 
 def known_fleets(incomplete: str) -> list[str]:
     """The fleets that were listed last, newest first, and `last`."""
-    return _fitting(["last", *reversed(seen(load_settings().home / SEEN_FLEETS, is_fleet_id))], incomplete)
+    return _fitting(["last", *reversed(read_seen(load_settings().home / SEEN_FLEETS, is_fleet_id))], incomplete)
 
 
 def known_cases(incomplete: str) -> list[str]:

@@ -12,16 +12,16 @@ from orchestrator.core.config.model import Config
 
 def walk(section: type[BaseModel], above: str = "") -> list[tuple[str, Any]]:
     """Every key below a section with its default, in plain types; None where there is none."""
-    found: list[tuple[str, Any]] = []
+    keys: list[tuple[str, Any]] = []
     for name, field in section.model_fields.items():
         kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
         below = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if below is not None and below is not Grid:  # a grid is taken by its name
-            found += walk(below, f"{above}{name}.")
+            keys += walk(below, f"{above}{name}.")
             continue
         value = None if field.is_required() else field.get_default(call_default_factory=True)
-        found.append((f"{above}{name}", _flat(value)))
-    return found
+        keys.append((f"{above}{name}", _flat(value)))
+    return keys
 
 
 def _flat(value: Any) -> Any:

@@ -71,12 +71,12 @@ def _lines(results: Sequence[CheckResult]) -> list[list[CheckResult]]:
 
 def remedies(results: Sequence[CheckResult]) -> list[Text]:
     """The remedies, one on each line, so that each can be copied whole."""
-    told: dict[str, list[CheckResult]] = {}
+    results_by_remedy: dict[str, list[CheckResult]] = {}
     for result in sorted(results, key=lambda one: one.verdict.level is not CheckLevel.FAIL):
         if result.verdict.remedy:
-            told.setdefault(result.verdict.remedy, []).append(result)
-    lines = [Text(), Text("how to fix it", "bold")] if told else []
-    for remedy, wrong in told.items():
+            results_by_remedy.setdefault(result.verdict.remedy, []).append(result)
+    lines = [Text(), Text("how to fix it", "bold")] if results_by_remedy else []
+    for remedy, wrong in results_by_remedy.items():
         _, style = MARKS[max((one.verdict.level for one in wrong), key=[*MARKS].index)]
         lines.append(Text(", ".join(one.check.title for one in wrong), style))
         lines.append(Text(f"    {remedy}", "cyan"))

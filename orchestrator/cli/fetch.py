@@ -61,8 +61,8 @@ def fetch(
     if json:
         headlines = list(report.headlines())
         wrong = list(wrong_first(report.study))
-        found = {"measurements": report.study.measurements, "headlines": headlines, "wrong": wrong}
-        emit_json({**fetched.document(), **found})
+        answer_fields = {"measurements": report.study.measurements, "headlines": headlines, "wrong": wrong}
+        emit_json({**fetched.document(), **answer_fields})
     else:
         screen().print(results_view(fetched, report, verbose=verbose))
     error = error_of(state) if check or not fetched.cases else None

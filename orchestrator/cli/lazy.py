@@ -120,8 +120,8 @@ class LazyGroup(PlainGroup):
         self.commands = {name: TyperCommand(name, help=text) for name, text in self.table.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name else found, rest
+        name, command, arguments = super().resolve_command(ctx, args)
+        return name, load(name) if name else command, arguments
 
 
 PACKAGES = {"fleet": "fleet.commands"}

@@ -28,8 +28,8 @@ def describe_measurements(plan: LaunchPlan) -> str:
     """How much is measured of each implementation: `12 cases x 50 repeats x 2 regimes`. A workload of the user's own
     may tell its cases when it is run alone."""
     cases = count(len(plan.cases), "case") if plan.cases else "its cases"
-    words = f"{cases} x {count(plan.harness['repeats'], 'repeat')}"
-    return f"{words} x 2 regimes" if plan.harness["regime"] == BOTH else words
+    counts_text = f"{cases} x {count(plan.harness['repeats'], 'repeat')}"
+    return f"{counts_text} x 2 regimes" if plan.harness["regime"] == BOTH else counts_text
 
 
 def practice_words(gpu: str) -> str:
@@ -71,7 +71,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
         offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
     hidden_count = len(plan.offers) - most
-    rest = [Text(f"… and {count(hidden_count, 'more zone')}", "dim")] if hidden_count > 0 else []
+    hidden_line = [Text(f"… and {count(hidden_count, 'more zone')}", "dim")] if hidden_count > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
     if plan.margin:  # said before anything else
         first, notes = notes[:1], notes[1:]
@@ -81,7 +81,7 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
         first = [Text(practice_words(plan.config.gpu), "bold"), *first]
         facts.add_row("offers", "of shipped prices; no project was asked")
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))
-    return Group(*first, title, facts, Text(), offers, *rest, *notes)
+    return Group(*first, title, facts, Text(), offers, *hidden_line, *notes)
 
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:

@@ -149,10 +149,10 @@ def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> PayloadSource:
     """What the machine will run. The path of a workload comes from the bucket, so its files are sent only if they are
     those that the run's machines had. Raises `ConfigError`."""
     payload = payload_of(plan.config)
-    own, run = plan.config.workload, Engine(wiring.world(), run_id).look()
-    if own is not None and (run.payload is None or run.payload.sha256 != payload.sha256):
+    workload, run = plan.config.workload, Engine(wiring.world(), run_id).look()
+    if workload is not None and (run.payload is None or run.payload.sha256 != payload.sha256):
         raise ConfigError(
-            f"{own.path} is not the file that {run_id} ran, so nothing is sent",
+            f"{workload.path} is not the file that {run_id} ran, so nothing is sent",
             hint="to profile the file as it is now: `bench launch FILE --set 'profile.cases=[CASE]'`",
         )
     return payload

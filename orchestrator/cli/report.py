@@ -103,15 +103,15 @@ def report(
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
-    found, folder = report_of(options(ctx).wiring, run)
-    settings = select_settings(found, drawing.regime or ())
+    run_report, folder = report_of(options(ctx).wiring, run)
+    settings = select_settings(run_report, drawing.regime or ())
     kind = insertion.table or TableKind.CASES
     shown = settings if kind is TableKind.CASES or drawing.regime else ()
-    fragment = _fragment(found, kind, shown)
+    fragment = _fragment(run_report, kind, shown)
     if insertion.markdown == "-" or (insertion.table is not None and insertion.into is None and not insertion.markdown):
         typer.echo(fragment, nl=False)
         return
-    written = list(write_files(found, out or folder, settings, everything=drawing.all_baselines))
+    written = list(write_files(run_report, out or folder, settings, everything=drawing.all_baselines))
     if insertion.into is not None:
         _replace_between_marks(insertion.into, insertion.mark, fragment)
         written.append(insertion.into)
@@ -120,15 +120,22 @@ def report(
         written.append(Path(insertion.markdown))
     formats = [kind.strip() for kind in drawing.formats.split(",") if kind.strip()]
     if flashinfer.FORMAT in formats:
-        written.append(_trace(found, out or folder, drawing.trace_set))
+        written.append(_trace(run_report, out or folder, drawing.trace_set))
     if drawing.figures is not None:
-        written += _draw(found, drawing.figures, formats, everything=drawing.all_baselines)
+        written += _draw(run_report, drawing.figures, formats, everything=drawing.all_baselines)
     if json:
-        emit_json({**report_document(found), "files": [str(path) for path in written]})
+        emit_json({**report_document(run_report), "files": [str(path) for path in written]})
         return
-    untimed = [one.text for one in failures(found.study, [HERE])]
-    notes = [f"note: {words}" for words in found.warnings()]
-    report_lines = (found.title, *wrong_first(found.study), *found.headlines(), *found.sentences(), *untimed, *notes)
+    untimed = [one.text for one in failures(run_report.study, [HERE])]
+    notes = [f"note: {words}" for words in run_report.warnings()]
+    report_lines = (
+        run_report.title,
+        *wrong_first(run_report.study),
+        *run_report.headlines(),
+        *run_report.sentences(),
+        *untimed,
+        *notes,
+    )
     for words in (*report_lines, *(f"wrote {path.resolve()}" for path in written)):
         typer.echo(words)
 

@@ -91,8 +91,8 @@ def results_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> 
         parts += [Text(f"note: {words}", "yellow") for words in report.notes_after()]
     if not fetched.complete and report.study.cases:
         state = fetched.state.replace("_", " ")
-        words = f"partial: {fetched.cases} of {count(fetched.cases_total, 'case')}; the run is {state}"
-        parts.append(Text(words, "yellow"))
+        partial_text = f"partial: {fetched.cases} of {count(fetched.cases_total, 'case')}; the run is {state}"
+        parts.append(Text(partial_text, "yellow"))
     return Group(*parts)
 
 
@@ -109,12 +109,12 @@ def _not_shown(report: Report, hidden: int, failed: int) -> str:
     """What is in the report and not on the screen, in one line; empty if that is nothing."""
     study = report.study
     shown = {row.case.setting for row in rows_of(study)}
-    others = [one.name for one in study.settings if one not in shown]
+    hidden_settings = [one.name for one in study.settings if one not in shown]
     notes = len(report.notes_after())
     parts = [
         f"{count(hidden, 'row')} with smaller differences" if hidden else "",
         f"{count(failed, 'implementation')} that cannot run here" if failed else "",
-        " and ".join(others),
+        " and ".join(hidden_settings),
         count(notes, "note") if notes else "",
     ]
     listed = [part for part in parts if part]
@@ -163,12 +163,12 @@ def _table(rows: Sequence[AnswerRow], names: dict[str, str], width: Width, *, se
         gain = UNKNOWN
         if row.contrast is not None:
             gain = format_estimate(row.contrast.ratio) if width.interval else format_ratio(row.contrast.ratio.mid)
-        said = row.verdict if row.verdict != UNKNOWN else "not compared"
+        verdict_text = row.verdict if row.verdict != UNKNOWN else "not compared"
         cells = [
             Text(shorten_name(names[row.case.case_id], width.longest)),
             *([Text(shorten_name(row.kernel, width.longest))] if several else []),
             Text(microseconds(row.us)), Text(theirs if row.baseline else UNKNOWN), Text(gain),
-            Text(said, STYLES.get(row.style, "dim")),
+            Text(verdict_text, STYLES.get(row.style, "dim")),
             *([Text(row.rate.text)] if rated else []), *([Text(row.rate.share)] if shares else []),
         ]  # fmt: skip
         table.add_row(*cells)

@@ -68,14 +68,14 @@ def fold_lines(text: str, columns: int | None, indent: int) -> str:
 def _lines(line: str, first: int, room: int) -> Iterator[str]:
     """Pieces of a line: the first of `first` cells at most, the others of `room`; broken at a space where there is one
     that does not make a piece much shorter."""
-    left, width = line, first
-    while count_cells(left) > width:
-        cut = _fitting(left, width)
-        space = left.rfind(" ", width // 2, cut + 1)
+    remaining, width = line, first
+    while count_cells(remaining) > width:
+        cut = _fitting(remaining, width)
+        space = remaining.rfind(" ", width // 2, cut + 1)
         end = space if space > 0 else cut
-        yield left[:end]
-        left, width = left[end:].lstrip(" "), room
-    yield left
+        yield remaining[:end]
+        remaining, width = remaining[end:].lstrip(" "), room
+    yield remaining
 
 
 def _fitting(text: str, width: int) -> int:
@@ -103,9 +103,9 @@ def count(number: int, one: str, many: str = "") -> str:
 
 def format_clock(seconds: float) -> str:
     """Seconds as a time, without the fraction: `0:42`, `12:05`, `2:03:04`."""
-    minutes, rest = divmod(max(0, int(seconds)), 60)
+    minutes, seconds_part = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_part:02d}" if hours else f"{minutes}:{seconds_part:02d}"
 
 
 def capitalize_first(words: str) -> str:

@@ -89,10 +89,10 @@ def _no_inplace(tree: ast.Module, line: int, expression: ast.expr | None, value:
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         yield line, 'inplace must be a list of names of inputs, as ["x"]'
     elif (function := _functions(tree).get("reference")) and not function.args.kwarg:
-        known = [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+        parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
         for name in names:
-            if name not in known:
-                yield line, f"inplace: reference has no argument {name}; it has {', '.join(known)}"
+            if name not in parameters:
+                yield line, f"inplace: reference has no argument {name}; it has {', '.join(parameters)}"
 
 
 def _other_arity(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -113,8 +113,11 @@ def _other_arity(tree: ast.Module) -> Iterator[tuple[int, str]]:
         extra = 0 if name == "reference" else outs
         if extra is not None and not taken[0] <= given + extra <= taken[1]:
             count = str(taken[0]) if taken[0] == taken[1] else f"{taken[0]} to {taken[1]}"
-            more = f" and outputs {extra}" if extra else ""
-            yield function.lineno, f"{name} takes {count} {'argument' if count == '1' else 'arguments'}; {source}{more}"
+            extra_text = f" and outputs {extra}" if extra else ""
+            yield (
+                function.lineno,
+                f"{name} takes {count} {'argument' if count == '1' else 'arguments'}; {source}{extra_text}",
+            )
 
 
 def _arity(function: ast.FunctionDef) -> tuple[int, int] | None:

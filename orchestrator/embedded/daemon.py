@@ -87,8 +87,8 @@ def detach_daemon(home: Path, options: argparse.Namespace) -> int:
             message = file.read()
         if message == READY:
             return 0
-        number, _, words = message.decode("utf-8", "replace").partition(" ")
-        sys.stderr.write(words or "the daemon died\n")
+        number, _, message_text = message.decode("utf-8", "replace").partition(" ")
+        sys.stderr.write(message_text or "the daemon died\n")
         return int(number or 1)
     os.close(read_end)
     os.setsid()

@@ -61,16 +61,16 @@ class Flags:
 
     @classmethod
     def read(cls, words: Sequence[str]) -> Flags:
-        flags, left = cls(), list(words)
-        while left and left[0].startswith("-"):
-            name, given, value = left.pop(0).partition("=")
+        flags, unread_words = cls(), list(words)
+        while unread_words and unread_words[0].startswith("-"):
+            name, given, value = unread_words.pop(0).partition("=")
             if name in PLAIN:
                 flags.flags.setdefault(name, [])
-            elif name in VALUED and (given or left):
-                flags.flags.setdefault(name, []).append(value if given else left.pop(0))
+            elif name in VALUED and (given or unread_words):
+                flags.flags.setdefault(name, []).append(value if given else unread_words.pop(0))
             else:
                 raise DockerRefusal(f"unknown flag: {name}")
-        flags.rest = left
+        flags.rest = unread_words
         return flags
 
     def one(self, name: str) -> str:

@@ -68,8 +68,8 @@ class Parser:
     def peek(self, kind: str, *values: str) -> bool:
         if self.at >= len(self.tokens):
             return False
-        found, value = self.tokens[self.at]
-        return found == kind and (not values or value in values)
+        token, value = self.tokens[self.at]
+        return token == kind and (not values or value in values)
 
     def take(self, *kinds: str) -> str:
         if self.at >= len(self.tokens) or self.tokens[self.at][0] not in kinds:

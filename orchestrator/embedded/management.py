@@ -147,10 +147,10 @@ class Management(BodyPart):
         return {"name": operation["name"]}
 
     def get_operation(self, _request: HttpRequest, name: str) -> Document:
-        found: Document | None = self.store.get("service_operation", name)
-        if found is None:
+        operation: Document | None = self.store.get("service_operation", name)
+        if operation is None:
             raise ApiError(404, f"Operation operations/{name} not found.")
-        return found
+        return operation
 
     # Cloud Resource Manager
 
@@ -202,11 +202,11 @@ class Management(BodyPart):
         return {"permissions": [{"name": name, "stage": "GA"} for name in names], **page_token}
 
     def _account(self, email: str, victim: str) -> Document:
-        found: Document | None = self.store.get("service_account", email)
-        if found is None or self.weather.holds(victim, "service_account_missing", email=email):
+        account: Document | None = self.store.get("service_account", email)
+        if account is None or self.weather.holds(victim, "service_account_missing", email=email):
             raise ApiError(404, f"Unknown service account: {email}")
         disabled = self.weather.holds(victim, "service_account_disabled", email=email)
-        return found | ({"disabled": True} if disabled else {})
+        return account | ({"disabled": True} if disabled else {})
 
     def create_account(self, request: HttpRequest) -> Document:
         body = body_of(request)
@@ -256,15 +256,15 @@ class Management(BodyPart):
         return self._put_role(name, body.get("role", {}))
 
     def get_role(self, _request: HttpRequest, role: str) -> Document:
-        found: Document | None = self.store.get("role", f"projects/{self.project}/roles/{role}")
-        if found is None:
+        role_document: Document | None = self.store.get("role", f"projects/{self.project}/roles/{role}")
+        if role_document is None:
             raise ApiError(404, f"The role named projects/{self.project}/roles/{role} was not found.")
-        return found
+        return role_document
 
     def change_role(self, request: HttpRequest, role: str) -> Document:
-        found, changes = self.get_role(request, role), body_of(request)
+        role_document, changes = self.get_role(request, role), body_of(request)
         mask = [part for part in request.query.get("updateMask", "").split(",") if part]
-        return self._put_role(found["name"], found | {key: changes[key] for key in mask or changes})
+        return self._put_role(role_document["name"], role_document | {key: changes[key] for key in mask or changes})
 
     def _put_role(self, name: str, given: Document) -> Document:
         document = {

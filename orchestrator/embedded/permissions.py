@@ -32,8 +32,8 @@ class Policies:
         self.lock = threading.Lock()
 
     def get(self, resource: str) -> Document:
-        found: Document | None = self.store.get("policy", resource)
-        return found or {"version": 1, "etag": policy_etag(0), "bindings": []}
+        policy: Document | None = self.store.get("policy", resource)
+        return policy or {"version": 1, "etag": policy_etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Any) -> Document:
         """Stores a policy and returns it as stored. Raises `ApiError`: 409 if it was changed since it was read, and 400

@@ -263,10 +263,10 @@ def sku_page(key: str, items: list[Document], query: Mapping[str, str]) -> Docum
 
 def _rates(unit: str, tiers: Tiers) -> Document:
     """The pricing expression of a SKU with these tiers."""
-    words, base, base_words, factor = UNITS[unit]
+    unit_text, base, base_words, factor = UNITS[unit]
     return {
         "usageUnit": unit,
-        "usageUnitDescription": words,
+        "usageUnitDescription": unit_text,
         "baseUnit": base,
         "baseUnitDescription": base_words,
         "baseUnitConversionFactor": factor,

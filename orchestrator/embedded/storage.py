@@ -166,10 +166,12 @@ class Storage:
             for source in sources:
                 wanted = Preconditions.read(source.get("objectPreconditions") or {})
                 generation = source.get("generation")
-                found, file = self.store.read(bucket, str(source.get("name")), wanted, generation and str(generation))
-                parts += found.parts or 1
+                source_object, file = self.store.read(
+                    bucket, str(source.get("name")), wanted, generation and str(generation)
+                )
+                parts += source_object.parts or 1
                 with file:
-                    yield from uploads.read_region(file, 0, found.size)
+                    yield from uploads.read_region(file, 0, source_object.size)
 
         data = uploads.receive_body(self.store, pieces())
         destination = body.get("destination") or {}
@@ -295,12 +297,17 @@ class Storage:
             raise ApiError(400, "A batch holds between 1 and 100 requests.", "badContent")
         for piece in pieces:
             outer = uploads.split_part(piece.lstrip(b"\r\n"))
-            line, _, rest = (outer[1] if outer else b"").lstrip(b"\r\n").partition(b"\n")
-            words, inner = line.split(), uploads.split_part(rest)
-            if outer is None or len(words) < 2 or inner is None or words[1].startswith((b"/upload", b"/batch")):
+            line, _, inner_part = (outer[1] if outer else b"").lstrip(b"\r\n").partition(b"\n")
+            status_words, inner = line.split(), uploads.split_part(inner_part)
+            if (
+                outer is None
+                or len(status_words) < 2
+                or inner is None
+                or status_words[1].startswith((b"/upload", b"/batch"))
+            ):
                 raise ApiError(400, "Failed to parse batch request.", "badContent")
             body = inner[1].rstrip(b"\r\n")
-            method, target = words[0].decode("latin-1"), words[1].decode("latin-1")
+            method, target = status_words[0].decode("latin-1"), status_words[1].decode("latin-1")
             single = Ask(method, target, inner[0], iter([body]), len(body), ask.client)
             answers.append((outer[0].get("content-id", ""), self.answer(single)))
         return batch_reply(answers)

@@ -39,12 +39,12 @@ def list_descendants(root: int) -> list[int]:
                 continue  # the process has ended
             if state not in (b"Z", b"X"):
                 children.setdefault(int(parent), []).append(int(entry))
-    found: list[int] = []
+    process_ids: list[int] = []
     layer = [root]
     while layer:
         layer = [child for parent in layer for child in children.get(parent, ())]
-        found += layer
-    return found
+        process_ids += layer
+    return process_ids
 
 
 def signal_descendants(number: int) -> int:

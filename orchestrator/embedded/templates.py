@@ -29,12 +29,12 @@ class TemplateStore(BodyPart):
 
     def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
         """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
-        all_, one = at + "/global/instanceTemplates", at + r"/global/instanceTemplates/(?P<name>[^/]+)"
+        all_, single = at + "/global/instanceTemplates", at + r"/global/instanceTemplates/(?P<name>[^/]+)"
         return [
             ("GET", all_, self.list),
             ("POST", all_, self.insert),
-            ("GET", one, self.get),
-            ("DELETE", one, self.delete),
+            ("GET", single, self.get),
+            ("DELETE", single, self.delete),
         ]
 
     def _path(self, name: str) -> str:
@@ -42,10 +42,10 @@ class TemplateStore(BodyPart):
 
     def find(self, name: str) -> Document:
         """The template. Raises the API's 404 if there is none."""
-        found: Document | None = self.store.get(KIND, name)
-        if found is None:
+        template: Document | None = self.store.get(KIND, name)
+        if template is None:
             raise not_found(self._path(name))
-        return found
+        return template
 
     def get(self, _request: HttpRequest, name: str) -> Document:
         return self.find(name)

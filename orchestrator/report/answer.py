@@ -50,10 +50,10 @@ class Failure:
     @property
     def text(self) -> str:
         """`mine is WRONG in 1 of 4 cases: max abs error 3`; further reasons are counted."""
-        first, *others = self.reasons
-        more = f" (and {count(len(others), 'other reason')})" if others else ""
+        first, *other_reasons = self.reasons
+        and_others = f" (and {count(len(other_reasons), 'other reason')})" if other_reasons else ""
         what = f"{VERBS.get(self.kind, '')}{FAILURES.get(self.kind, self.kind)}"
-        return f"{self.implementation} {what} in {len(self.cases)} of {count(self.total, 'case')}: {first}{more}"
+        return f"{self.implementation} {what} in {len(self.cases)} of {count(self.total, 'case')}: {first}{and_others}"
 
     @property
     def is_wrong(self) -> bool:

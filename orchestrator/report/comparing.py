@@ -131,8 +131,8 @@ class Comparison:
         """The parts of the code that differ, in words: the payload, and the kernels that ran."""
         fingerprints = run_fingerprint(self.before), run_fingerprint(self.after)
         key = "payload_sha256" if all(one.get("payload_sha256") for one in fingerprints) else "git_commit"
-        one, other = (short_digest(found.get(key) or "unknown") for found in fingerprints)
-        versions = [f"{CAUSE_NAMES[key]} {one} → {other}"] if one != other else []
+        digest, other = (short_digest(found.get(key) or "unknown") for found in fingerprints)
+        versions = [f"{CAUSE_NAMES[key]} {digest} → {other}"] if digest != other else []
         kernels: Counter[tuple[str, str]] = Counter()
         for case, later in match_cases(self.before.study, self.after.study):
             for name in self.implementations:
@@ -256,10 +256,10 @@ def run_fingerprint(report: Report) -> dict[str, Any]:
     """Everything known about how a run was measured (`orchestrator.analysis.fingerprint`)."""
     vms = report.manifest.get("vms")
     last = vms[-1] if isinstance(vms, list) and vms and isinstance(vms[-1], dict) else {}
-    known: dict[str, Any] = dict(report.environment)
+    environment: dict[str, Any] = dict(report.environment)
     # The rows name the device that ran. A file beside them may come from another machine.
-    known["device"] = report.study.device or known.get("device")
-    known["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
+    environment["device"] = report.study.device or environment.get("device")
+    environment["regimes"] = tuple(dict.fromkeys(one.regime for one in report.study.settings if one.regime))
     elsewhere = {
         "compiler": report.build.get("compiler_version"),
         "image": report.manifest.get("image"),
@@ -267,7 +267,7 @@ def run_fingerprint(report: Report) -> dict[str, Any]:
         "zone": last.get("zone"),
         "machine_type": last.get("machine_type"),
     }
-    return known | {key: value for key, value in elsewhere.items() if not known.get(key)}
+    return environment | {key: value for key, value in elsewhere.items() if not environment.get(key)}
 
 
 LOOKS: Mapping[Verdict, Look] = {
@@ -504,5 +504,5 @@ def _markdown_table(one: Comparison, setting: Setting, names: Mapping[str, str])
                 change.said,
             )  # fmt: skip
             loud = change.verdict in (Verdict.SLOWER, Verdict.FASTER)
-            *words, last = (markdown_cell(text) for text in cells)
-            yield table_line((*words, f"**{last}**" if loud else last))
+            *row_cells, last = (markdown_cell(text) for text in cells)
+            yield table_line((*row_cells, f"**{last}**" if loud else last))

@@ -62,8 +62,8 @@ def device_sections(found: Devices) -> list[Section]:
     for setting in found.settings():
         rows = [row for row in found.rows if row.setting == setting]
         title = f"{setting.name.capitalize() or 'Times'}"
-        said: list[Part] = [Text(setting.meaning, "soft")] if setting.meaning else []
-        made.append(Section(f"{title}: time", [*said, device_table(found, rows)]))
+        notes: list[Part] = [Text(setting.meaning, "soft")] if setting.meaning else []
+        made.append(Section(f"{title}: time", [*notes, device_table(found, rows)]))
         if any(column.usd_per_hour for column in found.columns):
             made.append(Section(f"{title}: calls a dollar", [device_table(found, rows, of_value=True)]))
     if any(cell is not None and cell.time.joules > 0 for row in found.rows for cell in row.cells):
@@ -110,8 +110,8 @@ def device_table(found: Devices, rows: Sequence[Row], *, of_value: bool = False)
     heads = ["case", *(["implementation"] if several else []), *(column.name for column in found.columns)]
     lines: list[list[Cell]] = []
     for row in rows:
-        own: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
-        lines.append([*own, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
+        row_cells: list[Cell] = [names[row.case_id], *([row.implementation] if several else [])]
+        lines.append([*row_cells, *(_cell(row, place, of_value=of_value) for place in range(len(found.columns)))])
     unit = "calls a dollar" if of_value else "median µs"
     return PageTable(f"{rows[0].setting.name or 'all'}: {unit}", heads, lines, left=(1,) if several else (), stack=True)
 

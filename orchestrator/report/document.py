@@ -173,8 +173,8 @@ def verdicts_csv(report: Report) -> str:
         medians = {timing.implementation: timing.median_us.mid for timing in case.timings}
         fastest = {one.subject: one.baseline for one in case.best}
         for one in (*case.contrasts, *case.beside):
-            found, noise = one.ratio, one.noise
-            numbers = (medians[one.subject], medians[one.baseline], found.mid, found.low, found.high, one.p)
+            ratio, noise = one.ratio, one.noise
+            numbers = (medians[one.subject], medians[one.baseline], ratio.mid, ratio.low, ratio.high, one.p)
             rows.append(
                 [
                     report.study.run_id, report.study.device, case.case_id, case.setting.regime, case.setting.cache,

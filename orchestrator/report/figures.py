@@ -45,7 +45,9 @@ def drawn_implementations(study: Study) -> tuple[str, ...]:
     """The implementations that have a time in some case, without controls; the subject is first."""
     names = study.names
     return tuple(
-        name for name in names if any((found := case.timing(name)) is not None and found.timed for case in study.cases)
+        name
+        for name in names
+        if any((timing := case.timing(name)) is not None and timing.timed for case in study.cases)
     )
 
 

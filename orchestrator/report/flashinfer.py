@@ -75,5 +75,5 @@ def _evaluation(case: Case, timing: CaseTiming) -> dict[str, Any]:
         return {"status": "PASSED", "log": "", "correctness": correctness, "performance": performance}
     reason = timing.skipped
     status = next((key for key, words in WRONG.items() if any(word in reason for word in words)), "RUNTIME_ERROR")
-    known = correctness if status == "INCORRECT_NUMERICAL" else None
-    return {"status": status, "log": reason, "correctness": known, "performance": None}
+    check = correctness if status == "INCORRECT_NUMERICAL" else None
+    return {"status": status, "log": reason, "correctness": check, "performance": None}

@@ -52,10 +52,12 @@ def report_page(
     for part in study.parts():
         sections += [Section(title, parts) for title, parts in _part(part, names, several=len(study.settings) > 1)]
     sections.append(Section("Correctness", _errors(study)))
-    if words := report.second_clock():
+    if clock_text := report.second_clock():
         watched_table = tables.watched_launches(report.watched, names) if report.watched else None
         sections.append(
-            Section("A second clock", [Text(words), watched_table or tables.second_clock(study, report.clock, names)])
+            Section(
+                "A second clock", [Text(clock_text), watched_table or tables.second_clock(study, report.clock, names)]
+            )
         )
     sections += more
     sections += [
@@ -78,8 +80,8 @@ def _head(report: Report) -> Iterable[Part]:
     yield from (Text(words, "warn") for words in report.incomplete())
     for part in study.parts()[:1]:
         yield from (_kernel_verdict(part, name) for name in part.kernels if any(c.contrasts for c in part.cases))
-    if others := [part.settings[0].name for part in study.parts()[1:] if part.contrasts]:
-        yield Text(f"These are of {study.settings[0].name}; below also {' and '.join(others)}.", "soft")
+    if other_settings := [part.settings[0].name for part in study.parts()[1:] if part.contrasts]:
+        yield Text(f"These are of {study.settings[0].name}; below also {' and '.join(other_settings)}.", "soft")
 
 
 def _kernel_verdict(part: Study, kernel: str) -> Part:
@@ -92,17 +94,17 @@ def _kernel_verdict(part: Study, kernel: str) -> Part:
             badge, style = FAILURES[failed[0].kind], "slower" if failed[0].is_wrong else "soft"
         return Verdicts(kernel, badge, style, "no case was timed together with a baseline")
     counts = Counter(one.verdict.value for one in best)
-    (word, most), *others = counts.most_common()
+    (word, most), *other_counts = counts.most_common()
     ratios = sorted(one.ratio.mid for one in best)
     if len(best) == 1:
-        words = f"{format_estimate(best[0].ratio)} against {display_name(best[0].baseline)}"
-        words += f" ({best[0].doubt})" if best[0].doubt else ""
+        headline = f"{format_estimate(best[0].ratio)} against {display_name(best[0].baseline)}"
+        headline += f" ({best[0].doubt})" if best[0].doubt else ""
     else:
-        words = ", ".join(f"{name} in {number}" for name, number in [(word, most), *others])
+        headline = ", ".join(f"{name} in {number}" for name, number in [(word, most), *other_counts])
         ends = " to ".join(dict.fromkeys(map(format_ratio, (ratios[0], ratios[-1]))))
-        words += f" of {count(len(best), 'case')}; {ends} the fastest baseline"
-    return Verdicts(kernel, word if not others else f"mostly {word}" if most * 2 > len(best) else "mixed",
-                    word if most * 2 > len(best) else "inconclusive", words)  # fmt: skip
+        headline += f" of {count(len(best), 'case')}; {ends} the fastest baseline"
+    return Verdicts(kernel, word if not other_counts else f"mostly {word}" if most * 2 > len(best) else "mixed",
+                    word if most * 2 > len(best) else "inconclusive", headline)  # fmt: skip
 
 
 def _glance(study: Study, names: Mapping[str, str]) -> list[Part]:
@@ -117,11 +119,11 @@ def _places(study: Study, names: Mapping[str, str]) -> list[Part]:
     parts: list[Part] = []
     for part in study.parts()[:1]:
         if (table := tables.places(part, names)) is not None:
-            words = (
+            headline = (
                 "1 is the fastest. Kernels that share places (1 to 2) cannot be told apart. These comparisons are "
                 "corrected for each other, apart from those with baselines."
             )
-            parts = [Text(words, "soft"), table]
+            parts = [Text(headline, "soft"), table]
     return parts
 
 

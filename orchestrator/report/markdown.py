@@ -96,23 +96,25 @@ def _table(part: Study, names: Mapping[str, str]) -> list[str]:
         kernel = [row.kernel] if several else []
         named, us = names[row.case.case_id], UNKNOWN if math.isnan(row.us) else format_digits(row.us)
         speed = [f"{row.rate.text} {f'({row.rate.share} of the roof)' if row.rate.share else ''}".strip()] * rated
-        one = row.contrast
-        if one is None:
+        contrast = row.contrast
+        if contrast is None:
             why = f"{row.verdict}: {row.why}" if row.style else f"not compared: {row.why}"
             cells = [named, *kernel, us, "", "", "", "", why, *speed]
         else:
-            noise = format_percent(one.noise.floor) if one.noise is not None else ""
+            noise = format_percent(contrast.noise.floor) if contrast.noise is not None else ""
             theirs = f"{display_name(row.baseline)} {format_digits(row.baseline_us)}"
-            said = one.said + other_regime_text(one) + (f", two modes: {row.modes}" if row.modes else "")
+            verdict_text = (
+                contrast.said + other_regime_text(contrast) + (f", two modes: {row.modes}" if row.modes else "")
+            )
             cells = [
                 named,
                 *kernel,
                 us,
                 theirs,
-                format_ratio(one.ratio.mid),
-                format_limits(one.ratio),
+                format_ratio(contrast.ratio.mid),
+                format_limits(contrast.ratio),
                 noise,
-                said,
+                verdict_text,
                 *speed,
             ]
         lines.append(table_line(map(markdown_cell, cells)))
@@ -159,12 +161,12 @@ def paper(report: Report) -> str:
         f"\\begin{{tabular}}{{l{'l' if several else ''}rlrrrl}}", "\\toprule", " & ".join(heads) + " \\\\", "\\midrule",
     ]  # fmt: skip
     for row in rows_of(study):
-        known = row.contrast is not None
+        has_contrast = row.contrast is not None
         cells = [names[row.case.case_id], *([row.kernel] if several else []),
                  format_digits(row.us), display_name(row.baseline) or UNKNOWN, format_digits(row.baseline_us),
                  f"{row.contrast.ratio.mid:.2f}" if row.contrast is not None else UNKNOWN,
                  format_limits(row.contrast.ratio) if row.contrast is not None else "",
-                 row.verdict if known or row.style else "not compared"]  # fmt: skip
+                 row.verdict if has_contrast or row.style else "not compared"]  # fmt: skip
         lines.append(" & ".join(map(latex, cells)) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -220,8 +222,8 @@ def between_marks(document: str, fragment: str, name: str = "") -> str:
     begin, end = mark_comments(name)
     if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
         raise NoMarks(f"expected one {begin} and, after it, one {end}")
-    before, _, rest = document.partition(begin)
-    _, _, after = rest.partition(end)
+    before, _, after_begin = document.partition(begin)
+    _, _, after = after_begin.partition(end)
     return f"{before}{begin}\n{fragment.strip()}\n{end}{after}"
 
 

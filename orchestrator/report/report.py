@@ -17,15 +17,13 @@ from orchestrator.analysis.samples import Group
 from orchestrator.analysis.second_clock import Told, describe_agreement, measure_agreement
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.analysis.watched_launches import Watched
-from orchestrator.analysis.watched_launches import describe_watched as watched_sentence
+from orchestrator.analysis.watched_launches import Watched, describe_watched
 from orchestrator.core import bundled
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.config.load import repeat_config
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.paid_time import PARTS, describe_parts, format_span
-from orchestrator.core.text import clean_line as one_line
-from orchestrator.core.text import count
+from orchestrator.core.text import clean_line, count
 from orchestrator.report.text import format_digits, format_energy, format_estimate, format_percent, of_cases
 
 # How the time of a run's machines was spent, as its manifest records it.
@@ -127,7 +125,7 @@ class Report:
         named = self.manifest.get("workload") or self.spec.get("workload")
         if isinstance(named, Mapping):
             named = named.get("name") or str(named.get("path") or "").rpartition("/")[2].removesuffix(".py")
-        return one_line(str(named or ""), 100)
+        return clean_line(str(named or ""), 100)
 
     @property
     def cost_usd(self) -> float | None:
@@ -221,8 +219,10 @@ class Report:
             partial = (f"The run is not complete: it was {state} when it was fetched.",)
         named = self.environment.get("device")
         if named and self.study.device and named != self.study.device:
-            said = f"The rows were measured on {self.study.device}, but environment.json names another device: {named}."
-            partial = (*partial, said)
+            notice = (
+                f"The rows were measured on {self.study.device}, but environment.json names another device: {named}."
+            )
+            partial = (*partial, notice)
         return partial
 
     def notes_after(self) -> tuple[str, ...]:
@@ -286,7 +286,7 @@ class Report:
     def second_clock(self) -> str:
         """How far our times are from CUPTI's, in one sentence; empty where there are none of CUPTI's."""
         if self.watched:
-            return watched_sentence([one for one in self.watched if one.case_id in self.study.case_ids])
+            return describe_watched([one for one in self.watched if one.case_id in self.study.case_ids])
         clock_agreement = measure_agreement(self.study, self.clock)
         return describe_agreement(clock_agreement) if clock_agreement is not None else ""
 
@@ -343,8 +343,8 @@ def headlines_of(part: Study, prefix: str = "") -> tuple[str, ...]:
     for kernel in part.kernels:
         best = [one for case in part.cases if (one := case.against_fastest(kernel)) is not None]
         if best:
-            words = Counter(one.verdict for one in best)
-            verdicts = ", ".join(f"{word} in {words[word]}" for word in Verdict if words[word])
+            verdict_counts = Counter(one.verdict for one in best)
+            verdicts = ", ".join(f"{word} in {verdict_counts[word]}" for word in Verdict if verdict_counts[word])
             of_all = count(len(best), "case")
             sentences.append(f"{prefix}{kernel} against the fastest baseline of each case: {verdicts} of {of_all}.")
     return (*sentences, *(f"{prefix}{words}" for words in [ranks_in_words(part)] if words))
@@ -399,8 +399,8 @@ def _known(groups: Sequence[Group], sensor: str) -> list[float]:
 
 
 def _middle(groups: Sequence[Group], sensor: str) -> float:
-    return float(np.median(known)) if (known := _known(groups, sensor)) else math.nan
+    return float(np.median(readings)) if (readings := _known(groups, sensor)) else math.nan
 
 
 def _mean(groups: Sequence[Group], sensor: str) -> float:
-    return float(np.mean(known)) if (known := _known(groups, sensor)) else math.nan
+    return float(np.mean(readings)) if (readings := _known(groups, sensor)) else math.nan

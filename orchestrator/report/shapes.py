@@ -80,11 +80,11 @@ def _tag(element: ElementTree.Element) -> str:
 
 
 def _rules(css: str) -> Mapping[str, Mapping[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    rules: dict[str, dict[str, str]] = {}
     for selector, body in re.findall(r"([^{}]+)\{([^{}]*)\}", css):
         settings = dict(part.split(":", 1) for part in body.split(";") if ":" in part)
-        found.setdefault(selector.strip().removeprefix("."), {}).update(settings)
-    return found
+        rules.setdefault(selector.strip().removeprefix("."), {}).update(settings)
+    return rules
 
 
 def _style(element: ElementTree.Element, rules: Mapping[str, Mapping[str, str]]) -> Style:

@@ -37,8 +37,8 @@ class Scale:
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         at = np.log(np.maximum(values, 1e-300)) if self.log else values
         share = (at - low) / (high - low) if high > low else np.full(values.shape, 0.5)
-        found: list[float] = (self.begin + np.clip(share, 0.0, 1.0) * (self.end - self.begin)).tolist()
-        return found
+        pixels: list[float] = (self.begin + np.clip(share, 0.0, 1.0) * (self.end - self.begin)).tolist()
+        return pixels
 
     def ticks(self, most: int = 7) -> list[float]:
         return log_ticks(self.low, self.high, most) if self.log else linear_ticks(self.low, self.high, most)

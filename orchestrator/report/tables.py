@@ -33,7 +33,7 @@ def answers(rows: Sequence[AnswerRow], names: Mapping[str, str], *, several: boo
     column of the kernel is left out if there is only one."""
     cells: list[list[Cell]] = []
     for row in rows:
-        more = format_estimate(row.contrast.ratio).partition(" ")[2] if row.contrast is not None else ""
+        interval_text = format_estimate(row.contrast.ratio).partition(" ")[2] if row.contrast is not None else ""
         theirs = Word(format_digits(row.baseline_us, 4), more=display_name(row.baseline)) if row.baseline else UNKNOWN
         badge = Word(row.verdict, f"badge {row.style}", "; ".join(one for one in (row.why, *_beside(row)) if one))
         timing = row.case.timing(row.kernel)
@@ -43,7 +43,7 @@ def answers(rows: Sequence[AnswerRow], names: Mapping[str, str], *, several: boo
                 *([row.kernel] if several else []),
                 _median(timing) if timing is not None and timing.timed else UNKNOWN,
                 theirs,
-                Word(format_ratio(row.contrast.ratio.mid), more=more) if row.contrast is not None else UNKNOWN,
+                Word(format_ratio(row.contrast.ratio.mid), more=interval_text) if row.contrast is not None else UNKNOWN,
                 badge if row.verdict != UNKNOWN else Word("not compared", "soft", row.why),
                 Word(row.rate.text or UNKNOWN, more=f"{row.rate.share} of the roof" if row.rate.share else ""),
             ]
@@ -52,9 +52,9 @@ def answers(rows: Sequence[AnswerRow], names: Mapping[str, str], *, several: boo
     heads = ["case", *(["kernel"] if several else []), "µs", "fastest baseline, µs", "ratio", "verdict", "rate"]
     if all(row[-1] == Word(UNKNOWN) for row in cells):
         heads, cells = heads[:-1], [row[:-1] for row in cells]
-    left = [*range(1, first), first + 3]
+    column_places = [*range(1, first), first + 3]
     return PageTable(
-        "Verdicts at a glance", heads, cells, left=left, wrap=(first + 3,), stack=True, file="verdicts.csv"
+        "Verdicts at a glance", heads, cells, left=column_places, wrap=(first + 3,), stack=True, file="verdicts.csv"
     )
 
 
@@ -72,12 +72,12 @@ def places(part: Study, names: Mapping[str, str]) -> PageTable | None:
         return None
     rows: list[list[Cell]] = []
     for case in ranked:
-        found = {rank.implementation: rank.text for rank in case.ranks}
+        rank_texts = {rank.implementation: rank.text for rank in case.ranks}
         cells: list[Cell] = []
         for name in part.kernels:
             timing = case.timing(name)
             us = format_digits(timing.median_us.mid, 4) if timing is not None and timing.timed else "not timed"
-            cells.append(Word(found.get(name, UNKNOWN), "faster" if found.get(name) == "1" else "", us))
+            cells.append(Word(rank_texts.get(name, UNKNOWN), "faster" if rank_texts.get(name) == "1" else "", us))
         rows.append([names[case.case_id], *cells])
     heads = ["case", *(display_name(name) for name in part.kernels)]
     return PageTable("Which of the kernels", heads, rows, stack=True, file="verdicts.csv")
@@ -134,8 +134,10 @@ def kernel_table(part: Study, names: Mapping[str, str]) -> PageTable:
     heads = ["case", *kernel, *(f"{display_name(name)}, µs" for name in shown), f"TFLOP/s of {part.subject}"]
     if all(row[-1] == UNKNOWN for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    words = (1,) if alone else ()
-    return PageTable("Kernels and times", heads, rows, left=words, wrap=words, stack=True, file="summary.csv")
+    text_columns = (1,) if alone else ()
+    return PageTable(
+        "Kernels and times", heads, rows, left=text_columns, wrap=text_columns, stack=True, file="summary.csv"
+    )
 
 
 def times_table(part: Study, names: Mapping[str, str]) -> PageTable:

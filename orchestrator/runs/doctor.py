@@ -117,7 +117,7 @@ class Computer(Protocol):
     """What the checks ask about this machine (`adapters.this_machine`)."""
 
     def requirements(self) -> Sequence[str]: ...
-    def installed(self, needed: Sequence[str]) -> Mapping[str, str]: ...
+    def installed_versions(self, needed: Sequence[str]) -> Mapping[str, str]: ...
     def writable(self, folder: Path) -> tuple[str, int]: ...
     def compiler(self) -> str: ...
     def torch_version(self) -> str: ...
@@ -206,7 +206,7 @@ def here_tasks(around: Surroundings, config: Path | None) -> tuple[TaskRun, ...]
     needed = computer.requirements()
     return (
         TaskRun(checks.PYTHON, lambda: here.check_python(tuple(sys.version_info[:3]))),
-        TaskRun(checks.LIBRARIES, lambda: here.check_libraries(needed, computer.installed(needed))),
+        TaskRun(checks.LIBRARIES, lambda: here.check_libraries(needed, computer.installed_versions(needed))),
         TaskRun(checks.HOME, lambda: here.check_home(str(home), *computer.writable(home))),
         TaskRun(checks.DOCUMENTS, lambda: _documents(around, config)),
         TaskRun(checks.PRICES, lambda: here.check_prices(around.prices().as_of, around.now().date())),
@@ -274,8 +274,8 @@ class _Plan:
 
     def packaged(self, shell: HostShell) -> CheckVerdict:
         assert self.config is not None, "the check before this one has it"
-        found, torch = self._told(shell, "packages"), self.config.environment.torch
-        return on_host.check_packages(found, needs_of(self.config), self.host.called, self.executable, torch)
+        packages, torch = self._told(shell, "packages"), self.config.environment.torch
+        return on_host.check_packages(packages, needs_of(self.config), self.host.called, self.executable, torch)
 
     def files(self, shell: HostShell) -> CheckVerdict:
         shell.get("/nonexistent/bench", limit=1)

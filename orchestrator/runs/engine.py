@@ -368,18 +368,18 @@ class Engine:
         )
 
     def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: CloudRefusal) -> None:
-        said: dict[str, Any] = {
+        details: dict[str, Any] = {
             "attempt": attempt, "zone": request.zone, "code": refusal.code, "message": refusal.message,
             "request_id": request.request_id, "generation": run.generation,
         }  # fmt: skip
         if refusal.scope == "all":
-            self.log.append(ev.InstanceRejected(**said, hint=refusal.hint))
+            self.log.append(ev.InstanceRejected(**details, hint=refusal.hint))
             return
         if refusal.stock_out and self.world.history is not None:
             self.world.history.remember(offer.pool, self.world.clock.now())
         self.log.append(
             ev.ZoneExhausted(
-                **said,
+                **details,
                 scope=refusal.scope,
                 zones_available=refusal.zones_available,
                 machine_type=offer.machine_type,
@@ -396,8 +396,8 @@ class Engine:
         if metered is None:
             return False
         cost = max(cost, metered)
-        key, known = hold_key(self.run_id, run.generation), max((vm.attempt for vm in run.vms), default=0)
-        ledger = settle(self.world.accounts, key, cost, known, self.world.policy.insert_limit_s)
+        key, last_attempt = hold_key(self.run_id, run.generation), max((vm.attempt for vm in run.vms), default=0)
+        ledger = settle(self.world.accounts, key, cost, last_attempt, self.world.policy.insert_limit_s)
         if ledger is None:
             return False
         entry = ledger.runs.get(key)

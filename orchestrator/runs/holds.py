@@ -29,7 +29,7 @@ from orchestrator.core.ledger.budget import (
     set_caps,
     take_back,
 )
-from orchestrator.core.ledger.budget import settle as settled
+from orchestrator.core.ledger.budget import settle as settle_entry
 from orchestrator.core.ledger.unlisted import CATEGORY
 from orchestrator.core.setup.steps import ShareCaps
 from orchestrator.ports import Bucket, Clock, Notice, Notifier
@@ -126,7 +126,7 @@ def settle(accounts: Accounts, key: str, usd: Decimal, attempt: int, insert_limi
     now = accounts.clock.now()
 
     def change(ledger: Ledger) -> Ledger | None:
-        return settled(ledger, key, usd, now) if may_settle(ledger, key, attempt, now, insert_limit_s) else None
+        return settle_entry(ledger, key, usd, now) if may_settle(ledger, key, attempt, now, insert_limit_s) else None
 
     return accounts.change(change)
 
@@ -137,7 +137,7 @@ def settle_shares(accounts: Accounts, shares: Mapping[str, Decimal]) -> None:
 
     def change(ledger: Ledger) -> Ledger:
         for key, usd in shares.items():
-            ledger = settled(ledger, key, usd, now)
+            ledger = settle_entry(ledger, key, usd, now)
         return ledger
 
     accounts.change(change)

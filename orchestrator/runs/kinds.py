@@ -122,8 +122,10 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold
     vms = [vm for vm in run.vms if vm.generation == run.generation and not vm.refused]
     is_known = entry.attempt <= max((vm.attempt for vm in vms), default=0)
     cost = sum(map(_most_of_vm, vms), ZERO) if is_known else entry.hold_usd
-    found = _settled(world, key, entry, cost, "its last deadline is over: settled at the most that it can have cost")
-    if found.settled:
+    settled_hold = _settled(
+        world, key, entry, cost, "its last deadline is over: settled at the most that it can have cost"
+    )
+    if settled_hold.settled:
         released = max(entry.hold_usd - cost, ZERO)
         engine.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
         if run.closed is None:
@@ -131,7 +133,7 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold
                 ev.RunClosed(outcome=Phase.EXPIRED.value, detail="its last deadline is over", generation=run.generation)
             )
         engine.write_index(engine.look())
-    return found
+    return settled_hold
 
 
 def _most_of_vm(vm: Vm) -> Decimal:

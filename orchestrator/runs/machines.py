@@ -139,13 +139,13 @@ def cost_by_the_cloud(
         if is_host(vm.zone) or (vm.zone, vm.name) in found_gone:
             total += vm.cost(now)
             continue
-        instance, told = looked_for(cloud(), vm)
+        instance, answered = looked_for(cloud(), vm)
         if instance is not None:
             if instance.status != "STOPPING":
                 delete(vm)
             return None
-        started = vm.started_at or do.start_of(told)
-        ended, how = do.end_of(vm, told, started, now)
+        started = vm.started_at or do.start_of(answered)
+        ended, how = do.end_of(vm, answered, started, now)
         gone_at = vm.gone_at if how == "lost" else max(vm.gone_at, ended)
         total += replace(vm, started_at=started, gone_at=gone_at).cost(now)
     return total

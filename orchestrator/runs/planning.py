@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from orchestrator.core import text as handwritten
 from orchestrator.core import yamltext
 from orchestrator.core.config import load
 from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
@@ -27,7 +26,7 @@ from orchestrator.core.names import NO_IMAGE, ImageUrl
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
 from orchestrator.core.run.status import decode_status
-from orchestrator.core.text import clean_line, count
+from orchestrator.core.text import clean_line, count, os_error_text, read_text
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.takeover import may_have_waiting
@@ -90,10 +89,10 @@ def load_config(
             raise ConfigError(unknown_gpu_message(gpu), hint="choose one of them with --gpu")
     try:
         with path.open("rb") as file:
-            text = handwritten.read_text(file)
+            text = read_text(file)
     except (OSError, ValueError) as exc:
         hint = "`bench config show l4` prints a configuration to begin with; or use --gpu"
-        raise ConfigError(f"cannot read {path}: {handwritten.os_error_text(exc)}", hint=hint) from exc
+        raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint=hint) from exc
     grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:
@@ -116,16 +115,14 @@ def is_workload(path: Path) -> bool:
         folder = path.is_dir()
     except (OSError, ValueError) as exc:
         hint = "check the path, and your permissions on the folders above it"
-        raise ConfigError(
-            f"cannot open {clean_line(str(path), 200)}: {handwritten.os_error_text(exc)}", hint=hint
-        ) from exc
+        raise ConfigError(f"cannot open {clean_line(str(path), 200)}: {os_error_text(exc)}", hint=hint) from exc
     if folder or path.suffix in (".py", ".json") or path.name in TASK_FILES:
         return True
     if path.suffix not in (".yaml", ".yml"):
         return False
     try:
         with path.open("rb") as file:
-            return is_program(handwritten.read_text(file))
+            return is_program(read_text(file))
     except (OSError, ValueError):
         return False
 
@@ -133,8 +130,8 @@ def is_workload(path: Path) -> bool:
 @cache
 def _grids(text: str) -> Mapping[str, Any]:
     """The grids in YAML: read once for all the configurations of a fleet."""
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
 
 
 def _from_settings(text: str, defaults: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
@@ -182,16 +179,16 @@ def plan_on_cloud(world: World, config: Config, name: str, site: RentedFrom, *, 
     hold that it has. Raises as `plan_or_raise`."""
 
     first = _for_one_gpu(world, config, name, site, under)
-    known = (find_gpu(gpu) for gpu in config.placement.fallback_gpus)
-    others = [with_gpu(config, gpu) for gpu in known if gpu and gpu.name != config.gpu]
-    fallbacks = [_for_one_gpu(world, other, name, site, under) for other in others]
+    fallback_gpus = (find_gpu(gpu) for gpu in config.placement.fallback_gpus)
+    fallback_configs = [with_gpu(config, gpu) for gpu in fallback_gpus if gpu and gpu.name != config.gpu]
+    fallbacks = [_for_one_gpu(world, other, name, site, under) for other in fallback_configs]
     return plan_or_raise(with_fallbacks(first, fallbacks) if fallbacks else first)
 
 
 def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, under: str) -> LaunchPlan | PlanRefused:
     cloud = world.cloud()
     base = cloud.image(*config.image_source)
-    ready, said = prepared_image(world, config, base)
+    ready, image_notices = prepared_image(world, config, base)
     regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})
     around = Circumstances(
         mode=site.mode,
@@ -211,7 +208,7 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
     made = plan_launch(config, name, around)
     if isinstance(made, PlanRefused):
         return made
-    return replace(made, base_image=base if ready else NO_IMAGE, notices=(*made.notices, *said))
+    return replace(made, base_image=base if ready else NO_IMAGE, notices=(*made.notices, *image_notices))
 
 
 def prepared_image(world: World, config: Config, base: ImageUrl) -> tuple[ImageUrl, tuple[str, ...]]:
@@ -226,9 +223,14 @@ def prepared_image(world: World, config: Config, base: ImageUrl) -> tuple[ImageU
         return NO_IMAGE, warnings
     seen = {one.name: one for one in world.shelf.cloud().images()}
     wanted = environments_for(config.environment.torch, () if config.workload is None else config.workload.needs)
-    usable, others = choose_image([one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now)
+    usable, unusable = choose_image(
+        [one for one in records if one.gone_at is None], seen, config.gpu, base, wanted, now
+    )
     if usable is None:
-        return NO_IMAGE, (*warnings, f"no prepared image is used, because of {others[0].record.name}: {others[0].why}")
+        return NO_IMAGE, (
+            *warnings,
+            f"no prepared image is used, because of {unusable[0].record.name}: {unusable[0].why}",
+        )
     days = (now - usable.record.created_at).days
     valid = (f"this launch validates it: {usable.validates}") if usable.validates else "valid"
     return ImageUrl(usable.url), (*warnings, f"prepared image {usable.record.name}, {count(days, 'day')} old, {valid}")

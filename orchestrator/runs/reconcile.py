@@ -28,7 +28,7 @@ def reconcile_holds(
     needed now, also after fleets that may go on. Without `drive`, no run is driven on: only fleets and images are
     looked after, and runs that have left no events. Raises what the ports raise: at once where it concerns every hold,
     else once all others have been looked after."""
-    found: list[ReconciledHold] = []
+    reconciled: list[ReconciledHold] = []
     first: BenchError | None = None
     ledger, how = world.ledger.read(), How(eager, drive)
     for kind, key in [(one, key) for one in KINDS for key in one.open_keys(ledger)]:
@@ -40,11 +40,11 @@ def reconcile_holds(
             first = first or exc
             seen = ReconciledHold(key, False, str(exc))
         if seen is not None:
-            found.append(seen)
+            reconciled.append(seen)
             say(seen)
     if first is not None:
         raise first
-    return tuple(found)
+    return tuple(reconciled)
 
 
 def after_settling_abandoned(world: World, attempt: Callable[[], T], say: Callable[[str], None]) -> T:

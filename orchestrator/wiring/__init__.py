@@ -230,8 +230,8 @@ class Wiring:
         except NoRoom as exc:
             raise LocalError(str(exc), hint="make room there; BENCH_HOME names another place") from exc
         except CloudUnavailable as exc:
-            more = f"`bench cloud stop` ends a running one and its VMs; {home / 'daemon.log'} says more"
-            raise Unavailable(str(exc), hint=more) from exc
+            remedy = f"`bench cloud stop` ends a running one and its VMs; {home / 'daemon.log'} says more"
+            raise Unavailable(str(exc), hint=remedy) from exc
 
     @property
     def project(self) -> str:

@@ -37,13 +37,13 @@ def remove_abandoned(folders: tuple[Path, ...]) -> None:
     """Removes this user's folders that no process holds a lock on."""
     for path in (path for folder in folders for path in folder.glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError):  # held, another user's, or gone by now
-            found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(found).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_uid == os.getuid():
                     shutil.rmtree(path, ignore_errors=True)
             finally:
-                os.close(found)
+                os.close(descriptor)
 
 
 STDERR_LINES = 20

@@ -54,7 +54,7 @@ def mark_synced(fleet: Path, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def changed_files(folder: Path, since: float) -> list[list[Any]]:
     """Name, size and time of change in nanoseconds of what is in a spool and has changed since."""
-    found: list[list[Any]] = []
+    rows: list[list[Any]] = []
     for above, _, names in os.walk(folder):
         for name in names:
             if name.startswith("."):
@@ -65,8 +65,8 @@ def changed_files(folder: Path, since: float) -> list[list[Any]]:
             except OSError:
                 continue  # replaced while we looked
             if status.st_mtime >= since or status.st_ctime >= since:
-                found.append([path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns])
-    return sorted(found)
+                rows.append([path.relative_to(folder).as_posix(), status.st_size, status.st_mtime_ns])
+    return sorted(rows)
 
 
 def read_documents(folder: Path) -> list[dict[str, Any]]:

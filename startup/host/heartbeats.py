@@ -57,13 +57,13 @@ def keep_heartbeat(path: Path) -> Iterator[None]:
 def read_heartbeats(folder: Path) -> dict[str, list[int]]:
     """What each file says now, by its name: when it changed, and its size. Opened, as a client of a network's folder
     may know a file's times from a minute ago."""
-    found: dict[str, list[int]] = {}
+    beats: dict[str, list[int]] = {}
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError), path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                found[path.name] = [status.st_mtime_ns, status.st_size]
-    return found
+                beats[path.name] = [status.st_mtime_ns, status.st_size]
+    return beats
 
 
 def judge_heartbeats(known: Known, there: Mapping[str, list[int]], now: float) -> dict[str, dict[str, Any]]:

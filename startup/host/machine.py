@@ -169,8 +169,8 @@ def import_check(python: str, timeout_s: float = 180) -> dict[str, Any]:
     for line in reversed(answer.stdout.splitlines()):  # libraries have words of their own, some as they are unloaded
         if line.startswith('{"torch": '):
             try:
-                found: dict[str, Any] = json.loads(line)
-                return found
+                document: dict[str, Any] = json.loads(line)
+                return document
             except ValueError:
                 continue
     return {"torch": "", "numpy": "", "cuda": "", "usable": False, "error": last_line(answer.stderr)}

@@ -117,9 +117,11 @@ def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
 def read_known_keys(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     """Of the object in a file what a run's record has, by key and kind (`float` is any number that a time may be), and
     what is wrong with the file, in words. What has another kind is left out, and what is new to this version."""
-    found, why = looked_at(path)
-    kept = {key: found[key] for key, kind in kinds.items() if key in found and _is(found[key], kind)} if found else {}
-    odd = [key for key in kinds if found and key in found and key not in kept]
+    status, why = looked_at(path)
+    kept = (
+        {key: status[key] for key, kind in kinds.items() if key in status and _is(status[key], kind)} if status else {}
+    )
+    odd = [key for key in kinds if status and key in status and key not in kept]
     why = why or (f"has no usable value for {', '.join(odd)}" if odd else "")
     return kept, f"{path} {why}" if why else ""
 

@@ -68,8 +68,8 @@ def run_processes(vm: str, scratch: Path, ancestor: int = 0) -> set[int]:
         # Somebody who looks around there has a terminal.
         if marked or (not terminal and scratch in (place, *place.parents)):
             process_ids.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in process_ids and pid not in process_ids}:
-        process_ids |= more
+    while children := {pid for pid, parent in parents.items() if parent in process_ids and pid not in process_ids}:
+        process_ids |= children
     return process_ids - {ancestor, os.getpid()}
 
 

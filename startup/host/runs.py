@@ -215,11 +215,11 @@ def known_of(folder: Path) -> tuple[dict[str, Any], str]:
     """What the steward wrote down of a run, and what is wrong with that. A steward that has only begun, or whose disk
     is full, has written nothing."""
     path = folder / "state.json"
-    known, odd = read_known_keys(path, STATE)
-    if known.get("status") not in ("running", "gone") and path.exists():
-        known.pop("status", None)
+    state, odd = read_known_keys(path, STATE)
+    if state.get("status") not in ("running", "gone") and path.exists():
+        state.pop("status", None)
         odd = odd or f"{path} has no usable value for status"
-    return known, odd if path.exists() else ""
+    return state, odd if path.exists() else ""
 
 
 def is_over(known: dict[str, Any]) -> bool:

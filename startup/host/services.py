@@ -190,12 +190,12 @@ class ServicesHandler(QuietHandler):
 
     def storage(self, path: str, query: Mapping[str, list[str]]) -> None:
         machine = self.server.machine
-        _, _, rest = path.partition("/")
-        if rest == "o":
+        _, _, object_path = path.partition("/")
+        if object_path == "o":
             names = machine.spool.names(query.get("prefix", [""])[0])[: int(query.get("maxResults", ["1000000"])[0])]
             self.answer(200, json.dumps({"items": [{"name": name} for name in names]}).encode())
             return
-        name = unquote(rest.removeprefix("o/"))
+        name = unquote(object_path.removeprefix("o/"))
         payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
         stored = (Path(machine.run["payload"]).read_bytes(), 1) if name == payload else machine.spool.read(name)
         if stored is None:
@@ -209,9 +209,9 @@ class ServicesHandler(QuietHandler):
         if query.get("uploadType") == ["media"]:
             return query["name"][0], body
         boundary = b"--" + str(self.headers.get_param("boundary")).encode()
-        _, resource_part, rest = body.split(boundary, 2)
+        _, resource_part, after_resource = body.split(boundary, 2)
         resource = json.loads(resource_part.partition(b"\r\n\r\n")[2])
-        data = rest.partition(b"\r\n\r\n")[2].rpartition(b"\r\n" + boundary + b"--")[0]
+        data = after_resource.partition(b"\r\n\r\n")[2].rpartition(b"\r\n" + boundary + b"--")[0]
         name = str(resource["name"])
         if base64.b64encode(hashlib.md5(data).digest()).decode() != resource.get("md5Hash"):
             raise ValueError(f"{name} was damaged on the way")

@@ -148,16 +148,16 @@ class Steward:
             )
         alive = self.folder / "alive"
         deadline = self.began + float(self.run["deadline_s"])
-        limit, told = deadline, False
+        limit, stop_was_sent = deadline, False
         while bootstrap.poll() is None:
             now = self.clock()
             if self.machine.deleted.is_set() and not self.ended_by:
                 self.ended_by, limit = "itself", min(limit, now + EXIT_S)
             if now >= limit:
-                self.ended_by = self.ended_by or ("stop" if told else "deadline")
+                self.ended_by = self.ended_by or ("stop" if stop_was_sent else "deadline")
                 return
-            if self.asked(TICK_S) and not told:
-                told, limit = True, min(limit, self.clock() + STOP_S)
+            if self.asked(TICK_S) and not stop_was_sent:
+                stop_was_sent, limit = True, min(limit, self.clock() + STOP_S)
                 bootstrap.send_signal(signal.SIGTERM)
             os.utime(alive)
         self.ended_by = self.ended_by or ("itself" if self.machine.deleted.is_set() else "exit")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels.forms.definition import BadWorkload
-from kernels.forms.flashinfer import Task, filtered, load, stored_tensor, wrong_samples, wrong_tensor
+from kernels.forms.flashinfer import Task, filter_probs, load, stored_tensor, wrong_samples, wrong_tensor
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.unit.core.test_flashinfer import MINE, PAGED, SCALE
 
@@ -109,12 +109,12 @@ def test_samples_are_judged_by_the_distribution_that_they_are_drawn_from(tmp_pat
     task, generator = Task(tmp_path / "x.json"), torch.Generator().manual_seed(3)
     probs = torch.softmax(torch.randn(256, 512, generator=generator) * 2, -1)
     top_k = torch.full((256,), 40, dtype=torch.int32)
-    kept = filtered(probs.double(), top_k, None)
+    kept = filter_probs(probs.double(), top_k, None)
     assert int((kept > 0).sum(-1).max()) == 40
     honest = torch.multinomial(kept, 1, generator=generator).squeeze(-1)
     assert wrong_samples(task, (probs, top_k), honest) == ""
     assert "standard errors from" in wrong_samples(task, (probs, top_k), probs.argmax(-1))
     assert "have probability 0" in wrong_samples(task, (probs, top_k), probs.argmin(-1))
     assert wrong_samples(task, (probs, top_k), honest + 512) == "a sample is no token"
-    nucleus = filtered(torch.tensor([[0.5, 0.3, 0.2]]).double(), None, torch.tensor([0.6]))
+    nucleus = filter_probs(torch.tensor([[0.5, 0.3, 0.2]]).double(), None, torch.tensor([0.6]))
     assert [round(float(one), 3) for one in nucleus[0]] == [0.625, 0.375, 0.0]

@@ -56,9 +56,9 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     """
     longest = longest_hint("max_seqlen_q", max_seqlen_q), longest_hint("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}
-    rest = {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "out": out}
+    shape_options = {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "out": out}
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PAGED, longest, softcap)
-    return call_given({**given, **rest}, options, engine)
+    return call_given({**given, **shape_options}, options, engine)
 
 
 def longest_hint(name: str, longest: int | None) -> int:

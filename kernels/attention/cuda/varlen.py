@@ -48,6 +48,6 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     """
     longest = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
     given = dict(zip(PACKED, (q, k, v, cu_seqlens_q, cu_seqlens_k), strict=True))
-    rest = {"slopes": alibi_slopes, "sinks": sinks, "out": out}
+    shape_options = {"slopes": alibi_slopes, "sinks": sinks, "out": out}
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PACKED, longest, softcap)
-    return call_given({**given, **rest}, options, engine)
+    return call_given({**given, **shape_options}, options, engine)

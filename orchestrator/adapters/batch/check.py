@@ -154,7 +154,7 @@ class BatchCheck:
 
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
-        found: dict[int, list[int]] = {}
+        codes_by_task: dict[int, list[int]] = {}
         doing = "list the tasks of the check"
         group = f"{self.job}/taskGroups/group0"
         listed = send_unless_refused(
@@ -162,8 +162,8 @@ class BatchCheck:
         )
         for task in (task for page in listed or () for task in page.tasks):
             events = [event.task_execution.exit_code for event in task.status.status_events]
-            found[int(task.name.rpartition("/")[2])] = [code for code in events if code]
-        return found
+            codes_by_task[int(task.name.rpartition("/")[2])] = [code for code in events if code]
+        return codes_by_task
 
     def _clear(self) -> None:
         gone = (exceptions.NotFound,)

@@ -157,17 +157,17 @@ class GoogleBatch:
 
     def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
         self.gate()
-        said: list[str] = []
+        notices: list[str] = []
         for job in jobs:
             record = self.records.read(job.fleet, job.name) or self._prepared(job)
             busy = self._before(record)
             if record.stage == "waiting" and busy:
-                said.append(f"{job.name} begins when {busy} has ended")
+                notices.append(f"{job.name} begins when {busy} has ended")
             elif record.stage == "waiting":
                 self._place(record)
             elif record.stage == "placed":
                 self._create(record)  # the answer to an earlier submit may have been lost
-        return said
+        return notices
 
     def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
         return [self._status(name, self.records.read(fleet_of(name), name)) for name in names]
@@ -198,13 +198,13 @@ class GoogleBatch:
     def machine_seconds(self, names: Sequence[str]) -> Mapping[str, float]:
         """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life,
         in each region that it was in. What each machine really had is on Google's bill alone."""
-        found: dict[str, list[Life]] = {}
+        lives_by_gpu: dict[str, list[Life]] = {}
         for name in names:
             record = self.records.read(fleet_of(name), name)
             if record is not None and record.stage != "waiting":
-                found.setdefault(record.gpu, []).extend(self._lives(record))
+                lives_by_gpu.setdefault(record.gpu, []).extend(self._lives(record))
         slack = timedelta(seconds=DEADLINE_SLACK_S)
-        return {gpu: machine_seconds(lives, slack) for gpu, lives in found.items()}
+        return {gpu: machine_seconds(lives, slack) for gpu, lives in lives_by_gpu.items()}
 
     def _lives(self, record: BatchRecord) -> Sequence[Life]:
         parallel, ends = int(record.body["taskGroups"][0]["parallelism"]), record.ends_at

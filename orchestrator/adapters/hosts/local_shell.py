@@ -45,16 +45,16 @@ def requirements() -> Sequence[str]:
         return ()
 
 
-def installed(needed: Sequence[str]) -> Mapping[str, str]:
+def installed_versions(needed: Sequence[str]) -> Mapping[str, str]:
     """The version of each of the distributions that `needed` names and that is there."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for text in needed:
         name = re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0]
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def torch_version() -> str:

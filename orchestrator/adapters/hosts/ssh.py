@@ -99,10 +99,10 @@ def authentication_options(connection: Connection) -> dict[str, Any]:
     """Keys and agent only, as ~/.ssh/config has it: nobody is there to type a password."""
     only = str(connection.ssh_config.get("identitiesonly", "no")).lower() == "yes"
     named = connection.connect_kwargs.get("key_filename") or []
-    found: dict[str, Any] = {"allow_agent": not only, "look_for_keys": not (only and named)}
+    options: dict[str, Any] = {"allow_agent": not only, "look_for_keys": not (only and named)}
     if only and (key := _agent_key([Path(name) for name in named])) is not None:
-        found["pkey"] = key
-    return found
+        options["pkey"] = key
+    return options
 
 
 def _agent_key(files: list[Path]) -> PKey | None:
@@ -150,9 +150,9 @@ class OpenSshSettings(SSHConfig):  # type: ignore[misc]
         if hostname == self.target.name:
             who += ["-l", self.target.user] if self.target.user else []
             who += ["-p", str(self.target.port)] if self.target.port else []
-        home, own = _passwd_home(), Path.home()
-        if own != home:  # ssh itself looks only in the home of passwd
-            config = own / ".ssh" / "config"
+        home, home_from_environment = _passwd_home(), Path.home()
+        if home_from_environment != home:  # ssh itself looks only in the home of passwd
+            config = home_from_environment / ".ssh" / "config"
             who += ["-F", str(config) if config.is_file() else "/dev/null"]
         try:
             ran = subprocess.run(
@@ -160,7 +160,7 @@ class OpenSshSettings(SSHConfig):  # type: ignore[misc]
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=CONNECT_S,
             )  # fmt: skip
         except (FileNotFoundError, subprocess.TimeoutExpired):
-            return SSHConfig.from_path(str(own / ".ssh" / "config")).lookup(hostname)
+            return SSHConfig.from_path(str(home_from_environment / ".ssh" / "config")).lookup(hostname)
         if ran.returncode != 0:
             raise ConfigError(
                 f"ssh refuses its settings for {hostname}: {(ran.stderr.strip().splitlines() or [''])[0]}",
@@ -220,7 +220,7 @@ NO_KEYS: Final = "No authentication methods"
 """How paramiko says that there was nothing to try."""
 
 
-def lost(target: HostTarget, when: str, exc: BaseException | None) -> Unavailable:
+def lost_connection(target: HostTarget, when: str, exc: BaseException | None) -> Unavailable:
     why = f" ({_said(exc)})" if exc is not None else ""
     return Unavailable(
         f"the connection to {target} was lost {when}{why}",
@@ -374,7 +374,7 @@ class SshShell:
             return answer
         self.close()
         if ran.exited == -1:
-            raise lost(self.target, "before it answered", None)
+            raise lost_connection(self.target, "before it answered", None)
         raise no_answer(self.target, ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
@@ -387,7 +387,7 @@ class SshShell:
             self._files().putfo(io.BytesIO(data), path)
         except LOST as exc:
             self.close()
-            raise lost(self.target, f"while {path} was sent", exc) from exc
+            raise lost_connection(self.target, f"while {path} was sent", exc) from exc
         except (OSError, SFTPError) as exc:
             raise HostUnfit(
                 f"{path} cannot be written on {self.target}: {exc}", hint=f"on {self.target.name}: `df -h {path}`"
@@ -406,7 +406,7 @@ class SshShell:
             return None
         except (*LOST, OSError, SFTPError) as exc:
             self.close()
-            raise lost(self.target, f"while {path} was fetched", exc) from exc
+            raise lost_connection(self.target, f"while {path} was fetched", exc) from exc
         return into.getvalue()
 
     def close(self) -> None:
@@ -427,7 +427,7 @@ class SshShell:
             self.close()
             if isinstance(exc, ThreadException) and any(isinstance(one.value, Endless) for one in exc.exceptions):
                 raise said_too_much(self.target, when) from exc
-            raise lost(self.target, f"while it was {when}", exc) from exc
+            raise lost_connection(self.target, f"while it was {when}", exc) from exc
 
     def _files(self) -> Any:
         """The SFTP side of the connection. A server may have none, or a login shell may print into it."""
@@ -439,7 +439,7 @@ class SshShell:
             alive = connection.is_connected
             self.close()
             if not alive:
-                raise lost(self.target, "before a file went through", exc) from exc
+                raise lost_connection(self.target, "before a file went through", exc) from exc
             raise HostUnfit(
                 f"{self.target} runs commands and moves no files by SFTP ({exc or type(exc).__name__})",
                 hint=f"`sftp {self.target.name}` must work: sshd needs its subsystem, and a login must print nothing",

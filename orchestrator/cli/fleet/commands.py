@@ -35,13 +35,12 @@ from orchestrator.cli.fleet.view import (
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, is_stdout_closed
-from orchestrator.core import text as handwritten
 from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.names import fleet_id
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.market.pricing import usd
-from orchestrator.core.text import count
+from orchestrator.core.text import count, os_error_text, read_text
 from orchestrator.runs.fleet.follow import FleetSighting
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.local_scheduler import RunFleet
@@ -187,10 +186,10 @@ class SweepOptions:
             raise ConfigError("give either a sweep file or --gpu and --set, not both", hint=f"write the axes in {file}")
         try:
             with file.open("rb") as opened:
-                text = handwritten.read_text(opened)
+                text = read_text(opened)
         except (OSError, ValueError) as exc:
             hint = "docs/fleets.md has an example of a sweep"
-            raise ConfigError(f"cannot read {file}: {handwritten.os_error_text(exc)}", hint=hint) from exc
+            raise ConfigError(f"cannot read {file}: {os_error_text(exc)}", hint=hint) from exc
         return parse_sweep(text, source=str(file), overrides=self.fields)
 
 
@@ -338,8 +337,10 @@ def report(
 ) -> None:
     """Write one report of all GPUs: times, cost per answer, speed per dollar."""
     desk = _desk(ctx, fleet, json=json)
-    written, told = report_fleet(desk, into)
-    answer({**told, "files": [str(path) for path in written]}, *(f"wrote {path}" for path in written), json=json)
+    written, fleet_document = report_fleet(desk, into)
+    answer(
+        {**fleet_document, "files": [str(path) for path in written]}, *(f"wrote {path}" for path in written), json=json
+    )
 
 
 @app.command("costs")

@@ -170,17 +170,17 @@ def _at(cell: SweepCell) -> dict[str, str]:
 
 def _along(sweep: Sweep, measured: Sequence[Measured]) -> tuple[Along, ...]:
     """The views along each axis. Chunks of one configuration are one point."""
-    whole: dict[tuple[str, tuple[tuple[str, str], ...]], Measured] = {}
+    measured_by_key: dict[tuple[str, tuple[tuple[str, str], ...]], Measured] = {}
     for one in measured:
         key = (one.device, tuple(sorted(one.at.items())))
-        known_text = whole.get(key)
-        whole[key] = one if known_text is None else replace(known_text, times=(*known_text.times, *one.times))
+        known_text = measured_by_key.get(key)
+        measured_by_key[key] = one if known_text is None else replace(known_text, times=(*known_text.times, *one.times))
     names = {
         name: [str(value) if name == WORKLOAD else text_of(value) for value in values]
         for name, values in sweep.axes.items()
         if name != GPU
     }
-    return axis_views(names, list(whole.values()))
+    return axis_views(names, list(measured_by_key.values()))
 
 
 def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Sequence[Child]) -> Column:

@@ -57,8 +57,8 @@ def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: 
         choices = re.findall("'([^']*)'", context["expected"])
         return f"'{value}' is not a choice; {suggest(str(value), choices)}"
     if kind in _BOUNDS:
-        words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]}, not {value}"
+        bound_text, key = _BOUNDS[kind]
+        return f"must be {bound_text} {context[key]}, not {value}"
     if kind == "too_short":
         return "must not be empty"
     if kind == "string_pattern_mismatch":

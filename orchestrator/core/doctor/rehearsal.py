@@ -14,8 +14,7 @@ from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import CheckVerdict, error_verdict, fail_verdict, pass_verdict, warn_verdict
 from orchestrator.core.permissions import OBJECT_USER
 from orchestrator.core.rest import Api, RestRequest, list_all_pages
-from orchestrator.core.text import clean_line
-from orchestrator.core.text import clean_name as short
+from orchestrator.core.text import clean_line, clean_name
 
 PREFIX: Final = "rehearsal-"
 ASSUMPTIONS: Final[Mapping[str, str]] = {
@@ -80,7 +79,9 @@ def read_rehearsal(found: Mapping[str, Any]) -> Rehearsal | None:
             if one["name"] in ASSUMPTIONS and one["state"] in STATES
         )
         valid = found["schema"] == 1 and at.tzinfo is not None and len({one.name for one in findings}) == len(findings)
-        rehearsal = Rehearsal(short(str(found["project"])), at, findings, short(str(found.get("usd_at_most", "0"))))
+        rehearsal = Rehearsal(
+            clean_name(str(found["project"])), at, findings, clean_name(str(found.get("usd_at_most", "0")))
+        )
     except (KeyError, TypeError, ValueError):
         return None
     return rehearsal if valid else None

@@ -136,13 +136,13 @@ def children_document(children: Sequence[Child]) -> dict[str, Any]:
 def _cells(
     numbers: Mapping[SweepCell, int], pieces: Mapping[tuple[SweepCell, int], tuple[str, ...]]
 ) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    cells: list[dict[str, Any]] = [
         {"gpu": cell.gpu, "workload": cell.workload, "settings": [list(pair) for pair in cell.settings], "chunks": {}}
         for cell in numbers
     ]
     for (cell, chunk), cases in pieces.items():
-        found[numbers[cell]]["chunks"][str(chunk)] = list(cases)
-    return found
+        cells[numbers[cell]]["chunks"][str(chunk)] = list(cases)
+    return cells
 
 
 def read_children(data: Any) -> tuple[Child, ...]:

@@ -150,10 +150,10 @@ class FleetState:
         return sum((line.usd for line in self.lines.values()), Decimal(0))
 
     def by_gpu(self) -> Mapping[str, Counter[State]]:
-        found: dict[str, Counter[State]] = {}
+        counts: dict[str, Counter[State]] = {}
         for child in self.children:
-            found.setdefault(child.cell.gpu, Counter())[self.line(child).state] += 1
-        return found
+            counts.setdefault(child.cell.gpu, Counter())[self.line(child).state] += 1
+        return counts
 
 
 def fold_fleet(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetState:

@@ -14,8 +14,7 @@ from orchestrator.core import yamltext
 from orchestrator.core.config.explain import explain_errors
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import LOCAL, parse_target
-from orchestrator.core.market.catalog import GPU_NAMES, find_gpu
-from orchestrator.core.market.catalog import unknown_gpu_message as not_rented
+from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
 
 EngineName = Literal["cloud", "slurm", "batch", "hosts"]
 GPU = "gpu"
@@ -119,7 +118,7 @@ class Sweep(BaseModel):
             raise ValueError(f"axes.gpu is required; of: {', '.join(GPU_NAMES)}")
         for gpu in gpus:
             if find_gpu(gpu) is None:
-                raise ValueError(not_rented(gpu))
+                raise ValueError(unknown_gpu_message(gpu))
         for axis, values in self.axes.items():
             texts = [text_of(value) for value in values]
             if len(set(texts)) < len(texts):

@@ -96,8 +96,8 @@ def trace_set(texts: Mapping[str, str], only: str = "") -> TraceSet:
         notes.append(
             f"references need packages that are not installed: {_some(packages)} (a requirements.txt in the folder is)"
         )
-    cases, left = _workloads(texts, definitions)
-    notes += left
+    cases, notices = _workloads(texts, definitions)
+    notes += notices
     without = [name for name in definitions if not any(case.definition == name for case in cases)]
     cases += [_usual_case(name, definitions[name][1]) for name in without]
     if without:
@@ -138,7 +138,7 @@ def as_json(traces: TraceSet, name: str, missing: Sequence[str]) -> dict[str, An
 
 
 def _by_name(texts: Mapping[str, str], folder: str, only: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    documents: dict[str, tuple[str, dict[str, Any]]] = {}
     for path, text in texts.items():
         if not path.startswith(f"{folder}/") or (only and path != only):
             continue
@@ -146,10 +146,10 @@ def _by_name(texts: Mapping[str, str], folder: str, only: str = "") -> dict[str,
         name = data.get("name")
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"{path}:1: name must be text, not {name!r}", hint=HINT)
-        if name in found:
-            raise ConfigError(f"{path}:1: {found[name][0]} has the same name, {name}", hint="rename one of them")
-        found[name] = path, data
-    return found
+        if name in documents:
+            raise ConfigError(f"{path}:1: {documents[name][0]} has the same name, {name}", hint="rename one of them")
+        documents[name] = path, data
+    return documents
 
 
 def _parsed(path: str, text: str, line: int = 1) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _workloads(
     texts: Mapping[str, str], definitions: Mapping[str, tuple[str, Mapping[str, Any]]]
 ) -> tuple[list[TraceCase], list[str]]:
     cases: list[TraceCase] = []
-    others: Counter[str] = Counter()
+    unknown_names: Counter[str] = Counter()
     evaluated = 0
     for path, text in texts.items():
         if not path.startswith("workloads/"):
@@ -213,7 +213,7 @@ def _workloads(
             trace = _parsed(path, row, line)
             name, workload = trace.get("definition"), trace.get("workload")
             if name not in definitions:
-                others[str(name)] += 1
+                unknown_names[str(name)] += 1
             elif trace.get("solution") is not None or trace.get("evaluation") is not None:
                 evaluated += 1
             else:
@@ -225,8 +225,8 @@ def _workloads(
     notes = []
     if evaluated:
         notes.append(f"not measured: {count(evaluated, 'trace')} in workloads/ with a solution or an evaluation")
-    if others and len(definitions) > 1:
-        notes.append(f"not measured: workloads of definitions that are not there: {_some(list(others))}")
+    if unknown_names and len(definitions) > 1:
+        notes.append(f"not measured: workloads of definitions that are not there: {_some(list(unknown_names))}")
     return cases, notes
 
 
@@ -322,12 +322,12 @@ def _solutions(
     texts: Mapping[str, str], definitions: Mapping[str, tuple[str, Mapping[str, Any]]], one: bool
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     solutions = _by_name(texts, "solutions")
-    notes, others, compiled = [*_unknown(solutions, "solution")], [], []
+    notes, other_languages, compiled = [*_unknown(solutions, "solution")], [], []
     measured: dict[str, tuple[str, str]] = {}
     dependencies: set[str] = set()
     for name, (path, solution) in solutions.items():
         if solution.get("definition") not in definitions:
-            others.append(name)
+            other_languages.append(name)
             continue
         spec = _check_solution(path, solution)
         if str(spec.get("language")) not in LANGUAGES:
@@ -337,8 +337,8 @@ def _solutions(
         else:
             measured[name] = path, str(solution["definition"])
             dependencies |= {str(package) for package in spec.get("dependencies") or ()} - {"torch", "triton"}
-    if others and not one:
-        notes.append(f"not measured: solutions of definitions that are not there: {_some(others)}")
+    if other_languages and not one:
+        notes.append(f"not measured: solutions of definitions that are not there: {_some(other_languages)}")
     if compiled:
         notes.append(
             f"not measured, because only FlashInfer-Bench's own builders compile C++ and CUDA: {_some(compiled)}"

@@ -93,7 +93,7 @@ def parse_task(text: str, file: str) -> GpuModeTask:
 
 
 def _cases(description: Description, key: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    cases: list[dict[str, Any]] = []
     for index, arguments in enumerate(description.listed(key)):
         if not isinstance(arguments, dict):
             raise description.wrong(f"{key}[{index}] must be a mapping of arguments, not {arguments!r}", key, index)
@@ -104,8 +104,8 @@ def _cases(description: Description, key: str) -> list[dict[str, Any]]:
             if not all(isinstance(item, (str, int, float, bool)) for item in items):
                 what = f"{key}[{index}]: {name} must be a number, text, or a list of these, not {value!r}"
                 raise description.wrong(what, key, index)
-        found.append({name: value for name, value in arguments.items() if name != SEED})
-    return found
+        cases.append({name: value for name, value in arguments.items() if name != SEED})
+    return cases
 
 
 def _distinct(cases: Sequence[Case], before: Sequence[Case]) -> tuple[tuple[Case, ...], int]:
@@ -147,7 +147,7 @@ def _unused(description: Description, repeated: Mapping[str, int]) -> Iterator[s
 
 
 def _files(description: Description) -> dict[str, str]:
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for index, entry in enumerate(description.listed("files")):
         if (
             not isinstance(entry, dict)
@@ -165,8 +165,8 @@ def _files(description: Description) -> dict[str, str]:
             )
         if name.is_absolute() or ".." in name.parts:
             raise description.wrong(f"files[{index}]: {name} must be a name below the problem's folder", "files", index)
-        found[str(name)] = str(source)
-    return found
+        files[str(name)] = str(source)
+    return files
 
 
 def _templates(description: Description) -> frozenset[str]:

@@ -108,8 +108,8 @@ def is_archived(ledger: Ledger, run_id: str) -> bool:
 
 
 def _is_current(alert_id: str, before: str, archived: Collection[str]) -> bool:
-    window, _, rest = alert_id.partition(":")
-    key = rest.partition(":")[0]
+    window, _, window_and_share = alert_id.partition(":")
+    key = window_and_share.partition(":")[0]
     if window in ("day", "month"):
         return key[:7] >= before
     return not (window == "run" and key in archived)

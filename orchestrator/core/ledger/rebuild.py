@@ -21,16 +21,16 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, LedgerEntry]:
     run = replay(events)
     if run is None:
         return {}
-    found: dict[str, LedgerEntry] = {}
+    entries: dict[str, LedgerEntry] = {}
     for event in events:
         match event.fact:
             case ev.BudgetHeld(hold_usd=usd, generation=generation):
                 key = hold_key(run.run_id, generation)
-                if key in found:
-                    most = max(usd, found[key].hold_usd)
-                    found[key] = found[key].model_copy(update={"hold_usd": most})
+                if key in entries:
+                    most = max(usd, entries[key].hold_usd)
+                    entries[key] = entries[key].model_copy(update={"hold_usd": most})
                 else:
-                    found[key] = LedgerEntry(
+                    entries[key] = LedgerEntry(
                         hold_usd=usd,
                         held_at=event.time,
                         ttl_s=run.plan.ttl_s if run.plan else 0,
@@ -42,11 +42,11 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, LedgerEntry]:
             case ev.Settled(cost_usd=usd, generation=generation):
                 key = hold_key(run.run_id, generation or 0)
                 metered = sum((vm.cost(event.time) for vm in run.vms if vm.generation == (generation or 0)), ZERO)
-                entry = found.get(key)
+                entry = entries.get(key)
                 if entry is not None:
                     spent = max(usd, metered, entry.spent)
-                    found[key] = entry.model_copy(update={"settled_usd": spent, "settled_at": event.time})
-    return found
+                    entries[key] = entry.model_copy(update={"settled_usd": spent, "settled_at": event.time})
+    return entries
 
 
 def rebuild_entries(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:

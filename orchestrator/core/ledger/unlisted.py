@@ -73,8 +73,8 @@ def outstanding_images(ledger: Ledger) -> dict[str, datetime]:
 
 def unmade_amounts(ledger: Ledger) -> dict[str, Cost]:
     """By image that is not made yet: the amount that is set aside for it."""
-    found = _set_aside_for_images(ledger)
-    return {name.removesuffix(MOST): cost for name, cost in found.items() if name.endswith(MOST)}
+    amounts = _set_aside_for_images(ledger)
+    return {name.removesuffix(MOST): cost for name, cost in amounts.items() if name.endswith(MOST)}
 
 
 def stored_amounts(ledger: Ledger) -> dict[str, Cost]:

@@ -309,7 +309,7 @@ def with_fallbacks(
     refused = [one for one in (first, *others) if isinstance(one, PlanRefused)]
     if not plans:
         return first
-    lead, *rest = plans
+    lead, *fallback_plans = plans
     ttl_s, attempts = min(one.ttl_s for one in plans), min(one.attempts for one in plans)
     offers = tuple(offer for one in plans for offer in one.offers)
     return replace(
@@ -318,12 +318,17 @@ def with_fallbacks(
         ttl_s=ttl_s,
         attempts=attempts,
         ceiling_usd=max(ceiling_usd(held_at(offer, lead.margin), ttl_s, attempts) for offer in offers),
-        fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in rest),
+        fallbacks=tuple(replace(one, ttl_s=ttl_s) for one in fallback_plans),
         headroom=min((one.headroom for one in plans), key=lambda left: min(left.values(), default=Decimal(0))),
         notices=(
             *lead.notices,
             *(f"not available: {one.message}" for one in refused),
-            *(f"{one.config.gpu}: {notice}" for one in rest for notice in one.notices if notice not in lead.notices),
+            *(
+                f"{one.config.gpu}: {notice}"
+                for one in fallback_plans
+                for notice in one.notices
+                if notice not in lead.notices
+            ),
         ),
     )
 

@@ -267,10 +267,10 @@ def _from_log(log: str) -> RunDiagnosis | None:
 
 def _from_facts(facts: Sequence[Fact], ended: str) -> RunDiagnosis | None:
     if wrong := [fact for fact in facts if isinstance(fact, CaseChecked) and not fact.passed]:
-        first, more = wrong[0], len(wrong) - 1
+        first, more_wrong = wrong[0], len(wrong) - 1
         detail = f"{first.implementation} on {first.case_id}: {first.reason or 'differs from the reference'}"
         return RunDiagnosis(
-            "kernel_wrong", detail + (f" (and {more} more)" if more else ""), remedy_for("kernel_wrong")
+            "kernel_wrong", detail + (f" (and {more_wrong} more)" if more_wrong else ""), remedy_for("kernel_wrong")
         )
     for fact in reversed(facts):
         if isinstance(fact, (Finished, VmExiting)) and fact.outcome in _OUTCOMES:

@@ -42,22 +42,22 @@ def gpus_page(digests: Sequence[Digest]) -> str:
     columns = [
         device_column(device, [one for one in measured if one.device == device]) for device in device_names(measured)
     ]
-    found = side_by_side(columns)
-    said: list[Part] = [
+    table = side_by_side(columns)
+    notes: list[Part] = [
         Text(
             f"{count(len(columns), 'device')}. Of each, the newest run that timed a case and was not disturbed; what "
             "was spent is the sum over all its runs.",
             "soft",
         )
     ]
-    made = device_sections(found)
+    made = device_sections(table)
     if not columns:
         made = [Section("Devices", [Text("No run has measured a case yet.")])]
     elif len(columns) == 1:
-        said.append(Text("A comparison needs a second device.", "soft"))
+        notes.append(Text("A comparison needs a second device.", "soft"))
     if any(one.simulated for one in measured):
-        said.append(Text(SIMULATED, "warn"))
-    return write_page(Page("GPUs", "Devices side by side", said, made, site_nav(GPUS)))
+        notes.append(Text(SIMULATED, "warn"))
+    return write_page(Page("GPUs", "Devices side by side", notes, made, site_nav(GPUS)))
 
 
 def device_names(digests: Sequence[Digest]) -> list[str]:
@@ -89,11 +89,11 @@ def device_column(device: str, digests: Sequence[Digest]) -> Column:
 
 def _time(digest: Digest, case: CaseDigest) -> Time | None:
     kernel = case.kernel or digest.subject
-    own = case.times.get(kernel)
-    if own is None:
+    kernel_time = case.times.get(kernel)
+    if kernel_time is None:
         return None
     rate = case.rates.get(kernel, float("nan"))
-    return Time(case.case_id, case.setting, kernel, unpack_interval(own), case.floor, rate)
+    return Time(case.case_id, case.setting, kernel, unpack_interval(kernel_time), case.floor, rate)
 
 
 MOST: Final = 200

@@ -89,11 +89,11 @@ KEYS: Final[Mapping[str, Callable[[Digest], str]]] = {
 
 
 def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> PageTable:
-    found: dict[str, list[Digest]] = {}
+    digests: dict[str, list[Digest]] = {}
     for one in runs:
-        found.setdefault(key(one), []).append(one)
+        digests.setdefault(key(one), []).append(one)
     rows: list[list[Cell]] = []
-    for name, own in sorted(found.items()):
+    for name, own in sorted(digests.items()):
         spent, answers = sum(one.cost_usd for one in own), sum(one.answers for one in own)
         each = f"${spent / answers:.6f}" if answers else UNKNOWN
         rows.append([name, f"{len(own):,}", format_usd(spent), format_usd(spent / len(own)), f"{answers:,}", each])

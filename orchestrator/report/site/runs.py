@@ -44,9 +44,9 @@ def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...
     """The report of the stored measurements; None where no case is stored."""
     line = material.line
     machines = {str(vm.get("name")) for vm in _objects(body, "vms")}
-    environment, more = _document(material.environment, "environment.json")
-    build, others = _document(material.build, "build.json")
-    reader, notes = Reader(), (*notes, *more, *others)
+    environment, environment_notes = _document(material.environment, "environment.json")
+    build, build_notes = _document(material.build, "build.json")
+    reader, notes = Reader(), (*notes, *environment_notes, *build_notes)
 
     def ours(vm: str) -> bool:
         return vm in machines or attempt_of(line.run_id, vm) is not None

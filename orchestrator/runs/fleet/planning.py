@@ -130,26 +130,26 @@ class BatchPlacement:
 def dearest_by_region(config: Config, prices: PriceSheet) -> dict[str, Decimal]:
     """What an hour costs at most in each region, the cheapest region first: Batch chooses the zone. Raises
     `NoCapacity` where no price is known."""
-    wanted, found = config.machine.provisioning.upper(), dict[str, Decimal]()
+    wanted, prices_by_region = config.machine.provisioning.upper(), dict[str, Decimal]()
     for offer in priced_offers(config, prices):
         if offer.provisioning == wanted:
-            found[offer.region] = max(found.get(offer.region, Decimal(0)), offer.usd_per_hour)
-    if not found:
+            prices_by_region[offer.region] = max(prices_by_region.get(offer.region, Decimal(0)), offer.usd_per_hour)
+    if not prices_by_region:
         raise NoCapacity(
             f"no price is known for {config.machine.provisioning} {config.machine_type} in the allowed regions",
             hint="choose other regions, or add their prices to configs/prices.yaml",
         )
-    return dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0])))
+    return dict(sorted(prices_by_region.items(), key=lambda entry: (entry[1], entry[0])))
 
 
 def by_region(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
     """One offer of each of the cheapest regions."""
     wanted = config.machine.provisioning.upper()
-    found: dict[str, Offer] = {}
+    offers: dict[str, Offer] = {}
     for offer in sorted(priced_offers(config, prices), key=lambda one: (one.usd_per_hour, one.region)):
         if offer.provisioning == wanted:
-            found.setdefault(offer.region, offer)
-    return tuple(found.values())[:REGIONS]
+            offers.setdefault(offer.region, offer)
+    return tuple(offers.values())[:REGIONS]
 
 
 def hourly_price(config: Config, prices: PriceSheet) -> Decimal:
@@ -291,7 +291,7 @@ def with_quotas(
     """The plan with the room that quotas leave, by GPU and region, the cheapest regions first; with a word on a GPU
     whose machines do not fit. `quotas` is asked once a region."""
     rows: list[Mapping[str, Any]] = []
-    said: list[str] = []
+    notices: list[str] = []
     for job in plan.jobs:
         fits = 0
         for region in dict.fromkeys(offer.region for offer in offers.get(job.gpu, ())):
@@ -309,8 +309,8 @@ def with_quotas(
                 )
                 fits += quota_room_found[0]
         if any(row["gpu"] == job.gpu for row in rows) and fits < job.machines:
-            said.append(f"{job.gpu}: the quotas leave room for {fits} of {count(job.machines, 'machine')}")
-    return replace(plan, quotas=tuple(rows), notices=(*plan.notices, *said))
+            notices.append(f"{job.gpu}: the quotas leave room for {fits} of {count(job.machines, 'machine')}")
+    return replace(plan, quotas=tuple(rows), notices=(*plan.notices, *notices))
 
 
 def job_costs(sweep: Sweep, children: Sequence[Child], prices: Mapping[str, CellPrice]) -> tuple[JobCost, ...]:

@@ -230,13 +230,13 @@ class PairBackward:
         of_values.head_dim = f.width
         steps = [preparing_step(prepare, problem, problem.rows, of_values)]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
-            kernel, own = self.kernel(problem, keys=keys), copy_parameters(parameters)
+            kernel, kernel_parameters = self.kernel(problem, keys=keys), copy_parameters(parameters)
             tiles = -(-length // kernel.rows)
-            own.tiles = Divisor.of(tiles)
+            kernel_parameters.tiles = Divisor.of(tiles)
             blocks = f.batch * heads * tiles
             if blocks > MAX_BLOCKS:
                 raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
-            steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (own,)))
+            steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (kernel_parameters,)))
         return steps
 
 

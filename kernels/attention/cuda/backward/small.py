@@ -167,9 +167,9 @@ def small_ways(problem: BackwardProblem, machine: Machine) -> list[SmallBackward
     ways = [SmallBackward(machine, shape) for shape in shapes]
 
     def order(way: SmallBackward) -> tuple[bool, int, int, int, int]:
-        one, shape = way.is_one_round(problem), way.shape
+        is_single_round, shape = way.is_one_round(problem), way.shape
         tiles = -(-max(f.seq_q, f.seq_k) // shape.passing)
-        return not one, shape.rows if one else -shape.rows, tiles, shape.passing, -shape.groups
+        return not is_single_round, shape.rows if is_single_round else -shape.rows, tiles, shape.passing, -shape.groups
 
     return sorted(ways, key=order)
 

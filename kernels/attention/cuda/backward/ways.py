@@ -39,12 +39,12 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
         return [*small, *few, *hopper, *ordered, *portable]
-    others: list[BackwardWay] = [*small, *portable] if small_fits else [*portable, *small]
+    other_ways: list[BackwardWay] = [*small, *portable] if small_fits else [*portable, *small]
     if few and is_before_hopper(few[0], problem):
-        return [*few, *hopper, *ordered, *others]
+        return [*few, *hopper, *ordered, *other_ways]
     if few and ordered and is_before_ordered(few[0], problem, expected_us(ordered[0], problem)):
-        return [*hopper, *few, *ordered, *others]
-    return [*hopper, *ordered, *few, *others]
+        return [*hopper, *few, *ordered, *other_ways]
+    return [*hopper, *ordered, *few, *other_ways]
 
 
 def ordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackward]:

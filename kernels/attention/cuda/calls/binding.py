@@ -98,8 +98,8 @@ def bind_attention(
     tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    rest = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    problem = problem_of(q, k, v, out, mask=attn_mask, shaping=terms.shaping, **rest)  # type: ignore[arg-type]
+    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
+    problem = problem_of(q, k, v, out, mask=attn_mask, shaping=terms.shaping, **mask_options)  # type: ignore[arg-type]
     return bind_problem(problem, tensors, out, terms, q.shape[:3])
 
 

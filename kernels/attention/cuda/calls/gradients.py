@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.cuda.calls.quick import QKV, Options
-from kernels.attention.cuda.calls.registered import SHAPED, SHAPED_ARGUMENTS, Pair, library, shaped, sides_window
+from kernels.attention.cuda.calls.registered import SHAPED, SHAPED_ARGUMENTS, Pair, library, sides_window, split_shaped
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
 
@@ -87,13 +87,13 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         operator = getattr(torch.ops.spotbench, f"{ctx.name}_backward").default
         gradients = operator(dout, dlse, out, lse, *given)
         wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[1:4], strict=True)]
-        others: list[Tensor | None] = [None] * (len(given) - len(wanted))
+        no_gradients: list[Tensor | None] = [None] * (len(given) - len(wanted))
         sinks = named_tensors(ctx.name, tuple(given)).get("sinks")
         if sinks is not None and ctx.needs_input_grad[1 + SHAPED.index("sinks")]:
             starts = given[SHAPED.index("q_starts")]
             made = torch.ops.spotbench.attention_sinks_backward(dout, dlse, out, lse, sinks, starts)
-            others[SHAPED.index("sinks") - len(wanted)] = made
-        return None, *wanted, *others
+            no_gradients[SHAPED.index("sinks") - len(wanted)] = made
+        return None, *wanted, *no_gradients
 
 
 def differentiable_function(name: str) -> Callable[..., Pair]:
@@ -152,7 +152,7 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
         return run(tensors, out, lse, dout, dlse, options)
 
     def attention_shaped_backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Three:
-        tensors, options = shaped(given)
+        tensors, options = split_shaped(given)
         tensors.pop("sinks", None)  # the log-sum-exps hold all that the other gradients need of them
         return run(tensors, out, lse, dout, dlse, options._replace(names=tuple(tensors)))
 

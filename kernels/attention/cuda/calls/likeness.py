@@ -49,8 +49,8 @@ def guard_of(*tensors: torch.Tensor) -> Check:
     places = sorted(first.values())
     check = guard_of_different(*(tensors[place] for place in places))
     if len(again) == 1 and len(places) > 1:
-        (one, other), pick = again[0], itemgetter(*places)
-        return lambda *given: given[one] is given[other] and check(*pick(given))
+        (first_place, other), pick = again[0], itemgetter(*places)
+        return lambda *given: given[first_place] is given[other] and check(*pick(given))
     return lambda *given: all(given[a] is given[b] for a, b in again) and check(*[given[place] for place in places])
 
 

@@ -58,7 +58,7 @@ def runs_of(
 ) -> list[Run] | None:
     """The runs of fields in which an argument holds the present addresses; None if it holds an address of unknown
     origin."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for name, kind, *_ in argument._fields_:
         offset, value = getattr(type(argument), name).offset, getattr(argument, name)
         if isinstance(value, ctypes.Structure):
@@ -70,13 +70,13 @@ def runs_of(
                 return None
             if index not in present:
                 continue
-            if found and found[-1].last == index and found[-1].offset + 8 * (index - found[-1].first) == offset:
-                found[-1].last += 1
+            if runs and runs[-1].last == index and runs[-1].offset + 8 * (index - runs[-1].first) == offset:
+                runs[-1].last += 1
             else:
-                found.append(Run(argument, offset, index, index + 1))
+                runs.append(Run(argument, offset, index, index + 1))
         elif kind is ctypes.c_void_p and value and not any(value in part for part in owned):
             return None
-    return found
+    return runs
 
 
 def arguments_of(bound: Bound) -> Iterator[ctypes.Structure]:

@@ -217,9 +217,9 @@ class Quick:
         answer = self.slow(given, options)
         if out is None:
             return answer
-        result, *rest = answer if isinstance(answer, tuple) else (answer,)
+        result, *other_results = answer if isinstance(answer, tuple) else (answer,)
         out.copy_(result)
-        return (out, *rest) if rest else out
+        return (out, *other_results) if other_results else out
 
     def compute(self, tensors: tuple[torch.Tensor, ...], options: Options) -> Answer:
         """Computes the call by an older plan, or by a new one."""

@@ -119,7 +119,7 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         return run(tuple(tensors.values()), options)
 
     def attention_shaped(*given: Any) -> Pair:
-        tensors, options = shaped(given)
+        tensors, options = split_shaped(given)
         return run(tuple(tensors.values()), options)
 
     return {
@@ -130,7 +130,7 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
     }
 
 
-def shaped(given: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Options]:
+def split_shaped(given: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Options]:
     """The tensors by name, and the options, of the arguments of `attention_shaped`."""
     tensors = {name: x for name, x in zip(SHAPED, given[: len(SHAPED)], strict=True) if x is not None}
     longest_q, longest_k, causal, scale, alignment, left, right, softcap = given[len(SHAPED) :]

@@ -75,11 +75,11 @@ def measure_rounds(
     track: Track, names: list[str], regime: str, count: int, chance: random.Random
 ) -> dict[str, list[float]]:
     """Return `count` measurements of each contender, in microseconds per call. Each round has another random order."""
-    found: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(count):
         for name in chance.sample(names, len(names)):
-            found[name].append(track.time(name, regime))
-    return found
+            times[name].append(track.time(name, regime))
+    return times
 
 
 def race_ways(
@@ -114,13 +114,13 @@ def read_races(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of recorded races, gzipped or not. Reading ends at the first line that is not JSON: a
     process that was killed may leave such a last line."""
     data = path.read_bytes()
-    found = []
+    rows = []
     for line in (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines():
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             break
-    return found
+    return rows
 
 
 def of_kind(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

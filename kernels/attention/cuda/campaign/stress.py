@@ -76,7 +76,7 @@ def make_lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str)
         torch.randn(batch, h, s, head_dim, device="cuda", dtype=dtype)
         for h, s in ((heads, seq_q), (kv_heads, seq_k), (kv_heads, seq_k), (heads, seq_q))
     )
-    found: list[Lane] = []
+    lanes: list[Lane] = []
     for _ in range(2):
         out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
         written: tuple[torch.Tensor, ...] = (out, lse)
@@ -87,11 +87,11 @@ def make_lanes(engine: Engine, shape: Shape, dtype: torch.dtype, direction: str)
             tensors, options = {"q": q, "k": k, "v": v}, Options(causal)
             call = bind_backward(tensors, out, lse, slope, gradients, options, engine=engine, deterministic=True)
             call()
-        wanted = found[0].wanted if found else tuple(one.clone() for one in written)
+        wanted = lanes[0].wanted if lanes else tuple(one.clone() for one in written)
         zero = torch.zeros((), device="cuda", dtype=torch.int64)
-        found.append(Lane(torch.cuda.Stream(), call, written, wanted, zero))
+        lanes.append(Lane(torch.cuda.Stream(), call, written, wanted, zero))
     torch.cuda.synchronize()
-    return found
+    return lanes
 
 
 def stress_engine(engine: Engine, launches: int, direction: str = "forward") -> dict[str, Any]:

@@ -91,16 +91,16 @@ def square_cell(dtype: str, batch: int, heads: int, seq: int, head_dim: int, cau
 def tuning_cells() -> list[Cell]:
     """Return the cells in the order in which they are measured: for each element type 64 heads in all, then 16, then
     decoding; at the end, for bfloat16 only, 256 and 4 heads."""
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for dtype in (BF16, FP16):
         for batch, heads in ((4, 16), (2, 8)):
             lengths = list(LENGTHS) if batch == 4 else [*LENGTHS, LONGEST]
-            found += [square_cell(dtype, batch, heads, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, lengths)]
+            cells += [square_cell(dtype, batch, heads, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, lengths)]
         for batch, seq_k, head_dim in product((1, 4), DECODE_LENGTHS, HEAD_DIMS):
-            found.append(Cell("tune", dtype, batch, 64, 8, 1, seq_k, head_dim, False))
-    found += [square_cell(BF16, 8, 32, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, SHORT_LENGTHS)]
-    found += [square_cell(BF16, 1, 4, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, LENGTHS)]
-    return found
+            cells.append(Cell("tune", dtype, batch, 64, 8, 1, seq_k, head_dim, False))
+    cells += [square_cell(BF16, 8, 32, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, SHORT_LENGTHS)]
+    cells += [square_cell(BF16, 1, 4, s, d, c) for d, c, s in product(HEAD_DIMS, MASKS, LENGTHS)]
+    return cells
 
 
 def pose_problem(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem, list[Way]]:
@@ -122,8 +122,8 @@ def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
             (cell.batch, cell.heads, cell.seq_q, cell.head_dim), dtype=getattr(torch, cell.dtype), device="cuda"
         )
         k = q.new_empty((cell.batch, cell.kv_heads, cell.seq_k, cell.head_dim))
-        problem, found = pose_problem(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
-        for way in found:
+        problem, ways = pose_problem(engine, cell, (q, k, torch.empty_like(k), torch.empty_like(q)))
+        for way in ways:
             for step in way.steps(problem, 1.0, Buffers.now(engine)):
                 entries[step.entry.name] = step.entry
     compiler = engine.find_compiler()
@@ -163,8 +163,8 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
         field[REFERENCE] = Contender(REFERENCE, plans, reference.scope)
     except Unavailable as exc:
         absent[REFERENCE] = str(exc)[:200]
-    _, found = pose_problem(engine, cell, (q, k, v, torch.empty_like(q)))
-    for way in found:
+    _, ways = pose_problem(engine, cell, (q, k, v, torch.empty_like(q)))
+    for way in ways:
         calls = []
         try:
             for own in sets:

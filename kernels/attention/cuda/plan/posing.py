@@ -112,8 +112,8 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
 def check_rank(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int) -> None:
     """Raises ValueError for tensors of another rank."""
     if not (q.dim() == k.dim() == v.dim() == rank):
-        wanted, found = "[B, H, S, D]" if rank == 4 else "[total, H, D]", (q.dim(), k.dim(), v.dim())
-        raise ValueError("q, k and v must be {}; they have {}, {} and {} dimensions".format(wanted, *found))
+        wanted, ranks = "[B, H, S, D]" if rank == 4 else "[total, H, D]", (q.dim(), k.dim(), v.dim())
+        raise ValueError("q, k and v must be {}; they have {}, {} and {} dimensions".format(wanted, *ranks))
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shared: tuple[int, ...]) -> None:

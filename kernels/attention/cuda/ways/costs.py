@@ -170,8 +170,8 @@ def _(way: Small | SmallHopper, problem: Problem, machine: Machine) -> Terms:
     blocks = -(-problem.seq_q // rows) * problem.batch * problem.heads
     by_shared = machine.chip.shared_bytes_per_sm // (kernel.shared_bytes + 1024)
     slots = max(1, min(by_shared, REGISTERS_PER_SM // (kernel.threads * 128), 16))
-    found = worker_load([1], blocks, machine.sm_count * slots, machine.sm_count)
-    return (1.0, found.tiles, blocks / machine.sm_count, problem.seq_k / 64, problem_megabytes(problem), 0.0)
+    load = worker_load([1], blocks, machine.sm_count * slots, machine.sm_count)
+    return (1.0, load.tiles, blocks / machine.sm_count, problem.seq_k / 64, problem_megabytes(problem), 0.0)
 
 
 def kinds_of(way: Way, problem: Problem) -> tuple[str, str]:
@@ -224,10 +224,10 @@ class Costs:
 
 def parse_costs(text: str) -> Costs:
     """Return the prices in the text of a file. Raises ValueError if its schema or its terms are others."""
-    found = json.loads(text)
-    if found.get("schema") != SCHEMA or tuple(found["terms"]) != TERMS:
+    document = json.loads(text)
+    if document.get("schema") != SCHEMA or tuple(document["terms"]) != TERMS:
         raise ValueError(f"the prices must have schema {SCHEMA} and the terms {', '.join(TERMS)}")
-    return Costs(found["about"], {kind: tuple(prices) for kind, prices in found["prices"].items()})
+    return Costs(document["about"], {kind: tuple(prices) for kind, prices in document["prices"].items()})
 
 
 @cache

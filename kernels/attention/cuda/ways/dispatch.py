@@ -44,16 +44,16 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
         few_keys += small_hopper.small_hopper_ways(problem, machine, dependent=dependent)
     if dependent:
         return few_keys
-    found: list[Way] = [*hopper.hopper_ways(problem, machine)]
+    ways: list[Way] = [*hopper.hopper_ways(problem, machine)]
     if problem.is_plain:
-        found.append(Portable(plan_problem(problem, machine)))
-        found.extend(few_keys)
+        ways.append(Portable(plan_problem(problem, machine)))
+        ways.extend(few_keys)
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
-        found.append(General(general))
+        ways.append(General(general))
     if why_not_decode(problem) is None:
-        found.append(Decode(plan_decode(problem, machine)))
-    return [*found, *hopper.bias_ways(problem, machine)]
+        ways.append(Decode(plan_decode(problem, machine)))
+    return [*ways, *hopper.bias_ways(problem, machine)]
 
 
 def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:

@@ -155,22 +155,28 @@ def hopper_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
 def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the ways for keys in pages, the preferred one first. If a key tile takes many copies, that is the one
     whose producer looks up the pages of a tile while the copies of another tile wait."""
-    pages, width, left = problem.pages, kernel_widths(problem.head_dim)[0], problem.window_offset is not None
+    pages, width, has_window_start = (
+        problem.pages,
+        kernel_widths(problem.head_dim)[0],
+        problem.window_offset is not None,
+    )
     assert pages is not None
-    usual = HopperKernel(problem.dtype, width, problem.causal, left, PAGED_SHAPES[width], packed=True, paged=True)
+    usual = HopperKernel(
+        problem.dtype, width, problem.causal, has_window_start, PAGED_SHAPES[width], packed=True, paged=True
+    )
     kernels = [replace(usual, ahead=True), usual] if piece_of(pages.size) < LEAST_PIECE_AT_ONCE else [usual]
     return [HopperWay(kernel, machine) for kernel in kernels]
 
 
 def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the ways for a mask that is the same for all rows, with any layout; an empty list for other problems."""
-    mask, left = problem.mask, problem.window_offset is not None
+    mask, has_window_start = problem.mask, problem.window_offset is not None
     if mask is None or not is_one_row(mask) or hopper_refusal(problem, machine) is not None:
         return []
     width = kernel_widths(problem.head_dim)[0]
     kernels = (
-        HopperKernel(problem.dtype, width, problem.causal, left, shape, mask.dtype)
-        for shape in bias_shapes(width, problem.causal, left)
+        HopperKernel(problem.dtype, width, problem.causal, has_window_start, shape, mask.dtype)
+        for shape in bias_shapes(width, problem.causal, has_window_start)
     )
     way_list = [HopperWay(kernel, machine) for kernel in kernels]
     return [way for way in way_list if way.tiles(problem) <= MAX_BLOCKS]

@@ -49,9 +49,9 @@ def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffe
 
 def joining_step(problem: Problem, parameters: Parameters) -> Step:
     """Return the launch that joins the parts. It takes the rows of all heads as one sequence of rows."""
-    combine, own = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
-    own.all_heads, own.head_dim = problem.out_rows // own.seq_q, problem.width
-    return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (own,))
+    combine, join_parameters = Combine(problem.dtype), Parameters.from_buffer_copy(parameters)
+    join_parameters.all_heads, join_parameters.head_dim = problem.out_rows // join_parameters.seq_q, problem.width
+    return Step(combine, (-(-problem.out_rows // combine.rows_per_block), 1, 1), (join_parameters,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class WithSinks:
         if not buffers.lse:
             buffers = replace(buffers, lse=buffers.scratch(problem.out_rows * 4))
         steps, kernel = self.way.steps(problem, scale, buffers), SinksKernel(problem.dtype)
-        own = parameters_but_launch(problem, scale)
-        own.lse, own.all_heads = buffers.lse, problem.out_rows // own.seq_q
-        return [*steps, Step(kernel, (-(-problem.out_rows // kernel.rows_per_block), 1, 1), (own,))]
+        way_parameters = parameters_but_launch(problem, scale)
+        way_parameters.lse, way_parameters.all_heads = buffers.lse, problem.out_rows // way_parameters.seq_q
+        return [*steps, Step(kernel, (-(-problem.out_rows // kernel.rows_per_block), 1, 1), (way_parameters,))]
 
 
 def parameters_of(problem: Problem, launch: Launch, scale: float) -> Parameters:

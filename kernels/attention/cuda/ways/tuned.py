@@ -142,15 +142,15 @@ def as_row(cell: Choice) -> dict[str, Any]:
 
 def parse_table(text: str) -> Table:
     """Return the table in the text of a file. Raises ValueError if it has another schema."""
-    found = json.loads(text)
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"the table must have schema {SCHEMA}, not {found.get('schema')!r}")
+    document = json.loads(text)
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"the table must have schema {SCHEMA}, not {document.get('schema')!r}")
     names = Key.__slots__
     cells = (
         Choice(Key(**{name: row[name] for name in names}), row["way"], row["behind"], row["us"], row["at"])
-        for row in found["cells"]
+        for row in document["cells"]
     )
-    return Table(found["about"], tuple(cells))
+    return Table(document["about"], tuple(cells))
 
 
 @cache
