@@ -104,9 +104,7 @@ bench-site: $(STAMP)
 results: $(STAMP)
 	@for run in results/*/measurements.csv.gz; do folder=$$(dirname $$run); \
 	  $(BIN)/bench report $$folder --out build/$$folder --into results/README.md --mark $$(basename $$folder) --table baselines >/dev/null && \
-	  cp build/$$folder/report.md build/$$folder/verdicts.csv build/$$folder/repeat.yaml $$folder/ || exit 1; \
-	  ! grep -q "bench:begin $$(basename $$folder)" README.md || \
-	  $(BIN)/bench report $$folder --out build/$$folder --regime graph --into README.md --mark $$(basename $$folder) --table baselines >/dev/null || exit 1; done
+	  cp build/$$folder/report.md build/$$folder/verdicts.csv build/$$folder/repeat.yaml $$folder/ || exit 1; done
 
 ## make axe     fetch what judges the pages for people who cannot see them, for the tests alone (needs npm)
 AXE_HOME ?= $(HOME)/.cache/spotbench-tests

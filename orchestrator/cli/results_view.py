@@ -37,12 +37,17 @@ MOST_WRONG: Final = 3
 
 def answer_view(fetched: Fetched, report: Report) -> RenderableType:
     """What a launch ends with and a fetch begins with: at most 20 lines for four cases and three kernels."""
+    where = str(fetched.folder.resolve() / "report.html") if report.study.cases else str(fetched.folder)
+    place = Text.assemble(("report  " if report.study.cases else "in ", "dim"), where)
+    return Group(*answer_parts(fetched.run_id, fetched.state, report), place)
+
+
+def answer_parts(run_id: str, state: str, report: Report) -> list[RenderableType]:
+    """The answer without the place of its files."""
     study = report.study
-    head = Text.assemble((fetched.run_id, "bold"), "  ")
+    head = Text.assemble((run_id, "bold"), "  ")
     if not study.cases:
-        state = fetched.state.replace("_", " ")
-        where = Text.assemble(("in ", "dim"), str(fetched.folder))
-        return Group(head.append(f"no case was measured; the run is {state}"), where)
+        return [head.append(f"no case was measured; the run is {state.replace('_', ' ')}")]
     head.append(f"{report.workload} on ").append(report.device, "bold").append(f": {report.cases}")
     parts: list[RenderableType] = [head]
     wrong = failures(study, FAULTS)
@@ -58,8 +63,7 @@ def answer_view(fetched: Fetched, report: Report) -> RenderableType:
     here = failures(study, [HERE])
     parts += [Text(one.text, "dim") for one in here[:1]]
     parts += [Text(words, "dim") for words in [_not_shown(report, hidden, max(0, len(here) - 1))] if words]
-    parts.append(Text.assemble(("report  ", "dim"), str(fetched.folder.resolve() / "report.html")))
-    return Group(*parts)
+    return parts
 
 
 def print_answer(wiring: Wiring, run: Run) -> bool:
@@ -144,9 +148,13 @@ class Width:
 
 
 def _tables(rows: Sequence[AnswerRow], names: dict[str, str], *, several: bool) -> RenderableType:
-    widths = (Width(), Width(interval=False), Width(interval=False, share=False),
-              Width(interval=False, share=False, longest=16), Width(False, False, False, longest=12))  # fmt: skip
-    return Widest(tuple(_table(rows, names, width, several=several) for width in widths))
+    """Tables from wide to narrow. None but the narrowest cuts names so that two cases have the same."""
+    shown = {names[row.case.case_id] for row in rows}
+    widths = [Width(), Width(interval=False), Width(interval=False, share=False)]
+    widths += [Width(False, False, rate, longest) for longest, rate in ((28, True), (40, False), (16, True))]
+    clear = [one for one in widths if len({shorten_name(name, one.longest) for name in shown}) == len(shown)]
+    narrowest = Width(False, False, False, longest=12)
+    return Widest(tuple(_table(rows, names, width, several=several) for width in (*clear, narrowest)))
 
 
 def _table(rows: Sequence[AnswerRow], names: dict[str, str], width: Width, *, several: bool) -> Table:

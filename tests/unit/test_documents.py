@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from orchestrator.cli.app import COMMANDS, commands_by_group
+from orchestrator.core.errors import exit_codes
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
 from orchestrator.core.setup.plan import APIS
@@ -88,6 +91,37 @@ def test_the_drawing_of_the_parts_is_the_one_that_the_imports_are_held_to() -> N
     found = re.search(r"<!-- begin: parts -->\n(.*?)<!-- end: parts -->", text, re.DOTALL)
     assert found is not None
     assert found[1] == parts_table()
+
+
+def commands_table() -> str:
+    rows = [
+        f"| {group} | `bench {name}` | {COMMANDS[name]} |\n"
+        for group, names in commands_by_group().items()
+        for name in names
+    ]
+    return "| | command | does |\n|---|---|---|\n" + "".join(rows)
+
+
+def codes_table() -> str:
+    rows = [f"| {code} | {about} |\n" for code, about in exit_codes().items()]
+    return "| code | meaning |\n|--:|---|\n" + "".join(rows)
+
+
+@pytest.mark.parametrize(("mark", "table"), [("commands", commands_table), ("exit codes", codes_table)])
+def test_the_page_of_commands_lists_those_that_are_there(mark: str, table: Callable[[], str]) -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert text.partition(f"<!-- begin: {mark} -->\n")[2].partition(f"<!-- end: {mark} -->")[0] == table()
+
+
+def test_every_command_is_explained_on_the_page_of_commands() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition("## In detail")[2]
+    assert [name for name in COMMANDS if not re.search(rf"`bench {name}\b", text)] == []
+
+
+def test_the_readme_is_one_screen_and_a_half() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 160] == []
 
 
 def floor(part: str) -> int:

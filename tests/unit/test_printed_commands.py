@@ -75,7 +75,7 @@ def path_and_flags(line: str) -> tuple[str, list[str]]:
 def test_the_commands_are_found() -> None:
     assert len(commands()) > 35
     places = {where.partition("/")[0] for where, _ in commands()}
-    assert {"orchestrator", "docs", "README.md"} <= places
+    assert {"orchestrator", "docs"} <= places
 
 
 @pytest.mark.parametrize(("where", "line"), commands())

@@ -112,6 +112,18 @@ def to_run(text: str) -> tuple[str, ...]:
     return tuple(names.get(word, word) for word in shlex.split(text, comments=True)[1:])
 
 
+def readme_kernel() -> str:
+    """The workload of the README."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    return str(block)
+
+
+def test_the_kernel_of_the_readme_is_launched_as_it_stands_there(measured: Bench) -> None:
+    few = "--set measure.repeats=3 --set measure.threads=1 --set workload.axes.rows=[64]"
+    run = json.loads(measured(*f"launch softmax.py {few} --json".split()).out)
+    assert (run["state"], run["cases_done"]) == ("succeeded", 2)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A home in which the session of the front page has been played, command by command."""
@@ -120,6 +132,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         bench = Bench(home)
         bench("new", "norm")
         bench("new", "rmsnorm")
+        (home / "softmax.py").write_text(readme_kernel(), encoding="utf-8")
         for _ in range(3):  # on a busy machine one may find what it timed too odd to be trusted
             if bench(*f"launch norm.py {SETTLED} --json".split(), code=None).code == 0:
                 break

@@ -19,6 +19,7 @@ from orchestrator.report.document import verdicts_csv
 from orchestrator.report.markdown import between_marks, by_baseline, report_markdown
 from orchestrator.report.rates import by_size
 from orchestrator.wiring import csv_lines
+from scripts.picture import picture
 from tests.integration.report.test_browser import opened
 from tests.support.browser import CHROMIUM, browser
 from tests.unit.report.written import csv_text, records
@@ -52,10 +53,12 @@ def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> No
     assert json.loads((folder / "repeat.yaml").read_text()) == report.again() != {}
     readme = (RESULTS / "README.md").read_text()
     assert between_marks(readme, by_baseline(report), folder.name) == readme
-    first = (RESULTS.parent / "README.md").read_text()
-    if f"bench:begin {folder.name}" in first:
-        graph = [one for one in report.study.settings if one.regime == "graph"]
-        assert between_marks(first, by_baseline(report, graph), folder.name) == first
+
+
+def test_the_picture_of_the_readme_is_drawn_from_a_published_run() -> None:
+    assert (
+        picture(RESULTS / "h200-20261126-backward") == (RESULTS.parent / "docs" / "pictures" / "answer.svg").read_text()
+    )
 
 
 def wrong_with(folder: Path) -> list[str]:
