@@ -1,0 +1,82 @@
+"""The programme that counts wrong verdicts on equal kernels and slowdowns that are not found."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from kernels.forms.load import load_workload
+from kernels.harness.columns import measurement_columns
+from kernels.harness.spec import parse_spec
+from scripts.error_rates import PAIRS, Plan, at_most, spec_of, unfinished_round, upper_limit, write_rates
+from tests.unit.report.written import csv_text, records
+
+SPEEDS = {"plain": 1.0, "plain:aa": 1.0, "same1": 1.0, "same2": 1.0, "slow": 1 / 1.02}
+
+
+def write_round(folder: Path, device: str, seed: int, speeds: dict[str, float] = SPEEDS) -> None:
+    (folder / "cases").mkdir(parents=True)
+    key = {"pairs": "spin", "device": device, "stop": None, "regime": "burst", "cases": 1}
+    (folder / "round.json").write_text(json.dumps(key))
+    rows = [
+        row | {"role": "baseline" if row["implementation"].startswith("plain") else "kernel", "axis:n": row["seq_q"]}
+        for row in records(run_id=folder.name, device=device, speeds=speeds, noise=0.003, seed=seed)
+    ]
+    (folder / "cases" / "a.csv").write_text(csv_text(rows, measurement_columns(["axis:n"])))
+
+
+def test_rounds_of_several_devices_are_pooled_and_each_device_is_named(tmp_path: Path) -> None:
+    for number in range(3):  # seeds for which no verdict is wrong by chance
+        write_round(tmp_path / f"one-{number}", "NVIDIA H100", 20 + number)
+    write_round(tmp_path / "elsewhere" / "two", "NVIDIA H200", 9)
+    rows = {(row["device"], row["kind"], row["size"]): row for row in write_rates(tmp_path)}
+    slow = rows["NVIDIA H100", "2 % slower", "all"]
+    assert (slow["comparisons"], slow["cases"], slow["slower"], slow["rate"]) == ("18", "6", "18", "1.0000")
+    assert slow["limit"] == f"{0.05 ** (1 / 18):.4f}"
+    assert slow["limit_by_case"] == f"{0.05 ** (1 / 6):.4f}"
+    equal = rows["NVIDIA H100", "equal to the baseline", "all"]
+    assert (equal["comparisons"], equal["rate"], equal["limit"]) == ("12", "0.0000", f"{1 - 0.05 ** (1 / 12):.4f}")
+    assert rows["NVIDIA H100", "equal kernels", "n=128"]["comparisons"] == "3"
+    assert rows["NVIDIA H200", "2 % slower", "all"]["cases"] == "2"
+    with (tmp_path / "rates.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+
+
+def test_a_difference_between_equal_kernels_is_counted_as_wrong_and_a_missed_one_too(tmp_path: Path) -> None:
+    write_round(tmp_path / "one", "NVIDIA H100", 1, SPEEDS | {"same2": 1.1, "slow": 1.0})
+    rows = {(row["kind"], row["size"]): row for row in write_rates(tmp_path)}
+    equal = rows["equal to the baseline", "all"]
+    assert (equal["faster"], equal["comparisons"], equal["rate"]) == ("2", "4", "0.5000")
+    assert float(equal["limit_by_case"]) == 1.0  # each of both cases has one
+    slow = rows["2 % slower", "all"]
+    assert slow["slower"] == "2"  # beside the kernel that is faster than it
+    assert slow["rate"] == "0.3333"
+
+
+def test_a_round_goes_on_only_on_its_own_device_and_until_it_is_finished(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, ("library",), "burst", 2, None)
+    first = unfinished_round(plan, "library", "NVIDIA H100")
+    assert unfinished_round(plan, "library", "NVIDIA H100") == first
+    assert unfinished_round(plan, "library", "NVIDIA H200") != first
+    (first / "finished").touch()
+    assert unfinished_round(plan, "library", "NVIDIA H100") != first
+
+
+@pytest.mark.parametrize("name", ["spin", "library"])
+def test_the_pairs_are_workloads_whose_slower_kernel_is_named_so(name: str, tmp_path: Path) -> None:
+    definition = load_workload("file", PAIRS / f"{name}.py")
+    assert definition.baselines == ("plain",)
+    assert list(definition.implementations) == ["plain", "same1", "same2", "same3", "slow"]
+    plan = Plan(tmp_path, (name,), "burst", 2, 0.01)
+    spec = parse_spec(json.dumps(spec_of(name, "spin-20261127-000000-a1b2c3", plan, ["again1-n128"])))
+    assert (spec.repeats, spec.stop_at_relative_ci, spec.seed) == (50, 0.01, 0xA1B2C3)
+
+
+@pytest.mark.parametrize(("events", "trials", "limit"), [(0, 1000, 0.002991), (10, 1000, 0.016903), (5, 5, 1.0)])
+def test_the_limits_are_those_of_clopper_and_pearson(events: int, trials: int, limit: float) -> None:
+    assert upper_limit(events, trials) == pytest.approx(limit, abs=2e-6)
+    if events < trials:
+        assert at_most(events, trials, upper_limit(events, trials)) == pytest.approx(0.05, abs=1e-9)
