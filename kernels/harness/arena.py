@@ -110,24 +110,26 @@ class Arena:
         if answer.get("fault"):
             return Check(False, float("nan"), float("nan"), str(answer["fault"]))
         self.judged_calls[hand.name] = self.judged_calls.get(hand.name, 0) + 1
-        try:
-            return self.judged(hand, case, seed, answer)
-        finally:
-            if answer.get("lent"):
-                hand.ask("taken")
+        reply = self.ask_judge("judge", hand, case, answer, seed=seed)
+        hand.answer_bytes = int(reply["bytes"])
+        return check_of(reply)
 
-    def judged(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
-        """The judge's verdict on one answer. Raises `Lost` and `Answered` if the judge itself fails."""
+    def ask_judge(
+        self, op: str, hand: Hand, case: OwnCase, answer: Mapping[str, Any], **about: Any
+    ) -> Mapping[str, Any]:
+        """The judge's reply about an implementation's answer, which is lent no longer then. Raises `Lost` and
+        `Answered` if the judge itself fails."""
         first = bool(self.baselines) and original_name(hand.name) == self.baselines[0]
         try:
-            reply = self.judge.ask(
-                "judge", case=dict(case.values), case_id=case.id, seed=seed,
-                tree=answer["tree"], files=answer["files"], baseline=first,
+            return self.judge.ask(
+                op, case=dict(case.values), case_id=case.id,
+                tree=answer["tree"], files=answer["files"], baseline=first, **about,
             )  # fmt: skip
         except Lost as exc:
             raise Answered("workload", exc.reason("while the reference was computed")) from exc
-        hand.answer_bytes = int(reply["bytes"])
-        return check_of(reply)
+        finally:
+            if answer.get("lent"):
+                hand.ask("taken")
 
     def writable(self, case: OwnCase) -> list[int]:
         """The indices of the inputs of a case into which answers may be written. Raises `Lost` and `Answered` if the
@@ -282,7 +284,6 @@ class Arena:
         used = seeds[: hand.sets]
         began, made, most = time.perf_counter(), 0, 2
         per_batch = max(1, REPEATED_BYTES // max(1, hand.answer_bytes))
-        first = bool(self.baselines) and original_name(hand.name) == self.baselines[0]
         while made < REPEATED and (made == 0 or time.perf_counter() - began < limit_s):
             calls = max(len(used), min(most, per_batch, REPEATED - made))
             answer = hand.ask(
@@ -291,16 +292,7 @@ class Arena:
             )  # fmt: skip
             if answer.get("fault"):
                 return Check(False, float("nan"), float("nan"), str(answer["fault"]))
-            try:
-                reply = self.judge.ask(
-                    "judge_repeated", case=dict(case.values), case_id=case.id, seeds=used,
-                    tree=answer["tree"], files=answer["files"], baseline=first,
-                )  # fmt: skip
-            except Lost as exc:
-                raise Answered("workload", exc.reason("while the reference was computed")) from exc
-            finally:
-                if answer.get("lent"):
-                    hand.ask("taken")
+            reply = self.ask_judge("judge_repeated", hand, case, answer, seeds=used)
             self.judged_calls[hand.name] = self.judged_calls.get(hand.name, 0) + int(reply["calls"])
             if not reply["passed"]:
                 reason = f"right at first, wrong in one of {made + calls} more calls: {reply['reason']}"

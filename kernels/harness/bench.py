@@ -184,16 +184,11 @@ class Bench:
             self.restore((place,))
         synchronize(self.device)
         try:
-            stacked = [stack(listed) for listed in answers if listed]
+            self.kept.answer = [stack(listed) for listed in answers if listed]
         except (RuntimeError, ValueError):
             return {"fault": "its answers have other shapes from call to call", "files": [], "tree": None}
         del answers
-        if not lend or size_of(stacked) < LEND_BYTES:
-            return {"fault": "", **write_answer(stacked, folder)}
-        reply, self.shown = lend_answer(stacked)
-        del stacked
-        free_cached_memory(self.device)
-        return {"fault": "", **reply, "lent": True}
+        return self.reply_with_kept(folder, lend)
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
         """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
@@ -254,8 +249,7 @@ class Bench:
         return {"words": remark() if remark else ""}
 
     def answered(self, folder: str, lend: bool = False) -> Reply:
-        """The kept answer: as files in `folder`, or with its address on the device if it is large and `lend` is set. It
-        includes what was wrong with how the answer came about."""
+        """The kept answer of the last call, or what was wrong with how it came about."""
         answer, by = self.kept.answer, self.kept.by
         assert by is not None, "a call was made"
         place = self.plans.index(by)
@@ -279,10 +273,18 @@ class Bench:
             return {"fault": self.changed_inputs(), "files": [], "tree": None}
         del fresh
         self.restore()
-        if not lend or size_of(at_once) < LEND_BYTES:
-            return {"fault": "", **write_answer(at_once, folder)}
-        reply, self.shown = lend_answer(at_once)
+        self.kept.answer = at_once
         del at_once
+        return self.reply_with_kept(folder, lend)
+
+    def reply_with_kept(self, folder: str, lend: bool) -> Reply:
+        """The reply with the kept answer: as files in `folder`, or with its address on the device if it is large and
+        `lend` is set. The answer is kept no longer."""
+        answer, self.kept.answer = self.kept.answer, None
+        if not lend or size_of(answer) < LEND_BYTES:
+            return {"fault": "", **write_answer(answer, folder)}
+        reply, self.shown = lend_answer(answer)
+        del answer
         free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
