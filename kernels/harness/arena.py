@@ -21,7 +21,7 @@ import torch
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built
 from kernels.harness.facts import log_line
-from kernels.harness.hands import Absent, Hand, Place, RemoteTimer, Turn
+from kernels.harness.hands import UNKNOWN_LIMIT_S, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
 from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase, OwnWorkload
@@ -68,7 +68,7 @@ class Arena:
     seed: int
     cache: str
     blocks: int
-    limit_s: float
+    limits: AnswerLimits
     start: Callable[[], Worker]
     judge: Hand
     baselines: Sequence[str]
@@ -95,7 +95,8 @@ class Arena:
     def hand(self, name: str) -> Hand:
         """The hand of an implementation. It is kept from case to case as long as its process lives."""
         if name not in self.hands:
-            self.hands[name] = Hand(name, self.start, self.limit_s)
+            is_baseline = original_name(name) in self.baselines
+            self.hands[name] = Hand(name, self.start, self.limits, is_baseline=is_baseline)
         return self.hands[name]
 
     def close(self) -> None:
@@ -176,6 +177,7 @@ class Arena:
         limit for all."""
         check_seed, seed = secrets.randbits(62), axes.case_seed(case, self.seed, "inputs")
         self.wrong, self.sizes, self.judged_calls = {}, [1], {}
+        self.limits.clear()
         first = [name for name in implementations if name in self.baselines[:1]]
         outcomes: dict[str, Outcome] = {}
         for name in (*first, *(one for one in implementations if one not in first)):
@@ -476,9 +478,9 @@ def open_arena(spec: Spec, device: torch.device) -> Arena:
         seed=spec.seed,
         cache=spec.cache,
         blocks=spec.repeats,
-        limit_s=spec.answer_limit_s,
+        limits=AnswerLimits(spec.answer_limit_s),
         start=start,
-        judge=Hand("", start, max(spec.answer_limit_s, READING_LIMIT_S)),
+        judge=Hand("", start, AnswerLimits(max(spec.answer_limit_s or UNKNOWN_LIMIT_S, READING_LIMIT_S))),
         baselines=tuple(spec.workload.describe().get("baselines", ())),
         writes=bool(spec.workload.describe().get("writes")),
     )

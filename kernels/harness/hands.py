@@ -15,6 +15,39 @@ from kernels.harness.timers import Timed
 from kernels.harness.workload import Call, Site, Unavailable
 
 HANGS_ENOUGH = 1
+UNKNOWN_LIMIT_S = 180.0
+"""How long a request may take where no baseline has answered it yet, and how long loading may take."""
+LEAST_LIMIT_S, LEAST_COMPILE_LIMIT_S = 10.0, 60.0
+"""How long a request may take at least, and one in which something may be compiled."""
+COMPILES = frozenset({"bind", "check", "spread", "timer"})
+LIMIT_TIMES = 20.0
+"""A request may take so many times as long as the slowest baseline."""
+
+
+class AnswerLimits:
+    """How long an implementation may take to answer: as long as is configured, or else by what the baselines take in
+    the same case."""
+
+    def __init__(self, configured_s: float | None) -> None:
+        self.configured_s = configured_s
+        self.slowest_s: dict[str, float] = {}
+        """The longest time in seconds that a baseline took in this case, by request."""
+
+    def limit_s(self, op: str) -> float:
+        """The seconds that an answer to `op` may take."""
+        if self.configured_s is not None:
+            return self.configured_s
+        if op == "load" or op not in self.slowest_s:
+            return UNKNOWN_LIMIT_S
+        return max(LEAST_COMPILE_LIMIT_S if op in COMPILES else LEAST_LIMIT_S, LIMIT_TIMES * self.slowest_s[op])
+
+    def record_baseline(self, op: str, seconds: float) -> None:
+        """Notes how long a baseline took."""
+        self.slowest_s[op] = max(seconds, self.slowest_s.get(op, 0.0))
+
+    def clear(self) -> None:
+        """Forgets the times of the case before."""
+        self.slowest_s.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +67,10 @@ class Place:
 class Hand:
     """One implementation's process, and what is known of it. Without a name it is the judge's process."""
 
-    def __init__(self, name: str, start: Callable[[], Worker], limit_s: float) -> None:
-        self.name, self.start, self.limit_s = name, start, limit_s
+    def __init__(
+        self, name: str, start: Callable[[], Worker], limits: AnswerLimits, *, is_baseline: bool = False
+    ) -> None:
+        self.name, self.start, self.limits, self.is_baseline = name, start, limits, is_baseline
         self.worker: Worker | None = None
         self.hangs = 0
         self.record: Mapping[str, Any] | None = None
@@ -56,7 +91,7 @@ class Hand:
         if self.worker is None:
             worker = self.start()
             try:
-                loaded = worker.ask("load", self.limit_s, name=original_name(self.name) or None)
+                loaded = worker.ask("load", self.limits.limit_s("load"), name=original_name(self.name) or None)
             except (Lost, Answered):
                 worker.end()
                 raise
@@ -71,8 +106,10 @@ class Hand:
         elif self.fault is not None:
             raise self.fault
         worker = self.ready()
+        limit_s = self.limits.configured_s or UNKNOWN_LIMIT_S if self.is_baseline else self.limits.limit_s(op)
+        began = time.monotonic()
         try:
-            return worker.ask(op, self.limit_s, **arguments)
+            reply = worker.ask(op, limit_s, **arguments)
         except Lost as exc:
             self.worker, self.fault = None, exc
             self.hangs += exc.hung
@@ -83,6 +120,9 @@ class Hand:
                 worker.end()
                 self.worker = None
             raise
+        if self.is_baseline:
+            self.limits.record_baseline(op, time.monotonic() - began)
+        return reply
 
     def end(self) -> None:
         """Ends the process; nothing of it is left."""

@@ -36,6 +36,7 @@ OPTIONAL = (
     "cache", "usd_per_hour", "case_budget_usd", "machine", "workload", "answer_limit_s", "profile",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
+"""How long a call of our own workloads may take, unless the spec says so."""
 MACHINE = ("zone", "machine_type", "image", "container")
 
 
@@ -78,8 +79,9 @@ class Spec:
     machine: Mapping[str, str]
     run_id: str
     vm: str
-    answer_limit_s: float
-    """How long an implementation may take to be called once or to be measured once, and one of a user's own to load."""
+    answer_limit_s: float | None
+    """How long an implementation may take to be called once or to be measured once, and one of a user's own to load.
+    None to follow the baselines."""
     """Whether the agent names each case to measure, one after another, and their end."""
     profile: Profile | None = None
     """What is profiled after the measurements; None for nothing."""
@@ -107,7 +109,7 @@ def parse_spec(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | Non
         workload.describe()
     keys = () if is_own_workload else (*workload.grid_keys, "max_abs_error")
     judged = read_object(spec["correctness"], "correctness", keys)
-    tight = spec.get("stop_at_relative_ci")
+    tight, limit_s = spec.get("stop_at_relative_ci"), spec.get("answer_limit_s")
     machine = read_object(spec.get("machine", {}), "machine", (), MACHINE)
     skip = spec.get("skip_cases", [])
     if not isinstance(skip, list) or not all(isinstance(one, str) and workload.is_case(one) for one in skip):
@@ -138,7 +140,7 @@ def parse_spec(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | Non
         machine={key: text_of(value, f"machine.{key}") for key, value in machine.items()},
         run_id=text_of(spec.get("run_id", ""), "run_id"),
         vm=text_of(spec.get("vm", ""), "vm"),
-        answer_limit_s=read_positive(spec.get("answer_limit_s", ANSWER_LIMIT_S), "answer_limit_s"),
+        answer_limit_s=None if limit_s is None else read_positive(limit_s, "answer_limit_s"),
         profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
         text=text,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.harness import environment, processes
-from kernels.harness.hands import Hand
+from kernels.harness.hands import AnswerLimits, Hand
 from kernels.harness.own import OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.reading import BadSpec
@@ -26,7 +26,7 @@ def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) ->
 
 def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
     """The description of a workload. Raises `BadSpec`, with file and line, where it cannot be read."""
-    reader = Hand("", worker_starter(workload, environment.default_device(), 1), READING_LIMIT_S)
+    reader = Hand("", worker_starter(workload, environment.default_device(), 1), AnswerLimits(READING_LIMIT_S))
     try:
         return reader.ask("describe")
     except (Lost, Answered) as exc:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from kernels.harness.hands import Hand, Place, RemoteTimer, Turn, waited_s
+from kernels.harness.hands import AnswerLimits, Hand, Place, RemoteTimer, Turn, waited_s
 from kernels.harness.processes import Worker
 from kernels.harness.timers import Timed
 from tests.support.patience import PATIENCE_S
@@ -36,7 +36,7 @@ class Sampled:
 
 def walls(*waited: float) -> list[tuple[float, float, float]]:
     """Of one sample, before and after which the two processes have waited so long."""
-    hand = Hand("bench", lambda: cast(Worker, Sampled()), PATIENCE_S)
+    hand = Hand("bench", lambda: cast(Worker, Sampled()), AnswerLimits(PATIENCE_S))
     hand.worker = cast(Worker, Sampled())
     said = iter(waited)
     RemoteTimer(hand, "burst", 1, 0.0, Turn(), waited=lambda _: next(said))([Place(hand, 0)])
@@ -73,3 +73,47 @@ def test_a_process_that_shares_its_processor_has_waited_for_it() -> None:
             one.kill()
             one.wait()
     assert waited_s(both[0].pid) == waited_s(None) == 0.0
+
+
+class Answering:
+    """A worker that answers at once and keeps the limit that each request had."""
+
+    def __init__(self) -> None:
+        self.limits_s: dict[str, float] = {}
+
+    def ask(self, op: str, limit_s: float, /, **_: Any) -> Mapping[str, Any]:
+        self.limits_s[op] = limit_s
+        return {}
+
+
+def test_an_answer_may_take_20_times_as_long_as_the_slowest_baseline_by_default() -> None:
+    limits, workers = AnswerLimits(None), (Answering(), Answering())
+    baseline, kernel = (
+        Hand(name, lambda worker=worker: cast(Worker, worker), limits, is_baseline=name == "torch")  # type: ignore[misc]
+        for name, worker in zip(("torch", "mine"), workers, strict=True)
+    )
+    for op in ("check", "sample"):
+        kernel.ask(op)
+        baseline.ask(op)
+    assert workers[1].limits_s == {"load": 180, "check": 180, "sample": 180}  # no baseline had answered
+    for op in ("check", "sample"):
+        kernel.ask(op)
+    assert workers[1].limits_s == {"load": 180, "check": 60, "sample": 10}
+    limits.record_baseline("sample", 3.0)
+    limits.record_baseline("check", 4.0)
+    limits.record_baseline("sample", 2.0)
+    for op in ("check", "sample"):
+        kernel.ask(op)
+        baseline.ask(op)
+    assert workers[1].limits_s == {"load": 180, "check": 80, "sample": 60}
+    assert workers[0].limits_s == {"load": 180, "check": 180, "sample": 180}  # a baseline follows nothing
+    limits.clear()
+    kernel.ask("sample")
+    assert workers[1].limits_s["sample"] == 180
+
+
+def test_a_limit_that_is_configured_holds_for_all() -> None:
+    limits, worker = AnswerLimits(7.0), Answering()
+    for is_baseline in (True, False):
+        Hand("any", lambda: cast(Worker, worker), limits, is_baseline=is_baseline).ask("check")
+        assert worker.limits_s == {"load": 7, "check": 7}

@@ -108,7 +108,7 @@ def test_a_cuda_kernel_without_a_gpu_is_a_skipped_row_and_fails_no_gate(tmp_path
 
 def test_a_regime_that_refuses_a_kernel_leaves_it_to_the_others() -> None:
     from kernels.harness.arena import Arena
-    from kernels.harness.hands import Hand, Place
+    from kernels.harness.hands import AnswerLimits, Hand, Place
     from kernels.harness.processes import Answered
     from kernels.harness.turns import Contender
     from kernels.harness.workload import Unavailable
@@ -119,9 +119,9 @@ def test_a_regime_that_refuses_a_kernel_leaves_it_to_the_others() -> None:
                 raise Answered("unavailable", "its calls cannot be captured in a graph")
             return {"calls_made": 1, "overhead_us": 0.1} if op == "timer" else {}
 
-    hand = Hand("replays", lambda: pytest.fail("it is running"), 10)
+    hand = Hand("replays", lambda: pytest.fail("it is running"), AnswerLimits(10))
     hand.worker = cast(Any, NoGraphs())
-    arena = Arena(torch.device("cuda"), 1, "warm", 4, 10, lambda: pytest.fail("it is running"), hand, ())
+    arena = Arena(torch.device("cuda"), 1, "warm", 4, hand.limits, lambda: pytest.fail("it is running"), hand, ())
     contender = Contender("replays", (Place(hand, 0),), nullcontext)
     with pytest.raises(Unavailable, match="cannot be captured"):
         arena.timer("graph")(contender)

@@ -10,12 +10,12 @@ import torch
 
 from kernels.harness.answers import write_answer
 from kernels.harness.arena import Arena
-from kernels.harness.hands import Hand
+from kernels.harness.hands import AnswerLimits, Hand
 from kernels.harness.own import OwnCase
 from kernels.harness.processes import Answered
 
 CASE = OwnCase({"n": 1}, "n1")
-RIGHT = {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": ""}
+RIGHT = {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "bytes": 4}
 
 
 class Played:
@@ -42,7 +42,9 @@ def arena(*fails: int, sticky: bool = True) -> Arena:
     def start() -> Any:
         return Played(fails, sticky=sticky)
 
-    return Arena(torch.device("cpu"), 1, "cold", 5, 1.0, start, Hand("", start, 1.0), ("a",))
+    return Arena(
+        torch.device("cpu"), 1, "cold", 5, AnswerLimits(1.0), start, Hand("", start, AnswerLimits(1.0)), ("a",)
+    )
 
 
 def test_a_process_whose_device_fails_before_it_ever_answered_is_tried_once_more() -> None:

@@ -196,8 +196,9 @@ class Workload(_Section):
     form: Form = "file"
     axes: dict[str, tuple[str | int | float, ...]] = Field(default_factory=dict)
     """The values to measure of each axis; an axis that is not named is measured in full."""
-    answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 180
-    """An implementation that takes longer than this to load, or for one call, counts as hung."""
+    answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """An implementation that takes longer than this to load, or for one call, counts as hung. None to follow the
+    baselines."""
     cases: tuple[str, ...] = ()
     needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     grid: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
@@ -373,6 +374,7 @@ def case_ids_of(config: Config, grids: EffectiveGrids) -> tuple[str, ...]:
 def harness_settings(config: Config, grids: EffectiveGrids, mode: str) -> dict[str, Any]:
     """The harness's part of a run spec (docs/contracts.md, section 4)."""
     measure, workload = config.measure, config.workload
+    limit_s = None if workload is None else workload.answer_limit_s
     return {
         **(_bundled(config, grids) if workload is None else _own(workload, measure)),
         "repeats": measure.repeats,
@@ -381,7 +383,7 @@ def harness_settings(config: Config, grids: EffectiveGrids, mode: str) -> dict[s
         "cache": measure.cache,
         "seed": measure.seed,
         "threads": measure.threads,
-        **({} if workload is None else {"answer_limit_s": workload.answer_limit_s}),
+        **({} if limit_s is None else {"answer_limit_s": limit_s}),
         "skip_cases": [],
         **({} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}),
         **config.profile.asked(),
