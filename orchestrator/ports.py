@@ -5,11 +5,12 @@ Implementations raise only `orchestrator.core.errors.ProviderError` and its kin 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
@@ -261,11 +262,30 @@ class Scheduler(Protocol):
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
+class Interruption:
+    """Ctrl-C as a flag. The handler of the signal sets `requested` where `deferred` is set; what waits and what takes a
+    step reads it."""
+
+    def __init__(self) -> None:
+        self.deferred = self.requested = False
+
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` in the main thread, once, if Ctrl-C was pressed."""
+        if self.requested and threading.current_thread() is threading.main_thread():
+            self.requested = False
+            raise KeyboardInterrupt
+
+
+INTERRUPTION: Final = Interruption()
+"""A process has one Ctrl-C."""
+
+
 class Clock(Protocol):
     def now(self) -> datetime:
         """The time, aware, in UTC."""
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Wait. Raises `KeyboardInterrupt` at Ctrl-C, also at one that is only a flag yet."""
 
 
 @dataclass(frozen=True, slots=True)

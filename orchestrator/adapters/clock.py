@@ -12,12 +12,14 @@ from typing import Final
 
 from orchestrator.core.errors import LocalError
 from orchestrator.core.text import count
-from orchestrator.ports import Clock
+from orchestrator.ports import INTERRUPTION, Clock
 
 NOTABLE: Final = timedelta(seconds=60)
 """If the local clock is off by more than this, the user is told."""
 RESOLUTION: Final = timedelta(seconds=1)
 """Of the `Date` header (RFC 9110, section 5.6.7)."""
+FLAG_READ_S: Final = 0.2
+"""How often a wait reads whether Ctrl-C was pressed."""
 YEARS: Final = range(2020, 2200)
 """In which a server can be: no clock is moved to the end of time."""
 
@@ -46,7 +48,11 @@ class SystemClock:
         return wall + timedelta(seconds=self._passed() - then)
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(max(0.0, seconds))
+        end_s = time.monotonic() + seconds
+        INTERRUPTION.check()
+        while (remaining_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(remaining_s, FLAG_READ_S))
+            INTERRUPTION.check()
 
 
 class Offset:

@@ -68,6 +68,9 @@ def commands_by_group() -> dict[str, list[str]]:
     return {title: names for title, names in present_commands.items() if names}
 
 
+ASKS_JSON: Final = "orchestrator.asks_json"
+
+
 class Boundary(LazyGroup):
     """Turns a `BenchError` into a message on standard error and an exit code. Any other exception is a bug."""
 
@@ -79,8 +82,12 @@ class Boundary(LazyGroup):
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{width}}", COMMANDS[name]) for name in names])
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[ASKS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        asks_json = "--json" in (*ctx._protected_args, *ctx.args)
+        asks_json = ctx.meta[ASKS_JSON]
         ANSWERED.set(False)
         try:
             return super().invoke(ctx)

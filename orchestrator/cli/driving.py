@@ -41,6 +41,11 @@ class Driving:
 def follow_to_end(it: Driving) -> Run:
     """Follows the run and returns its last state. Following ends with the run. Once the run can continue without this
     client, it also ends at Ctrl-C, if `detach` is set, and if nobody reads the output any more."""
+    with interrupts.deferred():
+        return _follow(it)
+
+
+def _follow(it: Driving) -> Run:
 
     def enough(run: Run) -> bool:
         begun = run.guest_of is None or run.booted_at is not None  # a kept machine may be gone by now

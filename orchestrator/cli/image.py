@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.api.finding import require_name
+from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.options import Json, options
@@ -89,7 +90,9 @@ def build(
         plan = build_plan(made, wish)
         where = LaunchContext(wiring.mode, wiring.bucket.name, wiring.user, wiring.endpoints, require_cuda=False)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload_of(wanted), where)
-        record = build_image(world, order, wish, say=watch.say, watch=watch.show)
+        wiring.load_clients(plan)
+        with interrupts.deferred():
+            record = build_image(world, order, wish, say=watch.say, watch=watch.show)
     answer(
         {"schema": 1, **_document(record)},
         f"{record.name}: {_size(record)}",

@@ -1,33 +1,43 @@
-"""Ctrl-C raises `KeyboardInterrupt` in the main thread, but never within an import or a finaliser, and not twice within
-two seconds.
+"""Ctrl-C raises `KeyboardInterrupt` at once; within `deferred()` it sets a flag, which waiting and stepping read
+(`ports.INTERRUPTION`), so that paid work is never cut in the middle of an import, a lock or a request.
 
-An interrupted import leaves modules that cannot be imported again, and then nothing deletes the machine. Python prints
-and drops what is raised in a finaliser. Both are finished first; the libraries loaded here take a second or more. What
-Ctrl-C makes a command do (delete a machine, release a hold) is not interrupted by another one right after it."""
+What Ctrl-C makes a command do (delete a machine, release a hold) is not interrupted by another one right after it."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, Never
+from typing import Final
 
-IMPORTING: Final = "<frozen importlib._bootstrap>"
+from orchestrator.ports import INTERRUPTION
+
 HURRY_S: Final = 2.0
-"""Another Ctrl-C within so many seconds after one that was answered does nothing."""
+"""Another Ctrl-C within so many seconds after one does nothing."""
 
 
 def listen(seconds: Callable[[], float] = time.monotonic) -> None:
-    """Lets Ctrl-C raise `KeyboardInterrupt`, from now on. To be called in the main thread."""
+    """Lets Ctrl-C interrupt, from now on. To be called in the main thread."""
     signal.signal(signal.SIGINT, _Handler(seconds).handle)
 
 
 def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
-    """Ctrl-C does nothing for `for_s` seconds. Then it raises `KeyboardInterrupt` again: every command can be left."""
+    """Ctrl-C does nothing for `for_s` seconds. Then it interrupts again: every command can be left."""
     signal.signal(signal.SIGINT, _Handler(seconds, seconds() + for_s).handle)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """A Ctrl-C within it raises `KeyboardInterrupt` from the next wait or step of the main thread, at the latest at its
+    end. Another one after `HURRY_S` raises at once: a library that hangs can be left."""
+    before, INTERRUPTION.deferred = INTERRUPTION.deferred, True
+    try:
+        yield
+        INTERRUPTION.check()
+    finally:
+        INTERRUPTION.deferred, INTERRUPTION.requested = before, False
 
 
 @contextmanager
@@ -41,43 +51,19 @@ def held_back() -> Iterator[None]:
 
 
 class _Handler:
-    """Handles SIGINT, and ignores it before `ignore_until` on the clock `seconds`."""
+    """Handles SIGINT, and ignores it before `ignore_until` on the clock `seconds`. It takes no lock: the interrupted
+    thread may hold it."""
 
     def __init__(self, seconds: Callable[[], float], ignore_until: float = 0.0) -> None:
         self._seconds = seconds
         self._ignore_until = ignore_until
 
-    def handle(self, _number: int, frame: FrameType | None) -> None:
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._seconds() < self._ignore_until:
             return
-        within = None
-        while frame is not None:
-            if frame.f_code.co_filename == IMPORTING or frame.f_code.co_name == "__del__":
-                within = frame
-            frame = frame.f_back
-        if within is None or within.f_back is None:
-            self._answer()
-        else:
-            self._answer_in(within.f_back)
-
-    def _answer(self) -> Never:
         self._ignore_until = self._seconds() + HURRY_S
+        if INTERRUPTION.deferred and not INTERRUPTION.requested:
+            INTERRUPTION.requested = True
+            return
+        INTERRUPTION.requested = False
         raise KeyboardInterrupt
-
-    def _answer_in(self, frame: FrameType) -> None:
-        """Raises as soon as this frame, which waits for a call to return, goes on: as a debugger stops there."""
-        before = sys.gettrace()
-        if before is _trace_no_other:
-            return  # it is the second Ctrl-C meanwhile
-
-        def trace(frame: FrameType, _event: str, _argument: Any) -> Never:
-            frame.f_trace, frame.f_trace_opcodes = None, False
-            sys.settrace(before)
-            self._answer()
-
-        frame.f_trace, frame.f_trace_opcodes = trace, True
-        sys.settrace(_trace_no_other)
-
-
-def _trace_no_other(_frame: FrameType, _event: str, _argument: Any) -> None:
-    """A frame that begins meanwhile is not stopped in."""

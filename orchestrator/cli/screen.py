@@ -68,7 +68,7 @@ class Columns(Table):
             gone = dropped.pop(0)
             self.columns = [column for column in self.columns if column is not gone]
         if Measurement.get(console, free, self).maximum > options.max_width:
-            prose = [column for column in self.columns if any(" " in _told(cell) for cell in column._cells)]
+            prose = [column for column in self.columns if any(" " in _told(cell) for cell in column.cells)]
             _fold(prose)
             if Measurement.get(console, free, self).minimum > options.max_width:
                 _fold(self.columns)
@@ -77,7 +77,7 @@ class Columns(Table):
 
     def lines(self) -> list[str]:
         """Heads and rows, with a tab between two cells."""
-        cells = [[column.header, *column._cells] for column in self.columns]
+        cells = [[column.header, *column.cells] for column in self.columns]
         rows = zip(*cells, strict=True)
         return ["\t".join(_told(cell) for cell in row).rstrip("\t") for row in rows]
 

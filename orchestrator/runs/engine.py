@@ -22,7 +22,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.core.run.status import encode_status, status_body, status_line
-from orchestrator.ports import Bucket, Clock, Cloud
+from orchestrator.ports import INTERRUPTION, Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
 from orchestrator.runs.machines import (
@@ -153,6 +153,7 @@ class Engine:
 
     def step(self) -> tuple[Run, float]:
         """One turn. Returns the run after it, and the seconds until the next turn is needed (0: at once)."""
+        INTERRUPTION.check()
         run = self.look()
         seen = self.observe(run)
         on_host = run.vm is not None and is_host(run.vm.zone)  # looking at a host brings home what its run has said

@@ -299,6 +299,14 @@ class Wiring:
 
         return gce.GoogleCloud(**self._compute)
 
+    def load_clients(self, plan: LaunchPlan) -> None:
+        """Import what a launch of this plan needs, before money is asked for: an import that is interrupted cannot be
+        repeated."""
+        if plan.mode is plan.mode.HOST:
+            from orchestrator.adapters.hosts import ssh  # noqa: F401
+        else:
+            from orchestrator.adapters import gce  # noqa: F401
+
     @cached_property
     def shelf(self) -> Shelf:
         from orchestrator.store import images as image_store
@@ -558,6 +566,7 @@ def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> W
 
 def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
     """The place that a plan's machines are launched into: the user's own hosts, or where this user rents."""
+    wiring.load_clients(plan)
     from orchestrator.core.mode import Mode
     from orchestrator.runs.launch import LaunchContext
 

@@ -104,6 +104,20 @@ def test_few_locals_have_a_name_that_says_nothing() -> None:
     assert sum(places.values()) <= MOST_VAGUE, sorted(places)
 
 
+def test_nothing_traces_the_interpreter() -> None:
+    for path, tree in trees("orchestrator", "startup", "kernels", "spotbench").items():
+        traced = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "settrace"]
+        assert not traced, path
+
+
+PRIVATE_OF_OTHERS = re.compile(r"\b(?:ctx|context|column|console|app|typer|click|rich)\._[a-z]")
+
+
+def test_nothing_of_a_library_is_used_that_the_library_keeps_to_itself() -> None:
+    for path in sorted((ROOT / "orchestrator").rglob("*.py")):
+        assert not PRIVATE_OF_OTHERS.findall(path.read_text(encoding="utf-8")), path
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [

@@ -16,15 +16,44 @@ from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_image_build import Paced
 
 CTRL_C = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-LISTENING = "import sys, time; from orchestrator.cli.interrupts import listen; listen()"
+LISTENING = """
+import sys, time
+from orchestrator.adapters.clock import SystemClock
+from orchestrator.cli.interrupts import deferred, listen
+listen()
+"""
 IN_AN_IMPORT = f"""
 {LISTENING}
 try:
-    import cut
-    time.sleep(60)
+    with deferred():
+        import cut
+        SystemClock().sleep(60)
 except KeyboardInterrupt:
     import cut
-    print(cut.whole and sys.gettrace() is None)
+    print(cut.whole)
+"""
+IN_WHAT_HANGS = f"""
+{LISTENING}
+import signal
+now = [0.0]
+listen(lambda: now[0])
+try:
+    with deferred():
+        {CTRL_C}
+        now[0] = 3.0
+        {CTRL_C}
+        time.sleep(60)
+except KeyboardInterrupt:
+    print(True)
+"""
+AT_THE_END_OF_WHAT_IS_PAID = f"""
+{LISTENING}
+try:
+    with deferred():
+        {CTRL_C}
+        done = True
+except KeyboardInterrupt:
+    print(done)
 """
 IN_A_FINALISER = f"""
 {LISTENING}
@@ -34,8 +63,9 @@ class Kept:
         time.sleep(0.01)
         print(True)
 try:
-    Kept()
-    time.sleep(60)
+    with deferred():
+        Kept()
+        SystemClock().sleep(60)
 except KeyboardInterrupt:
     pass
 """
@@ -92,7 +122,11 @@ def python(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize("program", [IN_AN_IMPORT, IN_A_FINALISER], ids=["an import", "a finaliser"])
+@pytest.mark.parametrize(
+    "program",
+    [IN_AN_IMPORT, IN_A_FINALISER, AT_THE_END_OF_WHAT_IS_PAID, IN_WHAT_HANGS],
+    ids=["an import", "a finaliser", "what is paid for", "a call that hangs, when it comes twice"],
+)
 def test_ctrl_c_is_answered_after(program: str, tmp_path: Path) -> None:
     (tmp_path / "cut.py").write_text(f"{CTRL_C}\n{CTRL_C}\nfor _ in range(1000): pass\nwhole = True\n")
     ran = python("-c", program, path=tmp_path)
@@ -141,9 +175,7 @@ def test_ctrl_c_while_the_clouds_client_is_loaded_leaves_nothing_and_asks_nothin
     (tmp_path / "sitecustomize.py").write_text(AS_THE_CLIENT_LOADS)
     ran = python("-m", "orchestrator.cli", *command, "--gpu", "l4", *paced()[:2], path=tmp_path)
     assert "Traceback" not in ran.stderr, ran.stderr
-    assert "interrupted" in ran.stderr
-    (run,) = bench("status", "--json").document["runs"]
-    assert run["phase"] == "stopped"
-    assert command != ("launch",) or f"`bench launch --resume {run['run_id']}` asks for a machine again" in ran.stderr
-    assert {entry.settled_usd for entry in wire().ledger.read().runs.values()} == {0}
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert bench("status", "--json").document["runs"] == []
+    assert wire().ledger.read().runs == {}
     assert bench.control("/control/bill")["rows"] == []
