@@ -21,7 +21,7 @@ from orchestrator.core.workload import case_id
 from orchestrator.report import flashinfer
 from orchestrator.report.answer import HERE, failures, wrong_first
 from orchestrator.report.document import report_document
-from orchestrator.report.files import KINDS, draw_boards, figure_file
+from orchestrator.report.files import KINDS, draw_boards, figure_svg
 from orchestrator.report.markdown import (
     NoMarks,
     between_marks,
@@ -32,7 +32,7 @@ from orchestrator.report.markdown import (
     report_markdown,
 )
 from orchestrator.report.report import Report
-from orchestrator.wiring import trace_set, write_atomically
+from orchestrator.wiring import print_figure, trace_set, write_atomically
 
 
 class TableKind(StrEnum):
@@ -177,7 +177,6 @@ def _trace(found: Report, folder: Path, path: Path) -> Path:
 
 
 def _draw(found: Report, folder: Path, formats: Sequence[str], *, everything: bool) -> list[Path]:
-
     kinds = [kind for kind in formats if kind != flashinfer.FORMAT]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
@@ -185,6 +184,6 @@ def _draw(found: Report, folder: Path, formats: Sequence[str], *, everything: bo
     for name, board in draw_boards(found.study, everything=everything).items():
         for kind in kinds:
             path = folder / f"{name}.{kind}"
-            write_atomically(path, figure_file(board, kind))
+            write_atomically(path, print_figure(figure_svg(board), kind, board.title))
             written.append(path)
     return written

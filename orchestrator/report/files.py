@@ -1,4 +1,4 @@
-"""The figures as separate files, black on white, for a paper or a README: SVG, PNG and PDF."""
+"""The figures as separate SVG files, black on white, for a paper or a README. `adapters.figure_files` prints others."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Final
 
 from orchestrator.analysis.study import Study
 from orchestrator.report import distributions, figures, rates
-from orchestrator.report.pdf import write_pdf
-from orchestrator.report.png import write_png
-from orchestrator.report.shapes import parse_drawing
 from orchestrator.report.style import FIGURE_CSS, LIGHT, inline_colours
 from orchestrator.report.svg import Board
 
@@ -32,12 +29,3 @@ def figure_svg(board: Board) -> str:
 
 
 KINDS: Final = ("svg", "png", "pdf")
-
-
-def figure_file(board: Board, kind: str) -> bytes:
-    """The figure as a file of one of `KINDS`."""
-    svg = figure_svg(board)
-    if kind == "svg":
-        return svg.encode()
-    shapes = parse_drawing(svg)
-    return write_png(shapes) if kind == "png" else write_pdf(shapes, board.title)

@@ -36,7 +36,8 @@ from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
-    from orchestrator.adapters.fetch import Fetched
+    from orchestrator.adapters.fetch import Fetched, download_object, fetch_run
+    from orchestrator.adapters.figure_files import print_figure
     from orchestrator.adapters.gce_market import GoogleMarket
     from orchestrator.adapters.gcs import GoogleBucket
     from orchestrator.adapters.google_auth import Bearer
@@ -61,8 +62,7 @@ if TYPE_CHECKING:
     from orchestrator.core.market.skus import SkuCatalogue
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run.decide import Policy
-    from orchestrator.core.run.fold import Run
-    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images, ObjectEntry
+    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
     from orchestrator.runs.doctor import DoctorSession, Surroundings
     from orchestrator.runs.engine import World
     from orchestrator.runs.holds import Accounts
@@ -80,17 +80,20 @@ __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "ReapTimer", "Setup", "Wiring", "answered_in_sql", "ask_control",
     "configs_folder", "csv_lines", "download_object", "fetch_run", "files_of", "install_timer_files",
     "is_installed", "launch_context", "living_cloud", "load_chosen_config", "load_settings", "load_weather",
-    "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "run_attached", "serve_site",
-    "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "print_figure", "run_attached",
+    "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "ReapTimer": "timer.ReapTimer",
     "answered_in_sql": "sql.run_query",
     "csv_lines": "run_folder.read_lines",
+    "download_object": "fetch.download_object",
+    "fetch_run": "fetch.fetch_run",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
+    "print_figure": "figure_files.print_figure",
     "site_server": "site_server",
     "sql_ready": "sql.require_duckdb",
 }
@@ -566,10 +569,9 @@ def wire(*, project: str = "", bucket: str = "", needs_bucket: bool = True) -> W
 
 def launch_context(wiring: Wiring, plan: LaunchPlan) -> LaunchContext:
     """The place that a plan's machines are launched into: the user's own hosts, or where this user rents."""
-    wiring.load_clients(plan)
-    from orchestrator.core.mode import Mode
     from orchestrator.runs.launch import LaunchContext
 
+    wiring.load_clients(plan)
     mode = plan.mode if plan.mode is Mode.HOST else wiring.mode
     return LaunchContext(
         mode=mode,
@@ -587,17 +589,3 @@ def wire_embedded() -> Wiring:
 
 def new_run_id(now: datetime, gpu: str) -> str:
     return run_id(now, gpu, secrets.token_hex(2))
-
-
-def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
-    """See `adapters.fetch`; loaded here, as it needs a library for checksums."""
-    from orchestrator.adapters.fetch import fetch_run
-
-    return fetch_run(bucket, run, into)
-
-
-def download_object(bucket: Bucket, entry: ObjectEntry, path: Path) -> bool:
-    """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
-    from orchestrator.adapters.fetch import download_object
-
-    return download_object(bucket, entry, path)
