@@ -168,6 +168,14 @@ class Hosts(Protocol):
 # --- Bucket ---------------------------------------------------------------------------------------------------------
 
 
+DOCUMENT_BYTES: Final = 16 << 20
+"""More bytes than any document has that bench writes."""
+PAYLOAD_BYTES: Final = 256 << 20
+"""More bytes than the archive of a payload has."""
+DATA_BYTES: Final = 64 << 20
+"""As many bytes as the largest file that a run stores and that is read at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     data: bytes
@@ -207,14 +215,18 @@ class Bucket(Protocol):
         """Compare-and-swap: stores only if the object's generation is `generation` (0: only if there is none;
         None: whatever is there). Returns the new generation, or None when somebody else was first."""
 
-    def read(self, name: str) -> Blob | None:
-        """The object, its crc32c verified, or None."""
+    def read(self, name: str, *, largest: int = DOCUMENT_BYTES) -> Blob | None:
+        """The object, its crc32c verified, or None. Raises `DocumentUnreadable`, without reading it, for one of more
+        than `largest` bytes."""
 
-    def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
-        """Several objects at once, in parallel; what is not there is left out."""
+    def read_many(self, names: Sequence[str], *, largest: int = DATA_BYTES) -> Mapping[str, Blob]:
+        """Several objects at once, in parallel; what is not there, or has more than `largest` bytes, is left out."""
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
-        """Objects under `prefix` in name order, with metadata; `after` skips names up to and including it."""
+    def list(
+        self, prefix: str, *, after: str = "", matching: str = "", most: int | None = None
+    ) -> tuple[ObjectEntry, ...]:
+        """The first `most` objects under `prefix` in name order, with metadata; `after` skips names up to and including
+        it. Only those whose whole name matches the pattern `matching`, in which `*` stands for anything but a slash."""
 
     def download(self, entry: ObjectEntry, to: Path) -> None:
         """Writes the object to `to` atomically, and only if its crc32c is right."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from orchestrator.adapters.refusals import lost, no_token, not_accepted, passes, refusal
-from orchestrator.adapters.web import HttpRefused, NoResponse, NotSigned, WebReply
+from orchestrator.adapters.web import HttpRefused, NoResponse, NotSigned, ReplyTooLarge, WebReply
 from orchestrator.core import rest
 from orchestrator.core.errors import BenchError
 
@@ -47,6 +47,8 @@ def may_pass(exc: BaseException) -> bool:
     """Whether the same request may succeed if it is sent again."""
     if isinstance(exc, HttpRefused):
         return passes(exc.reply.status, exc.reply.reasons)
+    if isinstance(exc, ReplyTooLarge):
+        return False
     return isinstance(exc, NoResponse) or (isinstance(exc, NotSigned) and exc.passing)
 
 

@@ -14,7 +14,7 @@ from orchestrator.adapters.files import safe_path, write_atomically
 from orchestrator.adapters.gcs import crc32c
 from orchestrator.adapters.run_folder import read_lines
 from orchestrator.core.case_file import case_file_fault
-from orchestrator.core.errors import LocalError
+from orchestrator.core.errors import DocumentUnreadable, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, plan_object
 from orchestrator.core.results import assemble_rows
 from orchestrator.core.run import paid_time
@@ -157,9 +157,11 @@ def _writable(folder: Path) -> None:
 
 def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:
     """Cases go to `cases/`, artifacts to the top."""
-    cases, artifacts = cases_prefix(run.run_id), artifacts_prefix(run.run_id)
-    case_files = [(entry, folder / "cases", entry.name.removeprefix(cases)) for entry in bucket.list(cases)]
-    return case_files + [(entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts)]
+    cases, artifacts, most = cases_prefix(run.run_id), artifacts_prefix(run.run_id), RUN_FILES + 100
+    case_files = [(entry, folder / "cases", entry.name.removeprefix(cases)) for entry in bucket.list(cases, most=most)]
+    return case_files + [
+        (entry, folder, entry.name.removeprefix(artifacts)) for entry in bucket.list(artifacts, most=most)
+    ]
 
 
 REPEATED = ("gpu", "measure", "correctness")
@@ -168,10 +170,10 @@ REPEATED = ("gpu", "measure", "correctness")
 
 def _plan_settings(bucket: Bucket, run: Run) -> Mapping[str, Any]:
     """The settings in the run's plan; empty if the plan cannot be read."""
-    blob = bucket.read(plan_object(run.run_id))
     try:
+        blob = bucket.read(plan_object(run.run_id))
         settings = parse_document(blob.data)["settings"] if blob is not None else {}
-    except (ValueError, KeyError, TypeError):
+    except (DocumentUnreadable, ValueError, KeyError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}
 

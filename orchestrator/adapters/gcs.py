@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -18,10 +20,10 @@ import google_crc32c
 from orchestrator.adapters.asking import Damaged, good, insisted, stated, told, understood, unread, whole
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Body, HttpRefused, Signer, Web, WebReply
+from orchestrator.adapters.web import Body, HttpRefused, ReplyTooLarge, Signer, Web, WebReply
 from orchestrator.adapters.web_answer import LARGEST
-from orchestrator.core.errors import BenchError, LocalError, NotFound, Unavailable
-from orchestrator.ports import Blob, Clock, ObjectEntry
+from orchestrator.core.errors import BenchError, DocumentUnreadable, LocalError, NotFound, Unavailable, too_large
+from orchestrator.ports import DATA_BYTES, DOCUMENT_BYTES, Blob, Clock, ObjectEntry
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -101,10 +103,12 @@ class GoogleBucket:
     ) -> int | None:
         return self._upload(name, data, content_type, generation=generation, metadata=metadata)
 
-    def read(self, name: str) -> Blob | None:
+    def read(self, name: str, *, largest: int = DOCUMENT_BYTES) -> Blob | None:
         with self._doing(f"read {self._url(name)}"):
             try:
-                content = self._fetch(name)
+                content = self._fetch(name, largest)
+            except ReplyTooLarge as exc:
+                raise too_large(self._url(name), largest) from exc
             except HttpRefused as exc:
                 if exc.reply.status != 404:
                     raise
@@ -113,18 +117,28 @@ class GoogleBucket:
         self._seen = True
         return content
 
-    def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
+    def read_many(self, names: Sequence[str], *, largest: int = DATA_BYTES) -> Mapping[str, Blob]:
+        def read(name: str) -> Blob | None:
+            with suppress(DocumentUnreadable):
+                return self.read(name, largest=largest)
+            return None
+
         if not names:
             return {}
         with ThreadPoolExecutor(min(THREADS, len(names)), thread_name_prefix="bucket") as pool:
-            blobs = pool.map(self.read, names)
+            blobs = pool.map(read, names)
             return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
+    def list(
+        self, prefix: str, *, after: str = "", matching: str = "", most: int | None = None
+    ) -> tuple[ObjectEntry, ...]:
         with self._doing(f"list {self._url(prefix)}"), understood():
-            entries = tuple(_entry(item) for item in self._items(prefix, after))
+            pattern = re.compile("[^/]*".join(map(re.escape, matching.split("*"))))  # emulators may not know matchGlob
+            entries = (_entry(item) for item in self._items(prefix, after, matching))
+            wanted = (one for one in entries if one.name > after and (not matching or pattern.fullmatch(one.name)))
+            listed = tuple(islice(wanted, most))
         self._seen = True
-        return tuple(entry for entry in entries if entry.name > after)
+        return listed
 
     def download(self, entry: ObjectEntry, to: Path) -> None:
         what = self._url(entry.name)
@@ -162,11 +176,13 @@ class GoogleBucket:
 
     # --- below the port ---
 
-    def _items(self, prefix: str, after: str) -> Iterator[Mapping[str, Any]]:
+    def _items(self, prefix: str, after: str, matching: str) -> Iterator[Mapping[str, Any]]:
         """What is listed, as the service says it."""
         asked = {"prefix": prefix, "fields": FIELDS, "maxResults": PAGE, "projection": "noAcl", "prettyPrint": "false"}
         if after:
             asked["startOffset"] = after  # inclusive
+        if matching:
+            asked["matchGlob"] = matching
         seen: set[str] = set()
         page = self._send("GET", self._objects, asked, judged=stated).document
         yield from page.get("items", ())

@@ -37,6 +37,10 @@ class NoResponse(Exception):
     """No answer came, or not all of one: whether the server did what it was asked is not known."""
 
 
+class ReplyTooLarge(NoResponse):
+    """An answer has more bytes than the caller has room for. The next one will too."""
+
+
 class NotSigned(Exception):
     """The credentials gave no token. `passing`: whether the next try may get one."""
 
@@ -198,7 +202,12 @@ class Web:
             connection.response_class = within(self._grace_s, largest)
             connection.request(method, target, body() if callable(body) else body, {**sent, **more})
             answer = connection.getresponse()
+            if (answer.length or 0) > largest:
+                raise Oversized(f"its answer has more than {largest} bytes: {answer.length}")
             reply = WebReply(answer.status, _headers(answer), all_of(answer))
+        except Oversized as exc:
+            connection.close()
+            raise ReplyTooLarge(_why(parts.netloc, exc)) from exc
         except (OSError, http.client.HTTPException) as exc:
             connection.close()
             raise NoResponse(_why(parts.netloc, exc)) from exc
@@ -275,7 +284,7 @@ def _plain(reply: WebReply, where: str, largest: int) -> WebReply:
     except zlib.error as exc:
         raise NoResponse(f"{where} sent an answer that is incomplete or damaged") from exc
     except Oversized as exc:
-        raise NoResponse(_why(where, exc)) from exc
+        raise ReplyTooLarge(_why(where, exc)) from exc
 
 
 def _why(where: str, exc: BaseException) -> str:

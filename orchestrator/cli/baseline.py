@@ -41,7 +41,7 @@ def set_(
     checked_name(name)
     wiring = options(ctx).wiring()
     run_id = find_run(wiring, run)
-    if not wiring.bucket.list(cases_prefix(run_id)):
+    if not wiring.bucket.list(cases_prefix(run_id), most=1):
         raise NotFound(f"run {run_id} has no measured case in this bucket", hint="`bench status` lists the runs")
     run_report, _ = report_of(options(ctx).wiring, run_id)
     if not run_report.study.measurements:

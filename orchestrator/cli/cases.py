@@ -13,6 +13,7 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import NotFound
 from orchestrator.core.naming import cases_prefix
+from orchestrator.core.spool import RUN_FILES
 
 
 def cases(
@@ -27,7 +28,7 @@ def cases(
         wiring = options(ctx).wiring()
         name = find_run(wiring, run)
         prefix = cases_prefix(name)
-        stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix))
+        stored = (entry.name.removeprefix(prefix) for entry in wiring.bucket.list(prefix, most=RUN_FILES))
         case_ids = sorted(case.removesuffix(".csv") for case in stored)
     if not case_ids and not json:
         raise NotFound(f"run {name} has measured no case yet", hint=f"`bench status {name}` shows its progress")

@@ -132,6 +132,14 @@ class DocumentUnreadable(BenchError):
     exit_code = 16
 
 
+def too_large(name: str, most: int) -> DocumentUnreadable:
+    """The error for an object that is larger than any that bench stores in its place."""
+    return DocumentUnreadable(
+        f"{name} has more than {most} bytes, so it is not read: bench stores nothing so large there",
+        hint="look at who wrote it, and delete it",
+    )
+
+
 def exit_codes() -> dict[int, str]:
     """The meaning of each exit code, read from the tree in this module's docstring."""
     rows = re.findall(r"\w+ (\d+) {2,}(\S.*)", __doc__ or "")

@@ -90,6 +90,17 @@ def parse_page_size(text: str | None) -> int:
     return min(number or MOST_LISTED, MOST_LISTED)
 
 
+def glob_pattern(glob: str) -> re.Pattern[str] | None:
+    """The pattern of a `matchGlob` with `**`, `*`, `?` and `{a,b}`; None if there is none. Raises `ApiError` (400)."""
+    if not glob:
+        return None
+    kinds = {"**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
+    if glob.count("{") != glob.count("}") or "[" in glob:
+        raise ApiError(400, f"Invalid value for matchGlob: {glob}", "invalid")
+    parts = re.split(r"(\*\*|[*?{},])", glob)
+    return re.compile("".join(kinds.get(part, re.escape(part)) for part in parts), re.DOTALL)
+
+
 def make_page_token(name: str) -> str:
     """The page token of the page that begins with `name`."""
     return base64.urlsafe_b64encode(name.encode()).decode()

@@ -21,6 +21,7 @@ from orchestrator.embedded.asking import (
     after_all,
     batch_reply,
     decode_path_part,
+    glob_pattern,
     make_page_token,
     parse_page_size,
     parse_range,
@@ -212,6 +213,7 @@ class Storage:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         end, most = query.get("endOffset", ""), parse_page_size(query.get("maxResults"))
         start = max(prefix, query.get("startOffset", ""), read_page_token(query.get("pageToken", "")), key=str.encode)
+        glob = glob_pattern(query.get("matchGlob", ""))
         items: list[Document] = []
         groups: list[str] = []
         token = ""
@@ -221,6 +223,8 @@ class Storage:
             for found in self.store.names_from(bucket, start):
                 if not found.name.startswith(prefix) or (end and found.name.encode() >= end.encode()):
                     break
+                if glob is not None and glob.fullmatch(found.name) is None:
+                    continue
                 if len(items) + len(groups) == most:
                     token = make_page_token(found.name)
                     break

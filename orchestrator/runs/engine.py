@@ -22,6 +22,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.core.run.status import encode_status, status_body, status_line
+from orchestrator.core.spool import RUN_FILES
 from orchestrator.ports import INTERRUPTION, Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
@@ -251,7 +252,8 @@ class Engine:
                 return self._settle(run, cost)
             case do.Close(outcome=outcome, detail=detail):
                 self._diagnose(outcome, detail)
-                stored = sum(entry.name.endswith(".csv") for entry in self.world.bucket.list(cases_prefix(self.run_id)))
+                listed = self.world.bucket.list(cases_prefix(self.run_id), most=RUN_FILES)
+                stored = sum(entry.name.endswith(".csv") for entry in listed)
                 self.log.append(
                     ev.RunClosed(outcome=outcome.value, detail=detail, generation=run.generation, cases_stored=stored)
                 )

@@ -12,7 +12,7 @@ from orchestrator.core.run.diagnose import RunDiagnosis, diagnose_run, last_atte
 from orchestrator.core.run.events import Event
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.core.text import log_text
-from orchestrator.ports import Bucket, Cloud
+from orchestrator.ports import DATA_BYTES, Bucket, Cloud
 
 # Follows the log of a run: from the machine's serial port while the machine exists, otherwise from the bucket.
 
@@ -51,7 +51,7 @@ class LogTail:
             return None
 
     def _stored(self) -> str:
-        blob = self.bucket.read(f"{artifacts_prefix(self.run_id)}log.txt")
+        blob = self.bucket.read(f"{artifacts_prefix(self.run_id)}log.txt", largest=DATA_BYTES)
         if blob is None:
             return ""
         self.source = "bucket"

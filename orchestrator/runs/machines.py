@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -10,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
-from orchestrator.core.errors import BenchError, PermissionDenied
+from orchestrator.core.errors import BenchError, DocumentUnreadable, PermissionDenied
 from orchestrator.core.hosts import is_host
 from orchestrator.core.images import ImageRecord, first_difference, short_url
 from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest, Operation
@@ -75,10 +74,10 @@ def validate_image(record: ImageRecord, run: Run, told: Mapping[str, Any], now: 
 
 
 def _environment(bucket: Bucket, run: Run) -> Mapping[str, Any]:
-    blob = bucket.read(f"{artifacts_prefix(run.run_id)}environment.json")
     try:
+        blob = bucket.read(f"{artifacts_prefix(run.run_id)}environment.json")
         return parse_document(blob.data) if blob is not None else {}
-    except (ValueError, json.JSONDecodeError):
+    except (DocumentUnreadable, ValueError):
         return {}
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
 from orchestrator.store.documents import swap
 from orchestrator.store.fleets import FleetControl, FleetStore, list_fleets
-from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS
+from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS, OF_MONEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def rebuild_from_events(world: World) -> Rebuilt:
     """Adds the holds that the runs' events mention and the ledger lacks. An unreadable ledger is moved aside first.
     Costs added by hand and caps are not in events, so they are lost with the ledger."""
     kept_as = _put_aside(world)
-    names = [entry.name for entry in world.bucket.list("runs/")]
+    names = [entry.name for entry in world.bucket.list("runs/", matching=OF_MONEY)]
     run_ids = sorted({run for name in names if (run := _has_money(name))})
     logs = [world.log(run_id).read() for run_id in run_ids]
     fleets = {key: entry for fleet, _ in list_fleets(world.bucket) for key, entry in _of_fleet(world, fleet).items()}

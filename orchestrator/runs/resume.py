@@ -24,7 +24,7 @@ from orchestrator.core.plan.resumption import plan_differences, resumed_config, 
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.text import Newer, clean_line, count, parse_document
-from orchestrator.ports import Bucket
+from orchestrator.ports import PAYLOAD_BYTES, Bucket
 from orchestrator.runs.engine import Engine, World, with_confirmed_claim
 from orchestrator.runs.holds import check
 from orchestrator.runs.launch import (
@@ -234,7 +234,7 @@ def payload_of_run(world: World, run: Run, fresh: Callable[[], PayloadSource], a
             ),
         )
     name = payload_object(theirs)
-    blob = world.bucket.read(name)
+    blob = world.bucket.read(name, largest=PAYLOAD_BYTES)
     if blob is None:
         raise NotFound(f"the payload of {run.run_id} is not in the bucket: {name}", hint=_launch_again(run.run_id))
     if hashlib.sha256(blob.data).hexdigest() != theirs:

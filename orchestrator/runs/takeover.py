@@ -27,6 +27,7 @@ from orchestrator.store.events import EventLog
 
 SLOT_BYTES: Final = 1 << 20
 MOST_SLOTS: Final = 500
+LISTED_SLOTS: Final = 5_000
 """What is read below machines/: every machine may write there. Of more slots the newest are looked at."""
 
 
@@ -106,7 +107,7 @@ def _slots(world: World) -> Mapping[str, Blob]:
 
 def _fresh(world: World) -> list[str]:
     oldest = naming.instance_name(naming.run_id(world.clock.now() - OLDEST, "a", "0"), 1)
-    listed = world.bucket.list(naming.MACHINES_PREFIX, after=naming.slot_object(oldest))
+    listed = world.bucket.list(naming.MACHINES_PREFIX, after=naming.slot_object(oldest), most=LISTED_SLOTS)
     return [entry.name for entry in listed if entry.size <= SLOT_BYTES][-MOST_SLOTS:]
 
 

@@ -22,6 +22,8 @@ DOCUMENT = StoredDocument(LEDGER, Ledger, _parse, Ledger.dump)
 
 
 MONEY_EVENTS: Final = frozenset({"budget_held"})
+OF_MONEY: Final = "runs/*/events/*Z-client-*-budget_held.json"
+"""The names of these events."""
 """If a run has one of these events, the ledger had an entry before it. The ledger can be rebuilt from such events."""
 
 
@@ -52,7 +54,9 @@ class LedgerStore:
         ledger = _parse(data)
         if not ledger.empty:
             return ledger
-        held = next((entry.name for entry in self._bucket.list("runs/") if _of_money(entry.name)), "")
+        held = next(
+            (entry.name for entry in self._bucket.list("runs/", matching=OF_MONEY) if _of_money(entry.name)), ""
+        )
         if held:
             blob = self._bucket.read(LEDGER)  # the first hold may have been taken since the ledger was read
             ledger = _parse(None if blob is None else blob.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from threading import Lock
 import google_crc32c
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.core.errors import LocalError, NotFound, Unavailable
-from orchestrator.ports import Blob, ObjectEntry
+from orchestrator.core.errors import LocalError, NotFound, Unavailable, too_large
+from orchestrator.ports import DATA_BYTES, DOCUMENT_BYTES, Blob, ObjectEntry
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,28 @@ class MemoryBucket:
             self._objects[name] = _Object(name, bytes(data), self._generation, dict(metadata or {}), datetime.now(UTC))
             return self._generation
 
-    def read(self, name: str) -> Blob | None:
+    def read(self, name: str, *, largest: int = DOCUMENT_BYTES) -> Blob | None:
         self._called()
         there = self._objects.get(name)
+        if there is not None and len(there.data) > largest:
+            raise too_large(name, largest)
         return None if there is None else Blob(there.data, there.generation)
 
-    def read_many(self, names: Sequence[str]) -> Mapping[str, Blob]:
-        return {name: blob for name in names if (blob := self.read(name)) is not None}
+    def read_many(self, names: Sequence[str], *, largest: int = DATA_BYTES) -> Mapping[str, Blob]:
+        small = [name for name in names if name not in self._objects or len(self._objects[name].data) <= largest]
+        return {name: blob for name in small if (blob := self.read(name, largest=largest)) is not None}
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
+    def list(
+        self, prefix: str, *, after: str = "", matching: str = "", most: int | None = None
+    ) -> tuple[ObjectEntry, ...]:
         self._called()
+        pattern = re.compile("[^/]*".join(map(re.escape, matching.split("*")))) if matching else None
         with self._lock:
             at = max(bisect_left(self._names, prefix), bisect_right(self._names, after))
             found = []
-            while at < len(self._names) and self._names[at].startswith(prefix):
-                found.append(self._objects[self._names[at]].entry)
+            while at < len(self._names) and self._names[at].startswith(prefix) and len(found) != most:
+                if pattern is None or pattern.fullmatch(self._names[at]):
+                    found.append(self._objects[self._names[at]].entry)
                 at += 1
             return tuple(found)
 

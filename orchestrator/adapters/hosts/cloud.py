@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
-from orchestrator.core.errors import BenchError, HostUnfit, NotFound, Unavailable
+from orchestrator.core.errors import BenchError, DocumentUnreadable, HostUnfit, NotFound, Unavailable
 from orchestrator.core.host_answers import (
     answer_error,
     answer_seconds,
@@ -29,7 +29,6 @@ from orchestrator.core.hosts import (
     HostRecord,
     HostRun,
     HostTarget,
-    RecordUnreadable,
     parse_target,
     record_object,
     with_run,
@@ -46,8 +45,8 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
-from orchestrator.core.spool import Spooled, sort_spool
-from orchestrator.ports import Bucket, Clock, RemoteShell
+from orchestrator.core.spool import RUN_FILES, Spooled, sort_spool
+from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, RemoteShell
 from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS, update_host
 
@@ -278,7 +277,7 @@ class HostCloud:
             zone = entry.name.removeprefix(RECORD_PREFIX).removesuffix(".json")
             try:
                 record = self.record(zone)
-            except RecordUnreadable as exc:  # one that cannot be read hides no other
+            except DocumentUnreadable as exc:  # one that cannot be read hides no other
                 self.odd[entry.name] = str(exc)
                 continue
             for name, run in record.open_runs().items() if record is not None else ():
@@ -343,7 +342,7 @@ class HostCloud:
         about: dict[str, Any] = {"vm": name, "sha256": payload["sha256"], "size": 0}
         if self._checked(target, "prepare", about, python=python)["present"]:
             return
-        blob = self.bucket.read(payload["object"])
+        blob = self.bucket.read(payload["object"], largest=PAYLOAD_BYTES)
         if blob is None:
             raise NotFound(
                 f"there is no {payload['object']} in the bucket",
@@ -382,7 +381,7 @@ class HostCloud:
             "sha256": payload["sha256"],
             "deadline_s": request.max_run_s,
             "metadata": metadata,
-            "known": [entry.name for entry in self.bucket.list(cases_prefix(run.run_id))],
+            "known": [entry.name for entry in self.bucket.list(cases_prefix(run.run_id), most=RUN_FILES)],
             "client_time": self.clock.now().timestamp(),
         }
 

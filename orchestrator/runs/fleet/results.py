@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import SEEK_END
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -58,6 +59,11 @@ class Member:
     rows: int
 
 
+CHILD_FILES: Final = 10_000
+CHILD_BYTES: Final = 1 << 30
+"""How many files of cases a child may have stored, and how many bytes in all."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredMembers:
     """The stored rows, by child; `strange` are objects in their place that are not a child's rows."""
@@ -71,9 +77,11 @@ def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) ->
     object, and why: a case's file that is not whole, or not this child's, or with columns of its own too many."""
     name, run_id = rows_object(fleet, child.index), child_run(fleet, child.cell.gpu, child.index)
     prefix = cases_prefix(run_id)
-    blobs = bucket.read_many([entry.name for entry in bucket.list(prefix)])
+    listed = bucket.list(prefix, most=CHILD_FILES + 1)
+    fits = [total <= CHILD_BYTES for total in accumulate(entry.size for entry in listed)]
+    blobs = bucket.read_many([entry.name for entry, fit in zip(listed[:CHILD_FILES], fits, strict=False) if fit])
     cases: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    left_out = {entry.name: "left out: a child stores less" for entry in listed if entry.name not in blobs}
     heads: dict[str, None] = {}
     for place, blob in sorted(blobs.items()):
         case, text = place.removeprefix(prefix).removesuffix(".csv"), blob.data.decode("utf-8", "replace")

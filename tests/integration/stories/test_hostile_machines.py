@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -14,8 +16,12 @@ import pytest
 from orchestrator.core.errors import ProviderError
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine, World
+from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.store.events import EVENTS_OF_A_CASE, EVENTS_OF_A_MACHINE, EventLog
+from tests.integration.stories.recovering import PAYLOAD, where
 from tests.integration.stories.stage import RUN, Stage, same_to_the_cent, silent_vm, staged
+from tests.support.crowded_bucket import CrowdedBucket
 
 OTHER = "20261121-050000-l4-0002"
 VALUES: tuple[dict[str, Any], ...] = (
@@ -100,3 +106,37 @@ def test_a_stop_of_a_run_that_cannot_be_looked_at_ends_and_is_recorded(home: Pat
             engine.follow(patience_s=45)
         assert stage.timeline.now() - begun <= timedelta(seconds=60)
         assert engine.look().stop is not None
+
+
+def test_a_million_events_of_a_machine_keep_no_command_from_its_end(home: Path) -> None:
+    """Stop, the reconciliation of `bench status`, and another launch each list for less than 30 seconds."""
+    with staged(home, silent_vm) as stage:
+        _, vm = stage.with_a_machine()
+        plain = stage.world()
+        crowded = CrowdedBucket(plain.bucket, RUN)
+        world = replace(plain, bucket=crowded, log=lambda run: EventLog(crowded, run, "client-00000b", plain.clock))
+        engine = Engine(world, RUN)
+        took: dict[str, float] = {}
+        bound = EVENTS_OF_A_MACHINE + EVENTS_OF_A_CASE * len(stage.plan().cases) + 100
+
+        @contextmanager
+        def timed(what: str) -> Iterator[None]:
+            begun, crowded.spent_s, crowded.reads = stage.timeline.now(), 0.0, 0
+            yield
+            took[what] = crowded.spent_s
+            assert crowded.reads <= bound, what
+            assert (stage.timeline.now() - begun).total_seconds() < 60, what
+
+        with timed("status"):
+            reconcile_holds(world)
+        with timed("stop"):
+            engine.request_stop("ada", "enough")
+            run = engine.follow()
+        assert run.over
+        assert stage.cloud.instances() == [], vm.name
+        assert same_to_the_cent(stage.ledger().runs[RUN].spent, stage.billed())
+        with timed("launch"):
+            order = RunOrder(OTHER, stage.plan(), PAYLOAD, where(stage))
+            assert begin_launch(world, order).end_unbegun("enough")
+        assert max(took.values()) < 30, took
+        assert stage.ledger().runs[OTHER].settled_usd == 0

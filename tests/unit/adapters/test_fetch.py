@@ -151,8 +151,8 @@ class Boasting(MemoryBucket):
 
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def list(self, prefix: str, *, after: str = "") -> tuple[ObjectEntry, ...]:
-        listed = super().list(prefix, after=after)
+    def list(self, prefix: str, **which: object) -> tuple[ObjectEntry, ...]:
+        listed = super().list(prefix, **which)  # type: ignore[arg-type]
         return tuple(replace(one, size=self.sizes.get(one.name, one.size)) for one in listed)
 
 

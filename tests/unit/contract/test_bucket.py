@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.errors import BenchError, LocalError, NotFound
+from orchestrator.core.errors import BenchError, DocumentUnreadable, LocalError, NotFound
 from orchestrator.ports import Bucket
 
 
@@ -220,3 +220,33 @@ def test_objects_become_one_in_their_order_and_again_when_it_is_made_again(bucke
         assert blob.data == whole
         (entry,) = bucket.list("whole")
         assert entry.size == len(whole)
+
+
+def test_a_listing_ends_after_the_most_that_were_asked_for(bucket: Bucket) -> None:
+    for number in range(7):
+        bucket.create(f"a/{number}", b"")
+    assert [entry.name for entry in bucket.list("a/", most=3)] == ["a/0", "a/1", "a/2"]
+    assert [entry.name for entry in bucket.list("a/", after="a/4", most=3)] == ["a/5", "a/6"]
+    assert len(bucket.list("a/", most=100)) == 7
+
+
+def test_a_pattern_selects_by_the_whole_name_and_no_star_spans_a_slash(bucket: Bucket) -> None:
+    for name in ("r/1/e/x-client-1.json", "r/1/e/x-vm-1.json", "r/1/e/deep/x-client-1.json", "r/2/e/y-client-2.json"):
+        bucket.create(name, b"")
+    assert [entry.name for entry in bucket.list("r/1/", matching="r/1/e/*-client-*")] == ["r/1/e/x-client-1.json"]
+    both = bucket.list("r/", matching="r/*/e/*-client-*.json")
+    assert [entry.name for entry in both] == ["r/1/e/x-client-1.json", "r/2/e/y-client-2.json"]
+    assert bucket.list("r/", matching="e/*-client-*") == ()
+    assert [entry.name for entry in bucket.list("r/", matching="r/*/e/*-client-*", most=1)] == [both[0].name]
+
+
+def test_an_object_larger_than_the_caller_has_room_for_is_refused_unread(bucket: Bucket) -> None:
+    bucket.create("large", b"x" * 5000)
+    bucket.create("small", b"x" * 50)
+    with pytest.raises(DocumentUnreadable, match="more than 4000 bytes") as refused:
+        bucket.read("large", largest=4000)
+    assert refused.value.exit_code == 16
+    assert list(bucket.read_many(["large", "small"], largest=4000)) == ["small"]
+    blob = bucket.read("large", largest=5000)
+    assert blob is not None
+    assert len(blob.data) == 5000

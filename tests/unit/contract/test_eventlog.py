@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +11,21 @@ import pytest
 
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix
-from orchestrator.core.run.events import BudgetHeld, PhaseStarted, StopRequested, Unrecognised, VmBooted, encode_event
+from orchestrator.core.run.events import (
+    BudgetHeld,
+    CaseStarted,
+    PhaseStarted,
+    StopRequested,
+    Unrecognised,
+    VmBooted,
+    encode_event,
+)
 from orchestrator.ports import Blob, Bucket
-from orchestrator.store.events import EVENTS_OF_A_MACHINE, EventLog
+from orchestrator.store.events import EVENTS_OF_A_KIND, EVENTS_OF_A_MACHINE, EventLog
+from tests.support.crowded_bucket import CrowdedBucket
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
+from tests.unit.core.builders import planned, requested
 
 RUN = "20261121-040506-l4-7f3a"
 
@@ -195,7 +205,7 @@ class ForgetfulBucket(MemoryBucket):
     def create(self, name: str, data: bytes, *, content_type: str = "application/json") -> bool:
         return False
 
-    def read(self, name: str) -> Blob | None:
+    def read(self, name: str, *, largest: int = 0) -> Blob | None:
         return None
 
 
@@ -209,8 +219,8 @@ class SlowListing(MemoryBucket):
 
     ready: bool = False
 
-    def read_many(self, names: object) -> Mapping[str, Blob]:
-        return super().read_many(names) if self.ready else {}  # type: ignore[arg-type]
+    def read_many(self, names: Sequence[str], **limits: int) -> Mapping[str, Blob]:
+        return super().read_many(names, **limits) if self.ready else {}
 
 
 def test_an_event_that_could_not_be_read_is_asked_for_again() -> None:
@@ -245,11 +255,11 @@ def test_of_a_machine_no_more_is_read_than_its_plan_can_give_rise_to() -> None:
     bucket.calls = 0
     ours = log(bucket, "client-000002")
     assert [event.writer for event in ours.read()] == ["client-000001", "vm-1-deadbeef"]
-    assert bucket.calls <= EVENTS_OF_A_MACHINE + 3
+    assert bucket.calls <= EVENTS_OF_A_KIND + 3
     assert len(ours.undecodable) >= 2999
     bucket.calls = 0
     ours.read()
-    assert bucket.calls <= EVENTS_OF_A_MACHINE + 1
+    assert bucket.calls <= 1
 
 
 @pytest.mark.parametrize("writer", ["vm-7-deadbeef", "host-1", "eve"])
@@ -261,3 +271,58 @@ def test_nothing_is_read_of_a_machine_that_nobody_requested_or_another_writer(wr
     ours = log(bucket, "client-000002")
     assert len(ours.read()) == 1
     assert (bucket.calls, len(ours.undecodable)) == (2, 51)
+
+
+@pytest.mark.parametrize("writer", ["vm-1-deadbeef", "vm-9-deadbeef", "host-1", "eve", "Z"])
+def test_a_million_junk_names_hide_no_clients_event_and_cost_a_few_pages(writer: str) -> None:
+    bucket = CrowdedBucket(MemoryBucket(), RUN, writer=writer)
+    stop = log(bucket).append(StopRequested(by="ada", reason="enough"))
+    machine = log(bucket, "vm-1-00000001").append(phase("a"))
+    ours = log(bucket, "client-000002")
+    events = ours.read()
+    assert stop in events
+    assert writer == "vm-1-deadbeef" or machine in events, "another writer's junk hides no machine"
+    assert bucket.spent_s < 10
+    assert bucket.reads <= EVENTS_OF_A_KIND + 2
+    first = bucket.spent_s
+    assert ours.read() == events
+    assert bucket.spent_s - first < first, "and fewer pages the next time"
+
+
+def test_a_log_of_more_objects_than_are_listed_at_once_is_read_as_a_whole(bucket: Bucket) -> None:
+    clock = SimulatedClock()
+    log(bucket, clock=clock).append(planned(cases=1000))
+    log(bucket, "client-000003", clock).append(requested(attempt=2))
+    few = EventLog(bucket, RUN, "client-000002", clock, listed_at_once=4)
+    for writer in ("vm-1-0a", "boot-1-0a", "vm-2-0b", "vm-3-0c", "eve"):
+        for number in range(3):
+            log(bucket, f"{writer}{number}" if writer != "eve" else writer, clock).append(phase("a"))
+            clock.sleep(1)
+    whole = [event.writer for event in few.read()]
+    assert len(whole) == 2 + 9
+    assert not {writer for writer in whole if writer.startswith(("vm-3", "eve"))}
+
+
+def test_the_junk_of_a_machine_is_read_once_and_no_further(bucket: Bucket) -> None:
+    memory = MemoryBucket()
+    log(memory).append(StopRequested(by="ada", reason="enough"))
+    junk(memory, "vm-1-deadbeef", 3000)
+    ours, counted = log(memory, "client-000002"), []
+    for _ in range(3):
+        memory.calls = 0
+        ours.read()
+        counted.append(memory.calls)
+    assert counted[1:] == [1, 1], "a client that follows the run reads no more of it each time"
+
+
+def test_junk_of_one_kind_or_of_made_up_kinds_crowds_out_no_event_of_a_case() -> None:
+    memory, clock = MemoryBucket(), SimulatedClock()
+    log(memory, clock=clock).append(planned(cases=3))
+    for number in range(3 * EVENTS_OF_A_KIND):
+        name = f"20200101T000000.000000Z-vm-1-0a-{number:06d}-{'healed' if number % 3 else f'kind_{chr(97 + number % 26)}'}"
+        memory.create(f"{events_prefix(RUN)}{name}.json", b"{}")
+    clock.sleep(5)
+    measured = log(memory, "vm-1-0a", clock).append(CaseStarted(case_id="b1", index=1, of=3))
+    memory.calls = 0
+    assert measured in log(memory, "client-000002").read()
+    assert memory.calls <= EVENTS_OF_A_MACHINE
