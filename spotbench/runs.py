@@ -183,7 +183,7 @@ def _configured(
         overrides.append(f"budget.per_run_usd={Decimal(str(max_usd))}")
     path = Path(workload) if str(workload) else None
     if path is not None and not path.exists():
-        raise ConfigError(f"there is no file {path}", hint="docs/library.md says what launch and plan take")
+        raise ConfigError(f"there is no file {path}", hint="`bench docs library` says what launch and plan take")
     options = LaunchOptions(gpu, path, tuple(overrides), hosts=(host,) if host else ())
     wiring = _wired(say)
     config, name = wiring.configured(options)

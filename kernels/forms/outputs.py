@@ -113,7 +113,7 @@ def merge_repetitions(results: Sequence[Result]) -> Iterator[Result]:
         yield first
 
 
-REMEDY = "they are not pooled; give them names of their own, or number them as repetitions (docs/forms/program.md)"
+REMEDY = "they are not pooled; give them names of their own, or number them as repetitions (`bench docs forms/program`)"
 
 
 def name_implementations(results: Sequence[Result], by: str) -> None:

@@ -38,6 +38,11 @@ def bundle_root() -> Path:
     return find_root((package / "_bundle", package.parent))
 
 
+def docs_folder() -> Path:
+    """The folder of the documentation's pages."""
+    return bundle_root() / "docs"
+
+
 def find_root(candidates: tuple[Path, ...]) -> Path:
     """The first of `candidates` that holds all trees. Raises `LocalError`."""
     for root in candidates:

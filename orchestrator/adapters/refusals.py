@@ -119,7 +119,7 @@ def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
         hint=(
             f"grant `{needed[1] or needed[2]}` to the account in use"
             if needed
-            else "docs/gce.md lists the permissions that are needed"
+            else "`bench docs gce` lists the permissions that are needed"
         )
         + "; `bench doctor` lists all that are missing",
     )

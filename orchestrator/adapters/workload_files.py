@@ -88,7 +88,7 @@ def main_file(path: Path) -> Path:
 
 
 FORMS: Final = (
-    "the forms: a file NAME.py, alone or in a folder NAME (docs/your-own-kernel.md; `bench new NAME` writes one); "
+    "the forms: a file NAME.py, alone or in a folder NAME (`bench docs your-own-kernel`; `bench new NAME` writes one); "
     "task.yml with reference.py (GPU MODE); files with Model and ModelNew (KernelBench); definitions/ with solutions/ "
     "(FlashInfer-Bench); YAML with a command (a program that measures itself)"
 )

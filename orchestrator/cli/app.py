@@ -18,6 +18,7 @@ from orchestrator.core.text import log_text
 
 COMMANDS = {
     "init": "Set up a Google Cloud project: APIs, bucket, accounts, caps.",
+    "demo": "Measure an example on this machine, in about a minute.",
     "doctor": "Check everything that a launch needs; costs nothing.",
     "new": "Write an example kernel that runs, to start your own from.",
     "launch": "Rent a machine, measure, delete the machine.",
@@ -43,6 +44,7 @@ COMMANDS = {
     "costs": "Show what was spent and held; add or remove other costs.",
     "config": "Show the bundled configurations and every key.",
     "schema": "Print the JSON Schema of what a command prints with --json.",
+    "docs": "Show a page of the documentation.",
     "man": "Print the manual page; to read it: bench man | man -l -",
     "cloud": "Control the embedded cloud: its VMs, bill and faults.",
 }
@@ -50,12 +52,12 @@ COMMANDS = {
 
 
 GROUPS = {
-    "Begin": ("init", "doctor", "new", "plan", "launch"),
+    "Begin": ("demo", "init", "doctor", "new", "plan", "launch"),
     "Follow": ("status", "logs", "ssh", "stop", "diagnose"),
     "Results": ("fetch", "report", "cases", "compare", "history", "baseline", "profile", "site"),
     "Many machines": ("fleet", "image"),
     "Money": ("costs", "budget", "prices", "reap"),
-    "The tool": ("config", "cloud", "schema", "man"),
+    "The tool": ("docs", "config", "cloud", "schema", "man"),
 }
 """The groups of commands in `bench --help` and in the greeting; a command that is in no group comes last."""
 

@@ -122,7 +122,7 @@ def weather(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Inject faults: stock-outs, errors, preemptions, hangs. See docs/embedded-cloud.md."""
+    """Inject faults: stock-outs, errors, preemptions, hangs. See `bench docs embedded-cloud`."""
     body = None if file is None else load_weather(file)
     address = options(ctx).wiring().address
     if address is None:

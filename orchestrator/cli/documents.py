@@ -471,7 +471,9 @@ SHAPES: Final[dict[str, Any]] = {
     ),
     "costs add": shape(id=str, category=str, usd=Usd, note=str),
     "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
+    "demo": RunDocument,
     "diagnose": shape(run_id=str, state=str, cause=str | None, detail=str, remedy=str, lines=list[str]),
+    "docs": shape(pages=list[str], text=str),
     "doctor": shape(
         mode=str, project=str, bucket=str, exit_code=int, counts=dict[str, int], checks=list[CheckDocument]
     ),

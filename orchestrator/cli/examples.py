@@ -6,7 +6,7 @@ from typing import Final
 
 EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "": (
-        ("bench launch --gpu cpu", "measure the bundled kernel here: nothing is rented"),
+        ("bench demo", "an example on this machine, in about a minute: nothing is rented"),
         ("bench new norm", "write a kernel of your own: then bench launch norm.py"),
         ("bench plan --gpu l4", "what a run on a rented L4 would do, and cost at most"),
     ),
@@ -37,7 +37,9 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "costs": (("bench costs --last 50", "the newest 50 entries of the ledger"),),
     "costs add": (("bench costs add 1.50 --category ai --note review", "it counts against the same caps"),),
     "costs rm": (("bench costs rm cost-1a2b3c4d", "take back a cost that was added by hand"),),
+    "demo": (("bench demo", "softmax in one step and in four, and a version that is wrong"),),
     "diagnose": (("bench diagnose last", "why the run failed, and how to repair it"),),
+    "docs": (("bench docs your-own-kernel", "what a workload consists of"),),
     "doctor": (
         ("bench doctor", "this machine, the project, the bucket"),
         ("bench doctor --gpu l4 --fix", "what a run on an L4 needs; after asking, fixes what is safe and free"),

@@ -87,7 +87,11 @@ def launch(
         _resume(ctx, again, _limits(choice, terms, machine), detach=detach, json=json)
         return
     chosen = launch_options(choice, terms, machine.host, keep=machine.keep)
-    wiring = options(ctx).wiring()
+    launch_and_follow(options(ctx).wiring(), chosen, cold=machine.cold, detach=detach, json=json)
+
+
+def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, detach: bool, json: bool) -> None:
+    """Plan, launch and follow a run, and print its answer. Raise the run's own error if it has one."""
     configuration, name = wiring.configured(chosen)
     payload = payload_of(configuration)
     with watching(quiet=json, now=wiring.clock.now) as watch:
@@ -95,11 +99,11 @@ def launch(
         if wiring.mode.simulated and not chosen.hosts:
             watch.say(practice_words(configuration.gpu))
         watch.step("planning")
-        plan, refused = _planned(wiring, configuration, name, cold=machine.cold)
+        plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
         world = wiring.world(configuration)
         order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload, launch_context(wiring, plan))
-        is_own_machine = machine.cold or plan.mode is Mode.HOST
+        is_own_machine = cold or plan.mode is Mode.HOST
 
         def begun() -> Engine:
             return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)

@@ -25,7 +25,7 @@ from orchestrator.core.workload_faults import KINDS, Unknown, of_cases, of_names
 
 LONGEST_ID: Final = 160
 MOST_CASES: Final = 10_000
-HINT: Final = "docs/your-own-kernel.md says what a workload consists of; `bench new NAME` writes one that runs"
+HINT: Final = "`bench docs your-own-kernel` says what a workload consists of; `bench new NAME` writes one that runs"
 BINARY: Final[Mapping[type[ast.operator], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

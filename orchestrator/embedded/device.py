@@ -43,6 +43,12 @@ def cpu_name(cpus: Path = CPUS) -> str:
     return printable_text(match[1] if match else platform.processor() or platform.machine())
 
 
+def practice_device(gpu: str) -> str:
+    """What a run of the embedded cloud measures: `its GPU, NVIDIA H200`, or `its CPU: AMD EPYC`."""
+    name = "" if gpu == "cpu" else gpu_name()
+    return f"its GPU, {name}" if name else f"its CPU: {cpu_name()}"
+
+
 def printable_text(text: str) -> str:
     """The printable characters of `text`, at most 80."""
     return "".join(character for character in text if character.isprintable())[:80]

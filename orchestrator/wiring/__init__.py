@@ -20,7 +20,6 @@ from orchestrator.adapters.settings import Settings, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import plan_name, run_id
-from orchestrator.embedded import device
 from orchestrator.embedded.client import (
     CloudAddress,
     CloudUnavailable,
@@ -31,6 +30,7 @@ from orchestrator.embedded.client import (
     living_cloud,
 )
 from orchestrator.embedded.client import stop_cloud as stop_cloud
+from orchestrator.embedded.device import practice_device as practice_device
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 
@@ -78,10 +78,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CloudAddress", "CloudUnavailable", "Fetched", "ReapTimer", "Setup", "Wiring", "answered_in_sql", "ask_control",
-    "configs_folder", "csv_lines", "download_object", "fetch_run", "files_of", "install_timer_files",
+    "configs_folder", "csv_lines", "docs_folder", "download_object", "fetch_run", "files_of", "install_timer_files",
     "is_installed", "launch_context", "living_cloud", "load_chosen_config", "load_settings", "load_weather",
-    "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "print_figure", "run_attached",
-    "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now", "wire", "wire_embedded", "write_atomically",
+    "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "practice_lacks",
+    "print_figure", "run_attached", "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now",
+    "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "ReapTimer": "timer.ReapTimer",
@@ -89,12 +90,14 @@ HANDED_ON: Final = {
     "csv_lines": "run_folder.read_lines",
     "download_object": "fetch.download_object",
     "fetch_run": "fetch.fetch_run",
+    "docs_folder": "payload.docs_folder",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
     "ncu_pages": "ncu_report.pages_of",
     "open_folder": "run_folder.open_folder",
     "print_figure": "figure_files.print_figure",
-    "site_server": "site_server",
+    "practice_lacks": "hosts.local_shell.practice_lacks",
+    "site_server": "site_server.",
     "sql_ready": "sql.require_duckdb",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
@@ -103,7 +106,7 @@ HANDED_ON: Final = {
 def __getattr__(name: str) -> Any:
     if name not in HANDED_ON:
         raise AttributeError(name)
-    module, _, inner = HANDED_ON[name].partition(".")
+    module, _, inner = HANDED_ON[name].rpartition(".")
     module_object = importlib.import_module(f"orchestrator.adapters.{module}")
     return getattr(module_object, inner) if inner else module_object
 
@@ -114,12 +117,6 @@ def serve_site(folder: Path, port: int) -> site_server.SiteServer:
     from orchestrator.embedded.guard import is_own_connection
 
     return SiteServer(folder, port, is_own=is_own_connection)
-
-
-def practice_device(gpu: str) -> str:
-    """What a run of the embedded cloud measures: `its GPU, NVIDIA H200`, or `its CPU: AMD EPYC`."""
-    name = "" if gpu == "cpu" else device.gpu_name()
-    return f"its GPU, {name}" if name else f"its CPU: {device.cpu_name()}"
 
 
 def utc_now() -> datetime:
@@ -158,7 +155,7 @@ def load_weather(path: Path) -> Any:
     from orchestrator.core import text, yamltext
     from orchestrator.embedded.weather import parse_weather
 
-    hint = "docs/embedded-cloud.md has examples"
+    hint = "`bench docs embedded-cloud` has examples"
     try:
         with path.open("rb") as file:
             document = yamltext.read_yaml(text.read_text(file))
@@ -217,11 +214,11 @@ class Wiring:
         if self.settings.project:
             return None
         if sys.platform == "darwin":
-            hint = "BENCH_PROJECT and BENCH_BUCKET name a project and a bucket; docs/platforms.md says what works here"
+            hint = "BENCH_PROJECT and BENCH_BUCKET name a project and a bucket; see `bench docs platforms`"
             raise LocalError("the embedded cloud needs /proc, which macOS does not have", hint=hint)
         home, weather = self.home / "cloud", self.settings.weather
         if weather is not None and not weather.is_file():
-            raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="docs/embedded-cloud.md has examples")
+            raise ConfigError(f"BENCH_WEATHER: there is no file {weather}", hint="see `bench docs embedded-cloud`")
         if weather is not None:
             load_weather(weather)
         try:
@@ -524,7 +521,13 @@ class Wiring:
         world = self.world(config)
         if config.host.targets:
             return host_planning.plan_for_hosts(world, self.hosts, config, name, say=self.say)
-        return planning.plan_on_cloud(world, config, name, self.rented_from)
+        made = planning.plan_on_cloud(world, config, name, self.rented_from)
+        if not self.mode.simulated:
+            return made
+        from orchestrator.adapters.hosts.local_shell import practice_lacks
+
+        lacks = practice_lacks(compiler_needed=config.workload is None and not self.here)
+        return replace(made, notices=(*made.notices, *lacks))
 
     def stored_plan(self, run_id: str, options: LaunchOptions) -> StoredPlan:
         """The plan of a run in the bucket, beside what `options` choose. Raises `NotFound`, `ConfigError`."""

@@ -29,7 +29,7 @@ REMEDIES = {
     "requirements_failed": "fix `requirements` or `apt` of the workload; artifacts/log.txt has pip's own output",
     "program_failed": "read artifacts/program.log and program.out; run the command by hand in its folder",
     "spec_refused": (
-        "fix the file and line that the message names; docs/your-own-kernel.md explains what a workload needs"
+        "fix the file and line that the message names; `bench docs your-own-kernel` explains what a workload needs"
     ),
     "storage_unreachable": "check that the bucket exists and that the VM's service account may read and create objects",
     "torch_missing": "use an image with torch, or set environment.allow_install=true",

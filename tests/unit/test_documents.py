@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,31 @@ def test_the_readme_is_one_screen_and_a_half() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     assert [line for line in lines if len(line) > 160] == []
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """Every text of a module that is not a docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    yield from (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
+    )
+
+
+def test_every_page_that_a_hint_names_can_be_shown_from_a_wheel() -> None:
+    """A wheel has no folder docs/ beside it: a hint names `bench docs PAGE`, and the page is there."""
+    paths = [path for top in ("orchestrator", "spotbench", "startup", "kernels") for path in (ROOT / top).rglob("*.py")]
+    texts = [text for path in paths if "_bundle" not in path.parts for text in sentences(path)]
+    assert [text for text in texts if re.search(r"docs/[\w/-]+\.md", text)] == []
+    named = {name for text in texts for name in re.findall(r"`bench docs ([\w/-]+)`", text)}
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / "docs" / f"{name}.md").is_file()] == []
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
+    assert wheel["force-include"]["docs"] == "orchestrator/_bundle/docs"
 
 
 def floor(part: str) -> int:

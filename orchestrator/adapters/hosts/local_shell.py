@@ -27,6 +27,7 @@ from orchestrator.adapters.hosts.host_operations import (
     no_answer,
     said_too_much,
 )
+from orchestrator.core.doctor.here import lacks_for_practice
 from orchestrator.core.errors import HostUnfit, Unavailable
 from orchestrator.core.hosts import HostTarget
 
@@ -71,6 +72,11 @@ def compiler() -> str:
     """The path of a C++ compiler, or nothing."""
     wished = os.environ.get("CXX", "")
     return next((path for name in (wished, *COMPILERS) if name and (path := shutil.which(name))), "")
+
+
+def practice_lacks(*, compiler_needed: bool) -> tuple[str, ...]:
+    """What this machine lacks for practice, each with the command that installs it."""
+    return lacks_for_practice(torch_version(), compiler(), compiler_needed=compiler_needed)
 
 
 def writable(folder: Path) -> tuple[str, int]:

@@ -188,7 +188,7 @@ class SweepOptions:
             with file.open("rb") as opened:
                 text = read_text(opened)
         except (OSError, ValueError) as exc:
-            hint = "docs/fleets.md has an example of a sweep"
+            hint = "`bench docs fleets` has an example of a sweep"
             raise ConfigError(f"cannot read {file}: {os_error_text(exc)}", hint=hint) from exc
         return parse_sweep(text, source=str(file), overrides=self.fields)
 

@@ -109,6 +109,14 @@ def check_embedded(found: Embedded) -> CheckVerdict:
             )
 
 
+def lacks_for_practice(torch: str, compiler: str, *, compiler_needed: bool) -> tuple[str, ...]:
+    """What a run on this machine needs and does not find, each with the command that installs it."""
+    lacks = [] if torch else ["this Python has no torch, which a run on this machine measures with: pip install torch"]
+    if compiler_needed and not compiler:
+        lacks.append("no C++ compiler, with which the bundled kernel is built: sudo apt-get install g++")
+    return tuple(lacks)
+
+
 def check_compiler(path: str, needed: bool) -> CheckVerdict:
     """Checks the C++ compiler that builds the CPU kernel. `needed` says whether runs on this machine need it."""
     if path:

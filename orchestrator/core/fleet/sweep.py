@@ -174,7 +174,7 @@ def parse_sweep(text: str, *, source: str, overrides: Mapping[str, Any] | None =
                 line = document.line(path)
                 where = f"{source}:{line}" if line else source
                 problems.append(f"{where}: {yamltext.dotted_path(path) + ': ' if path else ''}{what}")
-    raise ConfigError("\n".join(problems), hint="docs/fleets.md explains every key of a sweep")
+    raise ConfigError("\n".join(problems), hint="`bench docs fleets` explains every key of a sweep")
 
 
 def _mistakes(sweep: Sweep) -> list[str]:

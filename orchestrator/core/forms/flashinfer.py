@@ -24,7 +24,7 @@ from orchestrator.core.workload import case_id
 
 FOLDERS: Final = {"definitions": ".json", "solutions": ".json", "workloads": ".jsonl"}
 """The folders of a trace set that are read, and how their files end."""
-HINT: Final = "docs/forms/flashinfer-bench.md says what is read of a trace set"
+HINT: Final = "`bench docs forms/flashinfer-bench` says what is read of a trace set"
 BASELINE: Final = "reference"
 DTYPES: Final = frozenset(
     {"float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "bool"}

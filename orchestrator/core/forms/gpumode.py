@@ -27,7 +27,7 @@ SUBMISSION: Final = "@SUBMISSION@"
 REFERENCE: Final = "reference.py"
 BASELINE: Final = "reference"
 SEED: Final = "seed"
-HINT: Final = "docs/forms/gpu-mode.md says what is read of a GPU MODE problem"
+HINT: Final = "`bench docs forms/gpu-mode` says what is read of a GPU MODE problem"
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 RANKINGS: Final = ("none", "last", "mean", "geom")
 UNUSED: Final = ("config", "test_timeout", "benchmark_timeout", "ranked_timeout", "gpus", "libraries")
@@ -66,7 +66,7 @@ def parse_task(text: str, file: str) -> GpuModeTask:
     if lang != "py":
         what = (
             f"lang {lang!r}: such a submission is compiled with GPU MODE's own C++ evaluator; only py is measured as a "
-            "problem. A program that prints its times can be described in a YAML file (docs/forms/program.md)"
+            "problem. A program that prints its times can be described in a YAML file (`bench docs forms/program`)"
         )
         raise description.wrong(what, "lang")
     if description.data.get("multi_gpu"):

@@ -19,7 +19,7 @@ AXIS: Final = "problem"
 
 GENERATED: Final = re.compile(r"level_\d+_problem_(\d+)_sample_(\d+)_kernel")
 """The names of files that KernelBench's own generator writes."""
-HINT: Final = "docs/forms/kernelbench.md says which files a pair and a suite consist of"
+HINT: Final = "`bench docs forms/kernelbench` says which files a pair and a suite consist of"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine"
 KEYS: Final = (
     "command", "build", "build_limit_s", "format", "implementation", "limit_s", "output", "requirements", "apt",
 )  # fmt: skip
-HINT: Final = "docs/forms/program.md says what such a description holds"
+HINT: Final = "`bench docs forms/program` says what such a description holds"
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ REMEDIES: Final = {
     "gate_failed": "`bench logs RUN` shows which check failed and what it found",
     "build_failed": "`bench logs RUN` shows the compiler's output; kernels/README.md says how to build it by hand",
     "kernel_wrong": "`bench fetch RUN` shows which cases are wrong and why; `bench logs RUN` has what a crash printed",
-    "spec_refused": "fix the file and line that the message names; docs/your-own-kernel.md explains "
+    "spec_refused": "fix the file and line that the message names; `bench docs your-own-kernel` explains "
     "what a workload needs",
     "harness_crashed": "`bench logs RUN` has the traceback; `bench launch --resume RUN` measures the "
     "cases that are missing",
@@ -105,7 +105,7 @@ REMEDIES: Final = {
     ),
     "stockout": "`bench launch --resume RUN` tries again later; or allow more zones, or set "
     "machine.provisioning=standard",
-    "permission": "grant the account in use the permissions that docs/gce.md lists; `bench doctor` "
+    "permission": "grant the account in use the permissions that `bench docs gce` lists; `bench doctor` "
     "shows which are missing",
     "api_disabled": "enable the Compute Engine API: gcloud services enable compute.googleapis.com, or "
     "`bench doctor --fix`",

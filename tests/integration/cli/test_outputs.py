@@ -31,6 +31,7 @@ LOOKS = {
     "config show": "l4",
     "costs": "",
     "diagnose": "NEWER",
+    "docs": "",
     "doctor": "",
     "fetch": "NEWER",
     "history": f"--case {CASE}",
@@ -67,13 +68,14 @@ CHANGES = {
 """Calls that change something, in an order in which they can be made."""
 
 TAKE_A_MACHINE = {
+    "demo": "tests/integration/cli/test_demo.py",
     "costs rm": "it names the id of a cost: tests/integration/cli/test_money.py",
     "image build": "tests/integration/stories/test_images.py; its document is that of `image validate`, less the judgement",
     "launch": "tests/integration/cli/test_real_machines.py; the live view: tests/integration/cli/test_render.py",
 }
 CODES: dict[str, int | None] = {"compare": 0, "doctor": None, "cloud preempt": 10, "ssh": 2}
 """The exit codes of those that do not end with 0: of a run that is over, and a machine that is not there, an error."""
-DATA = {"man", "config show", "config keys", "schema", "doctor", "init"}
+DATA = {"man", "docs", "config show", "config keys", "schema", "doctor", "init"}
 """Not kept as snapshots: what they print is a document of another sort, or this machine."""
 
 

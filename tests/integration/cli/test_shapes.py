@@ -50,7 +50,7 @@ def test_what_commands_print_is_what_their_schemas_say(bench: Bench, tmp_path: P
     here = [str(folder(tmp_path / name, csv_text(records(seed=seed)))) for seed, name in enumerate(("a", "b"))]
     calls = {
         "status": [], "plan": ["--gpu", "l4"], "prices": [], "costs": [], "budget": [], "reap": [], "doctor": [],
-        "cases": [run], "config list": [], "config show": ["l4"], "config keys": [], "schema": ["status"], "man": [],
+        "cases": [run], "config list": [], "config show": ["l4"], "config keys": [], "schema": ["status"], "man": [], "docs": ["judge"],
         "cloud status": [], "cloud bill": [], "cloud weather": [], "cloud start": [], "new": ["norm"],
         "baseline list": [], "budget set": ["--day", "4"], "costs add": ["0.5", "--category", "ai"],
         "report": [here[0]], "compare": [*here], "init": ["--embedded", "--print", "gcloud"],

@@ -73,6 +73,7 @@ NOT_RUN = {
     r"^bench init --project(?!.*--print)": "it needs a project at Google: tests/integration/cli/test_init.py runs it on the "
     "embedded cloud",
     r"^bench launch --resume|^bench launch --keep": "the runs it needs are those of tests/integration/stories and tests/integration/cli",
+    r"^bench demo|^make demo": "it is timed: tests/integration/cli/test_demo.py runs it",
     r"^bench (reap --install-timer)$": "it changes the user's own systemd: tests/integration/cli/test_reap.py runs it",
     r"^bench launch (FILE|NAME\.py|swish/|level1/|my\.yaml|vectoradd_py/|saxpy\.yaml)": "it stands for a file of the reader's",
     r"^bench (launch|report)\b.*(TRACE_SET|flashinfer-trace)/": "it stands for a "

@@ -231,7 +231,7 @@ def test_an_answer_cut_short_is_asked_for_again() -> None:
     [
         (google_error(403, "caller does not have storage.objects.get access to the object", "forbidden"),
          PermissionDenied, "grant `storage.objects.get`"),
-        (google_error(403, "no", "forbidden"), PermissionDenied, "docs/gce.md"),
+        (google_error(403, "no", "forbidden"), PermissionDenied, "bench docs gce"),
         (google_error(403, "API has not been used", "accessNotConfigured"), PermissionDenied, "gcloud services enable"),
         (google_error(403, "daily", "dailyLimitExceeded"), QuotaExceeded, "iam-admin/quotas"),
         (google_error(401, "Invalid Credentials", "authError"), CredentialsMissing, "gcloud auth"),

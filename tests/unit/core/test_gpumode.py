@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_task_is_told_by_file_and_line(name: str) -> None:
     with pytest.raises(ConfigError) as told:
         parse_task(TASK.replace(old, new, 1), "task.yml")
     assert str(told.value).startswith(words)
-    assert "docs/forms/gpu-mode.md" in str(told.value.hint)
+    assert "bench docs forms/gpu-mode" in str(told.value.hint)
 
 
 def test_a_task_without_benchmarks_is_refused() -> None:

@@ -1,0 +1,50 @@
+"""`bench demo`: what a newcomer runs first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.conftest import Bench
+
+
+@pytest.mark.smoke
+def test_the_demo_ends_with_verdicts_and_names_what_is_wrong(bench: Bench) -> None:
+    out = bench("demo").out
+    assert out.startswith("practice: nothing is rented, prices are simulated; measuring this machine, its CPU: ")
+    assert "careless is WRONG in 4 of 4 cases" in out
+    rows = [line for line in out.splitlines() if "\ttorch\t" in line]
+    assert len(rows) == 4
+    assert sum(line.split("\t")[5] == "faster" for line in rows) >= 2, out
+    assert "one of your own: bench new NAME" in out
+
+
+def test_the_demo_says_what_is_missing_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.adapters.hosts.local_shell.torch_version", str)
+    refused = bench("demo", code=11)
+    assert refused.err.splitlines() == [
+        "error: this Python has no torch, which a run on this machine measures with",
+        "hint:  pip install torch",
+    ]
+    assert "note: this Python has no torch" in bench("plan", "--gpu", "cpu").out
+
+
+def test_a_plan_of_the_bundled_kernel_says_that_a_compiler_is_missing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.adapters.hosts.local_shell.compiler", str)
+    assert (
+        "note: no C++ compiler, with which the bundled kernel is built: sudo apt-get install g++"
+        in bench("plan", "--gpu", "cpu").out
+    )
+    Path("own.py").write_text((Path(__file__).parents[3] / "configs" / "demo" / "softmax.py").read_text())
+    assert "no C++ compiler" not in bench("plan", "own.py").out
+
+
+def test_a_page_is_found_by_its_name_its_path_or_its_last_part(bench: Bench) -> None:
+    page = bench("docs", "forms/gpu-mode").out
+    assert page.startswith("# ")
+    assert bench("docs", "gpu-mode").out == bench("docs", "docs/forms/gpu-mode.md").out == page
+    assert bench("docs", "juge", code=10).err.startswith("error: page not found: juge; did you mean judge?")
+    assert "judge\tWhat the judge refuses" in bench("docs").out
