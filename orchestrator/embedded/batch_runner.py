@@ -214,7 +214,7 @@ class Runner(BodyPart):
             worker = self.workers.pop(vm.name, None)
             if worker is None:
                 return
-            self._settle(worker, CODES.get(by, RECREATED))
+            self._end_attempt(worker, CODES.get(by, RECREATED))
             self._fill(worker.job)
 
     def _drop(self, worker: RunnerWorker, state: str = "") -> None:
@@ -273,13 +273,13 @@ class Runner(BodyPart):
         vm = worker.vm
         if vm is None or vm.ending or (vm.guest.preempted and code != 0):
             return  # the task ends with the reason of its VM's end
-        self._settle(worker, code & 0xFF if code < 0 else code)
+        self._end_attempt(worker, code & 0xFF if code < 0 else code)
         self._next(worker)
 
     def _time_out(self, worker: RunnerWorker, task: BatchTask) -> None:
         if worker.task is task and worker.vm is not None:
             vm = worker.vm
-            self._settle(worker, TIMED_OUT)
+            self._end_attempt(worker, TIMED_OUT)
             self.timeline.call_later(0, vm.machine.end_task)
             self._drop(worker)
             self._fill(worker.job)
@@ -289,7 +289,7 @@ class Runner(BodyPart):
             worker.limit.cancel()
             worker.limit = None
 
-    def _settle(self, worker: RunnerWorker, code: int) -> None:
+    def _end_attempt(self, worker: RunnerWorker, code: int) -> None:
         """Records the end of an attempt with the exit code `code`, and ends the job if no task is left."""
         task, job, now = worker.task, worker.job, self.timeline.now()
         worker.task = None
@@ -331,11 +331,11 @@ class Runner(BodyPart):
         self.weather.fire(fault, worker.name)
         if fault.kind == "batch_mute":
             # The VM is given up, and goes on working for a while beside its replacement.
-            self._settle(worker, NO_REPORT)
+            self._end_attempt(worker, NO_REPORT)
             worker.released = True
             self._later(MUTE_S if self.timeline.simulated else 1.0, lambda: self._drop(worker))
         else:
-            self._settle(worker, RECREATED)
+            self._end_attempt(worker, RECREATED)
             self._drop(worker)
         self._fill(worker.job)
 

@@ -38,7 +38,7 @@ class Store:
     def put(self, kind: str, key: str, document: Any) -> None:
         body = json.dumps(document)
         with self.lock:
-            self._settle()
+            self._write_owed()
             self.connection.execute(UPSERT, (kind, key, body))
             self.owed.pop((kind, key), None)
 
@@ -48,9 +48,9 @@ class Store:
         with self.lock:
             self.owed[kind, key] = None if document is None else json.dumps(document)
             with suppress(sqlite3.OperationalError):
-                self._settle()
+                self._write_owed()
 
-    def _settle(self) -> None:
+    def _write_owed(self) -> None:
         """Writes the remembered documents, oldest first."""
         while self.owed:
             (kind, key), body = next(iter(self.owed.items()))
@@ -81,5 +81,5 @@ class Store:
     def close(self) -> None:
         with self.lock:
             with suppress(sqlite3.OperationalError):
-                self._settle()
+                self._write_owed()
             self.connection.close()

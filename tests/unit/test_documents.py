@@ -59,12 +59,15 @@ def test_every_fault_and_condition_of_the_weather_is_in_the_contract() -> None:
     assert set(KEYS) & set(CONDITIONS) == set()
 
 
+CONTRIBUTING = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/contributing").glob("*.md"))
 PLACES = [
     (page, path, symbol)
-    for page in ("architecture.md", "words.md")
+    for page in ("architecture.md", "words.md", *CONTRIBUTING)
     for path, symbol in re.findall(
-        r"`((?:orchestrator|kernels|startup)/[\w/.]*)`(?: `(\w+)`)?", (ROOT / "docs" / page).read_text(encoding="utf-8")
+        r"`((?:orchestrator|kernels|startup|tests|configs|scripts|docs)/[\w/.-]*)`(?:\s`(\w+)`)?",
+        (ROOT / "docs" / page).read_text(encoding="utf-8"),
     )
+    if "NAME" not in path
 ]
 
 
@@ -72,9 +75,9 @@ PLACES = [
 def test_every_place_that_the_architecture_and_the_words_name_is_there(page: str, path: str, symbol: str) -> None:
     there = ROOT / path
     assert there.exists()
-    if symbol:
-        names = {getattr(node, "name", "") for node in ast.walk(ast.parse(there.read_text(encoding="utf-8")))}
-        assert symbol in names
+    if symbol and there.suffix == ".py":
+        nodes = list(ast.walk(ast.parse(there.read_text(encoding="utf-8"))))
+        assert symbol in {getattr(node, "name", "") or getattr(node, "id", "") for node in nodes}
 
 
 def parts_table() -> str:

@@ -104,6 +104,17 @@ def test_few_locals_have_a_name_that_says_nothing() -> None:
     assert sum(places.values()) <= MOST_VAGUE, sorted(places)
 
 
+def test_only_money_is_settled() -> None:
+    elsewhere = {
+        f"{path}: {node.name}"
+        for path, tree in trees("orchestrator", "startup", "kernels").items()
+        if not path.startswith(("orchestrator/core/ledger/", "orchestrator/core/run/", "orchestrator/runs/"))
+        for node in ast.walk(tree)
+        if isinstance(node, Definition | ast.ClassDef) and node.name.lower().lstrip("_").startswith("settle")
+    }
+    assert elsewhere == {"orchestrator/cli/reap.py: _settle"}
+
+
 def test_nothing_traces_the_interpreter() -> None:
     for path, tree in trees("orchestrator", "startup", "kernels", "spotbench").items():
         traced = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "settrace"]

@@ -176,7 +176,7 @@ class HostCloud:
                 )
             self.clock.sleep(0.5)
             answer = self._state(target, "state", name)
-        self._settle(record, name, run, answer)
+        self._record_end(record, name, run, answer)
 
     def instance(self, zone: str, name: str) -> Instance | None:
         """The run's machine, after copying what it has stored so far to the bucket; None once it is gone."""
@@ -197,7 +197,7 @@ class HostCloud:
         if answer.get("exists") and answer.get("status") != "gone":
             self._bring_home(target, run, answer)
             return self._instance(zone, name, run, answer)
-        self._settle(record, name, run, answer)
+        self._record_end(record, name, run, answer)
         return None
 
     def instances(self) -> tuple[Instance, ...]:
@@ -455,7 +455,7 @@ class HostCloud:
                 f"{refused[0]}{suffix}"
             )
 
-    def _settle(self, record: HostRecord, name: str, run: HostRun, answer: Mapping[str, Any]) -> None:
+    def _record_end(self, record: HostRecord, name: str, run: HostRun, answer: Mapping[str, Any]) -> None:
         """For a run that is over on its host: copies its files, records its end, then deletes its files there."""
         target = parse_target(record.target)
         if answer.get("exists"):
