@@ -18,9 +18,15 @@ from orchestrator.adapters import gce_errors as table
 from orchestrator.adapters.gce_body import instance_body
 from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls, require_operation
 from orchestrator.adapters.gce_json import parse_time
-from orchestrator.adapters.gce_market import GoogleMarket
-from orchestrator.adapters.google_errors import FOREIGN, brief_message, error_reasons, is_transient, translate_error
-from orchestrator.adapters.refusals import remedy_for
+from orchestrator.adapters.google.errors import (
+    FOREIGN,
+    brief_message,
+    error_reasons,
+    is_transient,
+    remedy_for,
+    translate_error,
+)
+from orchestrator.adapters.google.market import GoogleMarket
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
     Accepted,
@@ -58,7 +64,7 @@ class GoogleCloud(GoogleMarket):
         super().__init__(
             project, endpoint, credentials, clock, pauses_s=patience.pauses_s, request_s=patience.request_s
         )
-        self._calls = Calls(project, endpoint, credentials, self._clock, patience)
+        self._calls = Calls(project, self._session, self._clock, patience)
 
     # --- machines ---
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import google.api_core.exceptions as api
-from google.api_core.client_options import ClientOptions
-from google.auth.credentials import Credentials
 from google.cloud import compute_v1
+from google.protobuf import json_format
 
 from orchestrator.adapters.gce_json import parse_time
-from orchestrator.adapters.google_auth import credentials_for
-from orchestrator.adapters.google_errors import (
+from orchestrator.adapters.google.errors import (
     FOREIGN,
+    Garbled,
     is_rate_limit,
     is_transient,
-    parse_guard,
     retry_after_s,
     translate_error,
 )
-from orchestrator.adapters.patience import never, patiently
-from orchestrator.adapters.refusals import lost
-from orchestrator.core import rest
+from orchestrator.adapters.google.network import Session
+from orchestrator.adapters.google.retry import never, patiently
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
 
@@ -49,14 +47,17 @@ PATIENCE: Final = CallPatience()
 RATE_PAUSE_S, MOST_RATE_PAUSE_S = 8.0, 60.0
 
 
-def list_pages(answers: Iterable[Any], doing: str) -> Iterator[Any]:
-    """The pages of a list, as a pager of Google's has them. `doing` completes "cannot …". Raises `Unavailable` where
-    they go round in circles, and where they are too many: the pager itself asks for as long as there is another."""
-    seen: set[str] = set()
-    for page in answers:
-        yield page
-        if page.next_page_token and not rest.unread(page.next_page_token, seen):
-            raise lost(doing, "its list of pages does not end")
+@contextmanager
+def parse_guard() -> Iterator[None]:
+    """Raises `Garbled` where Google's library cannot read an answer, such as a proxy's page. Nothing but a request and
+    the reading of its answer belongs in here: a mistake of our own would be taken for the server's."""
+    try:
+        yield
+    except (json_format.Error, ValueError) as exc:
+        if isinstance(exc, FOREIGN):
+            raise
+        message = " ".join(str(exc).split())
+        raise Garbled(f"the answer is not one that the service gives ({type(exc).__name__}: {message})") from exc
 
 
 def require_operation(operation: compute_v1.Operation, name: str = "") -> compute_v1.Operation:
@@ -80,15 +81,13 @@ class Calls:
     def __init__(
         self,
         project: str,
-        endpoint: str | None,
-        credentials: Credentials | None,
+        session: Session,
         clock: Clock,
         patience: CallPatience,
     ) -> None:
         self.project = project
         self.clock = clock
-        self._endpoint = endpoint
-        self._credentials = credentials or credentials_for(endpoint)
+        self._session = session
         self._patience = patience
         self._clients: dict[type[Any], Any] = {}
 
@@ -99,9 +98,7 @@ class Calls:
 
     def client(self, kind: type[Answer]) -> Any:
         if kind not in self._clients:
-            options = ClientOptions(api_endpoint=self._endpoint) if self._endpoint else None
-            make: Any = kind
-            self._clients[kind] = make(credentials=self._credentials, client_options=options)
+            self._clients[kind] = self._session.client(kind)
         return self._clients[kind]
 
     def persist(self, send: Callable[[], Answer], *, final: Judge = never) -> Answer:
@@ -140,9 +137,7 @@ class Calls:
         request = compute_v1.ListZoneOperationsRequest(project=self.project, zone=zone, filter=wanted, max_results=500)
         doing = f"read the operation log of {zone}"
         found: list[compute_v1.Operation] = self.ask(
-            lambda: [
-                one for page in list_pages(operations.list(request, **self.once).pages, doing) for one in page.items
-            ],
+            lambda: list(operations.list(request, **self.once)),
             doing,
         )
         return sorted(found, key=lambda one: parse_time(one.insert_time) or self.clock.now())

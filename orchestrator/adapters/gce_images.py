@@ -10,9 +10,11 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls, list_pages
+from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls
 from orchestrator.adapters.gce_json import parse_time
-from orchestrator.adapters.google_errors import FOREIGN, translate_error
+from orchestrator.adapters.google.credentials import credentials_for
+from orchestrator.adapters.google.errors import FOREIGN, translate_error
+from orchestrator.adapters.google.network import Session
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.images import CloudImage
 from orchestrator.core.naming import TOOL, TOOL_LABEL
@@ -36,7 +38,7 @@ class GoogleImages:
     ) -> None:
         self._project = project
         self._clock = clock
-        self._calls = Calls(project, endpoint, credentials, clock, patience)
+        self._calls = Calls(project, Session(credentials or credentials_for(endpoint), endpoint), clock, patience)
 
     def seal(self, request: ImageRequest) -> CloudImage:
         doing = f"make the image {request.name}"
@@ -83,10 +85,8 @@ class GoogleImages:
             project=self._project, filter=f"labels.{TOOL_LABEL}={TOOL}", max_results=500
         )
         doing = "list the images"
-        listed_images = self._calls.ask(
-            lambda: list(list_pages(self._images.list(wanted, **self._calls.once).pages, doing)), doing
-        )
-        return tuple(_image(one, self._project) for page in listed_images for one in page.items)
+        listed_images = self._calls.ask(lambda: list(self._images.list(wanted, **self._calls.once)), doing)
+        return tuple(_image(image, self._project) for image in listed_images)
 
     def image(self, name: str) -> CloudImage | None:
         found: compute_v1.Image | None = self._calls.unless_gone(

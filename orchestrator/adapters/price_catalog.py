@@ -8,7 +8,7 @@ from typing import Final
 from google.auth.api_key import Credentials as ApiKey
 from google.auth.credentials import Credentials
 
-from orchestrator.adapters.rest import Rest
+from orchestrator.adapters.google.rest import Rest
 from orchestrator.core.errors import BenchError, CredentialsMissing, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.market.skus import SkuCatalogue, list_skus
 from orchestrator.core.rest import RestAnswer

@@ -13,9 +13,9 @@ from typing import Protocol
 from google.auth.credentials import Credentials
 
 from orchestrator.adapters.files import write_atomically
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import credentials_for, prove_identity
-from orchestrator.adapters.rest import Rest
+from orchestrator.adapters.google.credentials import credentials_for, prove_identity
+from orchestrator.adapters.google.rest import Rest
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core import yamltext
 from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.errors import (

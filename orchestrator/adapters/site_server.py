@@ -167,7 +167,7 @@ def _version(file: Path) -> str:
 
 def publish_files(bucket: Bucket, folder: Path, paths: Iterable[str], prefix: str) -> int:
     """Stores the files `paths` of `folder` under `prefix`; returns how many were new or other. Nothing is deleted."""
-    from orchestrator.adapters.gcs import THREADS, crc32c
+    from orchestrator.adapters.google.storage import THREADS, crc32c
 
     there = {entry.name: entry.crc32c for entry in bucket.list(f"{prefix}/")}
 

@@ -27,13 +27,13 @@ LAUNCHER: Final = (
         "compute.subnetworks.useExternalIp", "give it an external address, if one is wanted", "adapters/gce.py insert"
     ),
     Need("compute.instances.get", "see whether it is there", "adapters/gce.py instance"),
-    Need("compute.instances.list", "find every machine of ours", "adapters/gce_market.py instances"),
+    Need("compute.instances.list", "find every machine of ours", "adapters/google/market.py instances"),
     Need("compute.instances.delete", "end it", "adapters/gce.py delete"),
     Need("compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/gce.py serial_output"),
     Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/gce_calls.py wait"),
     Need("compute.zoneOperations.list", "tell a preemption from a loss", "adapters/gce.py operations"),
-    Need("compute.regions.get", "read the quotas of a region", "adapters/gce_market.py quotas"),
-    Need("compute.projects.get", "read the quotas of the project", "adapters/gce_market.py quotas"),
+    Need("compute.regions.get", "read the quotas of a region", "adapters/google/market.py quotas"),
+    Need("compute.projects.get", "read the quotas of the project", "adapters/google/market.py quotas"),
 )
 """On the project, for each person who runs `bench`."""
 
@@ -41,8 +41,8 @@ LOOKER: Final = (
     Need("resourcemanager.projects.get", "see the project and its billing", "core/doctor/project.py check_project"),
     Need("serviceusage.services.list", "see which APIs are on", "core/doctor/project.py check_apis"),
     Need("serviceusage.services.get", "the same, one by one", "core/doctor/project.py check_apis"),
-    Need("compute.advice.capacity", "ask where spot machines are available", "adapters/gce_market.py advice"),
-    Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/gce_market.py advice"),
+    Need("compute.advice.capacity", "ask where spot machines are available", "adapters/google/market.py advice"),
+    Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/google/market.py advice"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
     Need("compute.networks.get", "see the network", "core/doctor/machine.py check_network"),
     Need(
@@ -86,10 +86,10 @@ BATCH: Final = (
 """On the project, for fleets on Google Cloud Batch. A launch of one run does not need them."""
 
 BUCKET: Final = (
-    Need("storage.objects.create", "store payloads, events and cases", "adapters/gcs.py create"),
-    Need("storage.objects.get", "read them", "adapters/gcs.py read"),
-    Need("storage.objects.list", "find them", "adapters/gcs.py list"),
-    Need("storage.objects.delete", "replace the ledger and the index", "adapters/gcs.py replace"),
+    Need("storage.objects.create", "store payloads, events and cases", "adapters/google/storage.py create"),
+    Need("storage.objects.get", "read them", "adapters/google/storage.py read"),
+    Need("storage.objects.list", "find them", "adapters/google/storage.py list"),
+    Need("storage.objects.delete", "replace the ledger and the index", "adapters/google/storage.py replace"),
 )
 """On the bucket, for each person who runs `bench`. The machine needs the same."""
 

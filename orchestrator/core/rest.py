@@ -1,6 +1,6 @@
 """Requests and answers of Google's REST APIs as data, so that making a request and reading its answer need no network.
 
-Callers get an `Api`: that of `orchestrator.adapters.rest` sends the requests; that of a test answers them itself.
+Callers get an `Api`: that of `orchestrator.adapters.google.rest` sends the requests; that of a test answers itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, Final, Literal, Protocol
 Service = Literal["compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling"]
 Method = Literal["GET", "POST", "PUT", "PATCH"]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-MOST_PAGES: Final = 1000
-"""The most pages of one list. With a thousand entries each, this is more than any list has."""
 READING_POSTS: Final = (":testIamPermissions", ":getIamPolicy")
 """Methods that change nothing although they are sent as POST."""
 
@@ -92,22 +90,11 @@ class Api(Protocol):
     def pause(self, seconds: float) -> None: ...
 
 
-def unread(token: str, seen: set[str]) -> bool:
-    """Whether the page `token` may be read: it was not read before, and there are not too many pages. The token is then
-    added to `seen`."""
-    if token in seen or len(seen) >= MOST_PAGES:
-        return False
-    seen.add(token)
-    return True
-
-
 def list_all_pages(api: Api, request: RestRequest) -> RestAnswer:
-    """All pages of a list as one answer, whose document has `items`. If a page fails, its answer is returned; if the
-    pages do not end, the answer has status 0."""
+    """All pages of a list as one answer, whose document has `items`. If a page fails, its answer is returned."""
     items: list[Any] = []
     scopes: dict[str, Any] = {}
     query = dict(request.query)
-    seen: set[str] = set()
     while True:
         answer = api.ask(RestRequest(request.service, request.method, request.path, query, request.body))
         if not answer.good:
@@ -120,6 +107,4 @@ def list_all_pages(api: Api, request: RestRequest) -> RestAnswer:
         token = answer.document.get("nextPageToken")
         if not token:
             return RestAnswer(200, {"items": scopes or items}, skew_s=answer.skew_s)
-        if not unread(str(token), seen):
-            return RestAnswer(0, trouble="its list of pages does not end")
         query["pageToken"] = token

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from orchestrator.adapters import site_server
     from orchestrator.adapters.fetch import Fetched, download_object, fetch_run
     from orchestrator.adapters.figure_files import print_figure
-    from orchestrator.adapters.gce_market import GoogleMarket
-    from orchestrator.adapters.gcs import GoogleBucket
-    from orchestrator.adapters.google_auth import Bearer
+    from orchestrator.adapters.google.credentials import Bearer
+    from orchestrator.adapters.google.market import GoogleMarket
+    from orchestrator.adapters.google.storage import GoogleBucket
     from orchestrator.adapters.hosts.cloud import HostCloud
     from orchestrator.adapters.hosts.named import Named
     from orchestrator.adapters.hosts.router import ZoneRouter
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from orchestrator.adapters.sql import require_duckdb as sql_ready
     from orchestrator.adapters.sql import run_query as answered_in_sql
     from orchestrator.adapters.timer import ReapTimer, install_timer_files
-    from orchestrator.adapters.web import Token
     from orchestrator.adapters.workload_files import files_of
     from orchestrator.core.config.model import Config
     from orchestrator.core.doctor.subject import Subject
@@ -251,20 +250,11 @@ class Wiring:
         return {"storage": self.address.storage, "compute": self.address.compute}
 
     @cached_property
-    def key(self) -> Token | None:
+    def credentials(self) -> Bearer | None:
         """What the embedded cloud wants to see; None on Google, where the application-default credentials serve."""
         if self.address is None:
             return None
-        from orchestrator.adapters.web import Token
-
-        return Token(self.address.token)
-
-    @cached_property
-    def credentials(self) -> Bearer | None:
-        """The same, for Google's own clients."""
-        if self.address is None:
-            return None
-        from orchestrator.adapters.google_auth import Bearer
+        from orchestrator.adapters.google.credentials import Bearer
 
         return Bearer(self.address.token)
 
@@ -281,11 +271,11 @@ class Wiring:
 
     @cached_property
     def _bucket(self) -> GoogleBucket:
-        from orchestrator.adapters import gcs
+        from orchestrator.adapters.google.storage import GoogleBucket
 
         if self.address is None:
-            return gcs.GoogleBucket(self.settings.bucket)
-        return gcs.GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.key)
+            return GoogleBucket(self.settings.bucket)
+        return GoogleBucket(self.address.bucket, endpoint=self.address.storage, credentials=self.credentials)
 
     @property
     def _compute(self) -> dict[str, Any]:
@@ -355,10 +345,10 @@ class Wiring:
         return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
 
     def _market(self, **patience: Any) -> GoogleMarket:
-        from orchestrator.adapters import gce_market
+        from orchestrator.adapters.google.market import GoogleMarket
 
         endpoint = self.address.compute if self.address else None
-        return gce_market.GoogleMarket(self.project, endpoint, self.key, self.clock, **patience)
+        return GoogleMarket(self.project, endpoint, self.credentials, self.clock, **patience)
 
     def cloud(self) -> Cloud:
         return self.everywhere
@@ -475,22 +465,23 @@ class Wiring:
 
     def setup(self, project: str = "") -> Setup:
         """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""
-        from orchestrator.adapters import google_auth, rest, setup
+        from orchestrator.adapters import setup
+        from orchestrator.adapters.google import credentials, rest
         from orchestrator.runs import holds
 
-        login = google_auth.billed_to(self._login(), project or self.settings.project)
+        login = credentials.billed_to(self._login(), project or self.settings.project)
         storage = self.address.storage if self.address else None
         changes = rest.Rest(login, self._rest_endpoints(), changes=True)
         shared = holds.CapSharing(self.accounts(), self.user)
         return setup.Setup(changes, login, self.home / "settings.yaml", shared, storage=storage)
 
     def _login(self) -> Any:
-        from orchestrator.adapters import google_auth
+        from orchestrator.adapters.google.credentials import credentials_for
 
-        return self.credentials or google_auth.credentials_for(None)
+        return self.credentials or credentials_for(None)
 
     def _rest_endpoints(self) -> dict[str, str] | None:
-        from orchestrator.adapters import rest
+        from orchestrator.adapters.google import rest
 
         return dict(rest.endpoints(self.address.compute, self.address.storage)) if self.address else None
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from google.auth.credentials import Credentials
 
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
 from tests.support.memory_bucket import MemoryBucket

@@ -18,8 +18,8 @@ from google.cloud import batch_v1, compute_v1
 from orchestrator.adapters.batch.bodies import scheduling_policy
 from orchestrator.adapters.batch.templates import InstanceTemplates, create_job, send_unless_refused
 from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
-from orchestrator.adapters.gce_calls import list_pages
-from orchestrator.adapters.google_errors import parse_guard, translate_google_errors
+from orchestrator.adapters.gce_calls import parse_guard
+from orchestrator.adapters.google.errors import translate_google_errors
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import GateAnswer, GatePace, GateSite, GateVerdict
 from orchestrator.core.text import count
@@ -147,20 +147,16 @@ class BatchCheck:
     def _machines(self) -> list[compute_v1.Instance]:
         request = {"project": self.site.project, "filter": f"labels.{LABEL}={self.id}"}
         doing = "list the machines of the check"
-        instances = send_unless_refused(
-            self.clock, lambda: list(list_pages(self.instances.aggregated_list(request=request).pages, doing)), doing
-        )
-        return [one for page in instances or () for scope in page.items.values() for one in scope.instances]
+        scopes = send_unless_refused(self.clock, lambda: list(self.instances.aggregated_list(request=request)), doing)
+        return [instance for _zone, scope in scopes or () for instance in scope.instances]
 
     def _codes(self) -> dict[int, list[int]]:
         """The exit codes of each task's attempts, by its index."""
         codes_by_task: dict[int, list[int]] = {}
         doing = "list the tasks of the check"
         group = f"{self.job}/taskGroups/group0"
-        listed = send_unless_refused(
-            self.clock, lambda: list(list_pages(self.jobs.list_tasks(parent=group).pages, doing)), doing
-        )
-        for task in (task for page in listed or () for task in page.tasks):
+        tasks = send_unless_refused(self.clock, lambda: list(self.jobs.list_tasks(parent=group)), doing)
+        for task in tasks or ():
             events = [event.task_execution.exit_code for event in task.status.status_events]
             codes_by_task[int(task.name.rpartition("/")[2])] = [code for code in events if code]
         return codes_by_task

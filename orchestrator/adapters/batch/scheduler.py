@@ -33,6 +33,8 @@ from orchestrator.store.batch_jobs import BatchRecord, KnownJob, Records
 if TYPE_CHECKING:
     from google.cloud import batch_v1
 
+    from orchestrator.adapters.google.network import Session
+
 
 # Reads what the children of a fleet on Batch have stored about their attempts: claims, and how each attempt ended.
 
@@ -132,26 +134,25 @@ class GoogleBatch:
         return rules.MOST_CHILDREN
 
     @cached_property
-    def login(self) -> Any:
-        """The credentials: those that were given, or the application-default ones."""
-        from orchestrator.adapters.google_auth import default_credentials
+    def session(self) -> Session:
+        """What Google's clients send through, with the given credentials or the application-default ones."""
+        from orchestrator.adapters.google.credentials import default_credentials
+        from orchestrator.adapters.google.network import Session
 
-        return self.service.credentials or default_credentials()
+        return Session(self.service.credentials or default_credentials(), self.service.endpoint)
 
     @cached_property
     def client(self) -> batch_v1.BatchServiceClient:
         from google.cloud import batch_v1
-        from google.cloud.batch_v1.services.batch_service.transports import BatchServiceRestTransport
 
-        scheme, _, host = (self.service.endpoint or "https://batch.googleapis.com").partition("://")
-        transport = BatchServiceRestTransport(host=host, url_scheme=scheme, credentials=self.login)
-        return batch_v1.BatchServiceClient(transport=transport)
+        client: batch_v1.BatchServiceClient = self.session.client(batch_v1.BatchServiceClient, "batch")
+        return client
 
     @cached_property
     def _templates(self) -> Any:
         from orchestrator.adapters.batch.templates import InstanceTemplates
 
-        return InstanceTemplates(self.project, self.clock, self.service.credentials, self.service.endpoint)
+        return InstanceTemplates(self.project, self.clock, self.session)
 
     # The port
 
@@ -228,9 +229,7 @@ class GoogleBatch:
 
         from orchestrator.adapters.batch.check import BatchCheck, Clients
 
-        endpoint = self.service.endpoint
-        options = {"api_endpoint": endpoint} if endpoint else None
-        machines = compute_v1.InstancesClient(credentials=self.login, client_options=options)
+        machines = self.session.client(compute_v1.InstancesClient)
         script = (bundle_root() / "startup" / "batch" / "check.sh").read_text(encoding="utf-8")
         return BatchCheck(site, Clients(self.client, self._templates, machines), self.clock, script, pace, say).run()
 

@@ -11,9 +11,10 @@ from google.cloud import batch_v1, compute_v1
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch.bodies import with_one_limit
-from orchestrator.adapters.google_auth import default_credentials
-from orchestrator.adapters.google_errors import is_transient, parse_guard, translate_google_errors
-from orchestrator.adapters.patience import patiently
+from orchestrator.adapters.gce_calls import parse_guard
+from orchestrator.adapters.google.errors import is_transient, translate_google_errors
+from orchestrator.adapters.google.network import Session
+from orchestrator.adapters.google.retry import patiently
 from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
 
@@ -51,15 +52,13 @@ def create_job(
 
 
 class InstanceTemplates:
-    """Those of one project; `endpoint` is empty on Google."""
+    """Those of one project."""
 
-    def __init__(self, project: str, clock: Clock, credentials: Any, endpoint: str) -> None:
+    def __init__(self, project: str, clock: Clock, session: Session) -> None:
         self.project = project
         self.clock = clock
-        credentials_in_use = credentials or default_credentials()
-        options = {"api_endpoint": endpoint} if endpoint else None
-        self.client = compute_v1.InstanceTemplatesClient(credentials=credentials_in_use, client_options=options)
-        self.operations = compute_v1.GlobalOperationsClient(credentials=credentials_in_use, client_options=options)
+        self.client = session.client(compute_v1.InstanceTemplatesClient)
+        self.operations = session.client(compute_v1.GlobalOperationsClient)
 
     def insert(self, body: Mapping[str, Any]) -> None:
         """Idempotent: one of that name is taken to be this one, as its name says which job it is of."""

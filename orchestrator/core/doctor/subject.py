@@ -18,6 +18,19 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkRoute:
+    """How requests leave this machine. Each is empty where there is none."""
+
+    proxy: str = ""
+    """Without user name and password."""
+    variable: str = ""
+    """The variable that names the certificate authorities; empty for the list that comes with Python's requests."""
+    authorities: str = ""
+    certificate: bool = False
+    """Whether a client certificate is shown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """`gpus` are the GPUs to check: the one that was asked for and its fallbacks, or the whole catalog."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.google_auth import Bearer
-from orchestrator.adapters.rest import OnlyLooking, Rest, endpoints
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.rest import OnlyLooking, Rest, endpoints
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import CheckLevel

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 import orchestrator
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer, credentials_for
+from orchestrator.adapters.google.credentials import Bearer, credentials_for
+from orchestrator.adapters.google.rest import Rest, endpoints
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.notify import every_way
-from orchestrator.adapters.rest import Rest, endpoints
 from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError, ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable

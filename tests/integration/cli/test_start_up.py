@@ -29,11 +29,8 @@ HEAVY = (
     "google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch", "google.cloud.storage", "numpy",
     "orchestrator.embedded.server",
 )  # fmt: skip
-CLIENTS = (
-    "google.auth", "google.api_core", "google.cloud.storage", "google.cloud.compute_v1", "google.cloud.batch_v1", "grpc",
-    "requests", "urllib3", "fabric", "torch",
-)  # fmt: skip
-"""Libraries that take longer to import than a command's own work."""
+STORAGE = {"google.cloud.storage"}
+"""What every command that looks at the bucket loads."""
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import json, sys
@@ -114,25 +111,23 @@ def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, wo
 
 def test_a_plan_waits_for_no_client_of_compute_engine(bench: Bench) -> None:
     bench("cloud", "start")
-    assert loaded_by("plan", "--gpu", "l4", heavy=(*CLIENTS, "orchestrator.adapters.gcs")) == {
-        "orchestrator.adapters.gcs"
-    }, "the plan reads the ledger, by plain requests alone"
+    assert loaded_by("plan", "--gpu", "l4") == STORAGE, "the plan reads the ledger"
 
 
-def test_what_is_asked_every_day_loads_few_modules_and_no_client_library(
+def test_what_is_asked_every_day_loads_few_modules_and_the_storage_client_alone(
     bench: Bench, paced: Callable[..., tuple[str, ...]]
 ) -> None:
     bench("launch", "--gpu", "l4", *SMALL, *paced())
     into = ("fetch", "last", "--into", str(bench.home / "results"))
-    for arguments, most in ((("status",), 300), (("plan", "--gpu", "l4"), 330), (into, 430)):
-        found, foreign = loaded(*arguments, heavy=(*CLIENTS, "jinja2"))
-        assert found <= ({"jinja2"} if arguments == into else set())
+    for arguments, most in ((("status",), 800), (("plan", "--gpu", "l4"), 850), (into, 950)):
+        found, foreign = loaded(*arguments, heavy=(*HEAVY, "jinja2"))
+        assert found <= STORAGE | ({"jinja2", "numpy"} if arguments == into else set())
         assert foreign <= most, arguments
 
 
 def test_the_doctor_waits_for_no_heavy_client(bench: Bench) -> None:
     bench("cloud", "start")
-    assert loaded_by("doctor", "--json") == set()
+    assert loaded_by("doctor", "--json") <= STORAGE
 
 
 def fill(wiring: Wiring, runs: int) -> None:
@@ -164,7 +159,7 @@ def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client
     lines = fresh.index.list_runs()
     assert len(lines) == 1000
     assert fresh.bucket.calls <= 3  # type: ignore[attr-defined]
-    assert "google.cloud.compute_v1" not in loaded_by("status")
+    assert loaded_by("status") == STORAGE
     document = bench("status", "--json", "--limit", "1000").document
     assert len(document["runs"]) == 1000
     assert "… and 980 older runs" in bench("status").out

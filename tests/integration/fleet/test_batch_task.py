@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.adapters.batch.scheduler import GoogleBatch, Service
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
 from orchestrator.core.fleet.names import child_run

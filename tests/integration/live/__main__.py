@@ -7,8 +7,8 @@ import sys
 from decimal import Decimal
 
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.google_auth import default_credentials
-from orchestrator.adapters.rest import Rest
+from orchestrator.adapters.google.credentials import default_credentials
+from orchestrator.adapters.google.rest import Rest
 from orchestrator.core.errors import BenchError
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import STALE_MARGIN, PricedMachine, usd

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from orchestrator.adapters.rest import Rest
+from orchestrator.adapters.google.rest import Rest
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import HoldRefused, Ledger, add_cost, authorize, lower_caps, take_back
 from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
@@ -205,8 +205,12 @@ class Place:
 
     def forget(self, name: str) -> RestAnswer:
         """Deletes an object. The `/` of its name must reach the server as %2F."""
-        url = self.rest._endpoints["storage"] + f"/storage/v1/b/{self.bucket.name}/o/" + name.replace("/", "%2F")
-        return RestAnswer(self.rest._web.ask("DELETE", url, timeout_s=30).status)
+        url = (
+            self.rest._endpoints.get("storage", self.rest.session.base_url("storage"))
+            + f"/storage/v1/b/{self.bucket.name}/o/"
+            + name.replace("/", "%2F")
+        )
+        return RestAnswer(self.rest.session.request("DELETE", url, timeout=30).status_code)
 
 
 def token(*words: str) -> str:

@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
-from orchestrator.adapters.rest import Rest, endpoints
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.rest import Rest, endpoints
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.doctor.rehearsal import (
     ASSUMPTIONS,
     Rehearsal,

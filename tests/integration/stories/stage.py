@@ -16,8 +16,8 @@ import yaml
 
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_images import GoogleImages
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config, with_gpu
 from orchestrator.core.ledger.budget import Caps, Ledger

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.adapters.clock import ServerClock
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import World
 from orchestrator.runs.reap import reap_orphans, survey_machines

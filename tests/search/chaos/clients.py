@@ -21,8 +21,8 @@ import typer
 from orchestrator.adapters.clock import ServerClock
 from orchestrator.adapters.gce import GoogleCloud
 from orchestrator.adapters.gce_images import GoogleImages
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.router import ZoneRouter
 from orchestrator.adapters.settings import Settings

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.adapters.clock import Offset, ServerClock, SystemClock
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.errors import LocalError
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Clock

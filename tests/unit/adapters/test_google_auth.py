@@ -12,8 +12,8 @@ from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials
 
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import credentials_for, default_credentials
+from orchestrator.adapters.google.credentials import credentials_for, default_credentials
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.errors import CredentialsMissing
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import deaf_port

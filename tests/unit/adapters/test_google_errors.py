@@ -12,7 +12,7 @@ import pytest
 import requests
 import urllib3.exceptions
 
-from orchestrator.adapters.google_errors import (
+from orchestrator.adapters.google.errors import (
     brief_message,
     error_reasons,
     is_transient,

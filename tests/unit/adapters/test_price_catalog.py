@@ -10,9 +10,9 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from orchestrator.adapters import price_book
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.rest import SERVICES, endpoints
 from orchestrator.adapters.price_catalog import key_credentials, read_catalogue
-from orchestrator.adapters.rest import GOOGLE, endpoints
 from orchestrator.core.errors import (
     BenchError,
     ConfigError,
@@ -52,7 +52,7 @@ def asked(*answers: Answer, credentials: Any = None) -> Any:
     with scripted_server(in_turn(*answers)) as server:
         nobody = credentials or AnonymousCredentials()  # type: ignore[no-untyped-call]
         try:
-            return read_catalogue(nobody, dict.fromkeys(GOOGLE, server.url), "my-proj"), server.requests
+            return read_catalogue(nobody, dict.fromkeys(SERVICES, server.url), "my-proj"), server.requests
         except BenchError as exc:
             return exc, server.requests
 

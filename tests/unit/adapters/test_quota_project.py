@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from google.oauth2.credentials import Credentials as Login
 
-from orchestrator.adapters.google_auth import Bearer, billed_to
-from orchestrator.adapters.rest import GOOGLE, Rest
+from orchestrator.adapters.google.credentials import Bearer, billed_to
+from orchestrator.adapters.google.rest import SERVICES, Rest
 from orchestrator.core.doctor.verdicts import error_verdict
 from orchestrator.core.rest import RestRequest
 from tests.support.scripted_server import google_error, in_turn, scripted_server
@@ -26,7 +26,7 @@ def off(consumer: str) -> Any:
 
 def asked(credentials: Any, consumer: str) -> tuple[Any, str]:
     with scripted_server(in_turn(off(consumer))) as server:
-        session = Rest(credentials, dict.fromkeys(GOOGLE, server.url))
+        session = Rest(credentials, dict.fromkeys(SERVICES, server.url))
         answer = session.ask(RestRequest("iam", "GET", "/v1/projects/mine/roles/r"))
         session.close()
         headers = {key.lower(): value for key, value in server.requests[0].headers.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.market.offers import Offer, ZoneAdvice, region_of
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.integration.contract.test_cloud import talker

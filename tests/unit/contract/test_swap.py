@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gcs import GoogleBucket
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.baselines import Baseline
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
-from orchestrator.core.rest import MOST_PAGES, RestAnswer, RestRequest, list_all_pages
+from orchestrator.core.rest import RestAnswer, RestRequest, list_all_pages
 from tests.support.conversations import OFF, good, lead, refusal
 
 
@@ -58,17 +56,3 @@ def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None
         "items": []
     }
     assert lead(list_all_pages, RestRequest("compute", "GET", "/l"), reply={"/l": refusal(403)}).result.status == 403
-
-
-def test_a_list_without_an_end_is_no_answer() -> None:
-    again = lead(
-        list_all_pages, RestRequest("compute", "GET", "/l"), reply=lambda _: good(items=[1], nextPageToken="again")
-    )
-    assert again.result == RestAnswer(0, trouble="its list of pages does not end")
-    assert len(again.asked) == 2
-    numbers = count()
-    fresh = lead(
-        list_all_pages, RestRequest("compute", "GET", "/l"), reply=lambda _: good(nextPageToken=f"{next(numbers)}")
-    )
-    assert fresh.result.message == "its list of pages does not end"
-    assert len(fresh.asked) == MOST_PAGES + 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.adapters.batch.scheduler import GoogleBatch, Service
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef

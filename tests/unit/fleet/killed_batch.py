@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from orchestrator.adapters.batch.scheduler import GoogleBatch
 from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.google_auth import Bearer
+from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child, expand_children
 from orchestrator.core.fleet.jobs import ChildOrder, PayloadRef

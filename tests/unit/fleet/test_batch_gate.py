@@ -13,6 +13,7 @@ from google.cloud import batch_v1, compute_v1
 
 from orchestrator.adapters.batch.check import BatchCheck, CheckSighting, Clients, check_answers
 from orchestrator.adapters.batch.templates import InstanceTemplates
+from orchestrator.adapters.google.network import Session
 from orchestrator.core.fleet.batch_gate import (
     QUESTIONS,
     REQUIRED,
@@ -54,15 +55,15 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def look(stage: Stage) -> GateVerdict:
     google, clock = GoogleBatch(stage.cloud), TimelineClock(stage.timeline)
-    options = {"api_endpoint": stage.cloud.compute_url}
+    session = Session(google.credentials, stage.cloud.compute_url)
     return BatchCheck(
         GateSite(
             stage.cloud.project, "us-central1", "e2-standard-4", "projects/debian-cloud/global/images/family/debian-12"
         ),
         Clients(
             google.client,
-            InstanceTemplates(google.project, clock, google.credentials, stage.cloud.compute_url),
-            compute_v1.InstancesClient(credentials=google.credentials, client_options=options),
+            InstanceTemplates(google.project, clock, session),
+            session.client(compute_v1.InstancesClient),
         ),
         clock,
         script="#!/bin/bash\n",

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import google.auth
 import google.auth.exceptions
-import google.auth.transport
 from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
+from google.auth.transport.requests import Request
 
-from orchestrator.adapters.refusals import REMEDY
-from orchestrator.adapters.web import Nobody, NoResponse, NotSigned, Web, WebReply
+from orchestrator.adapters.google.errors import REMEDY, brief_message, network_fault
+from orchestrator.adapters.google.network import PlainSession
 from orchestrator.core.doctor.subject import Identity
-from orchestrator.core.errors import CredentialsMissing
+from orchestrator.core.errors import CredentialsMissing, LocalError
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 METADATA_TIMEOUT_S: Final = 1.0
-TOKEN_TIMEOUT_S: Final = 120.0
+TOKEN_TIMEOUT_S: Final = 30.0
 
 # What the library logs while it looks is said better by the error; without a handler Python prints it raw.
 logging.getLogger("google").addHandler(logging.NullHandler())
@@ -55,64 +54,6 @@ class Bearer(Credentials):
         )
 
 
-class TokenRequests(google.auth.transport.Request):
-    """What asks for tokens, and asks a metadata server: google-auth's own way to do so loads another HTTP library."""
-
-    def __init__(self) -> None:
-        self._web = Web(Nobody())
-
-    def __deepcopy__(self, _memo: Any) -> TokenRequests:
-        return TokenRequests()  # google-auth copies it for a thread of its own
-
-    def __call__(
-        self,
-        url: str,
-        method: str = "GET",
-        body: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        **_kwargs: Any,
-    ) -> WebReply:
-        """Raises `TransportError`."""
-        data = body.encode() if isinstance(body, str) else body
-        try:
-            return self._web.ask(method, url, body=data, headers=headers, timeout_s=timeout or TOKEN_TIMEOUT_S)
-        except NoResponse as exc:
-            raise google.auth.exceptions.TransportError(str(exc)) from exc  # type: ignore[no-untyped-call]
-
-
-class GoogleSigner:
-    """Implements `adapters.web.Signer` for google-auth's credentials, whichever they are."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        self._requests = TokenRequests()
-
-    @property
-    def billed_to(self) -> str:
-        return str(getattr(self._credentials, "quota_project_id", None) or "")
-
-    def sign(self, method: str, url: str, headers: dict[str, str]) -> None:
-        with _named():
-            self._credentials.before_request(self._requests, method, url, headers)  # type: ignore[no-untyped-call]
-
-    def renew(self) -> bool:
-        if isinstance(self._credentials, AnonymousCredentials):
-            return False  # nobody has no other token, and a refusal is an answer
-        with _named():
-            self._credentials.refresh(self._requests)  # type: ignore[no-untyped-call]
-        return True
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except google.auth.exceptions.GoogleAuthError as exc:
-        passing = isinstance(exc, google.auth.exceptions.TransportError) or getattr(exc, "retryable", False) is True
-        raise NotSigned(_first_line(exc), passing=passing) from exc
-
-
 def default_credentials() -> Credentials:
     """The application-default credentials, with the cloud-platform scope. Raises `CredentialsMissing`.
 
@@ -125,7 +66,7 @@ def default_credentials() -> Credentials:
             warnings.simplefilter("ignore")  # on quota projects, which matter to other APIs
             found, _project = google.auth.default(scopes=SCOPES, request=probe)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as exc:
-        raise CredentialsMissing(f"no usable Google credentials: {_first_line(exc)}", hint=REMEDY) from exc
+        raise CredentialsMissing(f"no usable Google credentials: {brief_message(exc)}", hint=REMEDY) from exc
     if isinstance(found, compute_engine.Credentials) and not probe.answered:
         raise CredentialsMissing("no Google credentials, and no metadata server answers here", hint=REMEDY)
     return found
@@ -159,20 +100,18 @@ def prove_identity(found: Credentials) -> Identity:
     """The same, once Google has given a token for them. Raises `CredentialsMissing`."""
     if not isinstance(found, AnonymousCredentials | Bearer):
         try:
-            found.refresh(TokenRequests())  # type: ignore[no-untyped-call]
+            found.refresh(partial(Request(PlainSession()), timeout=TOKEN_TIMEOUT_S))  # type: ignore[no-untyped-call]
         except (google.auth.exceptions.GoogleAuthError, OSError) as exc:
+            if fault := network_fault(exc):
+                raise LocalError(f"no token can be got with the credentials: {fault[0]}", hint=fault[1]) from exc
             raise CredentialsMissing(
-                f"no token can be got with the credentials: {_first_line(exc)}", hint=REMEDY
+                f"no token can be got with the credentials: {brief_message(exc)}", hint=REMEDY
             ) from exc
     return credential_identity(found)
 
 
-class Silence:
-    """What a metadata server that is not there answers."""
-
-    status = 404
-    headers: Mapping[str, str] = MappingProxyType({})
-    data = b""
+SILENCE: Final = SimpleNamespace(status=404, headers={}, data=b"")
+"""What a metadata server that is not there answers."""
 
 
 class MetadataProbe:
@@ -182,22 +121,18 @@ class MetadataProbe:
         self.answered = False
         """Whether something spoke that calls itself Google's metadata server."""
         self._silent = False
-        self._request = TokenRequests()
+        self._request = Request(PlainSession())
 
     def __call__(self, url: str, *, timeout: float | None = None, **request: Any) -> Any:
         if "metadata-flavor" not in {key.lower() for key in request.get("headers") or {}}:
-            return self._request(url, timeout=timeout, **request)
+            return self._request(url, timeout=timeout or TOKEN_TIMEOUT_S, **request)
         if self._silent:
-            return Silence()
+            return SILENCE
         try:
-            answer = self._request(url, timeout=min(timeout or TOKEN_TIMEOUT_S, METADATA_TIMEOUT_S), **request)
+            answer = self._request(url, timeout=METADATA_TIMEOUT_S, **request)
         except google.auth.exceptions.TransportError:
             # An error would be retried with pauses; an answer that is not Google's is taken at its word.
             self._silent = True
-            return Silence()
+            return SILENCE
         self.answered |= "metadata-flavor" in {key.lower() for key in answer.headers}
         return answer
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

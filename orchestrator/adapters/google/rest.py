@@ -1,7 +1,4 @@
-"""Google's REST APIs, asked by plain requests: what `core.rest` only describes, sent.
-
-The heavy client libraries have no part in this: a page of checks must not wait seconds for an import.
-"""
+"""Google's REST APIs that have no client worth its size: sends what `core.rest` only describes."""
 
 from __future__ import annotations
 
@@ -11,35 +8,25 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
-from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import NoResponse, NotSigned, Signer, Web, WebReply
-from orchestrator.core.rest import RestAnswer, RestRequest
-from orchestrator.core.rest_form import misshapen
+from google.auth.credentials import Credentials
 
-if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
+from orchestrator.adapters.google.errors import FOREIGN, Garbled, brief_message, is_transient, network_fault
+from orchestrator.adapters.google.network import Session, json_object
+from orchestrator.core.rest import RestAnswer, RestRequest
 
 TIMEOUT_S: Final = 8.0
 CHANGE_S: Final = 60.0
 """For what is sent once only."""
 TRIES: Final = 2
-GOOGLE: Final[Mapping[str, str]] = {
-    "compute": "https://compute.googleapis.com",
-    "storage": "https://storage.googleapis.com",
-    "serviceusage": "https://serviceusage.googleapis.com",
-    "cloudresourcemanager": "https://cloudresourcemanager.googleapis.com",
-    "iam": "https://iam.googleapis.com",
-    "cloudbilling": "https://cloudbilling.googleapis.com",
-}
+SERVICES: Final = ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
 
 
 def endpoints(compute: str, storage: str) -> Mapping[str, str]:
     """Base URLs of every service for a cloud that answers for all of them at one address, but for storage."""
-    services = ("compute", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling")
-    return {**dict.fromkeys(services, compute), "storage": storage}
+    return {**dict.fromkeys(SERVICES, compute), "storage": storage}
 
 
 class OnlyLooking(RuntimeError):
@@ -49,13 +36,13 @@ class OnlyLooking(RuntimeError):
 class Rest:
     """Sends requests, from any thread; implements `core.rest.Api`.
 
-    endpoints: base URLs by service, over Google's own. changes: whether anything but looking is allowed.
+    endpoints: base URLs by service; None for Google's own. changes: whether anything but looking is allowed.
     remembers: whether a question that was answered well is not sent a second time.
     """
 
     def __init__(
         self,
-        credentials: Credentials | Signer,
+        credentials: Credentials,
         endpoints: Mapping[str, str] | None = None,
         *,
         changes: bool = False,
@@ -63,8 +50,8 @@ class Rest:
         timeout_s: float = TIMEOUT_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._web = Web(signer_of(credentials))
-        self._endpoints = {**GOOGLE, **(endpoints or {})}
+        self.session = Session(credentials, next(iter((endpoints or {}).values()), None))
+        self._endpoints = endpoints or {}
         self._changes = changes
         self._remembers = remembers
         self._timeout_s = timeout_s
@@ -75,7 +62,7 @@ class Rest:
 
     def close(self) -> None:
         """Ends the connections that are kept."""
-        self._web.close()
+        self.session.close()  # type: ignore[no-untyped-call]
 
     def pause(self, seconds: float) -> None:
         self._sleep(seconds)
@@ -107,29 +94,30 @@ class Rest:
         return answer
 
     def _once(self, request: RestRequest) -> RestAnswer:
-        url = self._endpoints[request.service].rstrip("/") + quote(request.path, safe="/:@")
+        base = self._endpoints.get(request.service) or self.session.base_url(request.service)
+        limit_s = self._timeout_s if request.reads else CHANGE_S
         begun = datetime.now(UTC)
-        body = json.dumps(dict(request.body)).encode() if request.body is not None else None
-        kind = {"Content-Type": "application/json"} if body is not None else {}
-        patience = self._timeout_s if request.reads else CHANGE_S
         try:
-            reply = self._web.ask(request.method, url, request.query, body=body, headers=kind, timeout_s=patience)
-        except NotSigned as exc:
-            return RestAnswer(0 if exc.passing else 401, trouble=str(exc))
-        except NoResponse as exc:
-            return RestAnswer(0, trouble=str(exc))
-        if reply.status == 200 and (odd := _odd(reply)):
-            return RestAnswer(0, trouble=f"{request.service} {odd}")
-        skew = _skew(reply.headers.get("date", ""), begun, datetime.now(UTC))
-        return RestAnswer(reply.status, reply.document, skew_s=skew, billed_to=self._web.signer.billed_to)
-
-
-def _odd(reply: WebReply) -> str:
-    """What is wrong with an answer that is said to be good; empty where nothing is."""
-    if not reply.is_document:
-        return "did not answer with a JSON object: is there a proxy in between?"
-    key = misshapen(reply.document)
-    return f"answered in a form that is not Google's ({key}): is there a proxy in between?" if key else ""
+            response = self.session.request(  # type: ignore[no-untyped-call]
+                request.method,
+                base.rstrip("/") + quote(request.path, safe="/:@"),
+                params=request.query,
+                json=None if request.body is None else dict(request.body),
+                timeout=limit_s,
+            )
+            document = json_object(response)
+        except Garbled as exc:
+            if response.ok:
+                return RestAnswer(0, trouble=f"{request.service}: {exc}")
+            document = {}
+        except FOREIGN as exc:
+            fault = network_fault(exc)
+            return RestAnswer(
+                0 if fault or is_transient(exc) else 401, trouble=fault[0] if fault else brief_message(exc)
+            )
+        skew = _skew(response.headers.get("date", ""), begun, datetime.now(UTC))
+        billed_to = str(getattr(self.session.credentials, "quota_project_id", None) or "")
+        return RestAnswer(response.status_code, document, skew_s=skew, billed_to=billed_to)
 
 
 def _skew(date: str, begun: datetime, ended: datetime) -> float | None:

@@ -10,28 +10,25 @@ by price and by its own history.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from orchestrator.adapters.asking import TROUBLE, may_pass, stated, told, understood, unread
+from google.auth.credentials import Credentials
+
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.gce_json import instance_from_json
-from orchestrator.adapters.patience import patiently
-from orchestrator.adapters.signing import signer_of
-from orchestrator.adapters.web import Signer, Web
+from orchestrator.adapters.google.credentials import credentials_for
+from orchestrator.adapters.google.errors import FOREIGN, is_transient, translate_google_errors
+from orchestrator.adapters.google.network import Session
+from orchestrator.adapters.google.retry import patiently
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, ProjectId
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
-if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
-
-GOOGLE: Final = "https://compute.googleapis.com"
 ZONES: Final = 5
 """How many zones are asked about, the cheapest first."""
 DAYS: Final = 7
@@ -47,15 +44,15 @@ class GoogleMarket:
         self,
         project: str,
         endpoint: str | None = None,
-        credentials: Credentials | Signer | None = None,
+        credentials: Credentials | None = None,
         clock: Clock | None = None,
         *,
         pauses_s: Sequence[float] = PAUSES_S,
         request_s: float = REQUEST_S,
     ) -> None:
         self._project = project
-        self._base = f"{(endpoint or GOOGLE).rstrip('/')}/compute/v1/projects"
-        self._web = Web(signer_of(credentials, endpoint))
+        self._session = Session(credentials or credentials_for(endpoint), endpoint)
+        self._base = f"{self._session.base_url('compute')}/compute/v1/projects"
         self._clock = clock or SystemClock()
         self._pauses_s = pauses_s
         self._request_s = request_s
@@ -65,8 +62,7 @@ class GoogleMarket:
         one on two pages. Raises as `image`."""
         query = {"filter": f"labels.{TOOL_LABEL}={TOOL}", "maxResults": "500"}
         found: dict[tuple[str, str], Instance] = {}
-        seen: set[str] = set()
-        with told(f"list the VMs of {self._project}"), understood():
+        with translate_google_errors(f"list the VMs of {self._project}"):
             while True:
                 page = self._patiently(f"{self._project}/aggregated/instances", query)
                 for scope in page.get("items", {}).values():
@@ -75,17 +71,14 @@ class GoogleMarket:
                 token = str(page.get("nextPageToken", ""))
                 if not token:
                     return tuple(found.values())
-                query["pageToken"] = unread(token, seen)
+                query["pageToken"] = token
 
     def image(self, project: ProjectId, family: ImageName) -> ImageUrl:
         """The newest image of a family, by its dated name. Raises `NotFound`, `PermissionDenied`, `Unavailable`."""
         missing = "Google withdraws families from time to time: `bench doctor` names the nearest one that exists"
-        with told(f"find the image family {family} of {project}", missing=missing), understood():
+        with translate_google_errors(f"find the image family {family} of {project}", missing=missing):
             link = self._patiently(f"{project}/global/images/family/{family}")["selfLink"]
-            _, found, path = link.rpartition("/projects/")
-            if not found:
-                raise ValueError(f"its link is {link[:80]!r}")
-            return ImageUrl(f"projects/{path}")
+            return ImageUrl(f"projects/{link.rpartition('/projects/')[2]}")
 
     def quotas(self, region: str) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""
@@ -95,7 +88,7 @@ class GoogleMarket:
         )
 
     def _quotas_at(self, path: str, region: str) -> tuple[Quota, ...]:
-        with told(f"read the quotas of {region or self._project}"), understood():
+        with translate_google_errors(f"read the quotas of {region or self._project}"):
             return tuple(
                 Quota(str(found["metric"]), float(found.get("limit", 0)), float(found.get("usage", 0)), region)
                 for found in self._patiently(path).get("quotas", ())
@@ -118,10 +111,9 @@ class GoogleMarket:
     def _advice_on(self, offer: Offer) -> ZoneAdvice | None:
         """None where Google gives none, for whatever reason: a plan goes on without it."""
         try:
-            with understood():
-                obtainable, uptime_s = self._capacity(offer)
-                return ZoneAdvice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
-        except TROUBLE:
+            obtainable, uptime_s = self._capacity(offer)
+            return ZoneAdvice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
+        except FOREIGN:
             return None
 
     def _capacity(self, offer: Offer) -> tuple[float | None, float | None]:
@@ -161,18 +153,14 @@ class GoogleMarket:
     # --- the wire ---
 
     def _patiently(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-        return patiently(self._clock, lambda: self._once(path, query=query), self._pauses_s, passing=may_pass)
+        return patiently(self._clock, lambda: self._once(path, query=query), self._pauses_s, passing=is_transient)
 
     def _once(
         self, path: str, body: Mapping[str, Any] | None = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The answer. Raises `asking.TROUBLE`."""
-        data = None if body is None else json.dumps(body).encode()
-        kind = {} if body is None else {"Content-Type": "application/json"}
+        """The answer. Raises `errors.FOREIGN`."""
         method = "GET" if body is None else "POST"
-        return stated(
-            self._web.ask(method, f"{self._base}/{path}", query, body=data, headers=kind, timeout_s=self._request_s)
-        ).document
+        return self._session.ask(method, f"{self._base}/{path}", query, body, timeout_s=self._request_s)
 
 
 def _number(said: Any, most: float = math.inf) -> float | None:

@@ -1,0 +1,285 @@
+"""Google's exceptions, and those of the libraries below its clients, as errors of bench: by status, reasons and
+message, whichever client they come from."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import google.api_core.exceptions as api
+import google.auth.exceptions as auth
+import requests
+import urllib3.exceptions
+
+from orchestrator.core.errors import (
+    BenchError,
+    CredentialsMissing,
+    LocalError,
+    NotFound,
+    PermissionDenied,
+    ProviderError,
+    QuotaExceeded,
+    Unavailable,
+)
+from orchestrator.core.text import clean_line
+
+
+class Garbled(Exception):
+    """An answer that the service does not give, so that nothing is known of what it did."""
+
+
+BROKEN_CONNECTION: Final = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    requests.exceptions.ContentDecodingError,
+    requests.exceptions.JSONDecodeError,
+    urllib3.exceptions.HTTPError,
+    http.client.HTTPException,
+    ConnectionError,
+    Garbled,
+)
+"""The libraries let these through from below as they are."""
+FOREIGN: Final = (api.GoogleAPIError, auth.GoogleAuthError, requests.RequestException, *BROKEN_CONNECTION)
+"""Every exception that a call into Google's libraries can raise for a reason outside this process."""
+
+RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
+DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
+BILLING_REASONS: Final = frozenset({"BILLING_DISABLED", "accountDisabled"})
+TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
+REMEDY: Final = (
+    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
+    "or configure no project, to use the embedded cloud; `bench doctor` checks the rest"
+)
+RETENTION: Final = re.compile("retention policy|object retention|event-based hold|temporary hold", re.IGNORECASE)
+RETENTION_REMEDY: Final = (
+    "the bucket forbids to replace objects, and a ledger must be replaced: `bench doctor` names the setting and the "
+    "command that lifts it"
+)
+BILLING_PAGE: Final = "https://console.cloud.google.com/billing/linkedaccount"
+AGAIN: Final = "run the same command again in a minute; a run that has started continues without this computer"
+FULL: Final = (
+    "free some space there, or set BENCH_HOME to another folder; a run that has started waits for it, up to its "
+    "deadline"
+)
+_NAME: Final = r"[a-z]+\.[a-zA-Z]+\.[a-zA-Z]+"
+_PERMISSION = re.compile(rf"\b({_NAME})\b['\"]? (?:permission|access)|[pP]ermission '({_NAME})' denied")
+ACT_AS: Final = "grant roles/iam.serviceAccountUser on the machines' service account to the account in use"
+_WORDS: Final = (
+    ("has been suspended", "the project is suspended: only Google's support can lift that"),
+    ("vpcServiceControls", "VPC Service Controls forbid it: the organisation's administrator can admit this computer"),
+    (
+        "compute-system.iam.gserviceaccount.com",
+        "Google's own service agent of the project lacks this right, not you: grant it to the agent in the message",
+    ),
+    ("actAs", ACT_AS),
+    ("iam.serviceAccountUser", ACT_AS),
+)
+"""Remedies by what the message says, where the reason is the general one."""
+TRUST_REMEDY: Final = (
+    "name the certificate authority of your network: `export REQUESTS_CA_BUNDLE=/path/to/ca.pem`; `bench doctor` shows "
+    "the proxy and the authorities in use"
+)
+_FAULTS: Final = (
+    (
+        r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([^(]+)",
+        "the certificate is not trusted: {}",
+        TRUST_REMEDY,
+    ),
+    (
+        r"Tunnel connection failed: (407[^'\")]*)",
+        "the proxy refuses: {}",
+        "`export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT`: the proxy wants a name and a password",
+    ),
+    (
+        r"Tunnel connection failed: (4\d\d[^'\")]*)",
+        "the proxy refuses: {}",
+        "ask whoever runs the proxy to admit *.googleapis.com, or name another one in HTTPS_PROXY",
+    ),
+    (r"(Missing dependencies for SOCKS support)", "a SOCKS proxy is set: {}", "pip install pysocks"),
+    (
+        r"(Failed to parse: \S+|Please check proxy URL.*|Proxy URL had no scheme.*)",
+        "a proxy's address cannot be read: {}",
+        "correct HTTPS_PROXY or ALL_PROXY: http://HOST:PORT",
+    ),
+)
+"""What is wrong for good between here and the server: in the exception's text, in our words, and the remedy."""
+_FOREIGN_PAGE: Final = re.compile(r"unknown error|<html|<!doctype", re.IGNORECASE)
+"""In the message of an error that is not in the form of Google's: HTML, or nothing."""
+
+
+@contextmanager
+def translate_google_errors(doing: str, *, missing: str = "") -> Iterator[None]:
+    """Raises ours for theirs. `doing` completes "cannot …"; `missing` is the hint for what does not exist."""
+    try:
+        yield
+    except FOREIGN as exc:
+        raise translate_error(exc, doing, missing) from exc
+
+
+def translate_error(exc: Exception, doing: str, missing: str = "") -> BenchError:
+    """Our error for one of `FOREIGN`."""
+    if isinstance(exc, api.RetryError):
+        cause = exc.cause if isinstance(exc.cause, FOREIGN) else _inner(exc.cause)
+        exc = cause if isinstance(cause, FOREIGN) else exc
+    if fault := network_fault(exc):
+        return LocalError(f"cannot {doing}: {fault[0]}", hint=fault[1])
+    if isinstance(exc, auth.GoogleAuthError):
+        if is_transient(exc):
+            return lost(doing, f"Google's token service does not answer ({brief_message(exc)})")
+        return not_accepted(doing, brief_message(exc))
+    exc = _inner(exc)
+    if isinstance(exc, api.GoogleAPICallError):
+        return refusal(doing, int(exc.code or 0), brief_message(exc), error_reasons(exc), missing)
+    if isinstance(exc, api.RetryError) or is_transient(exc):
+        return lost(doing, brief_message(exc))
+    return refusal(doing, 0, brief_message(exc), frozenset())
+
+
+def network_fault(exc: BaseException) -> tuple[str, str] | None:
+    """What is wrong for good between this machine and the server, and its remedy; None for what may pass."""
+    exc = _inner(exc)
+    text = str(exc)
+    for pattern, words, remedy in _FAULTS:
+        if isinstance(exc, requests.RequestException) and (match := re.search(pattern, text)):
+            return f"{_server(exc)}{words.format(match[1].strip())}", remedy
+    if isinstance(exc, requests.exceptions.SSLError) and not re.search("EOF|timed out|reset", text):
+        cause = re.search(r"\[SSL[^\]]*\] ([^(]+)", text)
+        return f"{_server(exc)}TLS fails: {cause[1].strip() if cause else text[:200]}", TRUST_REMEDY
+    return None
+
+
+def _inner(exc: Any) -> Any:
+    """What a library has wrapped: the one for credentials an error of the connection, the one for storage a refusal of
+    its own kind, without reasons."""
+    if isinstance(exc, auth.TransportError):
+        return exc.args[0] if exc.args and isinstance(exc.args[0], Exception) else exc
+    response = getattr(exc, "response", None)
+    if isinstance(response, requests.Response) and not response.ok and not getattr(exc, "errors", ()):
+        return api.from_http_response(response)  # type: ignore[no-untyped-call]
+    return exc
+
+
+def _server(exc: requests.RequestException) -> str:
+    return f"{urlsplit(exc.request.url or '').netloc}: " if exc.request is not None else ""
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether the same request, sent again, may succeed."""
+    refused = _inner(exc)
+    if isinstance(refused, api.GoogleAPICallError):
+        exc = refused
+        code = int(exc.code or 0)
+        return bool(error_reasons(exc) & RATE_REASONS) if code == 403 else code in TRANSIENT_STATUS
+    if isinstance(exc, auth.GoogleAuthError):
+        passing = isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True
+        return passing and network_fault(exc) is None
+    return isinstance(exc, BROKEN_CONNECTION) and network_fault(exc) is None
+
+
+def is_rate_limit(exc: BaseException) -> bool:
+    """Whether too many requests were sent."""
+    return isinstance(exc, api.GoogleAPICallError) and (exc.code == 429 or bool(error_reasons(exc) & RATE_REASONS))
+
+
+def retry_after_s(exc: BaseException) -> float:
+    """The seconds that the answer asks to wait; 0 where it asks for none."""
+    headers = getattr(getattr(exc, "response", None), "headers", None) or {}
+    try:
+        return max(0.0, float(headers.get("Retry-After", 0)))
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def error_reasons(exc: api.GoogleAPICallError) -> frozenset[str]:
+    """The machine-readable reasons in an HTTP error: `errors[].reason`, and `ErrorInfo.reason` of the details."""
+    entries = [error for error in exc.errors if isinstance(error, dict)]
+    return frozenset(({str(error.get("reason", "")) for error in entries} | {exc.reason or ""}) - {""})
+
+
+def brief_message(exc: BaseException) -> str:
+    """The first line of a foreign message, without the method and URL that the library puts before it."""
+    exc = _inner(exc)
+    if isinstance(exc, requests.ConnectionError | requests.Timeout) and exc.request is not None:
+        cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(exc))
+        reason = cause[1] if cause else "the time limit passed" if "timed out" in str(exc) else ""
+        proxy = isinstance(exc, requests.exceptions.ProxyError)
+        where = "the proxy on the way to " if proxy else ""
+        return f"{where}{urlsplit(exc.request.url or '').netloc} does not answer{f': {reason}' if reason else ''}"
+    if isinstance(exc, api.GoogleAPICallError) and not exc.errors and _FOREIGN_PAGE.search(str(exc.message)):
+        return f"HTTP {int(exc.code or 0)}, and not in Google's form: a proxy between here and Google may have answered"
+    line = (str(getattr(exc, "message", exc)).strip().splitlines() or [""])[0]
+    line = re.sub(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ", "", line)
+    return clean_line(line[:300]) or type(exc).__name__
+
+
+# A refusal in our words.
+
+
+def refusal(doing: str, status: int, words: str, reasons: frozenset[str], missing: str = "") -> BenchError:
+    """The error that an answer stands for. `doing` completes "cannot …"; `missing` is the hint for a 404."""
+    if status == 401:
+        return not_accepted(doing, words)
+    if status == 403:
+        return _forbidden(doing, words, reasons)
+    if status == 404:
+        return NotFound(f"cannot {doing}: {words}", hint=missing or "check the names in the configuration")
+    if status in TRANSIENT_STATUS:
+        return lost(doing, words)
+    if status == 507:
+        return LocalError(f"cannot {doing}: {words}", hint=FULL)
+    return ProviderError(f"cannot {doing}: {words}", hint="Google refuses the request itself: check the configuration")
+
+
+def lost(doing: str, words: str) -> Unavailable:
+    return Unavailable(f"cannot {doing}: {words}", hint=AGAIN)
+
+
+def not_accepted(doing: str, words: str) -> CredentialsMissing:
+    return CredentialsMissing(f"cannot {doing}: the credentials were not accepted ({words})", hint=REMEDY)
+
+
+def remedy_for(words: str) -> str:
+    """What to do about a refusal with this message; empty where its words are not known."""
+    return next((remedy for said, remedy in _WORDS if said in words), "")
+
+
+def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
+    if reasons & RATE_REASONS:
+        return Unavailable(f"cannot {doing}: too many requests ({words})", hint=AGAIN)
+    if reasons & QUOTA_REASONS:
+        return QuotaExceeded(
+            f"cannot {doing}: {words}",
+            hint="`bench doctor` shows where quota is left; request more at https://console.cloud.google.com/iam-admin/quotas",
+        )
+    if reasons & DISABLED_REASONS:
+        return PermissionDenied(
+            f"cannot {doing}: the API is not enabled ({words})",
+            hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
+            " storage.googleapis.com`); then wait a minute",
+        )
+    if reasons & BILLING_REASONS or "billing" in words.lower():
+        url = re.search(r"https://console\S+billing\S*", words)
+        return PermissionDenied(
+            f"cannot {doing}: {words}",
+            hint=f"link a billing account that is open to the project: {url[0] if url else BILLING_PAGE}",
+        )
+    if RETENTION.search(words):
+        return ProviderError(f"cannot {doing}: {words}", hint=RETENTION_REMEDY)
+    if remedy := remedy_for(words):
+        return PermissionDenied(f"cannot {doing}: {words}", hint=remedy)
+    needed = _PERMISSION.search(words)
+    return PermissionDenied(
+        f"cannot {doing}: {words}",
+        hint=(
+            f"grant `{needed[1] or needed[2]}` to the account in use"
+            if needed
+            else "`bench docs gce` lists the permissions that are needed"
+        )
+        + "; `bench doctor` lists all that are missing",
+    )
