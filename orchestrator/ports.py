@@ -26,7 +26,17 @@ if TYPE_CHECKING:
         SerialChunk,
     )
     from orchestrator.core.market.offers import Offer, ZoneAdvice
-    from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
+    from orchestrator.core.names import (
+        FleetId,
+        ImageName,
+        ImageUrl,
+        JobName,
+        MachineName,
+        ProjectId,
+        Region,
+        ResourceId,
+        Zone,
+    )
 
 # --- Cloud ----------------------------------------------------------------------------------------------------------
 
@@ -41,7 +51,7 @@ class Market(Protocol):
         """What the cloud expects of spot machines like these, for the zones that it has a word on. Never more than a
         few requests, and never an error: a project without advice gets none."""
 
-    def quotas(self, region: str) -> tuple[Quota, ...]:
+    def quotas(self, region: Region) -> tuple[Quota, ...]:
         """The region's quotas, and the project's (with `region` empty)."""
 
 
@@ -259,14 +269,14 @@ class Scheduler(Protocol):
         name that is there already is left as it is, so that a submit whose answer was lost can be repeated. Raises
         `ConfigError` for a request that can never be met, `PermissionDenied`, `QuotaExceeded`, `Unavailable`."""
 
-    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+    def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
         """What the scheduler says of these jobs, in their order; cheap: at most one call a job."""
 
-    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+    def reconcile(self, fleet: FleetId, names: Sequence[JobName], indexes: Sequence[int]) -> Sequence[ChildSeen]:
         """Brings to the bucket what machines have stored that cannot reach it themselves, and gives what is known of
         the children `indexes`. Ends what the scheduler would leave behind. Can be repeated at any time."""
 
-    def cancel(self, names: Sequence[str]) -> None:
+    def cancel(self, names: Sequence[JobName]) -> None:
         """Ends jobs and their machines. Idempotent: what is gone is cancelled. Returns when the scheduler has taken it
         on; `counts` says when it is done."""
 

@@ -37,6 +37,7 @@ from orchestrator.core.fleet.slurm import (
     squeue,
 )
 from orchestrator.core.fleet.sweep import Cluster
+from orchestrator.core.names import FleetId, JobName
 from orchestrator.core.spool import Spooled, sort_spool
 from orchestrator.core.text import clean_line, log_text
 from orchestrator.ports import Bucket, Clock, HostShell
@@ -147,11 +148,11 @@ class Slurm:
                     return tasks[0].id
         return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
 
-    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+    def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
         seen = self._queue(names)
         return [job_status(name, seen) for name in names]
 
-    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+    def reconcile(self, fleet: FleetId, names: Sequence[JobName], indexes: Sequence[int]) -> Sequence[ChildSeen]:
         if not names:
             return [ChildSeen(index, "absent") for index in indexes]
         folder, seen = self._folder(fleet), self._queue(names)
@@ -194,7 +195,7 @@ class Slurm:
             }
         return quiet
 
-    def cancel(self, names: Sequence[str]) -> None:
+    def cancel(self, names: Sequence[JobName]) -> None:
         for name in names:
             self._run(("scancel", f"--name={name}"))
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.market.catalog import nearest_gpu
+from orchestrator.core.names import MachineType, Zone
 from orchestrator.core.naming import RUN_ID, attempt_of
 from orchestrator.core.text import clean_line, parse_document
 
@@ -23,7 +24,7 @@ ZONE_PREFIX: Final = "host-"
 RECORD_PREFIX: Final = "hosts/"
 HOST_KEY: Final = "bench-host"
 """The key in a request's metadata for the machine and its interpreter. It is for the client and is not sent there."""
-MACHINE_TYPE: Final = "host"
+MACHINE_TYPE: Final = MachineType("host")
 PROVISIONING: Final = "OWN"
 VALID_FOR: Final = timedelta(hours=48)
 OLDEST_PYTHON: Final = (3, 10)
@@ -50,6 +51,12 @@ class HostTarget:
     port: int | None
     machine: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for parts that are no host: they become arguments of `ssh`."""
+        is_form = _LOCAL if self.machine else _TARGET
+        if is_form.fullmatch(str(self)) is None or self.name.startswith("-") or self.user.startswith("-"):
+            raise ValueError(f"{clean_line(str(self), 80)!r} is not the form of a host")
+
     @property
     def called(self) -> str:
         """The name of the host in messages."""
@@ -73,10 +80,10 @@ class HostTarget:
         return (f"{self.user}@" if self.user else "") + name + (f":{self.port}" if self.port else "")
 
     @property
-    def zone(self) -> str:
+    def zone(self) -> Zone:
         """The host's name as a zone: readable, only the characters that a label may have, unique to this target."""
         readable = re.sub(r"[^a-z0-9]+", "-", (self.machine or self.name).lower()).strip("-")[:24] or "machine"
-        return f"{ZONE_PREFIX}{readable}-{hashlib.sha256(str(self).encode()).hexdigest()[:6]}"
+        return Zone(f"{ZONE_PREFIX}{readable}-{hashlib.sha256(str(self).encode()).hexdigest()[:6]}")
 
 
 def parse_target(text: str, machine: str = "") -> HostTarget:

@@ -53,6 +53,18 @@ class Zone(CheckedName):
     KIND = "zone"
 
 
+class Region(CheckedName):
+    """A region of a cloud; of a host of the user's, `host`."""
+
+    KIND = "region"
+
+
+class MachineType(CheckedName):
+    """A machine type, such as `g2-standard-4`; `host` of a host of the user's."""
+
+    KIND = "machine type"
+
+
 class ResourceId(CheckedName):
     """The id that a cloud gave to a machine."""
 
@@ -95,6 +107,20 @@ class CaseId(CheckedName):
 
     FORM = r"[A-Za-z0-9][A-Za-z0-9._+=,-]{0,199}"
     KIND = "case"
+
+
+class FleetId(CheckedName):
+    """A fleet, such as `fleet-20261122-040506-7f3a`."""
+
+    FORM = r"fleet-\d{8}-\d{6}-[0-9a-f]{4}"
+    KIND = "fleet"
+
+
+class JobName(CheckedName):
+    """A job of a fleet, as a scheduler knows it."""
+
+    FORM = rf"bench-{FleetId.FORM}-\d{{1,6}}"
+    KIND = "job"
 
 
 NO_ID: Final = ResourceId("")

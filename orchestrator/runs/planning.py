@@ -20,9 +20,10 @@ from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose_image, environments_for
 from orchestrator.core.ledger.budget import without_run
 from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
+from orchestrator.core.market.offers import region_of
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
-from orchestrator.core.names import NO_IMAGE, ImageUrl
+from orchestrator.core.names import NO_IMAGE, ImageUrl, Region
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
 from orchestrator.core.run.status import decode_status
@@ -189,7 +190,7 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
     cloud = world.cloud()
     base = cloud.image(*config.image_source)
     ready, image_notices = prepared_image(world, config, base)
-    regions = sorted({zone.rpartition("-")[0] for zone in config.allowed_zones()})
+    regions = sorted({Region(region_of(zone)) for zone in config.allowed_zones()})
     around = Circumstances(
         mode=site.mode,
         prices=site.prices,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.core.bounds import Count, Moment
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.fleet.batch import record_object
+from orchestrator.core.names import FleetId, JobName, Region
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.documents import StoredDocument, swap
 
@@ -28,11 +29,11 @@ class BatchRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
-    fleet: str
-    name: str
+    fleet: FleetId
+    name: JobName
     gpu: str
     children: tuple[Count, ...]
-    regions: Annotated[tuple[str, ...], AtLeastOne]
+    regions: Annotated[tuple[Region, ...], AtLeastOne]
     template: dict[str, Any]
     jobs: Annotated[tuple[dict[str, Any], ...], AtLeastOne]
     """The body of the job in each region."""
@@ -46,7 +47,7 @@ class BatchRecord(BaseModel):
     """Why it left each of its earlier regions."""
 
     @property
-    def region(self) -> str:
+    def region(self) -> Region:
         return self.regions[min(self.at, len(self.regions) - 1)]
 
     @property

@@ -23,6 +23,7 @@ from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode_line, encode_line, fold_fleet, merge_lines
 from orchestrator.core.fleet.sweep import EngineName, Sweep
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import FleetId
 from orchestrator.core.text import parse_document
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.documents import StoredDocument, swap
@@ -40,7 +41,7 @@ class FleetRecord(_Stored):
     """The record of a fleet as it was launched; it never changes."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    fleet: str
+    fleet: FleetId
     engine: EngineName
     mode: Mode
     """Where its machines come from: `gce`, `embedded` or `host`."""
@@ -100,9 +101,10 @@ class FleetStore:
     """One fleet as one client sees it."""
 
     def __init__(self, bucket: Bucket, clock: Clock, fleet: str) -> None:
+        """Raises `ValueError` if `fleet` is not the id of a fleet."""
         self.bucket = bucket
         self.clock = clock
-        self.fleet = fleet
+        self.fleet = FleetId(fleet)
         self._written: dict[int, ChildLine] = {}
         self._listed: dict[str, str] = {}
         self._documents: dict[str, str] = {}

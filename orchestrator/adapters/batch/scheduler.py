@@ -26,7 +26,7 @@ from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.money import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
-from orchestrator.core.names import ImageName, ImageUrl, ProjectId
+from orchestrator.core.names import FleetId, ImageName, ImageUrl, JobName, ProjectId, Region
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.batch_jobs import BatchRecord, KnownJob, Records
 
@@ -170,10 +170,10 @@ class GoogleBatch:
                 self._create(record)  # the answer to an earlier submit may have been lost
         return notices
 
-    def counts(self, names: Sequence[str]) -> Sequence[JobStatus]:
+    def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
         return [self._status(name, self.records.read(fleet_of(name), name)) for name in names]
 
-    def reconcile(self, fleet: str, names: Sequence[str], indexes: Sequence[int]) -> Sequence[ChildSeen]:
+    def reconcile(self, fleet: FleetId, names: Sequence[JobName], indexes: Sequence[int]) -> Sequence[ChildSeen]:
         jobs: dict[int, JobStatus] = {}
         for name in names:
             record = self.records.read(fleet, name)
@@ -188,7 +188,7 @@ class GoogleBatch:
             for index in indexes
         ]
 
-    def cancel(self, names: Sequence[str]) -> None:
+    def cancel(self, names: Sequence[JobName]) -> None:
         for name in names:
             record = self.records.read(fleet_of(name), name)
             if record is None:
@@ -253,7 +253,7 @@ class GoogleBatch:
             list(pool.map(store, range(len(children))))
         self.bucket.create(rules.job_object(job.fleet, job.name), json.dumps({"children": children}).encode())
         made = BatchRecord(
-            fleet=job.fleet, name=job.name, gpu=job.gpu, children=children, regions=tuple(job.regions),
+            fleet=job.fleet, name=job.name, gpu=job.gpu, children=children, regions=tuple(map(Region, job.regions)),
             template=template, jobs=bodies, ends_at=job.ends_at,
         )  # fmt: skip
         self.known.add(made.asked)
@@ -309,7 +309,7 @@ class GoogleBatch:
         self._jobs[name] = (now, job)
         return job
 
-    def _status(self, name: str, record: BatchRecord | None) -> JobStatus:
+    def _status(self, name: JobName, record: BatchRecord | None) -> JobStatus:
         if record is None:
             return JobStatus(name, "absent")
         if record.stage == "waiting":
@@ -392,7 +392,7 @@ def scheduled_at(job: batch_v1.Job) -> datetime | None:
     return min((event.event_time or job.create_time for event in queue_events), default=None)
 
 
-def status_of(name: str, job: batch_v1.Job, children: int) -> JobStatus:
+def status_of(name: JobName, job: batch_v1.Job, children: int) -> JobStatus:
     """What a job says of itself, in our words."""
     group = job.status.task_groups.get("group0")
     counts = dict(group.counts) if group is not None else {}

@@ -25,7 +25,7 @@ from orchestrator.adapters.google.network import Session
 from orchestrator.adapters.google.retry import patiently
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Offer, ZoneAdvice
-from orchestrator.core.names import ImageName, ImageUrl, ProjectId
+from orchestrator.core.names import ImageName, ImageUrl, ProjectId, Region
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
@@ -80,7 +80,7 @@ class GoogleMarket:
             link = self._patiently(f"{project}/global/images/family/{family}")["selfLink"]
             return ImageUrl(f"projects/{link.rpartition('/projects/')[2]}")
 
-    def quotas(self, region: str) -> tuple[Quota, ...]:
+    def quotas(self, region: Region) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""
         return (
             *self._quotas_at(f"{self._project}/regions/{region}", region),

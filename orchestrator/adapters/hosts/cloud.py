@@ -43,7 +43,7 @@ from orchestrator.core.market.machines import (
     SerialChunk,
 )
 from orchestrator.core.market.offers import Offer, ZoneAdvice
-from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
+from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, cases_prefix
 from orchestrator.core.spool import RUN_FILES, Spooled, sort_spool
 from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, RemoteShell
@@ -237,7 +237,7 @@ class HostCloud:
     def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:  # noqa: ARG002
         return ()
 
-    def quotas(self, region: str) -> tuple[Quota, ...]:  # noqa: ARG002
+    def quotas(self, region: Region) -> tuple[Quota, ...]:  # noqa: ARG002
         return ()
 
     # --- what only hosts have ---

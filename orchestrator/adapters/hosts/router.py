@@ -17,7 +17,7 @@ from orchestrator.core.market.machines import (
     SerialChunk,
 )
 from orchestrator.core.market.offers import Offer, ZoneAdvice
-from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, ResourceId, Zone
+from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.ports import Cloud, Market
 
 
@@ -65,5 +65,5 @@ class ZoneRouter:
         rented = [offer for offer in offers if not is_host(offer.zone)]
         return self.market().advice(rented) if rented else ()
 
-    def quotas(self, region: str) -> tuple[Quota, ...]:
+    def quotas(self, region: Region) -> tuple[Quota, ...]:
         return self.market().quotas(region)

@@ -18,7 +18,7 @@ from orchestrator.core.hosts import PYTHON
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import Gpu, find_gpu, suggest, unknown_gpu_message
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.names import ImageName, ProjectId
+from orchestrator.core.names import ImageName, MachineType, ProjectId, Region, Zone
 from orchestrator.core.results import CONTROL
 
 PHASE_LIMITS_S: Final = {
@@ -54,7 +54,7 @@ class _Section(BaseModel):
 
 
 class MachineSpec(_Section):
-    type: str = ""
+    type: MachineType | Literal[""] = ""
     """Empty: the GPU's default."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
     disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
@@ -240,8 +240,8 @@ class Config(_Section):
 
     gpu: str
     machine: MachineSpec = MachineSpec()
-    zones: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()
+    zones: tuple[Zone, ...] = ()
+    regions: tuple[Region, ...] = ()
     run: RunLimits = RunLimits()
     placement: Placement = Placement()
     budget: Budget = Budget()

@@ -13,6 +13,7 @@ from orchestrator.core.market.catalog import Gpu, closest_word
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, find_shortage
+from orchestrator.core.names import MachineType, Region, Zone
 from orchestrator.core.rest import Api, RestAnswer, RestRequest, list_all_pages
 from orchestrator.core.text import count
 
@@ -86,8 +87,9 @@ class QuotaRoom:
 def _room(gpu: Gpu, region: str, quotas: tuple[Quota, ...]) -> QuotaRoom:
     short = {}
     for provisioning in ("SPOT", "STANDARD"):
-        zone = next(zone for zone in gpu.zones if zone.startswith(f"{region}-"))
-        offer = Offer(gpu.name, region, zone, gpu.default_machine, gpu.accelerator, 1, provisioning, Decimal(0))
+        zone = Zone(next(zone for zone in gpu.zones if zone.startswith(f"{region}-")))
+        kind = MachineType(gpu.default_machine)
+        offer = Offer(gpu.name, Region(region), zone, kind, gpu.accelerator, 1, provisioning, Decimal(0))
         quota_shortage = find_shortage(gpu, offer, quotas)
         short[provisioning] = (
             f"{quota_shortage.metric} in {region} is {quota_shortage.limit:g}, {quota_shortage.usage:g} in use"

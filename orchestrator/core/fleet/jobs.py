@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import job_name
+from orchestrator.core.names import FleetId, JobName
 from orchestrator.core.text import clean_line, parse_document
 
 # Claims: by creating an object a machine takes an attempt of a child. Of two machines that try, one succeeds, and no
@@ -85,7 +86,7 @@ class PayloadRef:
 class JobSpec:
     """Children of one GPU type, on `parallel` machines of one kind. All machines are gone by `ends_at`."""
 
-    fleet: str
+    fleet: FleetId
     number: int
     gpu: str
     machine_type: str
@@ -108,7 +109,7 @@ class JobSpec:
     """The rest of the machine's configuration: disk, network, service account, image."""
 
     @property
-    def name(self) -> str:
+    def name(self) -> JobName:
         return job_name(self.fleet, self.number)
 
 
@@ -116,7 +117,7 @@ class JobSpec:
 class JobStatus:
     """What a scheduler reports about one job in one call. The numbers count children."""
 
-    name: str
+    name: JobName
     state: JobState
     pending: int = 0
     running: int = 0

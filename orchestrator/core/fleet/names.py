@@ -7,9 +7,10 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from orchestrator.core.names import FleetId, JobName, RunId
+
 FLEETS_PREFIX: Final = "fleets/"
 FLEET_LABEL: Final = "bench-fleet"
-FLEET_ID = re.compile(r"fleet-\d{8}-\d{6}-[0-9a-f]{4}")
 MOST_CHILDREN: Final = 65_536
 """A child's number has four hexadecimal digits in the name of its run."""
 SHARDS: Final = "0123456789abcdef"
@@ -17,28 +18,28 @@ SHARDS: Final = "0123456789abcdef"
 all of them."""
 
 
-def fleet_id(now: datetime, entropy: str) -> str:
+def fleet_id(now: datetime, entropy: str) -> FleetId:
     """The id of a new fleet, such as `fleet-20261122-040506-7f3a`."""
-    return f"fleet-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{entropy[:4].lower()}"
+    return FleetId(f"fleet-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{entropy[:4].lower()}")
 
 
 def is_fleet_id(text: str) -> bool:
-    return FLEET_ID.fullmatch(text) is not None
+    return FleetId.fits(text)
 
 
-def child_run(fleet: str, gpu: str, index: int) -> str:
+def child_run(fleet: str, gpu: str, index: int) -> RunId:
     """The run id of child number `index`, which is the same on every machine and attempt: such as
     `20261122-040506-l4x7f3a-002a`. Raises `ValueError` if `fleet` is not a fleet id or the index is out of range."""
     if not is_fleet_id(fleet) or not 0 <= index < MOST_CHILDREN:
         raise ValueError(f"child {index} of {fleet!r} has no name")
     stamp, entropy = fleet.removeprefix("fleet-").rsplit("-", 1)
-    return f"{stamp}-{re.sub('[^a-z0-9]', '', gpu.lower())}x{entropy}-{index:04x}"
+    return RunId(f"{stamp}-{re.sub('[^a-z0-9]', '', gpu.lower())}x{entropy}-{index:04x}")
 
 
-def job_name(fleet: str, number: int) -> str:
+def job_name(fleet: FleetId, number: int) -> JobName:
     """The name of a job on a scheduler. We choose it, so that a job is found even if the answer to its submission was
     lost."""
-    return f"bench-{fleet}-{number}"
+    return JobName(f"bench-{fleet}-{number}")
 
 
 def fleet_prefix(fleet: str) -> str:

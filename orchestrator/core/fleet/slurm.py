@@ -12,6 +12,7 @@ from typing import Final
 
 from orchestrator.core.fleet.jobs import JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.sweep import Cluster
+from orchestrator.core.names import JobName
 from orchestrator.core.text import clean_line
 
 SLACK_S: Final = 180
@@ -143,7 +144,7 @@ def max_array(text: str) -> int:
     return int(match[1]) if match else DEFAULT_ARRAY
 
 
-def job_status(name: str, seen: Iterable[SlurmTask]) -> JobStatus:
+def job_status(name: JobName, seen: Iterable[SlurmTask]) -> JobStatus:
     """The status of one job, from all its tasks."""
     listed = [task for task in seen if task.job == name]
     pending = sum(task.queued for task in listed)

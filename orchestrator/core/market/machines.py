@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from orchestrator.core.names import NO_IMAGE, ImageUrl, MachineName, ResourceId, Zone
+from orchestrator.core.names import NO_IMAGE, ImageUrl, MachineName, MachineType, ResourceId, Zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class InstanceRequest:
 
     name: MachineName
     zone: Zone
-    machine_type: str
+    machine_type: MachineType
     accelerator: str | None
     """The accelerator type to attach, such as `nvidia-tesla-t4`; None if the machine type includes it (g2, a2, a3)."""
     accelerator_count: int

@@ -20,6 +20,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from orchestrator.core.names import MachineType, Region, Zone
+
 WORK_S: Final = 900.0
 """T of the formula in seconds, if no earlier run shows it."""
 START_S: Final = 240.0
@@ -48,9 +50,9 @@ class Offer:
     """One machine that could be requested, its zone, and its price per hour (with disk and address)."""
 
     gpu: str
-    region: str
-    zone: str
-    machine_type: str
+    region: Region
+    zone: Zone
+    machine_type: MachineType
     accelerator: str | None
     """The accelerator type to attach; None if the machine type includes its GPU, or has none."""
     accelerator_count: int
@@ -63,6 +65,11 @@ class Offer:
     """What is known of capacity in the zone, as text for the user."""
     host: str = ""
     """The address of the user's own machine, as `user@name:port`; empty for a rented machine."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a name that is none: an offer may come from a plan in the bucket."""
+        for name, kind in (("region", Region), ("zone", Zone), ("machine_type", MachineType)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
     @property
     def pool(self) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from orchestrator.core.market import quota as quota_rules
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import PricedMachine, PriceSheet
+from orchestrator.core.names import MachineType, Region, Zone
 from orchestrator.core.text import count
 
 
@@ -75,9 +76,9 @@ def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tupl
             offers.append(
                 Offer(
                     gpu=gpu.name,
-                    region=region,
-                    zone=zone,
-                    machine_type=config.machine_type,
+                    region=Region(region),
+                    zone=Zone(zone),
+                    machine_type=MachineType(config.machine_type),
                     accelerator=gpu.accelerator if gpu.attached else None,
                     accelerator_count=count if gpu.attached else 0,
                     provisioning=model.upper(),

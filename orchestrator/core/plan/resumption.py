@@ -24,7 +24,7 @@ from orchestrator.core.ledger.budget import ZERO, Caps, HoldRefused, Ledger, aut
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
-from orchestrator.core.names import NO_IMAGE
+from orchestrator.core.names import NO_IMAGE, Region
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import LaunchPlan, fit_budget
 from orchestrator.core.text import clean_line
@@ -46,7 +46,7 @@ def plan_on_hosts(
     offers: tuple[Offer, ...] = (
         Offer(
             gpu=config.gpu,
-            region=Mode.HOST,
+            region=Region(Mode.HOST.value),
             zone=target.zone,
             machine_type=MACHINE_TYPE,
             accelerator=None,

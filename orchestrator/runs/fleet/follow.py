@@ -20,7 +20,7 @@ from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
 from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge_retry
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.pricing import billed_usd, round_up
-from orchestrator.core.names import Zone
+from orchestrator.core.names import JobName, Zone
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,
@@ -320,7 +320,7 @@ class Follower:
 
     # --- what is missing ---
 
-    def _pause(self, why: str, names: Sequence[str]) -> FleetControl:
+    def _pause(self, why: str, names: Sequence[JobName]) -> FleetControl:
         self.say(f"paused: {why}")
         self.scheduler.cancel(names)
         return self.store.decide(lambda one: end_control(one, paused=one.paused or why))
@@ -417,7 +417,7 @@ class Follower:
         placement = self.place(config, price)
         return {"regions": placement.regions, "settings": placement.settings, "provisioning": placement.provisioning}
 
-    def _counts(self, names: Sequence[str], *, over: bool) -> tuple[JobStatus, ...]:
+    def _counts(self, names: Sequence[JobName], *, over: bool) -> tuple[JobStatus, ...]:
         """What the scheduler says of the jobs. Where machines are rented and nothing is left for them to do, their jobs
         are ended, and that is waited for: money is given back when no machine can spend it."""
         counts = tuple(self.scheduler.counts(names))
@@ -431,7 +431,7 @@ class Follower:
             counts = tuple(self.scheduler.counts(names))
         return counts
 
-    def _machines_usd(self, names: Sequence[str]) -> Decimal:
+    def _machines_usd(self, names: Sequence[JobName]) -> Decimal:
         """The most that rented machines can have cost, whether they ran children or not."""
         if self.machine_seconds is None:
             return Decimal(0)

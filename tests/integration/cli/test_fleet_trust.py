@@ -37,9 +37,10 @@ def planted(wiring: Wiring, asked: Sweep, *, fleet: str = FLEET) -> None:
     """A fleet as anybody who can write to the bucket can make one up."""
     now = wiring.clock.now()
     record = FleetRecord(
-        fleet=fleet, engine=asked.engine, mode=Mode.HOST if asked.engine in ("slurm", "hosts") else Mode.EMBEDDED,
+        fleet=FLEET, engine=asked.engine, mode=Mode.HOST if asked.engine in ("slurm", "hosts") else Mode.EMBEDDED,
         user="mallory", sweep=asked, created_at=now, ends_at=now + timedelta(hours=4), hold_usd=Decimal(0),
     )  # fmt: skip
+    record = record.model_copy(update={"fleet": fleet})  # unchecked, as it is stored by whoever made it up
     store = FleetStore(wiring.bucket, wiring.clock, FLEET)
     store.create(record, expand_children(asked, lambda _: ()))
     store.list_as({"state": "running"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 
 from orchestrator import ports
 from orchestrator.core import names
+from orchestrator.core.hosts import HostTarget
 from orchestrator.core.market import machines
+from orchestrator.core.market.offers import Offer
 from orchestrator.core.names import CheckedName, ImageUrl, MachineName, ProjectId, ResourceId, RunId, Zone
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import CLAIM, CLIENT, MACHINE, WRITERS
@@ -118,25 +122,127 @@ def test_no_plain_text_stands_for_a_name_where_a_cloud_is_asked() -> None:
     assert not re.search(r"\bname: str\b", cloud)
 
 
-SINKS = re.compile(r"/(?:instances|zones|projects|images|regions)/\{|zones/\{|targetLink eq|targetId=")
+STARTS = re.compile(
+    r"(?:subprocess\.(?:run|Popen|call|check_\w+)|os\.(?:exec\w+|spawn\w+|posix_spawn\w*|system|popen)|run_attached)$"
+)
+BEFORE_A_NAME = re.compile(
+    r"(?:^|[/:])(?:projects|zones|instances|regions|b|o|jobs|locations|instanceTemplates|serviceAccounts|networks|disks|images|"
+    r"acceleratorTypes|machineTypes|operations|family|services)/$|https?://$"
+)
+"""What stands in a URL, or in a resource's name, right before a name."""
+PROGRAMS = {
+    "adapters/files.py run_attached": "cli/ssh.py is its only caller",
+    "cli/ssh.py ssh": "core.attach: MachineName, Zone and ProjectId, or a host that this user has named",
+    "adapters/hosts/local_shell.py LocalShell._ran": "the user's shell, with a line that hosts/shell.py quotes",
+    "adapters/hosts/ssh.py OpenSshSettings.lookup": "HostTarget, after `--`",
+    "adapters/ncu_report.py pages_of": "this interpreter, with a path that the user gave",
+    "adapters/notify.py CommandNotifier.notify": "the command of the user's own configuration",
+    "adapters/payload.py _git": "constants, in the folder of the user's own workload",
+    "adapters/timer.py _systemctl": "constants",
+    "agent/child.py start_process": "the machine's own: its payload",
+    "agent/__main__.py Conductor.into_container": "the machine's own: an image with its digest",
+    "agent/__main__.py Conductor.then": "the machine's own: constants",
+    "host/runs.py launch_steward": "the host's own",
+    "host/supervisor.py Steward.run_to_its_end": "the host's own",
+    "host/machine.py run_command": "the host's own: constants",
+    "batch/task.py DoctorTask.measured": "the machine's own: constants, and a folder that it made",
+}
+"""Every place that starts a program, and what its arguments are."""
+TYPED = {
+    "adapters/batch/bodies.py": "ProjectId, JobName and Region of a BatchRecord",
+    "adapters/batch/check.py": "ProjectId and Region of the user's own place; an id made here",
+    "adapters/batch/scheduler.py": "ProjectId; JobName and Region of a BatchRecord",
+    "adapters/gce.py": "MachineName",
+    "adapters/gce_body.py": "ProjectId; Zone and MachineType of an InstanceRequest; the catalogue's accelerator; own network",
+    "adapters/gce_images.py": "ProjectId, Zone, MachineName, ImageName",
+    "adapters/google/market.py": "ProjectId, ImageName, Region and Zone; an image's path that ImageUrl checks",
+    "adapters/google/network.py": "an endpoint of a constant list, or of the embedded cloud",
+    "adapters/slurm.py": "the number of a job",
+    "core/fleet/batch.py": "the name of an object in the bucket, quoted by adapters/google/storage.py",
+    "core/market/skus.py": "a service of the Billing Catalog; quoted by adapters/google/rest.py",
+    "core/doctor/rehearsal.py": "the project of the user's own settings; quoted by adapters/google/rest.py",
+    "runs/machines.py": "an ImageUrl, compared with what the cloud says",
+    "batch/task.py": "the machine's own: its metadata server",
+    "core/names.py": "the forms themselves",
+    "core/doctor/capacity.py": "the project of the user's own settings; quoted by adapters/google/rest.py",
+    "core/doctor/machine.py": "the project and account of the user's own settings; quoted by adapters/google/rest.py",
+    "core/doctor/project.py": "the project of the user's own settings; quoted by adapters/google/rest.py",
+    "core/doctor/verdicts.py": "an API of a constant list, in a message",
+    "core/setup/calls.py": "the project, account and bucket that are set up; quoted by adapters/google/rest.py",
+    "core/setup/plan.py": "the project that is set up",
+    "core/setup/terraform.py": "the project that is set up, as text for the user",
+    "agent/container.py": "the machine's own: the registry of its image",
+    "agent/metadata.py": "the machine's own: its metadata server",
+    "agent/storage.py": "the machine's own, quoted",
+    "host/services.py": "the host's own: its port, and the zone that its client gave it",
+    "batch/around.py": "the machine's own: its metadata server",
+}
+"""Every file that puts a name into a URL or the name of a resource, and by what it is bounded."""
 
 
-def test_every_place_that_puts_a_name_into_a_url_or_filter_is_known() -> None:
-    """A new one is looked at before it is listed here: what it is given has to be a name by its type."""
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "orchestrator").rglob("*.py")
-        if "embedded" not in path.parts
-        and "_bundle" not in path.parts
-        and SINKS.search(path.read_text(encoding="utf-8"))
-    }
-    assert {Path(one).name for one in found} <= KNOWN_SINKS, sorted(found)
+def places(kind: Callable[[ast.AST], bool]) -> set[str]:
+    """Where such nodes are: `file Class.function`, the file without its top folder."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, file: str, within: tuple[str, ...]) -> None:
+        if kind(node):
+            found.add(f"{file} {'.'.join(within)}")
+        inner = (*within, node.name) if isinstance(node, ast.FunctionDef | ast.ClassDef) else within
+        for child in ast.iter_child_nodes(node):
+            visit(child, file, inner)
+
+    for top in ("orchestrator", "spotbench", "startup"):
+        for path in (ROOT / top).rglob("*.py"):
+            if not {"_bundle", "embedded"} & set(path.parts):
+                visit(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT / top).as_posix(), ())
+    return found
 
 
-KNOWN_SINKS = {
-    "gce.py", "compute.py", "gce_body.py", "bodies.py", "gce_market.py", "market.py", "gce_images.py", "images.py",
-    "machines.py", "capacity.py", "project.py", "machine.py", "plan.py", "calls.py",
-}  # fmt: skip
+def starts_a_program(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and STARTS.search(ast.unparse(node.func)) is not None
+
+
+def puts_a_name_into_a_url(node: ast.AST) -> bool:
+    pairs = zip(node.values, node.values[1:], strict=False) if isinstance(node, ast.JoinedStr) else ()
+    return any(
+        isinstance(text, ast.Constant)
+        and isinstance(value, ast.FormattedValue)
+        and BEFORE_A_NAME.search(str(text.value))
+        for text, value in pairs
+    )
+
+
+def test_every_place_that_starts_a_program_is_known_with_what_its_arguments_are() -> None:
+    """A new one is looked at before it is listed: no text of others may be an argument, but as a name by its type."""
+    assert places(starts_a_program) == set(PROGRAMS)
+
+
+def test_every_file_that_puts_a_name_into_a_url_is_known_with_what_bounds_it() -> None:
+    assert {place.partition(" ")[0] for place in places(puts_a_name_into_a_url)} == set(TYPED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["subprocess.run(['x'])", "os.execve('x', [], {})", "f'/zones/{zone}'", "f'https://{host}/'", "f'a/projects/{p}'"],
+)
+def test_the_walk_sees_what_it_looks_for(text: str) -> None:
+    nodes = list(ast.walk(ast.parse(text)))
+    assert any(starts_a_program(node) or puts_a_name_into_a_url(node) for node in nodes)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_offer_and_no_host_is_made_of_hostile_text(text: str) -> None:
+    """Offers come from plans in the bucket, hosts from records there."""
+    whole = {"region": "us-central1", "zone": "us-central1-a", "machine_type": "g2-standard-4"}
+    for key in whole:
+        named: dict[str, Any] = whole | {key: text}
+        with pytest.raises(ValueError, match="is not the form of"):
+            Offer(
+                gpu="l4", accelerator=None, accelerator_count=0, provisioning="SPOT", usd_per_hour=Decimal(1), **named
+            )
+    for target in (("-o", text, None), (text, "-oProxyCommand=x", None), ("me", "-x", None), ("me", f"{text} x", None)):
+        with pytest.raises(ValueError, match="is not the form of a host"):
+            HostTarget(*target)
 
 
 def test_whose_word_counts_is_said_of_every_fact_and_the_page_says_the_same() -> None:
