@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
@@ -24,6 +24,9 @@ from orchestrator.core.text import count, log_text
 from orchestrator.runs.doctor import CloudExamination, TaskRun, here_tasks, host_tasks, run_checks
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, load_chosen_config
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import DoctorDocument
 
 # Shows a page of checks, as lines and as JSON.
 
@@ -104,7 +107,7 @@ def show(results: Sequence[CheckResult], where: str, seconds: float) -> None:
         console.print(line, soft_wrap=True)
 
 
-def document(results: Sequence[CheckResult], mode: str, project: str, bucket: str) -> dict[str, Any]:
+def document(results: Sequence[CheckResult], mode: str, project: str, bucket: str) -> DoctorDocument:
     """The page as a document."""
     return {
         "schema": 1,
@@ -117,7 +120,7 @@ def document(results: Sequence[CheckResult], mode: str, project: str, bucket: st
             {
                 "name": result.check.name,
                 "area": result.check.area,
-                "level": str(result.verdict.level),
+                "level": result.verdict.level,
                 "why": result.verdict.why,
                 "remedy": result.verdict.remedy,
                 "fixable": bool(result.verdict.steps),

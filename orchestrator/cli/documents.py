@@ -1,13 +1,15 @@
-"""The shape of what each command prints with --json. Keys are added, never renamed or taken away; dollars are decimal
+"""The types of what each command prints with --json: those that build a document return one, so that mypy holds the two
+together. Keys are added, never renamed or taken away; dollars are decimal
 strings, times ISO 8601 in UTC. docs/schema/ is made of these, and the tests hold real output against them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NotRequired
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
+from orchestrator.core.doctor.verdicts import CheckLevel
 from orchestrator.core.fleet.state import State
 from orchestrator.core.run.status import StatusLine
 
@@ -20,8 +22,7 @@ Row = dict[str, Any]
 Rows = list[Row]
 
 
-@dataclass
-class OutputDocument:
+class OutputDocument(TypedDict):
     """What a command prints has the number of its shape in it."""
 
     schema: Literal[1]
@@ -30,14 +31,18 @@ class OutputDocument:
 def shape(about: str = "", *, schema: Any = Literal[1], **fields: Any) -> type:
     """The shape of a document with these fields; `schema` is the type of its number, None where it has none."""
     numbered = {"schema": schema} if schema is not None else {}
-    return make_dataclass("Shape", [*numbered.items(), *fields.items()], namespace={"__doc__": about or None})
+    made: type = TypedDict("Shape", {**numbered, **fields})  # type: ignore[misc]
+    made.__doc__ = about or None
+    return made
 
 
 # The shapes of what `bench image` prints; see `shapes`.
 
 
-@dataclass
-class ImageDocument:
+ImageState = Literal["valid", "unproven", "stale", "unusable"]
+
+
+class ImageDocument(TypedDict):
     """What is known of a prepared image, whatever the cloud says of it today."""
 
     name: str
@@ -57,25 +62,21 @@ class ImageDocument:
     requirements: list[str]
 
 
-@dataclass
 class ImageBuilt(ImageDocument):
     schema: Literal[1]
 
 
-@dataclass
 class ImageJudged(ImageBuilt):
-    state: Literal["valid", "unproven", "stale", "unusable"]
+    state: ImageState
     why: str
 
 
-@dataclass
 class ImageGone(ImageBuilt):
     cost_usd: Usd
 
 
-@dataclass
 class ImageListed(ImageDocument):
-    state: Literal["valid", "unproven", "stale", "unusable"]
+    state: ImageState
     why: str
     age_s: int
     minutes_saved: float | None
@@ -95,8 +96,7 @@ IMAGES: Final[dict[str, Any]] = {
 Engine = Literal["cloud", "slurm", "batch", "hosts"]
 
 
-@dataclass
-class PlannedJob:
+class PlannedJob(TypedDict):
     gpu: str
     children: int
     machines: int
@@ -106,8 +106,7 @@ class PlannedJob:
     expected_hours: float
 
 
-@dataclass
-class RoomDocument:
+class RoomDocument(TypedDict):
     """How many machines more the quotas of a region leave room for, and the tightest of them."""
 
     gpu: str
@@ -116,7 +115,6 @@ class RoomDocument:
     metric: str
 
 
-@dataclass
 class FleetPlanned(OutputDocument):
     engine: Engine
     children: int
@@ -132,8 +130,7 @@ class FleetPlanned(OutputDocument):
     notices: list[str]
 
 
-@dataclass
-class FleetJob:
+class FleetJob(TypedDict):
     name: str
     state: str
     running: int
@@ -141,8 +138,7 @@ class FleetJob:
     reason: str
 
 
-@dataclass
-class FleetChild:
+class FleetChild(TypedDict):
     child: int
     run_id: str
     gpu: str
@@ -161,7 +157,6 @@ class FleetChild:
     reason: str
 
 
-@dataclass
 class FleetSeen(OutputDocument):
     """A fleet: `launch`, `status`, `watch`, `stop`, `resume` and `retry`."""
 
@@ -180,7 +175,6 @@ class FleetSeen(OutputDocument):
     children: list[FleetChild]
 
 
-@dataclass
 class FleetFetched(OutputDocument):
     fleet: str
     folder: str
@@ -191,15 +185,13 @@ class FleetFetched(OutputDocument):
     left_out: dict[str, str]
 
 
-@dataclass
-class SqlColumn:
+class SqlColumn(TypedDict):
     """A column of an answer, and its type in DuckDB's words."""
 
     name: str
     type: str
 
 
-@dataclass
 class FleetAsked(FleetFetched):
     """What was fetched, as `fleet fetch` tells it, and the answer: rows of cells in the order of the columns."""
 
@@ -207,8 +199,7 @@ class FleetAsked(FleetFetched):
     answer: list[list[Any]]
 
 
-@dataclass
-class FleetAxis:
+class FleetAxis(TypedDict):
     """Times along an axis of the sweep: points of each device and implementation."""
 
     axis: str
@@ -219,12 +210,19 @@ class FleetAxis:
     lines: Rows
 
 
-@dataclass
-class GpuCost:
+class GpuCost(TypedDict):
     gpu: str
     children: int
     hours: float
     usd: Usd
+
+
+class FleetCosts(OutputDocument):
+    fleet: str
+    gpus: list[GpuCost]
+    cost_usd: Usd
+    held_usd: Usd
+    prices_simulated: bool
 
 
 FLEETS: Final[dict[str, Any]] = {
@@ -236,7 +234,7 @@ FLEETS: Final[dict[str, Any]] = {
         answers=dict[str, Row],
         passed=bool,
     ),
-    "fleet costs": shape(fleet=str, gpus=list[GpuCost], cost_usd=Usd, held_usd=Usd, prices_simulated=bool),
+    "fleet costs": FleetCosts,
     "fleet fetch": FleetFetched,
     "fleet launch": FleetSeen,
     "fleet ls": shape(fleets=list[dict[str, str]]),
@@ -254,15 +252,19 @@ FLEETS: Final[dict[str, Any]] = {
 Time = str
 
 
-@dataclass
-class ErrorDetail:
+class ErrorDetail(TypedDict):
     kind: str
     message: str
     hint: str | None
     exit_code: int
 
 
-@dataclass
+class ErrorDocument(OutputDocument):
+    """What any command prints instead, where an error stood in its way."""
+
+    error: ErrorDetail
+
+
 class RunDocument(OutputDocument):
     """A run: `launch`, `stop` and `status RUN`."""
 
@@ -282,8 +284,7 @@ class RunDocument(OutputDocument):
     phases: Rows
 
 
-@dataclass
-class MachineOptions:
+class MachineOptions(TypedDict):
     name: str
     zone: str
     status: str
@@ -299,8 +300,7 @@ class MachineOptions:
     cost_usd: Usd | None
 
 
-@dataclass
-class OpenHoldDocument:
+class OpenHoldDocument(TypedDict):
     """Dollars that are held for something that is not an open run of the list, and the command that shows or releases
     them. `settles_at`: when `bench reap --yes` may settle it, where its run or fleet has left nothing else."""
 
@@ -313,7 +313,6 @@ class OpenHoldDocument:
     settles_at: Time | None
 
 
-@dataclass
 class Status(OutputDocument):
     """Every run, the machines alive now (null: the cloud did not answer), and the holds of anything else (null: the
     ledger cannot be read); a run alone is a RunDocument."""
@@ -326,7 +325,6 @@ class Status(OutputDocument):
     left_out: dict[str, str]
 
 
-@dataclass
 class PlanDocument(OutputDocument):
     config: str
     gpu: str
@@ -347,35 +345,66 @@ class PlanDocument(OutputDocument):
     fallbacks: Rows
 
 
-@dataclass
-class CheckDocument:
+class CheckDocument(TypedDict):
     name: str
     area: str
-    level: Literal["ok", "warn", "fail", "skipped"]
+    level: CheckLevel
     why: str
     remedy: str
     fixable: bool
     seconds: float
 
 
-@dataclass
-class SetUpStep:
+class DoctorDocument(OutputDocument):
+    mode: str
+    project: str
+    bucket: str
+    exit_code: int
+    counts: dict[str, int]
+    checks: list[CheckDocument]
+
+
+class ReapedHold(TypedDict):
+    hold: str
+    why: str
+
+
+class ReapFailed(TypedDict):
+    what: str
+    why: str
+
+
+class ReapedImage(TypedDict):
+    name: str
+    status: str
+    why: str
+
+
+class ReapDocument(OutputDocument):
+    mode: str
+    deleted: int
+    machines: list[MachineOptions]
+    images: list[ReapedImage]
+    images_deleted: list[str]
+    settled: list[ReapedHold]
+    failed: list[ReapFailed]
+
+
+class SetUpStep(TypedDict):
     step: str
     text: str
     done: bool
 
 
-@dataclass
 class SetUp(OutputDocument):
     project: str
     bucket: str
     steps: list[SetUpStep]
-    form: Literal["gcloud", "terraform"] | None = None
-    text: str | None = None
+    form: NotRequired[Literal["gcloud", "terraform"] | None]
+    text: NotRequired[str | None]
 
 
-@dataclass
-class BaselineDocument:
+class BaselineDocument(TypedDict):
     run_id: str
     device: str
     git_commit: str | None
@@ -384,14 +413,12 @@ class BaselineDocument:
     fingerprint: Row
 
 
-@dataclass
 class BaselineSet(BaselineDocument):
     schema: Literal[1]
     name: str
 
 
-@dataclass
-class ProfiledCall:
+class ProfiledCall(TypedDict):
     """One implementation on one case. `tool` is null where it was not profiled, and `reason` says why."""
 
     case_id: str
@@ -408,7 +435,17 @@ class ProfiledCall:
     files: list[str]
 
 
-@dataclass
+class ProfileDocument(OutputDocument):
+    run_id: str
+    device: str
+    set: str
+    profiles: list[ProfiledCall]
+
+
+class ProfileFiles(ProfileDocument):
+    files: list[str]
+
+
 class SiteMade(OutputDocument):
     """`index` is the page to open, `url` where --serve shows it; `published` counts pages stored in the bucket."""
 
@@ -420,16 +457,65 @@ class SiteMade(OutputDocument):
     written: int
     removed: int
     seconds: float
-    published: int | None = None
-    index: str | None = None
-    url: str | None = None
+    published: NotRequired[int | None]
+    index: NotRequired[str | None]
+    url: NotRequired[str | None]
 
 
-@dataclass
-class WindowDocument:
+class WindowDocument(TypedDict):
     key: str
     spent_usd: Usd
     held_usd: Usd
+
+
+class CappedWindow(WindowDocument):
+    window: str
+    cap_usd: Usd | None
+    left_usd: Usd | None
+
+
+class BudgetDocument(OutputDocument):
+    config: str
+    windows: list[CappedWindow]
+    practice_windows: list[CappedWindow] | None
+    caps_of_the_bucket: dict[str, str | None] | None
+    alerts_at_percent: list[int]
+    alerted: list[str]
+
+
+class BudgetWithPrices(BudgetDocument):
+    prices_simulated: bool
+
+
+class LedgerRun(TypedDict):
+    run_id: str
+    gpu: str
+    held_at: Time
+    hold_usd: Usd
+    settled_usd: Usd | None
+
+
+class LedgerCost(TypedDict):
+    """`takes_back` names the cost that this one cancels."""
+
+    id: str
+    category: str
+    usd: Usd
+    note: str
+    at: Time
+    takes_back: str
+
+
+class CostsDocument(OutputDocument):
+    runs: list[LedgerRun]
+    costs: list[LedgerCost]
+    older: int
+    windows: dict[str, WindowDocument]
+    practice_windows: dict[str, WindowDocument] | None
+
+
+class CostsWithPrices(CostsDocument):
+    prices_simulated: bool
 
 
 BASELINES: Final = shape(baselines=list[BaselineDocument])
@@ -439,15 +525,7 @@ SHAPES: Final[dict[str, Any]] = {
     "baseline rm": shape(name=str, removed=list[BaselineDocument]),
     "baseline set": BaselineSet,
     "baseline show": BASELINES,
-    "budget": shape(
-        config=str,
-        windows=Rows,
-        practice_windows=Rows | None,
-        caps_of_the_bucket=Row | None,
-        alerts_at_percent=list[int],
-        alerted=list[str],
-        prices_simulated=bool,
-    ),
+    "budget": BudgetWithPrices,
     "budget rebuild": shape(added=list[str], put_aside=str | None),
     "budget set": shape(caps=Row | None),
     "cases": shape(run_id=str, cases=list[str]),
@@ -461,23 +539,14 @@ SHAPES: Final[dict[str, Any]] = {
     "config keys": shape(keys=Rows),
     "config list": shape(configs=list[dict[str, str]]),
     "config show": shape(name=str, text=str, values=Row),
-    "costs": shape(
-        runs=Rows,
-        costs=Rows,
-        older=int,
-        windows=dict[str, WindowDocument],
-        practice_windows=dict[str, WindowDocument] | None,
-        prices_simulated=bool,
-    ),
+    "costs": CostsWithPrices,
     "costs add": shape(id=str, category=str, usd=Usd, note=str),
     "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
     "demo": RunDocument,
     "diagnose": shape(run_id=str, state=str, cause=str | None, detail=str, remedy=str, lines=list[str]),
     "docs": shape(pages=list[str], text=str),
-    "doctor": shape(
-        mode=str, project=str, bucket=str, exit_code=int, counts=dict[str, int], checks=list[CheckDocument]
-    ),
-    "error": shape("What any command prints instead, where an error stood in its way.", error=ErrorDetail),
+    "doctor": DoctorDocument,
+    "error": ErrorDocument,
     "fetch": shape(
         schema=None,
         run_id=str,
@@ -503,14 +572,8 @@ SHAPES: Final[dict[str, Any]] = {
     "prices": shape(
         currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows
     ),
-    "profile": shape(run_id=str, device=str, set=str, profiles=list[ProfiledCall], files=list[str]),
-    "reap": shape(
-        mode=str,
-        deleted=int,
-        machines=list[MachineOptions],
-        settled=list[dict[str, str]],
-        failed=list[dict[str, str]],
-    ),
+    "profile": ProfileFiles,
+    "reap": ReapDocument,
     "report": shape("The report's own document, and the files that were written.", schema=None, files=list[str]),
     "schema": shape("A JSON Schema, draft 2020-12.", schema=None, title=str),
     "site": SiteMade,

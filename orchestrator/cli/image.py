@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,9 @@ from orchestrator.runs.launch import LaunchContext, RunOrder
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import ImageDocument, ImageListed, ImageState
 
 app = typer.Typer(no_args_is_help=True, help="Build prepared images, so that machines start sooner.")
 
@@ -145,7 +148,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     seen = {one.name: one for one in shelf.cloud().images()} if records else {}
     lines = _lines(wiring)
     now = wiring.clock.now()
-    rows = [
+    rows: list[ImageListed] = [
         {
             **_document(one),
             "state": state,
@@ -169,7 +172,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     raise_unread(dict(odd), None)
 
 
-def _lines_of(row: dict[str, Any], one: ImageRecord, now: Any) -> tuple[str, str]:
+def _lines_of(row: ImageListed, one: ImageRecord, now: Any) -> tuple[str, str]:
     """Two lines for each image, because the names are too long for a table."""
     state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
     saved = row["minutes_saved"]
@@ -228,7 +231,7 @@ def _found(wiring: Wiring, text: str) -> ImageRecord:
     return (exact or matches)[0]
 
 
-def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[str, str]:
+def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[ImageState, str]:
     """`valid`, `unproven`, `stale` or `unusable`, and why."""
     wanted, _ = wiring.configured(LaunchOptions(record.gpu, None, ()))
     base = wiring.world().cloud().image(*wanted.image_source)
@@ -252,7 +255,7 @@ def _lines(wiring: Wiring) -> list[StatusLine]:
     ]
 
 
-def _document(record: ImageRecord) -> dict[str, Any]:
+def _document(record: ImageRecord) -> ImageDocument:
     return {
         "name": record.name,
         "gpu": record.gpu,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, load_settings, wire_embedded
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import SetUp, SetUpStep
     from orchestrator.wiring import Setup
 
 
@@ -173,7 +174,7 @@ def _print(wanted: SetupRequest, form: InitForm, *, json: bool) -> None:
 
 def _carry_out(wanted: SetupRequest, setup: Setup, consent: Consent, *, json: bool) -> None:
     steps = plan(wanted, setup.survey(wanted))
-    done: list[dict[str, Any]] = []
+    done: list[SetUpStep] = []
     if not json:
         _show(wanted, steps)
     if steps and not _agreed(steps, consent, json=json):
@@ -198,11 +199,11 @@ def _carry_out(wanted: SetupRequest, setup: Setup, consent: Consent, *, json: bo
         typer.echo("`bench doctor` checks all of it; `bench plan --gpu l4` shows what a run would cost")
 
 
-def _document(wanted: SetupRequest, steps: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(wanted: SetupRequest, steps: list[SetUpStep]) -> SetUp:
     return {"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": steps}
 
 
-def _step(step: Step, done: bool) -> dict[str, Any]:
+def _step(step: Step, done: bool) -> SetUpStep:
     return {"step": type(step).__name__, "text": describe_step(step), "done": done}
 
 

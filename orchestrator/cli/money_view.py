@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -17,6 +17,9 @@ from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, key_of, lower
 from orchestrator.core.run.status import iso_time
 from orchestrator.core.text import clean_line
 
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import BudgetDocument, CappedWindow, CostsDocument, WindowDocument
+
 
 def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
     """The kinds of dollars to show, each with its mark and whether it is simulated. They are never added: a practice
@@ -24,16 +27,16 @@ def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
     return (("", False), (" (practice)", True)) if practice else (("", False),)
 
 
-def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str, dict[str, str]]:
+def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str, WindowDocument]:
     """What is spent and held in each window, in dollars of one kind."""
-    windows: dict[str, dict[str, str]] = {}
+    windows: dict[str, WindowDocument] = {}
     for window in WINDOWS[1:]:
         seen = window_exposure(ledger, window, now, pretend=pretend)
         windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
     return windows
 
 
-def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> dict[str, Any]:
+def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> CostsDocument:
     shown, older = newest(ledger, last)
     return {
         "schema": 1,
@@ -100,11 +103,11 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
     return Group(table, *older_lines, Text(), sums)
 
 
-def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> dict[str, Any]:
+def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> BudgetDocument:
     caps = lower_caps(ledger, caps)
 
-    def rows(*, pretend: bool) -> list[dict[str, Any]]:
-        made = []
+    def rows(*, pretend: bool) -> list[CappedWindow]:
+        made: list[CappedWindow] = []
         for window in WINDOWS:
             cap, seen = caps.of(window), window_exposure(ledger, window, now, pretend=pretend)
             made.append(
@@ -150,7 +153,7 @@ def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practic
     return Group(Text.assemble(("caps of ", "dim"), (name, "bold")), table, Text(caps_line(ledger), "dim"), alerts)
 
 
-def caps_document(ledger: Ledger) -> dict[str, Any] | None:
+def caps_document(ledger: Ledger) -> dict[str, str | None] | None:
     """The caps that bind everybody, with who set them and when; None when there are none."""
     if ledger.caps is None:
         return None

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -41,6 +41,9 @@ from orchestrator.runs.launch import PayloadSource, RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, new_run_id, payload_of, write_atomically
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import ProfileDocument
 
 SETS = ("roofline", "full", "trace")
 REPORTS = (".ncu-rep", ".ncu-rep.gz")
@@ -249,7 +252,7 @@ def _said(one: Profiled) -> list[str]:
     return hint_lines
 
 
-def _document(found: Profiles) -> dict[str, Any]:
+def _document(found: Profiles) -> ProfileDocument:
     def number(value: float) -> float | None:
         return None if math.isnan(value) else round(value, 4)
 

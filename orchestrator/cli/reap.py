@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from orchestrator.runs.reap import MachineFinding, Reaped, ReapFailure, survey_m
 from orchestrator.runs.reap import reap_orphans as delete
 from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.wiring import ReapTimer, install_timer_files
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import ReapDocument
 
 
 def reap(
@@ -96,7 +99,7 @@ def _document(
     done: Reaped,
     gone: Sequence[str],
     settled: Sequence[ReconciledHold],
-) -> dict[str, object]:
+) -> ReapDocument:
     return {
         "schema": 1,
         "mode": mode,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING
 
 from orchestrator.cli.fleet import trust
 from orchestrator.cli.render import usd
@@ -25,6 +25,9 @@ from orchestrator.runs.reap import MachineFinding, PriceOf
 from orchestrator.runs.reconcile import is_due, known_of
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import MachineOptions, OpenHoldDocument
 
 # Shows what the ledger holds for something that is not an open run of the list, as lines and as JSON.
 
@@ -73,7 +76,7 @@ def hold_line(hold: OpenHold) -> str:
     )
 
 
-def hold_document(hold: OpenHold) -> dict[str, Any]:
+def hold_document(hold: OpenHold) -> OpenHoldDocument:
     return {
         "kind": hold.kind,
         "name": hold.name,
@@ -138,7 +141,7 @@ def keep_or_stop(finding: MachineFinding, lines: Sequence[StatusLine], now: date
     return advise_keeping(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
 
 
-def document(finding: MachineFinding) -> dict[str, Any]:
+def document(finding: MachineFinding) -> MachineOptions:
     instance = finding.instance
     return {
         "name": instance.name,

@@ -14,11 +14,14 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from orchestrator.core.text import fold_lines
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import ErrorDocument
 
 # Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
 
@@ -166,7 +169,7 @@ def answer(document: Any, *lines: str, json: bool) -> None:
         typer.echo(line)
 
 
-def error_document(kind: str, message: str, hint: str, exit_code: int) -> dict[str, Any]:
+def error_document(kind: str, message: str, hint: str, exit_code: int) -> ErrorDocument:
     """An error as a document; `kind` is its class, which determines the exit code."""
     return {"schema": 1, "error": {"kind": kind, "message": message, "hint": hint or None, "exit_code": exit_code}}
 

@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text as RichText
@@ -42,6 +42,9 @@ from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, write_page
 from orchestrator.runs.fleet.results import TEXTS, Fetching
 from orchestrator.wiring import answered_in_sql, download_object, fetch_run, sql_ready, write_atomically
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import FleetCosts
 
 READERS = 8
 CHILDREN = (
@@ -196,7 +199,7 @@ def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Seq
     return replace(column, cost_usd=float(spent))
 
 
-def costs_document(desk: Desk) -> dict[str, Any]:
+def costs_document(desk: Desk) -> FleetCosts:
     """What children have cost by GPU, and what the ledger holds for the fleet and its runs."""
     state = desk.store.state(desk.children)
     usd: dict[str, Decimal] = {}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
+from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.text import clean_line, count, format_clock
 from orchestrator.runs.fleet.follow import FleetSighting, cap_of
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.store.fleets import FleetRecord
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import FleetChild, FleetSeen
 
 MOST_ROWS = 40
 
@@ -111,7 +115,7 @@ def odd_table(state: FleetState) -> Columns | None:
     return table
 
 
-def document(record: FleetRecord, seen: FleetSighting) -> dict[str, Any]:
+def document(record: FleetRecord, seen: FleetSighting) -> FleetSeen:
     """What `bench fleet status --json` prints."""
     state, control = seen.state, seen.control
     return {
@@ -135,7 +139,7 @@ def document(record: FleetRecord, seen: FleetSighting) -> dict[str, Any]:
     }
 
 
-def _child(record: FleetRecord, line: ChildLine, child: Any) -> dict[str, Any]:
+def _child(record: FleetRecord, line: ChildLine, child: Child) -> FleetChild:
     return {
         "child": child.index,
         "run_id": child_run(record.fleet, child.cell.gpu, child.index),
