@@ -21,8 +21,6 @@ VAGUE = {"one", "found", "told", "said", "words", "known", "own", "whole", "left
 VAGUE |= {"others"}
 MOST_VAGUE = 60
 MOST_ONE_WORD = 0.25
-GO_WITH_GOOGLES_CLIENT = {"asking.py", "refusals.py", "web_answer.py", "rest.py"}
-"""Files that are replaced by Google's client for storage: nobody renames in them."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -85,8 +83,7 @@ def test_no_public_class_name_means_two_things() -> None:
 
 def test_a_public_function_is_never_named_by_a_bare_participle() -> None:
     functions = public_functions("orchestrator", "startup", "kernels")
-    bare = {f"{path}: {name}" for path, name in functions if is_participle(name)}
-    assert {text for text in bare if text.partition(":")[0].rpartition("/")[2] not in GO_WITH_GOOGLES_CLIENT} == set()
+    assert {f"{path}: {name}" for path, name in functions if is_participle(name)} == set()
 
 
 def test_at_most_a_quarter_of_the_public_functions_have_a_name_of_one_word() -> None:

@@ -131,13 +131,13 @@ def translate_error(exc: Exception, doing: str, missing: str = "") -> BenchError
         return LocalError(f"cannot {doing}: {fault[0]}", hint=fault[1])
     if isinstance(exc, auth.GoogleAuthError):
         if is_transient(exc):
-            return lost(doing, f"Google's token service does not answer ({brief_message(exc)})")
+            return lost_answer(doing, f"Google's token service does not answer ({brief_message(exc)})")
         return not_accepted(doing, brief_message(exc))
     exc = _inner(exc)
     if isinstance(exc, api.GoogleAPICallError):
         return refusal(doing, int(exc.code or 0), brief_message(exc), error_reasons(exc), missing)
     if isinstance(exc, api.RetryError) or is_transient(exc):
-        return lost(doing, brief_message(exc))
+        return lost_answer(doing, brief_message(exc))
     return refusal(doing, 0, brief_message(exc), frozenset())
 
 
@@ -230,13 +230,13 @@ def refusal(doing: str, status: int, words: str, reasons: frozenset[str], missin
     if status == 404:
         return NotFound(f"cannot {doing}: {words}", hint=missing or "check the names in the configuration")
     if status in TRANSIENT_STATUS:
-        return lost(doing, words)
+        return lost_answer(doing, words)
     if status == 507:
         return LocalError(f"cannot {doing}: {words}", hint=FULL)
     return ProviderError(f"cannot {doing}: {words}", hint="Google refuses the request itself: check the configuration")
 
 
-def lost(doing: str, words: str) -> Unavailable:
+def lost_answer(doing: str, words: str) -> Unavailable:
     return Unavailable(f"cannot {doing}: {words}", hint=AGAIN)
 
 

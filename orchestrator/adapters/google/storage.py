@@ -24,7 +24,7 @@ from google.cloud.storage.exceptions import DataCorruption
 
 from orchestrator.adapters.files import write_atomically
 from orchestrator.adapters.google.credentials import credentials_for
-from orchestrator.adapters.google.errors import is_transient, lost, translate_google_errors
+from orchestrator.adapters.google.errors import is_transient, lost_answer, translate_google_errors
 from orchestrator.adapters.google.network import CONNECT_TIMEOUT_S, Session, transfer_limit_s
 from orchestrator.core.errors import BenchError, DocumentUnreadable, LocalError, NotFound, Unavailable, too_large
 from orchestrator.ports import DATA_BYTES, DOCUMENT_BYTES, Blob, Clock, ObjectEntry
@@ -203,7 +203,7 @@ class GoogleBucket:
             with translate_google_errors(doing):
                 yield
         except AttributeError as exc:  # of the client, for an answer without a body
-            raise lost(doing, "the answer is empty, so it is not from the service") from exc
+            raise lost_answer(doing, "the answer is empty, so it is not from the service") from exc
         except NotFound as exc:
             raise NotFound(
                 f"cannot {doing}: there is no bucket gs://{self._name}",
@@ -239,7 +239,7 @@ class GoogleBucket:
             except PreconditionFailed:
                 return None
             except DataCorruption as exc:
-                raise lost(doing, "what arrived has another checksum") from exc
+                raise lost_answer(doing, "what arrived has another checksum") from exc
         self._seen = True
         return int(blob.generation)
 
@@ -253,7 +253,7 @@ class GoogleBucket:
                 return Blob(sink.getvalue(), int(blob.generation or 0))
             except DataCorruption as exc:
                 if attempt == DAMAGED:
-                    raise lost(f"read {self._url(name)}", "what arrived has another checksum") from exc
+                    raise lost_answer(f"read {self._url(name)}", "what arrived has another checksum") from exc
         raise AssertionError("the last attempt returns or raises")
 
     def _glance(self) -> None:
@@ -280,7 +280,7 @@ class Sink(io.BytesIO):
         if self.tell() > self._largest:
             raise too_large(self._url, self._largest)
         if time.monotonic() - self._begun > transfer_limit_s(self.tell()):
-            raise lost(f"read {self._url}", f"{self.tell()} bytes took too long")
+            raise lost_answer(f"read {self._url}", f"{self.tell()} bytes took too long")
         return count
 
 
