@@ -103,6 +103,7 @@ results: $(STAMP)
 	@for run in results/*/measurements.csv.gz; do folder=$$(dirname $$run); \
 	  $(BIN)/bench report $$folder --out build/$$folder --into results/README.md --mark $$(basename $$folder) --table baselines >/dev/null && \
 	  cp build/$$folder/report.md build/$$folder/verdicts.csv build/$$folder/repeat.yaml $$folder/ || exit 1; done
+	@$(BIN)/python scripts/picture.py results/h200-20261126-backward docs/pictures/answer.svg
 
 ## make axe     fetch what judges the pages for people who cannot see them, for the tests alone (needs npm)
 AXE_HOME ?= $(HOME)/.cache/spotbench-tests

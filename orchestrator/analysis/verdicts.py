@@ -1,8 +1,8 @@
 """The verdict on a ratio: faster, slower, same, or inconclusive.
 
-Faster or slower needs three things at once: the interval of the ratio excludes 1, the signed-rank test agrees after
-correction for all comparisons of the case, and the ratio is farther from 1 than what the run shows for one
-implementation against itself.
+Same is what lies within 1 % of 1 with its whole interval, even where the interval excludes 1. Faster or slower needs
+three things at once: the interval of the ratio excludes 1, the signed-rank test agrees after correction for all
+comparisons of the case, and the ratio is farther from 1 than what the run shows for one implementation against itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Vector = NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 MARGIN = 0.01
-"""Ratios within 1 % of 1 do not matter in practice. Where the noise floor is wider, it replaces this margin."""
+"""Ratios within 1 % of 1 do not matter in practice, and equal code differs by some tenths of a per cent from one place
+in memory to another. Where the noise floor is wider, it replaces this margin."""
 WIDEST_SAME = 0.03
 """However noisy the machine was, the verdict is not `same` where the two may differ by more than 3 %."""
 
@@ -90,14 +91,16 @@ def distance_from_one(ratio: Interval) -> float:
 
 def decide_verdict(ratio: Interval, p: float, noise: Noise | None, margin: float = MARGIN) -> Verdict:
     """The verdict on a ratio with its interval, its corrected p-value, and the noise floor that it must exceed. A ratio
-    within `margin` of 1 (or within the noise floor, up to `WIDEST_SAME`) is the same. Without a noise floor or an
-    interval the verdict is inconclusive."""
+    whose interval lies within `margin` of 1 is the same, however certain a smaller difference is; so is one within the
+    noise floor, up to `WIDEST_SAME`. Without a noise floor or an interval the verdict is inconclusive."""
     if noise is None or not ratio.known:
         return Verdict.INCONCLUSIVE
+    if distance_from_one(ratio) <= margin:
+        return Verdict.SAME
     beyond = abs(math.log(ratio.mid)) > math.log1p(noise.floor)
     if ratio.excludes(1.0) and beyond and p < SIGNIFICANT:
         return Verdict.FASTER if ratio.mid > 1 else Verdict.SLOWER
-    if distance_from_one(ratio) <= max(margin, min(noise.floor, WIDEST_SAME)):
+    if distance_from_one(ratio) <= min(noise.floor, WIDEST_SAME):
         return Verdict.SAME
     return Verdict.INCONCLUSIVE
 
