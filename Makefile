@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-fleet test test-all test-integration test-kernels search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
+.PHONY: demo release demo-fleet test test-all test-integration test-kernels search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test-kernels: $(STAMP)
 ## make search  chaos scenarios and planted defects
 search: $(STAMP)
 	$(PYTEST) tests/search
+
+## make release  build, check, install in an empty environment and run bench demo there; publishes nothing
+release: $(STAMP)
+	$(BIN)/python scripts/release.py $(TORCH)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Any, Final
 
@@ -88,6 +89,15 @@ class Boundary(LazyGroup):
         ctx.meta[ASKS_JSON] = "--json" in args
         return super().parse_args(ctx, args)
 
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        asks_json = "--json" in args
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except TyperException as exc:
+            if extra.get("resilient_parsing"):
+                raise
+            raise _refuse_usage(exc, json=asks_json) from exc
+
     def invoke(self, ctx: Any) -> Any:
         asks_json = ctx.meta[ASKS_JSON]
         ANSWERED.set(False)
@@ -99,12 +109,25 @@ class Boundary(LazyGroup):
             complain(exc)
             raise typer.Exit(exc.exit_code) from exc
         except TyperException as exc:
-            if asks_json:
-                answer_with("UsageError", exc.format_message(), "", exc.exit_code)
-            raise
+            raise _refuse_usage(exc, json=asks_json) from exc
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
+
+
+def _refuse_usage(error: TyperException, *, json: bool) -> typer.Exit:
+    """Report a mistake of the command line in the style of every other error; the exit to raise."""
+    text = re.sub(r"Value error, |\.$", "", error.format_message())
+    text = re.sub(r"Input should be a valid (\w+), unable to parse.*", r"expected a valid \1", text)
+    text = re.sub(r"^No such command '(.*?)'\. Did you mean (.*)\?$", r"no such command: \1; did you mean \2?", text)
+    text = re.sub(r"^No such option: (\S+) \(Possible options: (.*)\)$", r"no such option: \1; did you mean \2?", text)
+    path = getattr(getattr(error, "ctx", None), "command_path", "bench")
+    refused = ConfigError(f"{text[:1].lower()}{text[1:]}", hint=f"`{path} --help` lists what it takes")
+    refused.exit_code = error.exit_code
+    if json:
+        answer_with("UsageError", str(refused), refused.hint, refused.exit_code)
+    complain(refused)
+    return typer.Exit(refused.exit_code)
 
 
 UNHEARD: Final = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -79,7 +80,12 @@ def _table(one: Comparison, setting: Setting) -> Table:
     return table
 
 
-FAIL_ON = ("regression", "inconclusive", "never")
+class FailOn(StrEnum):
+    """What `--fail-on` takes."""
+
+    REGRESSION = "regression"
+    INCONCLUSIVE = "inconclusive"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,11 @@ class Judgement:
         2.0
     )
     fail_on: Annotated[
-        str,
+        FailOn,
         typer.Option(
             "--fail-on", help="What fails: regression (exit 12), inconclusive (also 14 for no conclusion), or never."
         ),
-    ] = "regression"
+    ] = FailOn.REGRESSION
     across_devices: Annotated[bool, typer.Option("--across-devices", help="Compare runs of different devices.")] = False
 
     def compared(self, before: Report, after: Report) -> Comparison:
@@ -190,8 +196,6 @@ def _check(judgement: Judgement, *, twice: bool) -> None:
     """Raises `ConfigError` for options that contradict each other."""
     if judgement.absolute and judgement.relative_to:
         raise ConfigError("--absolute and --relative-to exclude each other: give only one")
-    if judgement.fail_on not in FAIL_ON:
-        raise ConfigError(f"--fail-on {judgement.fail_on}: expected one of {', '.join(FAIL_ON)}")
     if twice:
         raise ConfigError("--json and --markdown - both write to standard output", hint="give --markdown a file name")
 

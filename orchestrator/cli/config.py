@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated
 
 import typer
 import yaml
 
 from orchestrator.cli.completion import known_configs
-from orchestrator.cli.config_keys import walk
+from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
 from orchestrator.cli.options import Json
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import answer, emit_json
@@ -60,10 +61,16 @@ def keys(json: Json = False) -> None:
     """List every key of a configuration, as --set takes it, and its default."""
     key_rows = list(walk(Config))
     if json:
-        emit_json({"schema": 1, "keys": [{"key": key, "default": value} for key, value in key_rows]})
+        emit_json(
+            {"schema": 1, "keys": [{"key": key, "default": value, "about": ABOUT[key]} for key, value in key_rows]}
+        )
         return
     table = Columns("key")
     table.add_column("default", overflow="fold")
-    for key, value in key_rows:
-        table.add_row(key, "" if value is None else str(value))
+    table.add_column("about", overflow="fold")
+    for section, rows in groupby(key_rows, key=lambda row: row[0].rpartition(".")[0]):
+        if section:
+            table.add_section()
+        for key, value in rows:
+            table.add_row(key, to_yaml(value), ABOUT[key])
     screen().print(table)

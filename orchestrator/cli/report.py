@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.analysis.regimes import Setting
+from orchestrator.analysis.regimes import MEANINGS, Setting
 from orchestrator.api.results import report_of, select_settings, write_files
 from orchestrator.cli.completion import RunOrFolder
 from orchestrator.cli.options import Json, group_options, options
@@ -74,14 +74,22 @@ class ReportOptions:
     ] = None
     formats: Annotated[
         str,
-        typer.Option("--format", help="Format of the figures: svg, png, pdf, or several; or flashinfer-trace."),
+        typer.Option(
+            "--format",
+            metavar="|".join((*KINDS, flashinfer.FORMAT)),
+            help="Format of the figures; or several: svg,png.",
+        ),
     ] = "svg"
     trace_set: Annotated[
         Path, typer.Option("--trace-set", help="For flashinfer-trace: the trace set or definition that was launched.")
     ] = Path()
     regime: Annotated[
         list[str] | None,
-        typer.Option("--regime", help="Which regime Markdown shows: burst, graph-warm, all; in baselines one or all."),
+        typer.Option(
+            "--regime",
+            metavar="|".join((*MEANINGS, "all")),
+            help="Which regime Markdown shows, or with its caches: graph-warm; in baselines one or all.",
+        ),
     ] = None
     all_baselines: Annotated[
         bool, typer.Option("--all-baselines", help="Also draw PyTorch's plain implementation, which is far slower.")
@@ -103,6 +111,7 @@ def report(
     `--into README.md` replaces what stands between <!-- bench:begin --> and <!-- bench:end -->; with `--mark NAME`,
     between <!-- bench:begin NAME --> and <!-- bench:end NAME -->.
     """
+    formats = _formats(drawing.formats)
     run_report, folder = report_of(options(ctx).wiring, run)
     settings = select_settings(run_report, drawing.regime or ())
     kind = insertion.table or TableKind.CASES
@@ -118,7 +127,6 @@ def report(
     if insertion.markdown:
         write_atomically(Path(insertion.markdown), fragment.encode())
         written.append(Path(insertion.markdown))
-    formats = [kind.strip() for kind in drawing.formats.split(",") if kind.strip()]
     if flashinfer.FORMAT in formats:
         written.append(_trace(run_report, out or folder, drawing.trace_set))
     if drawing.figures is not None:
@@ -138,6 +146,14 @@ def report(
     )
     for words in (*report_lines, *(f"wrote {path.resolve()}" for path in written)):
         typer.echo(words)
+
+
+def _formats(text: str) -> list[str]:
+    """The formats of `--format`. Raise `ConfigError` for one that there is not."""
+    formats = [kind.strip() for kind in text.split(",") if kind.strip()]
+    if unknown := [kind for kind in formats if kind not in (*KINDS, flashinfer.FORMAT)]:
+        raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
+    return formats
 
 
 def _fragment(found: Report, table: TableKind, settings: Sequence[Setting]) -> str:
@@ -178,8 +194,6 @@ def _trace(found: Report, folder: Path, path: Path) -> Path:
 
 def _draw(found: Report, folder: Path, formats: Sequence[str], *, everything: bool) -> list[Path]:
     kinds = [kind for kind in formats if kind != flashinfer.FORMAT]
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"--format {unknown[0]}: expected svg, png or pdf, or several with commas between")
     written = []
     for name, board in draw_boards(found.study, everything=everything).items():
         for kind in kinds:

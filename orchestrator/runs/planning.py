@@ -78,6 +78,8 @@ def load_config(
     if path is None:
         gpu = options.gpu.lower()
         if not gpu:
+            if options.overrides:  # a mistake in them comes first
+                load_config(replace(options, gpu="cpu"), configs=configs, defaults=defaults, workload=workload)
             raise ConfigError(
                 "no GPU and no configuration given: what should be measured?",
                 hint=(

@@ -18,6 +18,7 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.adapters.payload import bundle_root, pack_payload
+from scripts.release import faults_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,9 +72,12 @@ def test_the_wheel_carries_what_a_machine_needs_and_no_tests(wheel: Path) -> Non
         "kernels/harness/__main__.py",
         "configs/l4.yaml",
         "configs/grids.yaml",
+        "configs/demo/softmax.py",
+        "docs/judge.md",
     ):
         assert f"orchestrator/_bundle/{needed}" in names
     assert "orchestrator/embedded/tariff.yaml" in names
+    assert faults_of(wheel) == []
     assert not [name for name in names if "tests" in name.split("/") or name.endswith((".pyc", ".so"))]
 
 
@@ -142,6 +146,13 @@ def test_the_wheels_payload_names_the_commit_that_it_was_built_from(python: Path
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     assert commit == (head.stdout.strip() if head.returncode == 0 else "")
     assert version == __version__
+
+
+def test_the_wheels_owner_has_both_commands_and_the_pages(python: Path, tmp_path: Path) -> None:
+    for command in ("bench", "spotbench"):
+        done = subprocess.run([python.with_name(command), "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"bench {__version__}\n"
+    assert bench(python, tmp_path, "docs", "judge", "--json")["text"].startswith("# What the judge refuses")
 
 
 def test_the_public_package_is_in_the_wheel_and_needs_no_checkout(python: Path, tmp_path: Path) -> None:

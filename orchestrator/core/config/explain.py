@@ -48,7 +48,10 @@ def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[t
 
 def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: type[BaseModel], path: Path) -> str:
     if kind == "extra_forbidden":
-        return f"unknown key; {suggest(str(path[-1]), _keys(model, path[:-1]))}"
+        section = str(path[-2]) if len(path) > 1 else ""
+        plain_name = re.sub(rf"^{re.escape(section)}s?[._-]|s$", "", str(path[-1]))
+        keys = _keys(model, path[:-1])
+        return f"unknown key; {suggest(plain_name if plain_name in keys else str(path[-1]), keys)}"
     if kind == "missing":
         return "required"
     if kind == "literal_error":

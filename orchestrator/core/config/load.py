@@ -181,7 +181,8 @@ class _Problems:
     def error(self) -> ConfigError:
         lines = list(dict.fromkeys(text for _, text in sorted(self.found)))
         return ConfigError(
-            "\n".join(lines), hint="configs/README.md explains every key; configs/l4.yaml is a complete example"
+            "\n".join(lines),
+            hint="`bench config keys` explains every key; `bench config show l4` is a complete example",
         )
 
 

@@ -1,0 +1,101 @@
+"""Mistakes that people make: each is answered by one line that says where it is, and one that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.config import names
+from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
+from orchestrator.core.config.model import Config
+from tests.integration.cli.conftest import Bench
+
+GOOD = """import torch
+axes = {"n": [8]}
+def inputs(n, device, generator):
+    return (torch.randn(n, device=device, generator=generator),)
+def reference(x):
+    return x + x
+def baseline_torch(x):
+    return x + x
+def kernel_mine(x):
+    return x * 2
+"""
+NEW = "`bench new NAME` writes one that runs"
+KEYS = "`bench config keys` explains every key"
+
+MISTAKES = [
+    ("launc", 2, "no such command: launc; did you mean 'launch'", "`bench --help`"),
+    ("--foo", 2, "no such option: --foo", "`bench --help`"),
+    ("fleet launc", 2, "no such command: launc; did you mean 'launch'", "`bench fleet --help`"),
+    ("launch --gp l4", 2, "no such option: --gp; did you mean --gpu", "`bench launch --help`"),
+    ("status --limit x", 2, "invalid value for '--limit' / '-n': expected a valid integer", "`bench status --help`"),
+    ("stop", 2, "missing argument 'RUN'", "`bench stop --help`"),
+    ("report last --table foo", 2, "'foo' is not one of 'cases', 'baselines', 'pr', 'paper'", "`bench report --help`"),
+    ("report last --format svgg", 2, "--format svgg: expected svg, png or pdf", ""),
+    ("compare a b --fail-on x", 2, "'x' is not one of 'regression', 'inconclusive', 'never'", "`bench compare --help`"),
+    ("launch", 2, "no GPU and no configuration given", "`bench launch --gpu l4|"),
+    ("launch --set measure.repeat=5", 2, "measure.repeat: unknown key; did you mean 'repeats'?", KEYS),
+    ("plan --gpu l4 --set machine.machine_types=x", 2, "did you mean 'type'?", KEYS),
+    ("plan --gpu l4 --set measure.repeats=x", 2, "measure.repeats: expected a whole number, got 'x'", KEYS),
+    ("plan --gpu l4 --set measure.repeats", 2, "expected key.path=value", KEYS),
+    ("plan --gpu l5", 2, "unknown GPU 'l5'; did you mean 'l4'?", "--gpu"),
+    ("plan --gpu l4 --gpu t4", 2, "--gpu was given 2 times", "`bench fleet --help`"),
+    ("plan --gpu t4 --set measure.dtypes=[bfloat16]", 2, "t4 has no bfloat16 arithmetic", KEYS),
+    ("plan --gpu l4 --set budget.per_run_usd=0.001", 3, "only $0.001 is left for one run", "raise budget.per_run_usd"),
+    ("plan nosuch.py", 2, "there is no file", NEW),
+    ("plan nosuch.yaml", 2, "cannot read nosuch.yaml: No such file", "`bench config show l4`"),
+    ("plan bad.yaml", 2, "bad.yaml:3: measure.repeat: unknown key; did you mean 'repeats'?", KEYS),
+    ("plan refrence.py", 2, "refrence.py:1: there is no function reference(…); line 5 has refrence", NEW),
+    ("plan broken.py", 2, "broken.py:10: syntax error", NEW),
+    ("plan arguments.py", 2, "arguments.py:5: reference takes 2 arguments; inputs returns 1", NEW),
+    ("plan twice.py", 2, "twice.py:11: two functions are called reference: the other one is at line 5", NEW),
+    ("plan axis.py", 2, "axis.py:3: inputs has an argument m, which nothing provides", NEW),
+    ("plan empty.py", 2, "empty.py:2: axis n must be a list with at least one value", NEW),
+    ("fetch nosuch", 10, "run not found: nosuch", "`bench status`"),
+    ("config show l5", 2, "configuration not found: l5", "l4"),
+    ("costs add x --category ai", 2, "not an amount in dollars: x", "1.50"),
+    ("docs juge", 10, "page not found: juge; did you mean judge?", "`bench docs`"),
+    ("new torch", 2, "torch is the name of a module", "bench new my_torch"),
+]
+FILES = {
+    "bad.yaml": "gpu: l4\nmeasure:\n  repeat: 5\n",
+    "refrence.py": GOOD.replace("def reference", "def refrence"),
+    "broken.py": GOOD.replace("x * 2", "x *"),
+    "arguments.py": GOOD.replace("reference(x)", "reference(x, y)"),
+    "twice.py": GOOD + "def reference(x):\n    return x\n",
+    "axis.py": GOOD.replace("inputs(n", "inputs(m"),
+    "empty.py": GOOD.replace("[8]", "[]"),
+}
+
+
+@pytest.mark.parametrize(("command", "code", "message", "remedy"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_told_where_it_is_with_what_to_do(
+    bench: Bench, command: str, code: int, message: str, remedy: str
+) -> None:
+    for name, text in FILES.items():
+        if name in command:
+            Path(name).write_text(text, encoding="utf-8")
+    lines = bench(*command.split(), code=code).err.splitlines()
+    assert len(lines) == (2 if remedy else 1), lines
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert not remedy or (lines[1].startswith("hint:  ") and remedy in lines[1])
+
+
+def test_every_key_of_a_configuration_has_a_sentence_and_a_value_in_yaml(bench: Bench) -> None:
+    assert {key for key, _ in walk(Config)} == set(ABOUT)
+    assert [to_yaml(value) for value in (True, None, ("bench",), "", 1.5)][:2] == ["true", "null"]
+    assert "run.keep\tfalse\tKeep the machine for the next launch." in bench("config", "keys").out
+
+
+@pytest.mark.parametrize("name", names())
+def test_all_attempts_of_a_shipped_configuration_are_paid_by_its_own_caps(bench: Bench, name: str) -> None:
+    """From a fresh home, at the shipped prices."""
+    plan = bench("plan", "--gpu", name, "--json").document
+    asked = bench("config", "show", name, "--json").document["values"]
+    assert plan["attempts"] == asked["run"]["attempts"]
+    assert plan["ttl_s"] == 60 * asked["run"]["max_minutes"]
+    assert float(plan["ceiling_usd"]) <= float(asked["budget"]["per_run_usd"])
+    assert [notice for notice in plan["notices"] if "the budget pays for" in notice] == []
