@@ -17,7 +17,7 @@ from orchestrator.adapters.google.credentials import credentials_for, prove_iden
 from orchestrator.adapters.google.rest import Rest
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core import yamltext
-from orchestrator.core.doctor.subject import Identity
+from orchestrator.core.doctor.subject import Identity, NetworkRoute
 from orchestrator.core.errors import (
     ConfigError,
     CredentialsMissing,
@@ -26,12 +26,13 @@ from orchestrator.core.errors import (
     ProviderError,
     Unavailable,
 )
+from orchestrator.core.names import MachineName, Zone
 from orchestrator.core.rest import RestAnswer
 from orchestrator.core.setup.calls import survey_project, take_step
 from orchestrator.core.setup.plan import SetupRequest, Standing
 from orchestrator.core.setup.steps import MakeBucket, ShareCaps, Step, WriteSettings, describe_step
 from orchestrator.core.text import os_error_text, read_text
-from orchestrator.ports import Bucket
+from orchestrator.ports import Bucket, Cloud
 
 # The session through which the checks of the doctor reach a cloud; it is made when the first check needs it.
 
@@ -39,12 +40,26 @@ from orchestrator.ports import Bucket
 class CheckingSession:
     """Only looks: it refuses to send a request that changes something."""
 
-    def __init__(self, credentials: Callable[[], Credentials], endpoints: Callable[[], dict[str, str] | None]) -> None:
+    def __init__(
+        self,
+        credentials: Callable[[], Credentials],
+        endpoints: Callable[[], dict[str, str] | None],
+        cloud: Callable[[], Cloud],
+    ) -> None:
         self._credentials = credentials
         self._endpoints = endpoints
+        self._cloud = cloud
         self._rest: Rest | None = None
         self._nobody: Rest | None = None
         self._guard = Lock()
+
+    def route(self) -> NetworkRoute:
+        """How requests leave this machine. Raises `LocalError`, and what `endpoints` raises."""
+        return self.nobody().session.route()
+
+    def ask_for_machine(self, zone: Zone) -> None:
+        """Looks for a machine that never was, through the client that creates machines. Raises what `Cloud` raises."""
+        self._cloud().instance(zone, MachineName("bench-doctor"))
 
     def prove(self) -> Identity:
         """Who is asking, once there is a token for them. Raises `CredentialsMissing` and what `endpoints` raises."""

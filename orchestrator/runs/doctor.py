@@ -17,7 +17,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.doctor import checks, here, project
 from orchestrator.core.doctor import host as on_host
 from orchestrator.core.doctor.host import CommandResult, HostCheck
-from orchestrator.core.doctor.subject import Identity, Subject
+from orchestrator.core.doctor.subject import Identity, NetworkRoute, Subject
 from orchestrator.core.doctor.verdicts import (
     CheckResult,
     CheckVerdict,
@@ -34,6 +34,7 @@ from orchestrator.core.hosts import HostTarget, gpu_for
 from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, find_gpu
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.mode import Mode
+from orchestrator.core.names import Zone
 from orchestrator.core.rest import Api
 from orchestrator.ports import HostShell
 from orchestrator.runs.host_planning import needs_of, python_of
@@ -107,7 +108,9 @@ def _make(task: TaskRun, answers: queue.Queue[tuple[str, CheckVerdict]]) -> None
 class DoctorSession(Protocol):
     """Reads from a cloud, and changes nothing there."""
 
+    def route(self) -> NetworkRoute: ...
     def prove(self) -> Identity: ...
+    def ask_for_machine(self, zone: Zone) -> None: ...
     def api(self) -> Api: ...
     def nobody(self) -> Api: ...
     def close(self) -> None: ...
@@ -180,9 +183,22 @@ class CloudExamination:
         except CredentialsMissing as exc:
             return project.check_credentials(None, str(exc).partition(". ")[0])
         except BenchError as exc:
-            return fail_verdict(str(exc), "bench cloud stop; bench cloud start")
+            return fail_verdict(str(exc), exc.hint or "bench cloud stop; bench cloud start")
         self.who = identity.member
         return project.check_credentials(identity, "")
+
+    def connect(self) -> CheckVerdict:
+        try:
+            return project.check_connection(self.session.route())
+        except BenchError as exc:
+            return fail_verdict(str(exc), exc.hint)
+
+    def ask_for_machine(self) -> CheckVerdict:
+        try:
+            self.session.ask_for_machine(Zone(self.subject().every_zone[0]))
+        except BenchError as exc:
+            return fail_verdict(str(exc), exc.hint)
+        return pass_verdict("the client that creates machines gets answers")
 
     def look(self, check: checks.CloudCheck) -> CheckVerdict:
         return check(self.session.api(), self.subject())
@@ -197,7 +213,12 @@ class CloudExamination:
         listed = checks.cloud_checks(Subject("", "", gpus=self.gpus or CATALOG, images=images))
         looks = {checks.CLOCK: self.look_as_nobody}
         made = (TaskRun(check, partial(looks.get(check.name, self.look), asks)) for check, asks in listed)
-        return (TaskRun(checks.CREDENTIALS, self.prove), *made)
+        return (
+            TaskRun(checks.CONNECTION, self.connect),
+            TaskRun(checks.CREDENTIALS, self.prove),
+            *made,
+            TaskRun(checks.MACHINES, self.ask_for_machine),
+        )
 
 
 def here_tasks(around: Surroundings, config: Path | None) -> tuple[TaskRun, ...]:

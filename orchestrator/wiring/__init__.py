@@ -461,7 +461,7 @@ class Wiring:
     def checking_session(self) -> DoctorSession:
         from orchestrator.adapters import setup
 
-        return setup.CheckingSession(self._login, self._rest_endpoints)
+        return setup.CheckingSession(self._login, self._rest_endpoints, lambda: self._cloud)
 
     def setup(self, project: str = "") -> Setup:
         """What makes changes: for `init`, and for `doctor --fix`. It is billed to the project that is set up."""

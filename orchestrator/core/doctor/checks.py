@@ -13,7 +13,10 @@ from orchestrator.core.rest import Api
 
 CloudCheck = Callable[[Api, Subject], CheckVerdict]
 
-CREDENTIALS: Final = DoctorCheck("credentials", "credentials", "gce")
+CONNECTION: Final = DoctorCheck("connection", "connection", "gce", exit_code=11)
+CREDENTIALS: Final = DoctorCheck("credentials", "credentials", "gce", ("connection",))
+MACHINES: Final = DoctorCheck("machines", "machines' client", "gce", ("apis",), limit_s=30.0)
+"""Asks for a machine through the client that creates them, which takes seconds to load."""
 CLOCK: Final = "clock"
 """The only check that needs no credentials: Google can refuse credentials because of a wrong clock."""
 _PROJECT: Final = ("credentials", "project")

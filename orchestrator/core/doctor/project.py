@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.doctor.subject import Identity, Subject
+from orchestrator.core.doctor.subject import Identity, NetworkRoute, Subject
 from orchestrator.core.doctor.verdicts import (
     LOGIN,
     CheckVerdict,
@@ -115,6 +115,15 @@ def _grant(subject: Subject, role: str) -> str:
 SKEW_WARN_S = 5.0
 SKEW_FAIL_S = 60.0
 """Google refuses tokens if the clock is wrong by about five minutes. A smaller error already charges the wrong day."""
+
+
+def check_connection(route: NetworkRoute) -> CheckVerdict:
+    """Says how requests of every client leave this machine."""
+    way = f"through the proxy {route.proxy}" if route.proxy else "directly"
+    trust = f"{route.variable} ({route.authorities})" if route.variable else "the list of certifi"
+    return pass_verdict(
+        f"{way}; certificate authorities: {trust}{'; with a client certificate' if route.certificate else ''}"
+    )
 
 
 def check_credentials(found: Identity | None, trouble: str) -> CheckVerdict:
