@@ -10,7 +10,6 @@ by price and by its own history.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -132,23 +131,20 @@ class GoogleMarket:
         if not recommended:
             return None, None
         scores = recommended[0].get("scores", {})
-        uptime_s = _number(str(scores.get("estimatedUptime", "")).removesuffix("s"))
-        return _number(scores.get("obtainability", 0), 1.0), uptime_s
+        uptime = scores.get("estimatedUptime")
+        return float(scores.get("obtainability", 0)), float(uptime.removesuffix("s")) if uptime else None
 
     def _preemption_rate(self, offer: Offer) -> float | None:
         if offer.accelerator:  # there is no history of machines to which a GPU is attached
             return None
         body = {
             "types": ["PREEMPTION"],
-            "instanceProperties": {
-                "machineType": offer.machine_type,
-                "scheduling": {"provisioningModel": "SPOT"},
-            },
+            "instanceProperties": {"machineType": offer.machine_type, "scheduling": {"provisioningModel": "SPOT"}},
             "locationPolicy": {"location": f"zones/{offer.zone}"},
         }
         history = self._once(f"{self._project}/regions/{offer.region}/advice/capacityHistory", body)
-        days = sorted(history.get("preemptionHistory", ()), key=_began)[-DAYS:]
-        return _number(sum(float(day.get("preemptionRate", 0)) for day in days) / len(days), 1.0) if days else None
+        days = sorted(history.get("preemptionHistory", ()), key=lambda day: str(day["interval"]["startTime"]))[-DAYS:]
+        return sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
 
     # --- the wire ---
 
@@ -161,16 +157,3 @@ class GoogleMarket:
         """The answer. Raises `errors.FOREIGN`."""
         method = "GET" if body is None else "POST"
         return self._session.ask(method, f"{self._base}/{path}", query, body, timeout_s=self._request_s)
-
-
-def _number(said: Any, most: float = math.inf) -> float | None:
-    """A number from 0 to `most`; None where it is something else."""
-    try:
-        value = float(said)
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) and 0 <= value <= most else None
-
-
-def _began(day: Mapping[str, Any]) -> str:
-    return str(day.get("interval", {}).get("startTime", ""))

@@ -6,8 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote
 
@@ -15,6 +13,7 @@ from google.auth.credentials import Credentials
 
 from orchestrator.adapters.google.errors import FOREIGN, Garbled, brief_message, is_transient, network_fault
 from orchestrator.adapters.google.network import Session, json_object
+from orchestrator.core.errors import LocalError
 from orchestrator.core.rest import RestAnswer, RestRequest
 
 TIMEOUT_S: Final = 8.0
@@ -96,7 +95,6 @@ class Rest:
     def _once(self, request: RestRequest) -> RestAnswer:
         base = self._endpoints.get(request.service) or self.session.base_url(request.service)
         limit_s = self._timeout_s if request.reads else CHANGE_S
-        begun = datetime.now(UTC)
         try:
             response = self.session.request(  # type: ignore[no-untyped-call]
                 request.method,
@@ -110,22 +108,14 @@ class Rest:
             if response.ok:
                 return RestAnswer(0, trouble=f"{request.service}: {exc}")
             document = {}
+        except LocalError as exc:
+            return RestAnswer(0, trouble=str(exc))
         except FOREIGN as exc:
             fault = network_fault(exc)
             return RestAnswer(
                 0 if fault or is_transient(exc) else 401, trouble=fault[0] if fault else brief_message(exc)
             )
-        skew = _skew(response.headers.get("date", ""), begun, datetime.now(UTC))
+        offset = self.session.offset
+        skew_s = offset.value.total_seconds() if offset.known else None
         billed_to = str(getattr(self.session.credentials, "quota_project_id", None) or "")
-        return RestAnswer(response.status_code, document, skew_s=skew, billed_to=billed_to)
-
-
-def _skew(date: str, begun: datetime, ended: datetime) -> float | None:
-    """Seconds by which the server is ahead: its whole seconds against the middle of the exchange."""
-    try:
-        served = parsedate_to_datetime(date)
-    except (TypeError, ValueError):
-        return None
-    if served.tzinfo is None:
-        return None
-    return (served - begun).total_seconds() / 2 + (served - ended).total_seconds() / 2 + 0.5
+        return RestAnswer(response.status_code, document, skew_s=skew_s, billed_to=billed_to)

@@ -22,7 +22,7 @@ from orchestrator.adapters.google.network import Session
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.market.machines import Accepted, Instance
-from orchestrator.core.market.offers import Offer, ZoneAdvice
+from orchestrator.core.market.offers import Offer
 from orchestrator.ports import ImageRequest, ObjectEntry
 from tests.support.machine_requests import L4
 from tests.support.scripted_server import Answer, Drop, Reply, Request, scripted_server
@@ -212,11 +212,3 @@ def test_a_machine_that_two_pages_list_is_one() -> None:
 
 def page(status: str) -> dict[str, Any]:
     return {"items": {f"zones/{ZONE}": {"instances": [{**VM, "status": status}]}}}
-
-
-def test_what_is_said_of_spot_machines_is_used_where_it_is_a_number() -> None:
-    scores = {"obtainability": 0.5, "estimatedUptime": "7200s"}
-    answer = stated({"recommendations": [{"scores": scores}], "preemptionHistory": [{"preemptionRate": 7}]})
-    with scripted_server(lambda _: answer) as server:
-        found = GoogleCloud(PROJECT, server.url, clock=SimulatedClock(), patience=HASTE).advice([SPOT])
-    assert found == (ZoneAdvice(ZONE, 0.5, 7200.0, None),)
