@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.search.chaos.agents import Told, story
 from tests.search.chaos.agents import play as live
-from tests.search.chaos.campaign import EACH_ARENA, Tally, campaign, seeds
-from tests.search.chaos.scenario import Scenario
+from tests.search.chaos.campaign import EACH_ARENA, Tally, breaks, campaign, seeds
+from tests.search.chaos.play import arena
+from tests.search.chaos.scenario import Scenario, from_seed
 
 TRIES = 2
 """How often a part is started in all if its process dies."""
@@ -100,6 +101,19 @@ def play_agents(first: int, count: int) -> int:
     return 1 if broken else 0
 
 
+def find_first(first: int, count: int) -> int:
+    """Plays one seed after the other until one breaks a promise, which is printed as it is, not made smaller."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:
+        for seed in range(first, first + count):
+            with arena(Path(home) / str(seed)) as made:
+                found = breaks(made, from_seed(seed))
+            if found is not None:
+                print_line(f"BROKEN seed {seed}, scenario {seed - first + 1}: {found}")
+                return 1
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=500)
@@ -107,10 +121,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no scenario after so long")
     parser.add_argument("--scenario", default="", help="one scenario, as the JSON line that a search printed")
+    parser.add_argument("--first", action="store_true", help="in one process, until the first scenario that is broken")
     parser.add_argument("--agents", type=int, default=0, help="so many lives of the real agent instead, from --seed on")
     asked = parser.parse_args()
     if asked.agents:
         return play_agents(asked.seed, asked.agents)
+    if asked.first:
+        return find_first(asked.seed, asked.runs)
     began, unplayed = time.monotonic(), []
     if asked.scenario:
         with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as home:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Final, Literal
 
@@ -72,7 +73,16 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     return ran.returncode, "\n".join((ran.stdout + ran.stderr).splitlines()[-12:])
 
 
-def try_mutant(mutant: Mutant) -> tuple[Verdict, str]:
+def search(tree: Path, scenarios: int) -> tuple[int, str]:
+    """Plays scenarios of the searcher in a copy of the tree. Returns 1 if one broke a promise, and the last words."""
+    command = [sys.executable, "scripts/chaos.py", "--runs", str(scenarios), "--first"]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    found = next((line for line in ran.stdout.splitlines() if line.startswith("BROKEN")), "")
+    return ran.returncode, found or "\n".join((ran.stdout + ran.stderr).splitlines()[-12:])
+
+
+def try_mutant(mutant: Mutant, scenarios: int = 0) -> tuple[Verdict, str]:
     with tempfile.TemporaryDirectory(prefix="bench-mutant-") as folder:
         tree = copy_of_the_tree(Path(folder))
         path = tree / mutant.file
@@ -80,12 +90,12 @@ def try_mutant(mutant: Mutant) -> tuple[Verdict, str]:
             path.write_text(mutant.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
         except (ValueError, OSError) as error:
             return "ERROR", str(error)
-        code, output = run_tests(tree, mutant.tests)
+        code, output = search(tree, scenarios) if scenarios else run_tests(tree, mutant.tests)
     match code:
         case 0:
-            return "SURVIVED", " ".join(mutant.tests)
+            return "SURVIVED", f"{scenarios} scenarios" if scenarios else " ".join(mutant.tests)
         case 1:
-            return "killed", ""
+            return "killed", output if scenarios else ""
         case _:
             return "ERROR", output
 
@@ -94,11 +104,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="those whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--scenarios", type=int, default=0, help="let the searcher alone find them, in so many")
     asked = parser.parse_args()
     chosen = [one for one in list_mutants() if asked.only in one.name]
     counts: dict[str, int] = {"killed": 0, "SURVIVED": 0, "ERROR": 0}
     with ThreadPoolExecutor(max(asked.processes, 1)) as pool:
-        for mutant, (verdict, words) in zip(chosen, pool.map(try_mutant, chosen), strict=True):
+        for mutant, (verdict, words) in zip(chosen, pool.map(try_mutant, chosen, repeat(asked.scenarios)), strict=True):
             counts[verdict] += 1
             print(f"{verdict:<9} {mutant.name}" + (f"\n          {words}" if words else ""), flush=True)
     print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))

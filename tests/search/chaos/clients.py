@@ -26,7 +26,7 @@ from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.router import ZoneRouter
 from orchestrator.adapters.settings import Settings
-from orchestrator.cli import fetch, reap, status, stop
+from orchestrator.cli import costs, diagnose, fetch, logs, reap, ssh, status, stop
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.hosts import HostTarget
@@ -58,6 +58,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.scripted_machines import Script
 from tests.support.simulated_clock import TimelineClock
 from tests.support.simulated_timeline import SimulatedTimeline
+from tests.support.store_bucket import StoreBucket
 
 POLICY: Final = Policy(poll_s=10)
 NOBODY: Final = "client-ffffff"
@@ -145,11 +146,17 @@ def world_of(
     before: Announce,
     after: Announce,
     boxes: Mapping[str, Box] | None = None,
+    *,
+    direct: bool = False,
 ) -> World:
-    """What a client sees, with connections of its own, to `boxes` too; an observer's without an actor."""
+    """What a client sees, with connections of its own, to `boxes` too; an observer's without an actor. `direct`: the
+    bucket without HTTP between, which takes most of the time of a scenario."""
     off = timedelta(seconds=actor.client.off_s if actor else 0)
     local, key = OwnClock(timeline, off), Bearer(cloud.token)
-    plain = GoogleBucket(bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local)
+    plain: Any = StoreBucket(bucket, cloud.storage.store, local) if direct else None
+    plain = plain or GoogleBucket(
+        bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local
+    )
     clock = rules.clock(local, plain.offset)
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))
@@ -242,6 +249,14 @@ def command(home: Path, world: World, name: str, run_id: str = "") -> BenchError
                     reap.reap(ctx, yes=True)
                 case "stop":
                     stop.stop(ctx, run_id)
+                case "ssh":
+                    ssh.ssh(ctx, run_id, show=True)
+                case "logs":
+                    logs.logs(ctx, run_id)
+                case "diagnose":
+                    diagnose.diagnose(ctx, run_id)
+                case "costs":
+                    costs.costs(SimpleNamespace(find_root=ctx.find_root, invoked_subcommand=None), last=20)
                 case "fetch":
                     fetch.fetch(ctx, run_id, into=home / "by-command")
     except BenchError as error:

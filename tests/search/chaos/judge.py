@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
+from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.embedded.meter import Account, BillRow, Usage, usage_charge
 from orchestrator.embedded.server import EmbeddedCloud
@@ -42,10 +43,12 @@ NAMES: Final = (
     "objects that a host stored and may not store",
     "runs on hosts that rented a machine, or cost what no owner said",
     "runs left on a host that is there again",
+    "machines that may live longer than was held for, or cost more",
+    "requests whose id is not that of their retry",
 )
 (
     LEAKED, UNBOUNDED, UNLABELLED, OVERSPENT, OVER_CAP, RELEASED, MISSING, AGAIN, LOST, UNDIAGNOSED, UNENDED, UNSETTLED,
-    REAPED, OBEYED, CRASHED, FOREIGN, RENTED, LEFT,
+    REAPED, OBEYED, CRASHED, FOREIGN, RENTED, LEFT, BEYOND, REPEATED,
 ) = NAMES  # fmt: skip
 WINDOWS: Final = ("run", "day", "month", "total")
 LEDGER: Final = "ledger/ledger.json"
@@ -56,6 +59,8 @@ LATENESS: Final = timedelta(seconds=30)
 """A deadline may fire so late; it is part of what a machine can cost."""
 RECENT: Final = 12
 """So many of the files that were offered last are looked for again at each moment; all of them at the end."""
+GENERATIONS: Final = 20
+"""More often than that no run of a scenario is resumed."""
 EXPLAINS_ITSELF: Final = frozenset({"succeeded", "stopped", "refused"})
 
 
@@ -97,6 +102,8 @@ class Entry:
 
     held: Decimal
     settled: Decimal | None
+    ttl_s: int = 0
+    """The deadline of the machines that it was held for."""
 
 
 def books(data: bytes) -> dict[str, list[Entry]] | None:
@@ -106,7 +113,9 @@ def books(data: bytes) -> dict[str, list[Entry]] | None:
         found: dict[str, list[Entry]] = {}
         for key, entry in runs.items():
             settled = entry["settled_usd"]
-            one = Entry(Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled))
+            one = Entry(
+                Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled), int(entry.get("ttl_s") or 0)
+            )
             found.setdefault(key.partition("+")[0], []).append(one)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -179,6 +188,9 @@ class Judge:
             hold(UNBOUNDED, account.has_deadline, account.vm)
         self._no_run_over_its_hold(accounts, now)
         worst = [(one, self._at_worst(one, living.get(one.vm_id), now)) for one in accounts]
+        for one, usd in worst:
+            most = max((entry.held for entry in self.entries.get(one.run_id or "", ())), default=None)
+            hold(BEYOND, most is None or usd <= most + ROUNDING, f"{one.vm} can cost ${usd} alone, held ${most}")
         self._no_window_over_its_cap([(one, usd) for one, usd in worst if one.run_id not in self.excused])
 
     def _nothing_forged(self, offered: Iterable[tuple[str, bytes]]) -> None:
@@ -196,6 +208,9 @@ class Judge:
         hold(UNLABELLED, tool == "spotbench" and bucket.startswith(self.bucket), f"{vm.name}: {dict(vm.labels)}")
         runs = admitted.metadata.get("startup-script"), json.loads(admitted.metadata["bench-payload"])["sha256"]
         hold(OBEYED, runs == self.told, f"{vm.name} was told to run {runs}")
+        lives_s = admitted.max_run_s
+        held_for = {entry.ttl_s for entry in entries if entry.ttl_s}
+        hold(BEYOND, not held_for or lives_s in held_for, f"{vm.name} may live for {lives_s} s, held for {held_for}")
         late = vm.deadline_at is not None and now > vm.deadline_at + LATENESS
         hold(LEAKED, not late, f"{vm.name} at {now}, deadline {vm.deadline_at}")
         released = bool(entries) and all(entry.settled is not None for entry in entries)
@@ -268,6 +283,14 @@ class Judge:
             self.entries = known
 
     # --- judged of what somebody does -------------------------------------------------------------------------------
+
+    def of_a_request(self, name: str, zone: str, kind: tuple[str, str], request_id: str) -> None:
+        """A request for a machine has the id that follows from what it is for, so that a retry makes no second one.
+        `kind` is the machine type and how it is paid for."""
+        run_id, _, attempt = name.removeprefix("bench-").rpartition("-")
+        what = f"spotbench:{run_id}/{zone}/{attempt}/insert/{kind[0]}/{kind[1]}/"
+        right = {str(uuid5(NAMESPACE_URL, f"{what}{generation}")) for generation in range(GENERATIONS)}
+        hold(REPEATED, request_id in right, f"{name} in {zone} was requested as {request_id}")
 
     def of_a_reaper(self, machine: str, *, orphan: bool, owned: bool, deeds: Deeds) -> None:
         """A machine that is at work for a live run is nobody's to take."""

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from tests.search.chaos.scenario import ZONES
+from tests.support.hostile_events import hostile_event
 
 CANARY: Final = "touch bench-chaos-was-here"
 """Nothing that is found in the bucket is run: this would start a process, and none may be started."""
@@ -49,7 +50,7 @@ class Written:
 def written(seed: int, place: Place) -> Written | None:
     """The document of a seed; None where it would change something that is not there."""
     dice = random.Random(seed)
-    made = dice.choices(MAKERS, (5, 4, 3, 3, 2, 2))[0](dice, place)
+    made = dice.choices(MAKERS, (5, 4, 3, 3, 2, 2, 8))[0](dice, place)
     if made is not None and dice.random() < 0.25:  # torn, or not what its name says at all
         half = made.data[: dice.randrange(len(made.data) + 1)]
         return Written(made.name, dice.choice((half, b"\xff\xfe\x00", b"[" * 60_000, b"null", b"{}")), made.metadata)
@@ -162,4 +163,16 @@ def _elsewhere(dice: random.Random, place: Place) -> Written:
     return Written(dice.choice(names), json.dumps(dice.choice(bodies)).encode())
 
 
-MAKERS: Final = (_event, _plan, _slot, _result, _line, _elsewhere)
+def _own_event(dice: random.Random, place: Place) -> Written:
+    """An event of a run's own machine, of the right name, with hostile values: a grammar over all facts."""
+    run = dice.choice(place.runs)
+    known: dict[str, Any] = {
+        "vm": (f"bench-{run}-1", f"bench-{run}-2", f"bench-{dice.choice(place.runs)}-1"), "zone": ZONES, "attempt": (1, 2),
+        "owner": tuple(place.runs), "to": tuple(place.runs), "generation": (0, 1), "phase": ("build", "measure"),
+        "outcome": ("succeeded", "failed", "incorrect"), "exit_code": (0, 1), "of": 3, "index": (1, 2, 3),
+    }  # fmt: skip
+    at = place.now + timedelta(seconds=dice.choice((-60, -1, 0, 0, 30)))
+    return Written(*hostile_event(run, at, dice, known, attempt=dice.choice((1, 1, 1, 2))))
+
+
+MAKERS: Final = (_event, _plan, _slot, _result, _line, _elsewhere, _own_event)

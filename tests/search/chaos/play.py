@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -56,6 +56,10 @@ from tests.support.scripted_machines import ScriptedVm, Steps, scripted
 from tests.support.simulated_timeline import SimulatedTimeline
 
 SLICE_S = 15.0
+NEVER = datetime(2000, 1, 1, tzinfo=UTC)
+WAITS_S = 30.0
+PATIENT_TURNS = 40
+"""So often, and so long each time, a reaper waits for a machine that is at work."""
 IMAGE = ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580")
 AMPLE = "1000000"
 
@@ -99,6 +103,8 @@ class Play:
         self.arena, self.scenario, self.bucket = arena, scenario, bucket
         self.cloud, self.timeline = arena.cloud, arena.timeline
         self.cloud.storage.create_bucket(bucket)
+        self.direct = not any(fault.get("service") == "storage" for fault in scenario.faults)
+        """Whether clients reach the bucket without HTTP: there is no weather between."""
         self.deeds = Deeds()
         self.heard = Heard()
         arena.script = arena.rules.make_guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
@@ -175,6 +181,10 @@ class Play:
 
     def world(self, actor: Actor | None) -> World:
         def before(call: str, arguments: tuple[Any, ...], _: Any) -> None:
+            if call == "insert" and actor is not None and not self.on_host(actor):
+                asked: InstanceRequest = arguments[0]
+                kind = asked.machine_type, asked.provisioning
+                self.judge.of_a_request(asked.name, asked.zone, kind, asked.request_id)
             try:
                 self.moment(actor, f"before {call}", arguments)
             except Killed:
@@ -190,7 +200,16 @@ class Play:
 
         boxes = self.hosted.boxes
         return world_of(
-            self.cloud, self.timeline, self.bucket, self.arena.rules, self.heard, actor, before, after, boxes
+            self.cloud,
+            self.timeline,
+            self.bucket,
+            self.arena.rules,
+            self.heard,
+            actor,
+            before,
+            after,
+            boxes,
+            direct=self.direct,
         )
 
     def on_host(self, actor: Actor) -> bool:
@@ -340,6 +359,9 @@ class Play:
                     engine.request_stop("bob", "enough")
                 actor.engine = engine
             case "reap":
+                if actor.tried < PATIENT_TURNS and not self.is_measuring():
+                    actor.tried += 1
+                    return WAITS_S  # to look when no machine is at work tells nothing of those that are
                 actor.over = True
                 findings = survey_machines(world)
                 for finding in findings:
@@ -370,6 +392,11 @@ class Play:
             actor.over = False
         return 0
 
+    def is_measuring(self) -> bool:
+        """Whether a machine has just taken up a case."""
+        now = self.timeline.now()
+        return any(now - self.deeds.at_work.get(name, NEVER) < timedelta(minutes=2) for name in self.judge.alive())
+
     def of_a_reaper(self, machine: str, run_id: str, *, orphan: bool) -> None:
         live = self.live(run_id)
         owned = live is not None and live.vm is not None and live.vm.name == machine and not live.finished
@@ -381,7 +408,9 @@ class Play:
     def quiet(self) -> World:
         """A world in which nobody is watched."""
         nothing: Any = lambda *_: None  # noqa: E731
-        return world_of(self.cloud, self.timeline, self.bucket, Rules(), self.heard, None, nothing, nothing)
+        return world_of(
+            self.cloud, self.timeline, self.bucket, Rules(), self.heard, None, nothing, nothing, direct=True
+        )
 
     def live(self, run_id: str) -> Run | None:
         """The run, unless it is over or was stopped."""

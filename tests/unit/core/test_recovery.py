@@ -14,6 +14,7 @@ from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import open_offers
 from orchestrator.core.run.fold import Phase
+from orchestrator.runs.engine import request_id
 from tests.unit.core.builders import RATE, Log, at, created, gone, measured, offer, planned, replayed, requested
 
 POLICY = do.Policy()
@@ -215,3 +216,12 @@ def test_a_kernel_that_was_wrong_on_a_lost_machine_is_wrong() -> None:
 
 def test_the_price_that_was_asked_is_the_price_that_is_counted() -> None:
     assert replayed(taken()).due(at(9999)) == (RATE * 60 / 3600).quantize(Decimal("0.000001"))
+
+
+def test_a_request_has_the_same_id_each_time_and_another_for_every_other_wish() -> None:
+    """A retry makes no second machine, and no wish is taken for the retry of another."""
+    wishes = [(run, zone, attempt, of) for run in ("a", "b") for zone in ("x", "y") for attempt in (1, 2)
+              for of in ("/g2/SPOT/0", "/g2/STANDARD/0", "/g2/SPOT/1")]  # fmt: skip
+    first, again = ([request_id(*wish[:3], of=wish[3]) for wish in wishes] for _ in range(2))
+    assert first == again
+    assert len({*first, request_id("a", "x", 1, "delete")}) == len(wishes) + 1
