@@ -33,6 +33,7 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    batch_invariant: bool = False,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
@@ -57,7 +58,9 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     longest = longest_hint("max_seqlen_q", max_seqlen_q), longest_hint("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}
     shape_options = {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "out": out}
-    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), PAGED, longest, softcap)
+    options = Options(
+        causal, scale, causal_alignment, return_lse, window_of(window), PAGED, longest, softcap, batch_invariant
+    )
     return call_given({**given, **shape_options}, options, engine)
 
 

@@ -27,10 +27,12 @@ dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`).""
 
 def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWay]:
     """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
-    that want the same bits in every run."""
+    that want the same bits in every run. In batch-invariant calls there is one, whatever the batch."""
     if problem.forward.is_shaped:
         return [PairBackward(machine)]
     is_hoppers = hopper_refusal(problem, machine) is None
+    if problem.forward.invariant:
+        return [HopperBackward(machine, order=Order.KEYS) if is_hoppers else PairBackward(machine)]
     hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
     ordered = ordered_ways(problem, machine) if is_hoppers else []
     small, few = small_ways(problem, machine), few_ways(problem, machine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,9 +37,11 @@ def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options:
     mask_options = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
     mask_options |= {"shaping": Shaping(options.softcap, tensors.get("slopes"))}
     if options.longest is None:
-        return problem_of(q, k, v, out, mask=tensors.get("mask"), **mask_options)  # type: ignore[arg-type]
-    starts = tensors["q_starts"], tensors["k_starts"]
-    return varlen_problem_of(q, k, v, out, *starts, *options.longest, **mask_options)  # type: ignore[arg-type]
+        posed = problem_of(q, k, v, out, mask=tensors.get("mask"), **mask_options)  # type: ignore[arg-type]
+    else:
+        starts = tensors["q_starts"], tensors["k_starts"]
+        posed = varlen_problem_of(q, k, v, out, *starts, *options.longest, **mask_options)  # type: ignore[arg-type]
+    return replace(posed, invariant=options.invariant)
 
 
 def readable_gradient(dout: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ class Terms:
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    batch_invariant: bool = False
     lse: torch.Tensor | None = None
     splits: int | None = None
     way: str | None = None
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         softcap: float
         alibi_slopes: torch.Tensor | None
         sinks: torch.Tensor | None
+        batch_invariant: bool
         lse: torch.Tensor | None
         splits: int | None
         way: str | None
@@ -125,7 +127,7 @@ def bind_problem(
     if not problem.has_keys:
         check_kind(problem, buffers.engine.machine)
         return Unseen(out, lse, buffers, terms.sinks)
-    problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0))
+    problem = replace(problem, sign=(scale > 0.0) - (scale < 0.0), invariant=terms.batch_invariant)
     cuda_driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
     if problem.sinks:
@@ -245,6 +247,7 @@ def bind_call(
         "softcap": options.softcap,
         "alibi_slopes": tensors.get("slopes"),
         "sinks": tensors.get("sinks"),
+        "batch_invariant": options.invariant,
         "lse": lse,
         "way": way,
         "splits": splits,

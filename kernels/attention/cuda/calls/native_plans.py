@@ -184,7 +184,7 @@ class Native:
         if options.names not in COMPILED or buffers.capturing or engine.host.current_device() != engine.device.index:
             return None
         q = tensors[0]
-        if options.softcap or tensors[2].shape[-1] != q.shape[-1]:
+        if options.softcap or options.invariant or tensors[2].shape[-1] != q.shape[-1]:
             return None
         with torch.no_grad():
             out = torch.empty_like(q)

@@ -50,6 +50,7 @@ class Options(NamedTuple):
     names: tuple[str, ...] = QKV
     longest: tuple[int, int] | None = None
     softcap: float = 0.0
+    invariant: bool = False
 
     @property
     def paged(self) -> bool:
@@ -269,7 +270,7 @@ class Quick:
 
 def recent_key(options: Options) -> tuple[object, ...]:
     """The key of recent plans, which is shortest if there are only q, k and v."""
-    plain = options.names == QKV and options.window is None and not options.softcap
+    plain = options.names == QKV and options.window is None and not (options.softcap or options.invariant)
     return options[:4] if plain else options
 
 

@@ -29,7 +29,8 @@ SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks")
 may be missing."""
 SHAPED_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, Tensor? mask, Tensor? slopes, Tensor? sinks, "
-    "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap"
+    "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap, "
+    "bool invariant"
 )
 library.define(f"attention_shaped({SHAPED_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(
@@ -39,7 +40,7 @@ library.define(
 library.define(
     "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
     "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, "
-    "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None) -> (Tensor, Tensor)"
+    "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None, bool invariant=False) -> (Tensor, Tensor)"
 )
 
 
@@ -74,10 +75,11 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     option_values = (options.causal, scale, options.alignment, *window_sides(options.window))
     if options.paged:
         pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
-        shaping = options.softcap, tensors.get("slopes"), tensors.get("sinks")
+        shaping = options.softcap, tensors.get("slopes"), tensors.get("sinks"), options.invariant
         return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
-    if options.softcap or "slopes" in tensors or "sinks" in tensors:
-        given = (*map(tensors.get, SHAPED), *(options.longest or (-1, -1)), *option_values, options.softcap)
+    if options.softcap or options.invariant or "slopes" in tensors or "sinks" in tensors:
+        lengths, last = options.longest or (-1, -1), (options.softcap, options.invariant)
+        given = (*map(tensors.get, SHAPED), *lengths, *option_values, *last)
         return "attention_shaped", given
     if options.longest is None:
         return "attention", (q, k, v, *option_values, tensors.get("mask"))
@@ -110,11 +112,19 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
             given[8:13],
             given[13:],
         )
-        softcap, slopes, sinks = shaping or (0.0, None, None)
+        softcap, slopes, sinks, invariant = (*shaping, *(0.0, None, None, False)[len(shaping) :])
         named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
         tensors = {name: x for name, x in named.items() if x is not None}
         options = Options(
-            causal, scale, alignment, True, sides_window(left, right), tuple(tensors), tuple(longest), softcap
+            causal,
+            scale,
+            alignment,
+            True,
+            sides_window(left, right),
+            tuple(tensors),
+            tuple(longest),
+            softcap,
+            invariant,
         )
         return run(tuple(tensors.values()), options)
 
@@ -133,9 +143,9 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
 def split_shaped(given: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Options]:
     """The tensors by name, and the options, of the arguments of `attention_shaped`."""
     tensors = {name: x for name, x in zip(SHAPED, given[: len(SHAPED)], strict=True) if x is not None}
-    longest_q, longest_k, causal, scale, alignment, left, right, softcap = given[len(SHAPED) :]
+    longest_q, longest_k, causal, scale, alignment, left, right, *last = given[len(SHAPED) :]
     longest = (longest_q, longest_k) if "q_starts" in tensors else None
-    options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors), longest, softcap)
+    options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors), longest, *last)
     return tensors, options
 
 
@@ -144,7 +154,7 @@ def without_gradient(*given: Any) -> Pair:
     gradient."""
     names = ("q", "k_cache", "v_cache")
     wanting = dict(zip(names, given, strict=False))
-    wanting |= {name: x for name, x in zip(("slopes", "sinks"), given[14:], strict=False) if x is not None}
+    wanting |= {name: x for name, x in zip(("slopes", "sinks"), given[14:16], strict=False) if x is not None}
     inputs.refuse_derivatives(wanting)
     with torch._C._AutoDispatchBelowAutograd():
         pair: Pair = torch.ops.spotbench.attention_paged.default(*given)

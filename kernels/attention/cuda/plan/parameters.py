@@ -45,6 +45,7 @@ class Parameters(ctypes.Structure):
         ("mask_key", ctypes.c_uint32),
         *((name, ctypes.c_int32) for name in ("window_offset", "align_ends")),
         *((name, Divisor) for name in ("pack", "packs")),
+        ("least_tiles", ctypes.c_int32),
         *((name, ctypes.c_uint32) for name in ("q_keep", "q_flip")),
         *((name, ctypes.c_void_p) for name in ("block_table", "k_lengths")),
         ("table_row", ctypes.c_int64),

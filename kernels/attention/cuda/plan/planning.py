@@ -119,7 +119,8 @@ class Problem:
     With `lengths`, `batch` counts sequences and `seq_q` and `seq_k` are the longest; with `pages` `seq_k` is. `sign` is
     that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0. `value_dim` is the
     width of V and the output, 0 where it is that of Q and K. `softcap` limits scores to +-softcap, 0 does not. `sinks`
-    is the address of a score for each head of Q that has no value, 0 where there is none.
+    is the address of a score for each head of Q that has no value, 0 where there is none. `invariant`: the bits of a
+    row may depend on nothing but the row, its keys and the kernel.
     """
 
     dtype: str
@@ -144,6 +145,7 @@ class Problem:
     softcap: float = 0.0
     slopes: Slopes | None = None
     sinks: int = 0
+    invariant: bool = False
 
     @property
     def width(self) -> int:

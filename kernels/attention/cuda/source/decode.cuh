@@ -316,7 +316,7 @@ DEVICE void write_four(const AttentionParams& p, const Scope& scope, const Place
 
 // Writes the block's rows, normalised, to the output or to this split's part of it.
 template <class C>
-DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, u32 rings, int thread) {
+DEVICE void write_block(const AttentionParams& p, const Scope& scope, int parts, u32 sums, u32 rings, int thread) {
   const int fours = p.head_dim / 4;
   for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
     const int row = index / (C::D / 4), four = index % (C::D / 4);
@@ -334,7 +334,7 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, 
     for (int e = 0; e < 4; e++) x[e] *= inverse;
     const Place at = place_of_row(p, scope, row);
     const i64 place = index_of_place(p, scope, at);
-    if (p.splits == 1) {
+    if (parts == 1) {
       write_four<typename C::T>(p, scope, at, four * 4, x);
       if (four == 0 && p.lse) p.lse[place] = lse * LN_2;
     } else {
@@ -363,14 +363,14 @@ struct Parts {
     const float* part = p.partial_out + (first * p.all_rows + place) * p.head_dim + four * 4;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (first + i < p.splits) chunk[i] = load_fresh((const Chunk*)(part + i * p.all_rows * p.head_dim));
+      if (first + i < scope.parts) chunk[i] = load_fresh((const Chunk*)(part + i * p.all_rows * p.head_dim));
   }
 
   __device__ __forceinline__ void add(float (&x)[4], int index, int first) const {
     const u32 row = weights + index / (C::D / 4) * C::MOST_SPLITS * 4;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      if (first + i < p.splits) {
+      if (first + i < scope.parts) {
         const float weight = __int_as_float((int)load_shared_word(row + (first + i) * 4));
         x[0] += weight * __int_as_float((int)chunk[i].x), x[1] += weight * __int_as_float((int)chunk[i].y);
         x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
@@ -384,7 +384,7 @@ struct Parts {
 #pragma unroll
     for (int i = 0; i < N; i++) {
       const int split = lane + 32 * i;
-      lse[i] = split < p.splits ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
+      lse[i] = split < scope.parts ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < N; i++) top = fmaxf(top, lse[i]);
@@ -412,7 +412,7 @@ DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights
   for (int index = thread; index < all; index += C::THREADS) {
     if (!exists(index)) continue;
     float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int first = 0; first < p.splits; first += Parts<C>::AT_ONCE) {
+    for (int first = 0; first < scope.parts; first += Parts<C>::AT_ONCE) {
       if (first > 0 || index != thread) parts.load(index, first);
       parts.add(x, index, first);
     }
@@ -440,7 +440,9 @@ DEVICE void copy_q(const AttentionParams& p, const Scope& scope, u32 q_tile, int
 template <class C>
 DEVICE Scope scope_of_turn(const AttentionParams& p, int item, int turn) {
   const int pack = divide(item, p.row_tiles);
-  return scope_of<C>(p, pack, item + (turn - pack) * (int)p.row_tiles.divisor);
+  Scope scope = scope_of<C>(p, pack, item + (turn - pack) * (int)p.row_tiles.divisor);
+  if (!p.tickets || p.q_starts) scope.parts = p.splits;  // the kernel that joins reads all parts; each turn may have other ones
+  return scope;
 }
 
 // Grid: (packs of all batches * row_tiles; splits). Shared memory: Config::Q_BYTES + WARPS * RING_BYTES. With more than one
@@ -456,6 +458,7 @@ DEVICE void attention_decode(const AttentionParams& p) {
     const int thread = thread_again(), lane = thread & 31, w = thread >> 5;
     const Scope scope = scope_of_turn<C>(p, block_again(), turn);
     if (turn > 0 && scope.rows <= 0) break;
+    if ((int)blockIdx.y >= scope.parts) return;
 
     DecodeWarp<C> of = {p, scope};
     of.lane = lane;
@@ -481,16 +484,18 @@ DEVICE void attention_decode(const AttentionParams& p) {
     of.all_tiles(scope.first + w);
 
     join_warps(of, q_tile, w);
-    write_block<C>(p, scope, q_tile, rings, thread);
+    write_block<C>(p, scope, scope_of_turn<C>(p, block_again(), turn).parts, q_tile, rings, thread);
     if (!p.q_starts) break;
     sync_block();  // every warp has left shared memory
   }
   if (p.splits == 1 || !p.tickets) return;
   const int thread = thread_again(), item = block_again();
+  const u32 last = (u32)scope_of_turn<C>(p, item, 0).parts - 1;
+  if (last == 0) return;
   sync_block();  // every thread's part is written before the ticket is taken
-  if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, (u32)p.splits - 1));
+  if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, last));
   sync_block();
-  if (load_shared_word(q_tile) != (u32)p.splits - 1) return;
+  if (load_shared_word(q_tile) != last) return;
   for (int turn = 0;; turn++) {
     const Scope scope = scope_of_turn<C>(p, item, turn);
     if (scope.rows <= 0) return;

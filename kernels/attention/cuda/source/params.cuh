@@ -49,6 +49,7 @@ struct AttentionParams {
   int align_ends;         // both offsets count from the last key of a sequence for its last row
   Divisor pack;           // heads of Q that share a head of K and V and are computed as rows of one tile: 1 or group
   Divisor packs;          // packs in a batch
+  int least_tiles;        // of a split's share, unless the keys end; up to twice as many are one share
   u32 q_keep, q_flip;     // Q's bits are masked and then flipped with these, for a scale <= 0; scale_log2 is positive
 
   // Read only by the kernels for keys in pages. There k_batch and v_batch are strides of pages, and seq_k is the number of keys

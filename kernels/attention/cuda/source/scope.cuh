@@ -11,6 +11,7 @@ struct Scope {
   int seq_q, seq_k;
   int below, above;        // query i sees keys i + below .. i + above
   int first, last;         // tiles first .. last - 1 of keys: this split's share of the tiles that any row sees
+  int parts;               // splits that have a share
   int open_from, open_to;  // keys that every row of the tile sees
 };
 
@@ -41,7 +42,9 @@ DEVICE Scope scope_of(const AttentionParams& p, int pack, int row_tile) {
 
   const bool sees = s.rows > 0 && visible_to > visible_from;
   const int begin = sees ? visible_from / C::BN : 0, end = sees ? (visible_to + C::BN - 1) / C::BN : 0;
-  const int share = (int)((u32)(end - begin + p.splits - 1) / (u32)p.splits);
+  const int tiles = end - begin, even = (int)((u32)(tiles + p.splits - 1) / (u32)p.splits);
+  const int share = tiles <= 2 * p.least_tiles ? tiles : even < p.least_tiles ? p.least_tiles : even;
+  s.parts = tiles > 0 ? (int)((u32)(tiles + share - 1) / (u32)share) : 1;
   s.first = begin + (int)blockIdx.y * share;
   s.last = s.first + share < end ? s.first + share : end;
   return s;

@@ -21,6 +21,9 @@ LEAST_KEYS = 256
 MOST_JOINED_BYTES = 256 * 1024
 """Up to this many bytes of partial results of an item, the block that ends last joins them; more are joined by a
 separate kernel."""
+INVARIANT_PARTS, INVARIANT_KEYS = 16, 512
+"""In batch-invariant calls a sequence's keys are cut by their number alone: into so many parts, none but the last with
+fewer keys than this; up to twice as many keys are one part."""
 MOST_NARROW_ITEMS, MOST_NARROW_BYTES = {"hopper": 10}, 64 * 1024
 """Limits for problems with more than `FEW_ROWS` rows that are cut into tiles of 16 rows: by chip, the largest number of
 such tiles (larger numbers were not timed); and the bytes of partial results that one block joins."""
@@ -75,7 +78,8 @@ class DecodeKernel:
         config += ", true" if self.paged else ""
         call = f"attention_decode<DecodeConfig<{config}>>(p)"
         # Without a limit the compiler plans for two blocks per SM, for which shared memory has no room, and spills.
-        return entry_point(self.name, self.threads, call, header="decode.cuh", blocks=1 if self.paged else None)
+        alone = self.paged or t.warps == 8
+        return entry_point(self.name, self.threads, call, header="decode.cuh", blocks=1 if alone else None)
 
 
 TILES = {
@@ -121,6 +125,7 @@ class DecodeLaunch:
     """A planned launch. The grid is (items, splits); an item is one row tile of one head of K and V in one batch.
 
     With `tickets`, the block that ends last joins the parts of its item. Without, `attention_combine` joins all parts.
+    A part has `least_tiles` tiles of keys, unless the keys end.
     """
 
     kernel: DecodeKernel
@@ -128,6 +133,7 @@ class DecodeLaunch:
     items: int
     splits: int
     tickets: bool
+    least_tiles: int = 0
 
 
 def why_not(problem: Problem) -> str | None:
@@ -189,13 +195,18 @@ def plan_decode(
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles
+    least_tiles = 0
+    if splits is None and problem.invariant:
+        least_tiles = -(-INVARIANT_KEYS // tile.keys)
+        keys = problem.pages.most if problem.pages else problem.seq_k
+        splits = max(1, min(INVARIANT_PARTS, -(-keys // (least_tiles * tile.keys))))
     if splits is None:
         slots = machine.sm_count * blocks_per_sm(kernel, machine.chip)
         splits = splits_for(items, slots, visible_keys(problem, problem.seq_q))
     if tickets is None:
         most = MOST_NARROW_BYTES if is_narrow(problem, machine.chip) else MOST_JOINED_BYTES
         tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= most
-    return DecodeLaunch(kernel, row_tiles, items, min(splits, MOST_SPLITS), tickets and splits > 1)
+    return DecodeLaunch(kernel, row_tiles, items, min(splits, MOST_SPLITS), tickets and splits > 1, least_tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +229,7 @@ class Decode:
         parameters.row_tiles = Divisor.of(launch.row_tiles)
         parameters.pack, parameters.packs = Divisor.of(problem.group), Divisor.of(problem.kv_heads)
         parameters.all_heads = problem.batch * problem.kv_heads
-        parameters.splits = launch.splits
+        parameters.splits, parameters.least_tiles = launch.splits, launch.least_tiles
         make_room_for_parts(problem, parameters, buffers)
         if launch.tickets:
             parameters.tickets = buffers.counter(4 * launch.items)

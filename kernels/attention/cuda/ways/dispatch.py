@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.planning import Machine, Problem, plan_problem
 from kernels.attention.cuda.plan.variants import padded_head_dim
 from kernels.attention.cuda.run.launching import Way
@@ -59,6 +60,8 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
 def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
     `Unsupported` if no way computes the problem."""
+    if problem.invariant:
+        return choose_invariant(problem, machine), "the same kernel and parts whatever the batch and its lengths"
     way_list = list_ways(problem, machine)
     if problem.is_shaped:
         return way_list[0], "only these kernels shape scores, or have K and V of these widths"
@@ -73,6 +76,22 @@ def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
         or by_table(problem, way_list, table_for(*chip))
         or by_rule(problem, machine, way_list)
     )
+
+
+def choose_invariant(problem: Problem, machine: Machine) -> Way:
+    """Return the way in which the bits of a row depend on nothing but the row, its keys and the kernel. It is chosen by
+    types, heads, widths, layouts and, where all sequences have as many, by the number of queries. Raises
+    `Unsupported`."""
+    if problem.is_shaped:
+        return General(plan_general(problem, machine))
+    few = problem.lengths is None and problem.seq_q * problem.group <= FEW_ROWS
+    if few and why_not_decode(problem) is None:
+        return Decode(plan_decode(problem, machine))
+    apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
+    gaps = problem.lengths is None and problem.batch > 1 and (problem.q.batch, problem.out.batch) != apart
+    if problem.pages is not None and machine.hopper and gaps:
+        raise Unsupported("a batch-invariant call over pages needs q and out without gaps: pass q.contiguous()")
+    return hopper.invariant_way(problem, machine) or General(plan_general(problem, machine))
 
 
 def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:

@@ -122,7 +122,7 @@ def tile_for(problem: Problem, machine: Machine) -> Tile:
     that only the device knows need a tile for which `C::REPEATS` is true in the source."""
     size, blocks = padded_head_dim(problem.head_dim), problem.batch * problem.heads * -(-problem.seq_q // WIDE_64.rows)
     kind = {"vector": problem.is_vector, "masked": problem.mask is not None}
-    if has_room(machine.chip, size, **kind) and blocks > machine.sm_count:
+    if has_room(machine.chip, size, **kind) and blocks > machine.sm_count and not problem.invariant:
         return WIDE_64
     tile = base_tile(machine.chip, size, **kind)
     unknown = problem.lengths or problem.pages
@@ -209,6 +209,8 @@ def plan_general(
     if blocks > MAX_BLOCKS:
         raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
     tiles = -(-visible_keys(problem, -(-tile.rows // pack)) // tile.keys)
+    if splits is None and problem.invariant:
+        splits = 1
     if splits is None:
         slots = slots_per_sm(kernel.shared_bytes, kernel.threads, machine.chip)
         splits = splits_for(packs * row_tiles, machine.sm_count, slots, tiles)

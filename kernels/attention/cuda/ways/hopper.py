@@ -111,7 +111,8 @@ def follows_pages(problem: Problem) -> bool:
     assert problem.pages is not None
     apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
     in_a_row = problem.lengths is not None or problem.batch == 1 or (problem.q.batch, problem.out.batch) == apart
-    enough = problem.seq_q >= LEAST_ROWS_OVER_PAGES and kernel_widths(problem.head_dim)[0] in PAGED_SHAPES
+    enough = problem.invariant or problem.seq_q >= LEAST_ROWS_OVER_PAGES
+    enough = enough and kernel_widths(problem.head_dim)[0] in PAGED_SHAPES
     return in_a_row and enough and piece_of(problem.pages.size) >= LEAST_PIECE
 
 
@@ -150,6 +151,23 @@ def hopper_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
         way_list = order_masked(way_list, problem)
     way_list += split_ways(problem, machine)
     return [way for way in way_list if way.tiles(problem) <= MAX_BLOCKS]
+
+
+def invariant_way(problem: Problem, machine: Machine) -> HopperWay | None:
+    """Return the way for batch-invariant calls, which depends on no length and no number of sequences; None if
+    `hopper_refusal` gives a reason, or if only kernels for pairs of heads compute the problem."""
+    if hopper_refusal(problem, machine) is not None:
+        return None
+    if problem.pages is not None:
+        return paged_ways(problem, machine)[0]
+    mask, left, width = problem.mask, problem.window_offset is not None, kernel_widths(problem.head_dim)[0]
+    if mask is not None and is_one_row(mask):
+        shapes = bias_shapes(width, problem.causal, left)
+    else:
+        shapes = [shape for shape in shapes_for(problem, width) if shape.sharers == 1]
+    tensor, packed = mask.dtype if mask else None, problem.lengths is not None
+    kernels = [HopperKernel(problem.dtype, width, problem.causal, left, shape, tensor, packed) for shape in shapes[:1]]
+    return HopperWay(kernels[0], machine) if kernels else None
 
 
 def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
