@@ -15,7 +15,7 @@ from functools import cache
 import torch
 
 from kernels.attention.cuda.calls import native
-from kernels.attention.cuda.calls.backward import sinks_gradient
+from kernels.attention.cuda.calls.backward import bias_gradient, sinks_gradient
 from kernels.attention.cuda.calls.backward_quick import QuickBackward
 from kernels.attention.cuda.calls.binding import bind_attention, bind_call
 from kernels.attention.cuda.calls.direct import differentiable_by
@@ -33,7 +33,7 @@ __all__ = ["attention", "bind_attention", "call_engine", "quick"]
 quick = Quick(bind_call, engine_of, as_operator)
 register_operators(quick.launch)
 quick_backward = QuickBackward(engine_of)
-register_gradients(quick_backward, sinks_gradient)
+register_gradients(quick_backward, sinks_gradient, bias_gradient)
 
 
 @cache
@@ -96,9 +96,9 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     like q but as wide as v, shares memory with no input, and is returned.
 
     Returns the output, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for
-    q, k, v and sinks; a mask or slopes that want one, or a second derivative, are refused, and so is any gradient with
-    `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention or attention_shaped. Raises
-    `Unsupported`, ValueError, TypeError; never computes by other means.
+    q, k, v, sinks and a mask that is added; slopes that want one, or a second derivative, are refused, and so is any
+    gradient with `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention or
+    attention_shaped. Raises `Unsupported`, ValueError, TypeError; never computes by other means.
     """
     shaped = softcap != 0.0 or alibi_slopes is not None or sinks is not None or batch_invariant
     plain = window is None and attn_mask is None and out is None and engine is None and not shaped

@@ -48,6 +48,18 @@ def forward(
     return weights @ v.repeat_interleave(q.shape[1] // k.shape[1], 1), lse
 
 
+def bias(
+    dout: torch.Tensor, dlse: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor, *given: Any
+) -> torch.Tensor:
+    """The gradient of a mask by the reference."""
+    del lse
+    q, k, v, mask, _, causal, scale, alignment, left, right, _ = given
+    weights, _ = weights_of(q, k, scale, Options(causal, scale, alignment, window=(left, right)), mask)
+    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse)
+    slopes: torch.Tensor = weights * (dout @ v.repeat_interleave(q.shape[1] // k.shape[1], 1).mT - delta[..., None])
+    return slopes.sum_to_size(mask.shape)
+
+
 class Recorded:
     """Computes gradients by the reference, and remembers what it was asked."""
 
@@ -84,6 +96,7 @@ def computed() -> Iterator[Recorded]:
     library.impl("attention", forward, "CPU")
     for name, kernel in kernels_of(backward).items():
         library.impl(name, kernel, "CPU")
+    library.impl("attention_bias_backward", bias, "CPU")
     yield backward
     library._destroy()
 
@@ -165,10 +178,26 @@ def test_a_second_derivative_is_refused(computed: Recorded) -> None:
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
-def test_a_mask_that_wants_a_gradient_is_refused(computed: Recorded) -> None:
-    q, k, v, mask = (*(double(1, 2, 4, 3, seed=seed).detach() for seed in range(3)), double(4, 4, seed=5))
-    with pytest.raises(Unsupported, match="no gradient of mask"):
-        call(Options(), q=q, k=k, v=v, mask=mask)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(2, 2, 4, 5), (2, 4, 5), (4, 1)])
+def test_a_mask_that_is_added_has_the_gradient_of_the_definition(
+    computed: Recorded, shape: tuple[int, ...], compiled: bool
+) -> None:
+    sizes = ((2, 2, 4, 3), (2, 1, 5, 3), (2, 1, 5, 3), shape)
+    wanted, found = ([double(*size, seed=seed) for seed, size in enumerate(sizes)] for _ in range(2))
+    forward(*wanted[:3], True, 0.5, "bottom-right", -1, -1, wanted[3])[0].square().sum().backward()
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.spotbench.attention(q, k, v, True, 0.5, "bottom-right", -1, -1, mask)[0]
+        return result
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="aot_eager", fullgraph=True) if compiled else function
+    run(*found).square().sum().backward()
+    for one, other in zip(wanted, found, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad, other.grad)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -151,11 +151,14 @@ class PairKernel:
     columns: int
     out_columns: int
     shaped: bool = False
+    bias: bool = False
+    """It computes the gradient of the mask instead."""
 
     @property
     def name(self) -> str:
         """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
-        what, kind = "keys" if self.keys else "queries", "vector" if self.vector else "scalar"
+        what = "bias" if self.bias else "keys" if self.keys else "queries"
+        kind = "vector" if self.vector else "scalar"
         kind += "_shaped" if self.shaped else ""
         mask, tile = MASK_SHORT[self.mask], f"{self.rows}x{self.columns}o{self.out_columns}"
         return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{tile}"
@@ -174,7 +177,8 @@ class PairKernel:
         config = (
             f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {cpp_flag(self.keys)}, {cpp_flag(self.shaped)}"
         )
-        return entry_point("pair", self.name, self.threads, f"backward_pair<BackwardPair<{config}>>")
+        function, config = ("backward_bias", f"{config}, true") if self.bias else ("backward_pair", config)
+        return entry_point("pair", self.name, self.threads, f"{function}<BackwardPair<{config}>>")
 
 
 @dataclass(frozen=True, slots=True)

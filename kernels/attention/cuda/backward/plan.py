@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kernels.attention.cuda.backward.kernels import (
     HOPPER_KEYS,
@@ -28,6 +28,8 @@ from kernels.attention.cuda.ways.hopper import L2_SHARE, maps_describe
 from kernels.attention.cuda.ways.hopper_kernels import CHUNK_COLUMNS
 
 MOST_ROWS = 2**31 - 1
+MAX_COLUMNS = 65535
+"""The second dimension of a grid."""
 WIDEST_PAIR = 512
 """The widest head dimension that two passes have tiles for."""
 FEW_ROUNDS = 4
@@ -220,15 +222,35 @@ class PairBackward:
             raise Unsupported(f"{wanted} need more shared memory than a block on {chip.name} chips has")
         return kernel
 
+    def numbers(self, problem: BackwardProblem, buffers: Buffers) -> tuple[BackwardParameters, Step]:
+        """The parameters, and the launch that computes the numbers of rows."""
+        prepare = PrepareKernel(problem.forward.dtype, wide_padded(problem.forward.width), problem.is_vector, False)
+        parameters = with_numbers(problem, problem.rows, buffers)
+        of_values = copy_parameters(parameters)
+        of_values.head_dim = problem.forward.width
+        return parameters, preparing_step(prepare, problem, problem.rows, of_values)
+
+    def bias_steps(self, problem: BackwardProblem, layout: Layout, buffers: Buffers) -> list[Step]:
+        """The launches for the gradient of an added mask, float32 of this layout over rows and keys; a stride of 0 is
+        that of a batch or head that shares the mask. Raises `Unsupported`."""
+        f = problem.forward
+        parameters, first = self.numbers(problem, buffers)
+        kernel = replace(self.kernel(problem, keys=False), bias=True)
+        parameters.dq, tiles = layout.address, -(-f.seq_q // kernel.rows)
+        parameters.at_dq = Strides(layout.batch * 4, layout.head * 4, layout.row * 4)
+        parameters.tiles = Divisor.of(tiles)
+        masks = (f.batch if layout.batch else 1) * (f.heads if layout.head else 1)
+        columns = -(-f.seq_k // kernel.columns)
+        if columns > MAX_COLUMNS or masks * tiles > MAX_BLOCKS:
+            raise Unsupported(f"the gradient of {masks} masks over {f.seq_q} rows and {f.seq_k} keys: split the call")
+        return [first, Step(kernel, (masks * tiles, columns, 1), (parameters,))]
+
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows; dK and dV; dQ. Raises `Unsupported`."""
         f = problem.forward
         check_kind(f, self.machine)
-        prepare = PrepareKernel(f.dtype, wide_padded(f.width), problem.is_vector, False)
-        parameters = with_numbers(problem, problem.rows, buffers)
-        of_values = copy_parameters(parameters)
-        of_values.head_dim = f.width
-        steps = [preparing_step(prepare, problem, problem.rows, of_values)]
+        parameters, first = self.numbers(problem, buffers)
+        steps = [first]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
             kernel, kernel_parameters = self.kernel(problem, keys=keys), copy_parameters(parameters)
             tiles = -(-length // kernel.rows)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernels.attention.cuda.backward.kernels import BackwardParameters, SinksBackwardKernel
-from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, layout_strides
+from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, PairBackward, layout_strides
 from kernels.attention.cuda.backward.ways import BackwardWay, backward_ways
 from kernels.attention.cuda.calls.quick import Options, lse_shape
 from kernels.attention.cuda.errors import Unsupported
@@ -186,6 +186,49 @@ def sinks_gradient(
         cuda_driver().enter(engine_of(sinks.device).device.index)
         Bound("sinks", lambda _: [of.step], Buffers.now(engine_of(sinks.device)), of.kept)()
     return made
+
+
+def bias_gradient(
+    dout: torch.Tensor, dlse: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor, *given: Any
+) -> torch.Tensor:
+    """The gradient of a mask that is added to the scores, from a call's results and their gradients. `given`: q, k, v,
+    the mask, slopes or None, and the options in the order of the operator."""
+    q, k, v, mask, slopes, causal, scale, alignment, left, right, softcap = given
+    window = None if left == right == -1 else (left, right)
+    tensors = {"q": q, "k": k, "v": v, "mask": mask} | ({} if slopes is None else {"slopes": slopes})
+    options = Options(causal, scale, alignment, True, window, tuple(tensors), softcap=softcap)
+    sizes = (*(1,) * (4 - mask.dim()), *mask.shape)
+    made = torch.empty(*sizes[:2], q.shape[2], k.shape[2], dtype=torch.float32, device=q.device)
+    with torch.cuda.device(q.device), torch.no_grad():
+        dout, slope = readable_gradient(dout), None if dlse is None else dlse.contiguous()
+        bind_bias(tensors, out, lse, dout, made, options, slope)()
+    return made.sum_to_size(sizes).view(mask.shape).to(mask.dtype)
+
+
+def bind_bias(
+    tensors: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    made: torch.Tensor,
+    options: Options,
+    dlse: torch.Tensor | None = None,
+) -> Bound:
+    """The gradient of an added mask, bound; `made` is float32, [B or 1, H or 1, S_q, S_k]."""
+    forward, buffers = problem_for(tensors, out, options), Buffers.now(engine_of(dout.device))
+    if not forward.has_keys:
+        return Nothing((made,), buffers)
+    check_kind(forward, buffers.engine.machine)
+    where = [tensor_layout(x, "a tensor") for x in (dout, *(tensors[name] for name in NAMES))]
+    sums = 0 if dlse is None else dlse.data_ptr()
+    problem = BackwardProblem(
+        forward, Gradients(*where), scale_of(options.scale, forward.head_dim), lse.data_ptr(), sums
+    )
+    place = tensor_layout(made, "the mask's gradient")
+    cuda_driver().enter(buffers.engine.device.index)
+    way = PairBackward(buffers.engine.machine)
+    kept = (*tensors.values(), out, lse, dout, made, dlse)
+    return Bound("bias", lambda of: way.bias_steps(problem, place, of), buffers, kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.attention.cuda.calls.gradients import Three
+from kernels.attention.cuda.calls.gradients import Three, bias_of
 from kernels.attention.cuda.calls.moving import Answer, Call
 from kernels.attention.cuda.calls.quick import Options, listening
 from kernels.attention.cuda.calls.registered import operator_arguments
@@ -73,6 +73,12 @@ class Direct(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         way, saved = ctx.way, ctx.saved_tensors
         dout = torch.zeros_like(saved[-2]) if dout is None else dout
         options, nothing = way.options, way.nothing
+        place = options.names.index("mask") if "mask" in options.names else 0
+        if place and ctx.needs_input_grad[1 + place]:
+            *tensors, out, lse = saved
+            name, given = operator_arguments(dict(zip(options.names, tensors, strict=True)), options)
+            dmask = bias_of(name, given, (dout, dlse, out, lse))
+            nothing = (*nothing[: place - 3], dmask, *nothing[place - 2 :])
         if way.sinks:  # the log-sum-exps hold all that the other gradients need of them
             *tensors, out, lse = saved
             starts = tensors[options.names.index("q_starts")] if "q_starts" in options.names else None

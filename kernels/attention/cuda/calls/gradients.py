@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,10 @@ library.define(
 library.define(
     "attention_sinks_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor sinks, Tensor? q_starts) "
     "-> Tensor"
+)
+library.define(
+    "attention_bias_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, "
+    f"Tensor mask, Tensor? slopes, {OPTIONS}, float softcap) -> Tensor"
 )
 NAMES = {
     "attention": (*QKV, "mask"),
@@ -88,12 +92,27 @@ class Differentiable(torch.autograd.Function):  # type: ignore[misc, unused-igno
         gradients = operator(dout, dlse, out, lse, *given)
         wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[1:4], strict=True)]
         no_gradients: list[Tensor | None] = [None] * (len(given) - len(wanted))
+        place = {"attention": 8, "attention_shaped": SHAPED.index("mask")}.get(ctx.name)
+        if place is not None and ctx.needs_input_grad[1 + place]:
+            no_gradients[place - len(wanted)] = bias_of(ctx.name, given, (dout, dlse, out, lse))
         sinks = named_tensors(ctx.name, tuple(given)).get("sinks")
         if sinks is not None and ctx.needs_input_grad[1 + SHAPED.index("sinks")]:
             starts = given[SHAPED.index("q_starts")]
             made = torch.ops.spotbench.attention_sinks_backward(dout, dlse, out, lse, sinks, starts)
             no_gradients[SHAPED.index("sinks") - len(wanted)] = made
         return None, *wanted, *no_gradients
+
+
+def bias_of(name: str, given: Sequence[Any], results: tuple[Tensor | None, ...]) -> Tensor:
+    """The gradient of the mask of an operator's arguments; `results`: dout, dlse, out and lse."""
+    if name == "attention":
+        *options, mask = given[3:]
+        rest = (mask, None, *options, 0.0)
+    else:
+        first = len(SHAPED) + 2
+        rest = (*given[5:7], *given[first : first + 6])
+    made: Tensor = torch.ops.spotbench.attention_bias_backward(*results, *given[:3], *rest)
+    return made
 
 
 def differentiable_function(name: str) -> Callable[..., Pair]:
@@ -103,7 +122,7 @@ def differentiable_function(name: str) -> Callable[..., Pair]:
         tensors = named_tensors(name, given)
         inputs.refuse_tangents(tensors)
         wanting = inputs.wanting_gradient(tensors)
-        differentiable = {*QKV, "sinks"}
+        differentiable = {*QKV, "sinks", "mask"}
         if not set(wanting) <= differentiable:
             inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in differentiable})
         if wanting:
@@ -200,7 +219,13 @@ def shape_of_sinks(
     return torch.empty_like(sinks)
 
 
-def register_gradients(compute: Backward, sinks: Callable[..., Tensor]) -> None:
+def shape_of_bias(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Tensor:
+    """What the gradient of a mask is like."""
+    del dout, dlse, out, lse
+    return torch.empty_like(given[3], memory_format=torch.contiguous_format)
+
+
+def register_gradients(compute: Backward, sinks: Callable[..., Tensor], bias: Callable[..., Tensor]) -> None:
     """Registers the gradients of the operators with autograd, and their kernels with the dispatcher."""
     for name in NAMES:
         library.impl(name, differentiable_function(name), "Autograd")
@@ -211,3 +236,6 @@ def register_gradients(compute: Backward, sinks: Callable[..., Tensor]) -> None:
     library.impl("attention_sinks_backward", sinks, "CUDA")
     library.impl("attention_sinks_backward", once_differentiable("attention_sinks_backward"), "Autograd")
     torch.library.register_fake("spotbench::attention_sinks_backward", shape_of_sinks, lib=library)
+    library.impl("attention_bias_backward", bias, "CUDA")
+    library.impl("attention_bias_backward", once_differentiable("attention_bias_backward"), "Autograd")
+    torch.library.register_fake("spotbench::attention_bias_backward", shape_of_bias, lib=library)

@@ -184,6 +184,8 @@ class Native:
         if options.names not in COMPILED or buffers.capturing or engine.host.current_device() != engine.device.index:
             return None
         q = tensors[0]
+        if any(x.requires_grad for x in tensors[3:]):
+            return None
         if options.softcap or options.invariant or tensors[2].shape[-1] != q.shape[-1]:
             return None
         with torch.no_grad():

@@ -187,7 +187,7 @@ class Quick:
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
         wanting = inputs.wanting_gradient(given)
-        if not set(wanting) <= {*QKV, "sinks"} or "out" in given or options.paged:
+        if not set(wanting) <= {*QKV, "sinks", "mask"} or "out" in given or options.paged:
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
         strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"

@@ -106,26 +106,14 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         return run(tuple(tensors), Options(causal, scale, alignment, True, sides_window(left, right), names, longest))
 
     def attention_paged(*given: Any) -> Pair:
-        pages, (starts, *longest), (causal, scale, alignment, left, right), shaping = (
-            given[:5],
-            given[5:8],
-            given[8:13],
-            given[13:],
-        )
-        softcap, slopes, sinks, invariant = (*shaping, *(0.0, None, None, False)[len(shaping) :])
+        shaping: tuple[Any, ...] = (0.0, None, None, False)
+        pages, (starts, *longest), terms = given[:5], given[5:8], given[8:13]
+        causal, scale, alignment, left, right = terms
+        softcap, slopes, sinks, invariant = (*given[13:], *shaping[len(given[13:]) :])
         named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
         tensors = {name: x for name, x in named.items() if x is not None}
-        options = Options(
-            causal,
-            scale,
-            alignment,
-            True,
-            sides_window(left, right),
-            tuple(tensors),
-            tuple(longest),
-            softcap,
-            invariant,
-        )
+        options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors))
+        options = options._replace(longest=tuple(longest), softcap=softcap, invariant=invariant)
         return run(tuple(tensors.values()), options)
 
     def attention_shaped(*given: Any) -> Pair:

@@ -12,10 +12,11 @@
 
 // A block keeps ROWS rows, 16 for each warp, and processes COLUMNS at a time. It computes OUT columns of the results; the
 // grid's y says which. If KEYS, the kept rows are keys.
-template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_, bool SHAPED_ = false>
+// If BIAS, it computes the gradient of a mask that is added: the slopes of the scores before they are capped.
+template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_, bool SHAPED_ = false, bool BIAS_ = false>
 struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK, D_, SHAPED_> {
   static constexpr int OUT = OUT_, NOUT = OUT_ / 8;
-  static constexpr bool KEYS = KEYS_;
+  static constexpr bool KEYS = KEYS_, BIAS = BIAS_;
 };
 
 // The lengths and offsets of one sequence, and the limits of what its rows see.
@@ -100,7 +101,7 @@ struct PairBlock {
           float weight = seen ? exp2_approx(C::HAS_MASK ? fused(s, scale, added) - of : fused(s, scale, -of)) : 0.0f;
           s = weight;
           d = weight == 0.0f ? 0.0f : weight * (d - (C::KEYS ? column_delta : delta[r]));
-          if constexpr (C::SHAPED) d *= growth;
+          if constexpr (C::SHAPED && !C::BIAS) d *= growth;
         }
       }
   }
@@ -203,11 +204,9 @@ struct PairBlock {
     }
   }
 
-  __device__ __forceinline__ void work(int row0, int column) {
-    const Share share = share_of_thread<C>(thread, p.head_dim);
-    const int rows = C::KEYS ? e.seq_k : e.seq_q;
-    sync_block();
-    if (C::ASYNC && !C::SHAPED && share.valid == 0) {  // chunks beyond the head dimension, which copies do not write
+  // Zeroes chunks beyond the head dimensions, which copies do not write.
+  __device__ __forceinline__ void clear_margins(const Share& share) const {
+    if (C::ASYNC && !C::SHAPED && share.valid == 0) {
       clear<2 * C::BM>(kept, share);
       clear<2 * C::BN>(passing, share);
     }
@@ -216,6 +215,35 @@ struct PairBlock {
       if (share_of_thread<C>(thread, p.value_dim).valid == 0)
         clear<C::BM>(kept + C::Q_BYTES, share), clear<C::BN>(passing + C::TILE_BYTES, share);
     }
+  }
+
+  __device__ __forceinline__ void load_numbers(int row0) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = row0 + warp_row + r * 8 + (lane >> 2);
+      shift[r] = row < e.seq_q ? p.shift[stat_row(e.head) + row] : 0.0f;
+      delta[r] = row < e.seq_q ? p.delta[stat_row(e.head) + row] : 0.0f;
+    }
+  }
+
+  // Computes the slopes of the scores of one tile, of one head.
+  __device__ __forceinline__ void slopes_of(int row0, int column0) {
+    sync_block();
+    copy<C::BM>(kept, q_rows(p.q, p.at_q, e.head) + row0 * p.at_q.row, p.at_q.row, e.seq_q - row0, p.head_dim);
+    copy<C::BM>(kept + C::Q_BYTES, q_rows(p.dout, p.at_dout, e.head) + row0 * p.at_dout.row, p.at_dout.row, e.seq_q - row0, value_dim());
+    copy<C::BN>(passing, k_rows(p.k, p.at_k) + column0 * p.at_k.row, p.at_k.row, e.seq_k - column0, p.head_dim);
+    copy<C::BN>(passing + C::TILE_BYTES, k_rows(p.v, p.at_v) + column0 * p.at_v.row, p.at_v.row, e.seq_k - column0, value_dim());
+    landed();
+    multiply_turned<C>(score, kept, passing, warp_row, lane);
+    multiply_turned<C>(slope, kept + C::Q_BYTES, passing + C::TILE_BYTES, warp_row, lane);
+    load_numbers(row0);
+    weigh<false>(e.head, row0, column0);
+  }
+
+  __device__ __forceinline__ void work(int row0, int column) {
+    const int rows = C::KEYS ? e.seq_k : e.seq_q;
+    sync_block();
+    clear_margins(share_of_thread<C>(thread, p.head_dim));
     const char* x1 = C::KEYS ? k_rows(p.k, p.at_k) : q_rows(p.q, p.at_q, e.head);
     const char* x2 = C::KEYS ? k_rows(p.v, p.at_v) : q_rows(p.dout, p.at_dout, e.head);
     const i64 row1 = C::KEYS ? p.at_k.row : p.at_q.row, row2 = C::KEYS ? p.at_v.row : p.at_dout.row;
@@ -233,17 +261,50 @@ struct PairBlock {
       write((char*)k_rows(p.dk, p.at_dk), p.at_dk.row, row0, rows, column, first, p.scale, p.head_dim);
       write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, 1.0f, value_dim());
     } else {
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = row0 + warp_row + r * 8 + (lane >> 2);
-        shift[r] = row < rows ? p.shift[stat_row(e.head) + row] : 0.0f;
-        delta[r] = row < rows ? p.delta[stat_row(e.head) + row] : 0.0f;
-      }
+      load_numbers(row0);
       pass(e.head, row0, column);
       write((char*)q_rows(p.dq, p.at_dq, e.head), p.at_dq.row, row0, rows, column, first, p.scale, p.head_dim);
     }
   }
 };
+
+// The gradient of a mask that is added to the scores, in float32, at `dq`: the slopes of the scores, summed over the batches and
+// the heads that share the mask, which are those whose stride is zero, in this order. Grid: (row tiles of every mask, key tiles).
+template <class C>
+DEVICE void backward_bias(const BackwardParams& p) {
+  SHARED_MEMORY(memory);
+  const int heads = (int)p.heads.divisor, batches = p.all_heads / heads;
+  const int own = divide((int)blockIdx.x, p.tiles), masks_of_batch = p.at_dq.head ? heads : 1;
+  const int row0 = ((int)blockIdx.x - own * (int)p.tiles.divisor) * C::BM, column0 = (int)blockIdx.y * C::BN;
+  const int batch = own / masks_of_batch, head = own - batch * masks_of_batch;
+  PairBlock<C> block = {p};
+  Extent& e = block.e;
+  e.q_start = e.k_start = 0, e.seq_q = p.seq_q, e.seq_k = p.seq_k, e.below = p.below, e.above = p.above, e.level = p.level;
+  block.kept = shared_address(memory), block.passing = block.kept + 2 * C::Q_BYTES;
+  block.thread = (int)threadIdx.x, block.lane = block.thread & 31, block.warp_row = (block.thread >> 5) * 16;
+  block.clear_margins(share_of_thread<C>(block.thread, p.head_dim));
+  float sum[C::NS][4] = {};
+  int first = 0;
+  const int last = block.range(row0, &first);
+  if ((int)blockIdx.y >= first && (int)blockIdx.y < last)
+    for (e.batch = batch; e.batch < (p.at_dq.batch ? batch + 1 : batches); e.batch++)
+      for (e.head = head; e.head < (p.at_dq.head ? head + 1 : heads); e.head++) {
+        e.kv_head = divide(e.head, p.group);
+        block.slopes_of(row0, column0);
+#pragma unroll
+        for (int j = 0; j < C::NS; j++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) sum[j][i] += block.slope[j][i];
+      }
+  char* to = p.dq + batch * p.at_dq.batch + head * p.at_dq.head;
+#pragma unroll
+  for (int j = 0; j < C::NS; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = row0 + block.warp_row + i / 2 * 8 + (block.lane >> 2), column = column0 + j * 8 + 2 * (block.lane & 3) + i % 2;
+      if (row < e.seq_q && column < e.seq_k) ((float*)(to + row * p.at_dq.row))[column] = sum[j][i];
+    }
+}
 
 // Grid: (tiles of every head of every sequence, D / OUT). If a sequence is longer than the host was told, the same blocks
 // compute its other tiles.
