@@ -37,6 +37,12 @@ CHECKS_IN_EACH_REGIME = 3
 """In each regime on average this many samples of an implementation get new inputs, and their answers are judged."""
 ROUNDS = 2
 """The number of different new inputs in a regime; all implementations get the same ones."""
+COLLECTED, COLLECTED_BYTES, COLLECTED_SHARE = 200, 64 << 20, 0.1
+"""At most so many answers of timed calls, and so many bytes of them, are judged at once. They are collected as long as
+judging them has taken at most this share of the time since timing began."""
+COLLECTED_ON_CPU_BYTES = 64 << 10
+"""On a CPU only answers up to this size are collected: copies of larger ones change where the allocator puts the next
+ones, and calls of 2 ms were then seen to take half as long."""
 REPEATED, REPEATED_BYTES = 600, 64 << 20
 """So many answers are judged after timing, where there is the time for it, and about so many bytes of them at once. In
 600 calls a fault of one call in a hundred is seen in 997 of 1,000 runs."""
@@ -82,6 +88,9 @@ class Arena:
     sizes: list[int] = field(default_factory=list)
     roof: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
+    timing_began: float = 0.0
+    collecting_s: float = 0.0
+    """The seconds since then in which collected answers were judged."""
     places: dict[str, list[int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
     """The implementations that have answered at least once. If the device fails before that, the device itself may be
@@ -154,6 +163,7 @@ class Arena:
         hand = self.hand(name)
         inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
+        hand.seed, hand.collected = check_seed, 0
         check = self.verdict(hand, case, check_seed, answer)
         if not check.passed:
             check = replace(check, reason=check.reason + remark_on(hand))
@@ -234,6 +244,7 @@ class Arena:
             copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, sets))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
+        self.timing_began, self.collecting_s = time.perf_counter(), 0.0
         turns = wanted if sets == wanted.sets else plan_rotation(self.cache, size, cache_size, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
@@ -249,6 +260,7 @@ class Arena:
             if fault is not None:
                 return failure_outcome(name, fault, "while it was timed")
             try:
+                self.judge_collected(self.hand(name), cast(OwnCase, judged.case))
                 fault_found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))
             except (Lost, Answered, Unavailable) as exc:
                 return failure_outcome(name, exc, "after it was timed")
@@ -279,6 +291,29 @@ class Arena:
         if reason:
             return replace(fault, passed=False, reason=reason)
         return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
+
+    def judge_collected(self, hand: Hand, case: OwnCase) -> None:
+        """Judges the answers of timed calls that the process has collected. All are to the inputs of one seed."""
+        if not hand.collected or hand.name in self.wrong:
+            return
+        began, hand.collected = time.perf_counter(), 0
+        answer = hand.ask("collected", folder=str(self.scratch.path), lend=self.can_lend(hand))
+        check = Check(False, float("nan"), float("nan"), str(answer["fault"]))
+        if not answer["fault"]:
+            reply = self.ask_judge("judge_repeated", hand, case, answer, seeds=[hand.seed])
+            self.judged_calls[hand.name] = self.judged_calls.get(hand.name, 0) + int(reply["calls"])
+            check = check_of(reply)
+        self.collecting_s += time.perf_counter() - began
+        if not check.passed:
+            self.wrong[hand.name] = replace(check, reason=f"in a timed call: {check.reason}"[:300])
+
+    def collects(self, hand: Hand) -> bool:
+        """Whether the next answer of a timed call is collected."""
+        if self.device.type == "cpu" and hand.answer_bytes > COLLECTED_ON_CPU_BYTES:
+            return False
+        most = min(COLLECTED, COLLECTED_BYTES // max(1, hand.answer_bytes))
+        elapsed_s = time.perf_counter() - self.timing_began
+        return hand.collected < most and self.collecting_s <= COLLECTED_SHARE * elapsed_s
 
     def repeated(self, hand: Hand, case: OwnCase, seeds: tuple[int, int], limit_s: float) -> Check | None:
         """The verdict on the first wrong answer of many calls on the inputs of two seeds in turn; None if all are
@@ -325,10 +360,12 @@ class Arena:
             wanted = turn is not None and secrets.randbelow(1 << 30) < (1 << 30) * CHECKS_IN_EACH_REGIME / self.blocks
             seed = self.rounds[turn.checked % len(self.rounds)] if turn is not None and wanted else 0
             if turn is not None:
-                turn.wanted = wanted
+                turn.wanted, turn.collect = wanted, not wanted and turn.single and self.collects(hand)
             try:
                 if wanted:
+                    self.judge_collected(hand, case)
                     hand.ask("renew", seed=seed)
+                    hand.seed = seed
                 yield
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
@@ -341,7 +378,7 @@ class Arena:
                 raise Unavailable(exc.reason("while it was timed")) from exc
             finally:
                 if turn is not None:
-                    turn.wanted = False
+                    turn.wanted = turn.collect = False
 
         return around
 
@@ -359,7 +396,7 @@ class Arena:
                 if isinstance(exc, Answered) and exc.kind == "unavailable":
                     hand.fault = None  # it cannot be timed in this regime, and may be in others
                 raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
-            turn = self.turns.setdefault(contender.implementation, Turn())
+            turn = self.turns.setdefault(contender.implementation, Turn(single=int(reply["calls_made"]) == 1))
             return RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
 
         return make

@@ -93,12 +93,16 @@ class Bench:
         """Answers that the judge copies from this process."""
         self.transient = 0
         """The bytes that a call takes beside its inputs; 0 until that is known."""
+        self.timed_answers: list[Any] = []
+        """Copies of the answers of timed calls that were not handed over yet."""
+        self.timed_fault = ""
+        """Why the answer of a timed call cannot be judged."""
 
     def bind(self, case: dict[str, Any], seed: int, writable: Sequence[int] = ()) -> Reply:
         """Makes one set of inputs for a case; its tensors with the indices `writable` are room for an answer."""
         self.writable, self.updates, self.values = frozenset(writable), (), []
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
-        self.transient = 0
+        self.transient, self.timed_answers, self.timed_fault = 0, [], ""
         only = getattr(self.function, "refusal", None)
         reason = only(case) if only else ""
         if reason:
@@ -183,11 +187,18 @@ class Bench:
             del answer
             self.restore((place,))
         synchronize(self.device)
+        return self.stacked_reply([listed for listed in answers if listed], "", folder, lend)
+
+    def stacked_reply(self, answers: list[list[Any]], fault: str, folder: str, lend: bool) -> Reply:
+        """The reply with each list of answers stacked, or with the fault. The lists are emptied."""
         try:
-            self.kept.answer = [stack(listed) for listed in answers if listed]
+            self.kept.answer = [stack(listed) for listed in answers]
         except (RuntimeError, ValueError):
-            return {"fault": "its answers have other shapes from call to call", "files": [], "tree": None}
-        del answers
+            fault = fault or "its answers have other shapes from call to call"
+        for listed in answers:
+            listed.clear()
+        if fault:
+            return {"fault": fault, "files": [], "tree": None}
         return self.reply_with_kept(folder, lend)
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
@@ -321,14 +332,19 @@ class Bench:
             self.tidy()  # a capture leaves memory behind for the stream that it warmed up on
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
 
-    def sample(self, regime: str, first: int, keep: bool) -> Reply:
-        """Takes one sample, with its calls on the sets in turn, from set `first` on."""
+    def sample(self, regime: str, first: int, keep: bool, collect: bool = False) -> Reply:
+        """Takes one sample, with its calls on the sets in turn, from set `first` on. With `keep` the last answer is
+        kept to be judged alone; with `collect` the answer of a single call is copied, after timing, to be judged with
+        others."""
         made = self.timers[regime]
         count = len(self.plans)
         places = [(first + n) % count for n in range(made.calls_made)]
         again = keep and bool(self.updates) and made.calls_made > 1
-        self.kept.wanted = keep and not again
+        single = made.calls_made == 1  # its answer always outlives the timing, whether it is judged or not
+        self.kept.wanted = single or (keep and not again)
         timed = made([self.plans[place] for place in places])
+        if single and not keep:
+            self.end_answer(places[0], collect)
         if self.updates and (again or not keep):
             synchronize(self.device)
             self.restore(places)
@@ -338,6 +354,21 @@ class Bench:
         elif keep and regime == "graph":
             self.kept.answer, self.kept.by = self.graph_kept or (None, None)
         return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us)}
+
+    def end_answer(self, place: int, collect: bool) -> None:
+        """Keeps the answer of a timed call no longer; with `collect` it is copied before."""
+        answer = self.completed(self.kept.answer, place)
+        self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
+        faults = [fault for leaf in answer_leaves(answer) if (fault := unusable_reason(leaf, self.device))]
+        if collect and faults:
+            self.timed_fault = faults[0]
+        elif collect:
+            self.timed_answers.append(map_tensors(answer, torch.clone))
+
+    def collected(self, folder: str, lend: bool) -> Reply:
+        """The answers of timed calls since the last request, stacked."""
+        answers, self.timed_answers = self.timed_answers, []
+        return self.stacked_reply([answers] if answers else [], self.timed_fault, folder, lend)
 
     def peak(self) -> Reply:
         """The bytes of device memory that one call takes beside its inputs; None where that is not known."""
@@ -357,7 +388,7 @@ class Bench:
     def leave(self) -> Reply:
         """Drops everything of the case."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
-        self.values = []
+        self.values, self.timed_answers, self.timed_fault = [], [], ""
         self.graph_kept, self.shown, self.transient = None, [], 0
         forget = getattr(self.function, "leave", None)
         if forget is not None:

@@ -80,6 +80,10 @@ class Hand:
         """The size of an answer in this case."""
         self.fault: Lost | Answered | None = None
         """The first failure in this case."""
+        self.seed = 0
+        """The seed of the inputs that its timed calls get now."""
+        self.collected = 0
+        """The number of answers of timed calls that the process holds for the judge."""
         self.walls: list[tuple[float, float, float]] = []
         """For each sample: the seconds measured here, the seconds that the process reports for all calls, and those for
         one call."""
@@ -157,10 +161,12 @@ class RemoteTimer:
         queued = self.queued()
         began = time.perf_counter()
         try:
-            reply = self.hand.ask("sample", regime=self.regime, first=plans[0].at, keep=self.turn.wanted)
+            reply = self.hand.ask("sample", regime=self.regime, first=plans[0].at, **self.turn.asked())
         except (Lost, Answered) as exc:
             raise Unavailable(exc.reason(f"while it was timed ({self.regime})")) from exc
         wall = max(0.0, time.perf_counter() - began - (self.queued() - queued))
+        self.hand.collected += self.turn.collect
+        self.turn.collect = False
         timed = Timed(**reply["timed"])
         if not timed.latency_us >= 0:
             raise Unavailable("untrusted: it reports a negative time for a call")
@@ -191,7 +197,15 @@ class Absent:
 
 @dataclass
 class Turn:
-    """Which samples of one implementation are checked. It is drawn at random before each sample and kept secret."""
+    """Which samples of one implementation are judged alone, on new inputs; that is drawn at random before each sample
+    and kept secret. The answers of others are collected, where that costs little."""
 
+    single: bool = False
+    """Whether a sample is one call."""
     wanted: bool = False
+    collect: bool = False
     checked: int = 0
+
+    def asked(self) -> dict[str, bool]:
+        """What the next sample does with its answer."""
+        return {"keep": self.wanted, "collect": self.collect}
