@@ -26,6 +26,8 @@ from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rota
 from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.reading import BadSpec
+from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
 from kernels.harness.scratch import Scratch
 from kernels.harness.spec import Spec, original_name
 from kernels.harness.starting import READING_LIMIT_S, worker_starter
@@ -100,6 +102,8 @@ class Arena:
     last_seed: tuple[str, int] = ("", 0)
     """A case, and the seed of the inputs on which all its implementations are checked at its end."""
     scratch: Scratch = field(default_factory=Scratch)
+    sanitize: Callable[[str, OwnCase, int], str] | None = None
+    """What a sanitizer finds in one call of an implementation, on the inputs of a seed; None where none is wanted."""
 
     def hand(self, name: str) -> Hand:
         """The hand of an implementation. It is kept from case to case as long as its process lives."""
@@ -210,6 +214,9 @@ class Arena:
                     return failure_outcome(name, exc, "while it was checked")
                 log_line(f"{case.id}: {name}: {exc.text}: once more, in another process")
         self.proven.add(name)
+        if check.passed and self.sanitize is not None and name not in self.baselines and name == original_name(name):
+            fault = self.sanitize(name, case, seed)
+            check = replace(check, passed=not fault, reason=fault)
         if not check.passed:
             return Outcome(name, None, check, check.reason, wrong=True)
         self.sizes.append(size)
@@ -510,6 +517,10 @@ def open_arena(spec: Spec, device: torch.device) -> Arena:
     """The arena of one step; each of its processes is started when it is first needed."""
     assert isinstance(spec.workload, OwnWorkload), "others run here"
     start = worker_starter(spec.workload, device, spec.threads)
+    program = find_sanitizer() if spec.sanitizer else None
+    if spec.sanitizer and program is None:
+        raise BadSpec(f"sanitizer {spec.sanitizer}: {PROGRAM} is not on PATH: the CUDA toolkit has it")
+    about = {"form": spec.workload.form, "path": spec.workload.path, "device": str(device)}
     return Arena(
         device=device,
         seed=spec.seed,
@@ -520,4 +531,9 @@ def open_arena(spec: Spec, device: torch.device) -> Arena:
         judge=Hand("", start, AnswerLimits(max(spec.answer_limit_s or UNKNOWN_LIMIT_S, READING_LIMIT_S))),
         baselines=tuple(spec.workload.describe().get("baselines", ())),
         writes=bool(spec.workload.describe().get("writes")),
+        sanitize=None
+        if program is None
+        else lambda name, case, seed: sanitizer_fault(
+            program, spec.sanitizer, {**about, "name": name, "case": dict(case.values), "seed": seed}
+        ),
     )

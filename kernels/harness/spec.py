@@ -21,6 +21,7 @@ from kernels.harness.reading import (
     shorten_value,
     text_of,
 )
+from kernels.harness.sanitizer import TOOLS
 from kernels.harness.workload import Case, Workload
 
 CONTROL = ":aa"
@@ -34,6 +35,7 @@ REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "r
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
     "cache", "usd_per_hour", "case_budget_usd", "machine", "workload", "answer_limit_s", "profile",
+    "sanitizer",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
 """How long a call of our own workloads may take, unless the spec says so."""
@@ -87,6 +89,8 @@ class Spec:
     """What is profiled after the measurements; None for nothing."""
     text: str = ""
     """The JSON document of the spec, for processes that read it again."""
+    sanitizer: str = ""
+    """The tool of compute-sanitizer under which each kernel of a user is called once in each case; empty for none."""
 
     @property
     def planned(self) -> tuple[Case, ...]:
@@ -122,11 +126,7 @@ def parse_spec(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | Non
             spec["measure"] if is_own_workload else read_object(spec["measure"], "measure", keys[:-1]),
             "measure",
         ),
-        correctness=(
-            workload.tests()
-            if isinstance(workload, OwnWorkload)
-            else grid_cases(workload, {key: judged[key] for key in keys[:-1]}, "correctness")
-        ),
+        correctness=correctness_cases(workload, {key: judged[key] for key in keys[:-1]}),
         max_abs_error=0.0 if is_own_workload else read_positive(judged["max_abs_error"], "correctness.max_abs_error"),
         repeats=read_integer(spec["repeats"], "repeats", 1),
         warmup=read_warmup(spec["warmup"]),
@@ -143,6 +143,7 @@ def parse_spec(text: str, read: Callable[[OwnWorkload], Mapping[str, Any]] | Non
         answer_limit_s=None if limit_s is None else read_positive(limit_s, "answer_limit_s"),
         profile=None if spec.get("profile") is None else profile_of(spec["profile"]),
         text=text,
+        sanitizer=read_sanitizer(spec.get("sanitizer"), is_own_workload=is_own_workload),
     )
 
 
@@ -157,6 +158,11 @@ def implementations_of(workload: Workload, data: object) -> tuple[str, ...]:
     return implementation_names
 
 
+def correctness_cases(workload: Workload, grid: Mapping[str, object]) -> tuple[Case, ...]:
+    """The cases that are judged and not timed: a user's own tests, or those of a grid. Raises `BadSpec`."""
+    return workload.tests() if isinstance(workload, OwnWorkload) else grid_cases(workload, grid, "correctness")
+
+
 def profile_of(data: object) -> Profile:
     """What is to be profiled. Raises `BadSpec`."""
     fields = read_object(data, "profile", ("cases",), ("implementations", "set"))
@@ -169,6 +175,15 @@ def profile_of(data: object) -> Profile:
         tuple(fields.get("implementations", ())),
         read_name(fields.get("set", SETS[0]), "profile.set", SETS),
     )
+
+
+def read_sanitizer(data: object, *, is_own_workload: bool) -> str:
+    """The name of a tool of compute-sanitizer, or an empty string. Raises `BadSpec`."""
+    if data is None:
+        return ""
+    if not is_own_workload:
+        raise BadSpec("sanitizer is for a workload of your own")
+    return read_name(data, "sanitizer", TOOLS)
 
 
 def read_warmup(data: object) -> int | str:

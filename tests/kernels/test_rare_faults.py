@@ -79,7 +79,7 @@ def test_a_fault_in_two_timed_calls_alone_is_found(tmp_path: Path) -> None:
         assert bench.timed_answers == []
 
 
-def test_answers_are_collected_for_at_most_a_tenth_of_the_time_and_where_copies_are_harmless() -> None:
+def test_answers_are_collected_for_a_tenth_of_the_time_where_copies_are_harmless() -> None:
     field = arena()
     hand = field.hand("a")
     field.timing_began = time.perf_counter() - 100

@@ -157,6 +157,8 @@ class Correctness(_Section):
     """Empty: the grid's own, or those that are measured if the grid has none."""
     embedded_dtypes: Dtypes = ()
     max_abs_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    sanitizer: Literal["memcheck", "racecheck", "initcheck", "synccheck"] | None = None
+    """The tool of compute-sanitizer under which each kernel of the user's own workload is called once in each case."""
 
 
 class Environment(_Section):
@@ -384,6 +386,7 @@ def harness_settings(config: Config, grids: EffectiveGrids, mode: str) -> dict[s
         "seed": measure.seed,
         "threads": measure.threads,
         **({} if limit_s is None else {"answer_limit_s": limit_s}),
+        **({} if config.correctness.sanitizer is None else {"sanitizer": config.correctness.sanitizer}),
         "skip_cases": [],
         **({} if measure.stop_at_relative_ci is None else {"stop_at_relative_ci": measure.stop_at_relative_ci}),
         **config.profile.asked(),
