@@ -106,6 +106,9 @@ class Definition:
     inplace: tuple[str, ...] = ()
     """The names of inputs that a call may update. An implementation that returns nothing answers with these."""
 
+    ranking: str = ""
+    """How the times of the cases make a score: `last`, `mean` or `geom`; empty for no score."""
+
     def updated(self, arguments: Arguments) -> Any:
         """The answer of a call that returned nothing: the inputs that it updates."""
         return updated_inputs(arguments, self.names, self.inplace)

@@ -72,6 +72,7 @@ def load(path: Path) -> Definition:
         check=check,
         writable=writable,
         exact=False,
+        ranking=str(description.get("ranking", "")),
     )
 
 

@@ -19,7 +19,7 @@ LATER = (
     "cache", "input_sets", "warmup_calls", "warmed", "stopped", "timer_overhead_us", "peak_memory_bytes",
     "host_us", "cover", "hidden", "joules_per_call", "energy_s", "cover_us",
     "judged_calls", "rare_fault_seen",
-    "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes",
+    "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes", "ranking",
 )  # fmt: skip
 
 

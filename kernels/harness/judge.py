@@ -60,6 +60,7 @@ class Judge:
             "requirements": list(definition.requirements),
             "tests": [dict(case) for case in definition.tests],
             "writes": definition.writable is not None,
+            "ranking": definition.ranking,
         }
 
     def writable(self, case: dict[str, Any], seed: int) -> Reply:

@@ -90,7 +90,12 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
             folder / f"{case.id}.csv",
             measurement_columns(session.spec.workload.columns),
             (
-                {**row, **definition_cells(session.spec, row["implementation"]), **work_cells(session, case)}
+                {
+                    **row,
+                    **definition_cells(session.spec, row["implementation"]),
+                    **work_cells(session, case),
+                    "ranking": ranking_cell(session.spec, case),
+                }
                 for regime in measured_in
                 for row in regime_rows(origin, judged, turns, regime)
             ),
@@ -142,6 +147,17 @@ def definition_cells(spec: Spec, implementation: str) -> dict[str, str]:
     if isinstance(spec.workload, OwnWorkload):
         role = "baseline" if name in spec.workload.describe().get("baselines", ()) else "kernel"
     return {"definition": str(names.index(name) + 1), "role": role}
+
+
+def ranking_cell(spec: Spec, case: Case) -> str:
+    """How the workload's score counts the times of this case: `mean`, `geom`, or `last` in the last case; empty where
+    it does not."""
+    if not isinstance(spec.workload, OwnWorkload):
+        return ""
+    description = spec.workload.describe()
+    ranking = str(description.get("ranking", ""))
+    is_counted = ranking != "last" or case.axes == OwnCase(description["cases"][-1], "").axes
+    return ranking if is_counted else ""
 
 
 def work_cells(session: Session, case: Case) -> dict[str, str]:

@@ -33,9 +33,12 @@ SENSORS: Final = (
 """Optional columns of numbers. Any row may lack a value, which is then NaN."""
 
 
-WORDS: Final = ("stopped", "warmed", "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes")
+WORDS: Final = (
+    "stopped", "warmed", "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes", "ranking",
+)  # fmt: skip
 """Columns of text that is the same in all rows of a group: why the measurement stopped, how the warm-up ended, where
-and as what the workload defines the implementation, the kind of a fault, the work of a call, and measured peaks."""
+and as what the workload defines the implementation, the kind of a fault, the work of a call, measured peaks, and how
+the problem's score counts the case."""
 BROKEN: Final = {
     "hung": "hung", "crashed": "crashed", "was killed": "crashed", "out of memory": "memory", "untrusted": "untrusted",
     "raised": "raised",

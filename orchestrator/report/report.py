@@ -14,6 +14,7 @@ from orchestrator.analysis.case import ControlPair
 from orchestrator.analysis.energy import Energy, find_energies
 from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
+from orchestrator.analysis.score import Score, scores_of
 from orchestrator.analysis.second_clock import Told, describe_agreement, measure_agreement
 from orchestrator.analysis.study import Study, false_verdicts
 from orchestrator.analysis.verdicts import Verdict
@@ -278,6 +279,7 @@ class Report:
             words for part in self.study.parts() for words in sentences_of(part, self.planned, self.prefix(part))
         ]
         sentences += [self.prefix(self.study.only(one.setting)) + fast_p_words(one) for one in fast_p(self.study)]
+        sentences += [self.prefix(self.study.only(one.setting)) + score_words(one) for one in scores_of(self.study)]
         return (
             *sentences,
             *(words for words in (self.second_clock(), self.money(), self.energy(), self.time()) if words),
@@ -334,6 +336,14 @@ def fast_p_words(one: FastP) -> str:
         f"fast_p of {one.implementation}, the share of {count(one.problems, 'problem')} that it solves correctly and "
         f"more than p times as fast as eager: {', '.join(shares)}."
     )
+
+
+def score_words(one: Score) -> str:
+    """The scores of a GPU MODE problem in one setting, in a sentence."""
+    over = f"over {count(one.cases, 'case')}" if one.ranking != "last" else "the last case"
+    scores = ", ".join(f"{name} {format_digits(us)} µs" for name, us in one.us.items())
+    none = f" No score: {', '.join(one.unranked)}, not timed in every case that counts." if one.unranked else ""
+    return f"Score (ranking_by: {one.ranking}, {over}): {scores or 'none'}.{none}"
 
 
 def headlines_of(part: Study, prefix: str = "") -> tuple[str, ...]:

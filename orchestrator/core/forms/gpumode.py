@@ -52,6 +52,8 @@ class GpuModeTask:
     files: Mapping[str, str]
     templates: frozenset[str]
     notes: tuple[str, ...]
+    ranking: str = ""
+    """How the times of the cases make a score (`last`, `mean`, `geom`); empty for no score."""
 
     @property
     def case_ids(self) -> tuple[str, ...]:
@@ -89,6 +91,7 @@ def parse_task(text: str, file: str) -> GpuModeTask:
         _files(description),
         _templates(description),
         tuple(_unused(description, {"benchmarks": repeated, "tests": tested})),
+        "" if ranking == "none" else ranking,
     )
 
 
@@ -139,9 +142,6 @@ def _unused(description: Description, repeated: Mapping[str, int]) -> Iterator[s
                 "seeds of the judge's own"
             )
     unused = [key for key in UNUSED if description.data.get(key, USUAL_CONFIG) != USUAL_CONFIG]
-    ranking = description.data.get("ranking_by", "geom")
-    if ranking not in ("geom", "none"):
-        yield f"{description.file}: ranking_by: {ranking} is not used: reports give each case, and geometric means"
     if unused:
         yield f"{description.file}: not used: {', '.join(unused)} (the run has its own limits and machine)"
 
@@ -239,4 +239,5 @@ def as_json(task: GpuModeTask, paths: Sequence[str], name: str) -> dict[str, Any
         "cases": [dict(case) for case in task.cases],
         "tests": [dict(case) for case in task.tests],
         "submissions": names,
+        "ranking": task.ranking,
     }

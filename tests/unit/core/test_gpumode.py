@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.adapters.workload_files import gather_files, own_workload, read_workload
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.forms.gpumode import parse_task
+from orchestrator.core.forms.gpumode import as_json, parse_task
 
 TASK = """files:
   - {name: submission.py, source: "@SUBMISSION@"}
@@ -138,8 +138,13 @@ def test_what_differs_only_in_its_seed_and_what_is_not_used_is_named() -> None:
     repeated, unused = parse_task(TASK, "task.yml").notes
     assert repeated.startswith("task.yml: 1 of 3 benchmarks repeats a test or benchmark with another seed: judged once")
     assert unused == "task.yml: not used: ranked_timeout (the run has its own limits and machine)"
-    assert len(parse_task(TASK + "ranking_by: geom\n", "task.yml").notes) == 2, "reports give geometric means anyhow"
-    assert "ranking_by: last is not used" in parse_task(TASK + "ranking_by: last\n", "task.yml").notes[1]
+
+
+@pytest.mark.parametrize(("line", "ranking"), [("", ""), ("ranking_by: none\n", ""), ("ranking_by: last\n", "last")])
+def test_the_ranking_is_sent_to_the_machine(line: str, ranking: str) -> None:
+    task = parse_task(TASK + line, "task.yml")
+    assert as_json(task, ["mine.py"], "problem")["ranking"] == ranking
+    assert not any("ranking_by" in note for note in task.notes)
 
 
 def test_a_template_is_measured_where_it_is_the_submission(problem: Path) -> None:
