@@ -143,7 +143,7 @@ def launch(
     payload = payload_of(config)
     world = wiring.world(config)
     made, _ = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
-    run_id = new_run_id(wiring.clock.now(), made.label)
+    run_id = new_run_id(wiring.clock.now(), made.label_on(wiring.here))
     order = RunOrder(run_id, made, payload, launch_context(wiring, made))
     engine = begin_launch(world, order, say=wiring.say, cold=True)
     state = engine.follow(until=lambda run: run.goes_on_alone)

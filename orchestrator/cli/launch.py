@@ -102,7 +102,8 @@ def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, deta
         plan, refused = _planned(wiring, configuration, name, cold=cold)
         watch.planned(plan)
         world = wiring.world(configuration)
-        order = RunOrder(new_run_id(wiring.clock.now(), plan.label), plan, payload, launch_context(wiring, plan))
+        run_id = new_run_id(wiring.clock.now(), plan.label_on(wiring.here))
+        order = RunOrder(run_id, plan, payload, launch_context(wiring, plan))
         is_own_machine = cold or plan.mode is Mode.HOST
 
         def begun() -> Engine:

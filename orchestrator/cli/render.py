@@ -61,11 +61,15 @@ def duration(microseconds: float) -> str:
     return f"{microseconds:.1f} µs"
 
 
-def left_s(run: Run, now: datetime) -> float | None:
-    """The seconds that the cases which are left will take, if they take what the others of this machine took; None
+def left_s(run: Run, now: datetime, expected_s: float | None = None) -> float | None:
+    """The seconds that the cases which are left will take, if they take what the others of this machine took. Before
+    the first case, what is left of `expected_s`: the seconds from the machine's start that similar runs took. None
     where nothing can be said yet."""
     span = next((one for one in reversed(run.spans) if one.phase == "measure"), None)
     done = len(run.current.measured)
+    if run.closed is None and not done and expected_s is not None and run.vm is not None and run.vm.started_at:
+        left = expected_s - (now - run.vm.started_at).total_seconds()
+        return left if left > 0 else None
     if run.closed is not None or span is None or span.exit_code is not None or not done:
         return None
     return max(0.0, (now - span.started_at).total_seconds() / done * (run.cases_total - run.cases_done))
@@ -87,11 +91,13 @@ LEAST_BAR: Final = 4
 # --- one run, live --------------------------------------------------------------------------------------------------
 
 
-def live(run: Run, now: datetime, *, followed: bool = False) -> RenderableType:
+def live(run: Run, now: datetime, *, followed: bool = False, expected_s: float | None = None) -> RenderableType:
     """The view of `bench launch`: where the machine is, what each phase did, the cases, the money. Of a run that is
     `followed`, the end is left to the command's last words."""
     notes = beside_the_end(run) if followed and run.closed is not None else diagnoses(run)
-    return Group(_headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, notes))
+    return Group(
+        _headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, notes, expected_s)
+    )
 
 
 def _headline(run: Run) -> Text:
@@ -180,13 +186,13 @@ class CaseProgress:
         return Measurement(min(progress_width, 7), BAR + 1 + progress_width).with_maximum(options.max_width)
 
 
-def _footer(run: Run, now: datetime, told: Sequence[str]) -> RenderableType:
+def _footer(run: Run, now: datetime, told: Sequence[str], expected_s: float | None) -> RenderableType:
     end = run.updated_at if run.closed is not None else now
     line = Text.assemble("elapsed ", (format_clock((end - run.created_at).total_seconds()), "bold"))
     if not is_unpriced(run) and not run.simulated:
         line.append("   spent ").append(usd(run.cost(now)), "bold")
         line.append(f"   ceiling {usd(run.ceiling_usd)}")
-    seconds_remaining = left_s(run, now)
+    seconds_remaining = left_s(run, now, expected_s)
     if seconds_remaining is not None:
         line.append(f"   about {format_clock(seconds_remaining)} left", "dim")
     rows: list[RenderableType] = [line]

@@ -106,6 +106,8 @@ class LiveView:
     """Shows the progress of a run that is followed. `machine_works` says whether its machine exists, as last seen."""
 
     machine_works = False
+    expected_s: float | None = None
+    """The seconds that a machine works in similar runs, by the plan; None if no earlier run shows it."""
 
     def seen(self, run: Run) -> None:
         """Shows the run, and remembers whether a machine works for it."""
@@ -114,7 +116,10 @@ class LiveView:
 
     def say(self, text: str) -> None: ...
     def step(self, text: str) -> None: ...
-    def planned(self, plan: LaunchPlan) -> None: ...
+    def planned(self, plan: LaunchPlan) -> None:
+        likely = plan.expectation
+        self.expected_s = likely.work.work_s if likely is not None and likely.measuring_s is not None else None
+
     def show(self, run: Run) -> None: ...
 
     def detached(self, run: Run) -> None:  # noqa: ARG002 - a picture shows it once more
@@ -142,12 +147,14 @@ class PlainWatch(LiveView):
         self.say(text)
 
     def planned(self, plan: LaunchPlan) -> None:
+        super().planned(plan)
         for notice in plan.notices:
             self.say(f"note: {notice}")
         price = f", {usd(plan.ceiling_usd)} at most" if plan.ceiling_usd else ""
         self.say(
             f"plan: {describe_measurements(plan)}, {format_clock(plan.ttl_s)} at most"
             f"{'' if plan.mode.simulated else price}"
+            f"{'' if self.expected_s is None else f', about {format_clock(self.expected_s)} by similar runs'}"
         )
 
     def show(self, run: Run) -> None:
@@ -192,11 +199,14 @@ class LiveWatch(LiveView):
         self.view.update(Text(f"{text} …", "dim"))
 
     def planned(self, plan: LaunchPlan) -> None:
+        super().planned(plan)
         for notice in plan.notices:
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(Group(live(run, self._now(), followed=True), Text(hint(run), "dim")))
+        self.view.update(
+            Group(live(run, self._now(), followed=True, expected_s=self.expected_s), Text(hint(run), "dim"))
+        )
 
     def detached(self, run: Run) -> None:
         self.view.update(live(run, self._now()))  # what to do now is said below it, by the last words

@@ -150,7 +150,11 @@ def test_the_wheels_payload_names_the_commit_that_it_was_built_from(python: Path
 
 def test_the_wheels_owner_has_both_commands_and_the_pages(python: Path, tmp_path: Path) -> None:
     for command in ("bench", "spotbench"):
-        done = subprocess.run([python.with_name(command), "--version"], capture_output=True, text=True, check=True)
+        environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+        done = subprocess.run(
+            [python.with_name(command), "--version"], capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
         assert done.stdout == f"bench {__version__}\n"
     assert bench(python, tmp_path, "docs", "judge", "--json")["text"].startswith("# What the judge refuses")
 

@@ -212,6 +212,10 @@ class LaunchPlan:
         nothing."""
         return "host" if self.mode is Mode.HOST else self.config.gpu
 
+    def label_on(self, here: str) -> str:
+        """The same; for practice on a machine whose GPU is `here`, and that has none, `cpu`, which is measured."""
+        return "cpu" if self.mode.simulated and not here else self.label
+
     @property
     def usd_per_hour(self) -> Decimal:
         """The price of the offer that is tried first."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.runs.planning import LaunchOptions
+from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 
 
@@ -48,3 +50,10 @@ def test_a_page_is_found_by_its_name_its_path_or_its_last_part(bench: Bench) -> 
     assert bench("docs", "gpu-mode").out == bench("docs", "docs/forms/gpu-mode.md").out == page
     assert bench("docs", "juge", code=10).err.startswith("error: page not found: juge; did you mean judge?")
     assert "judge\tWhat the judge refuses" in bench("docs").out
+
+
+def test_practice_of_a_gpu_is_named_after_the_processor_that_it_measures(bench: Bench) -> None:
+    wiring = wire()
+    config, name = wiring.configured(LaunchOptions("l4", None, ()))
+    plan = wiring.plan(config, name)
+    assert (plan.label, plan.label_on(""), plan.label_on("NVIDIA H200")) == ("l4", "cpu", "l4")

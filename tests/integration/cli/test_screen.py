@@ -24,7 +24,7 @@ from orchestrator.core.run import events as ev
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_render import measuring, replayed, shown
 from tests.integration.documents.test_commands import NOT_YET, leaves, parsed, typer_app
-from tests.unit.core.builders import Log, at, planned, requested
+from tests.unit.core.builders import Log, at, created, planned, requested
 
 
 def table() -> Columns:
@@ -159,6 +159,11 @@ def test_what_is_left_is_told_once_a_case_is_done_and_not_when_the_run_is_over()
     log = measuring()
     assert left_s(replayed(log), at(29)) == pytest.approx(10.0)  # one of two cases took ten seconds
     assert left_s(replayed(Log().add(0, planned())), at(5)) is None
+    assert left_s(replayed(Log().add(0, planned())), at(5), 60.0) is None  # no machine works yet
+    begun = Log().add(0, planned()).add(3, requested()).add(5, created(4))
+    assert left_s(replayed(begun), at(14), 60.0) == pytest.approx(50.0)  # similar runs took a minute from the start
+    assert left_s(replayed(begun), at(90), 60.0) is None  # it takes longer than they did
+    assert left_s(replayed(log), at(29), 60.0) == pytest.approx(10.0)  # its own cases say more
     assert left_s(replayed(log.add(71, ev.RunClosed(outcome="stopped"))), at(90)) is None
 
 
