@@ -82,6 +82,8 @@ def test_a_masked_and_a_decoding_kernel_compile_without_spills(compiler: Compile
     assert turing is not None
     assert ada is not None
     assert build_one(list(decode.every_kernel(turing))[1], Target("sm_75"), compiler, cache).resources
+    widest = pair_kernel(ada, "float16", 512, keys=False, vector=False, mask="bool", shaped=True)
+    assert build_one(widest, Target("sm_89"), compiler, cache).resources
     masked = [entry for entry in general.every_kernel(ada) if entry.mask == "float32" and entry.vector]
     entries = [masked[1], list(decode.every_kernel(ada))[1]]
     assert all(built.resources for built in build_all(entries, Target("sm_89"), compiler, cache, 2))

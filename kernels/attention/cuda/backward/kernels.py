@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kernels.attention.cuda.plan.parameters import Divisor
@@ -272,7 +272,8 @@ def pair_kernel(
     tight = turing or mask is not None or not vector or shaped
     rows = 32 if (turing and head_dim == 256) or (chip.name == "ada" and head_dim > 256) else 64
     columns = (32 if tight else 64) if head_dim == 64 else 16 if keys or head_dim > 256 else 32
-    out = min(head_dim, 64 if (tight and keys) or (turing and head_dim == 256) else 128)
+    narrow = (turing and head_dim == 256) or (chip.name == "ada" and head_dim > 256 and not vector)
+    out = min(head_dim, 64 if (tight and keys) or narrow else 128)
     return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out, shaped)
 
 
@@ -281,7 +282,10 @@ def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
         yield PrepareKernel(dtype, size, vector, False)
         for keys, mask in itertools.product((True, False), (None, "bool", dtype, "float32")):
-            yield pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
+            kernel = pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
+            yield kernel
+            if not keys and mask in (dtype, "float32"):
+                yield replace(kernel, bias=True)
 
 
 def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackwardKernel]:
@@ -292,6 +296,8 @@ def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackw
             kernel = pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask, shaped=True)
             if kernel.shared_bytes <= chip.shared_bytes_per_block:
                 yield kernel
+                if not keys and mask in (dtype, "float32"):
+                    yield replace(kernel, bias=True)
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:
