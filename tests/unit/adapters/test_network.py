@@ -18,10 +18,14 @@ from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.network import AUTHORITIES, PIECE_BYTES, Pieces, Session
 from orchestrator.adapters.google.rest import Rest
 from orchestrator.adapters.google.storage import GoogleBucket
+from orchestrator.adapters.setup import CheckingSession
 from orchestrator.core.doctor.project import check_connection
+from orchestrator.core.doctor.subject import Subject
+from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
 from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.names import MachineName, Zone
 from orchestrator.core.rest import RestRequest
+from orchestrator.runs.doctor import CloudExamination
 from tests.support.google_site import GoogleSite, google_site
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import deaf_port
@@ -246,3 +250,20 @@ def test_the_doctors_line_names_the_way(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
     with pytest.raises(LocalError):
         Session(Bearer("t")).route()
+
+
+def test_the_doctor_asks_through_the_client_that_launches(site: GoogleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", f"http://{site.proxy}")
+    key = Bearer("secret")
+
+    def look() -> CheckVerdict:
+        session = CheckingSession(lambda: key, lambda: None, lambda: GoogleCloud("p", credentials=key))
+        return CloudExamination(session, lambda: Subject("p", "b")).ask_for_machine()
+
+    refused = look()
+    assert refused.level is CheckLevel.FAIL
+    assert "REQUESTS_CA_BUNDLE" in refused.remedy
+    monkeypatch.setenv("SSL_CERT_FILE", str(site.authority))
+    site.answer = {"name": "bench-doctor", "zone": "zones/us-central1-a"}
+    assert look().level is CheckLevel.OK
+    assert site.tunnels[-1] == "compute.googleapis.com:443"
