@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from orchestrator.core.ledger.budget import Ledger
+from orchestrator.runs.engine import request_id
 from orchestrator.store.ledger import LedgerStore
 from tests.search.chaos.clients import Rules
-from tests.search.chaos.judge import LEDGER, OVER_CAP, OVERSPENT, RELEASED, Broken, books
+from tests.search.chaos.judge import BEYOND, LEDGER, OVER_CAP, OVERSPENT, RELEASED, Broken, Judge, books
 from tests.search.chaos.play import Arena, arena
 from tests.search.chaos.scenario import Client, Meddling, Scenario
 
@@ -52,6 +53,20 @@ class HoldsCountAsNothing(Forgetful):
 
 class AnybodySettles(Forgetful):
     wrong: ClassVar[dict[str, Any]] = {"attempt": 0}
+
+
+class HeldForLess(LedgerStore):
+    """Every entry says that it was held for machines of a minute."""
+
+    def update(self, change: Callable[[Ledger], Any]) -> Any:
+        def shorter(ledger: Ledger) -> Any:
+            after = change(ledger)
+            if not isinstance(after, Ledger):
+                return after
+            entries = {key: entry.model_copy(update={"ttl_s": 60}) for key, entry in after.runs.items()}
+            return after.model_copy(update={"runs": entries})
+
+        return super().update(shorter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,7 @@ DEFECTS: dict[str, tuple[Rules, Scenario]] = {
         Rules(caps=lambda caps: replace(caps, run=None)),
         Scenario(0, fits=0.5, windows=("run",)),
     ),
+    "machines live longer than was held for": (Rules(ledger=HeldForLess), Scenario(0)),
     "a client's own clock is believed": (
         Rules(clock=lambda local, _: local),
         replace(TIGHT, clients=(BOTH[0], replace(BOTH[1], off_s=86400.0))),
@@ -111,7 +127,17 @@ def test_a_defect_of_money_is_found_and_its_absence_too(tmp_path: Path, shared: 
     shared.play(scenario)
     with arena(tmp_path / "planted", rules) as place, pytest.raises(Broken) as broken:
         place.play(scenario)
-    assert broken.value.promise in (OVER_CAP, OVERSPENT, RELEASED)
+    assert broken.value.promise in (OVER_CAP, OVERSPENT, RELEASED, BEYOND)
+
+
+def test_a_request_with_another_id_than_that_of_its_retry_is_found(shared: Arena) -> None:
+    judge = Judge(shared.cloud, "b", (), ("", ""))
+    name, zone, kind = "bench-20261121-040506-l4-7f3a-2", "us-central1-a", ("g2-standard-4", "SPOT")
+    for generation in (0, 3):
+        of = f"/g2-standard-4/SPOT/{generation}"
+        judge.of_a_request(name, zone, kind, request_id("20261121-040506-l4-7f3a", zone, 2, of=of))
+    with pytest.raises(Broken, match="was requested as"):
+        judge.of_a_request(name, zone, kind, request_id("20261121-040506-l4-7f3a", zone, 1, of="/g2-standard-4/SPOT/0"))
 
 
 def test_what_is_no_ledger_says_nothing() -> None:
