@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import time
+import tracemalloc
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -152,6 +154,20 @@ def test_damage_on_the_way_is_noticed_and_the_object_asked_for_again() -> None:
         blob = bucket(server.url).read("x")
         assert blob is not None
         assert blob.data == b"data"
+
+
+def test_an_object_that_a_machine_has_stored_compressed_is_never_unpacked() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    plain = download(bomb)
+    stored = Reply(data=bomb, headers={**plain.headers, "Content-Encoding": "gzip"})
+    with scripted_server(in_turn(stored)) as server:
+        tracemalloc.start()
+        blob = bucket(server.url).read("x")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert blob is not None
+    assert blob.data == bomb
+    assert most < 3_000_000
 
 
 def test_lasting_damage_is_never_passed_on(tmp_path: Path) -> None:
