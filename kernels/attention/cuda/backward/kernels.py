@@ -154,6 +154,12 @@ class PairKernel:
     bias: bool = False
     """It computes the gradient of the mask instead."""
 
+    def of_bias(self) -> PairKernel:
+        """Return the kernel with this tile for the gradient of the mask, which has fewer registers for wide rows that
+        are read element by element."""
+        wide = self.head_dim >= 256 and not self.vector
+        return replace(self, bias=True, columns=min(self.columns, 16) if wide else self.columns)
+
     @property
     def name(self) -> str:
         """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
@@ -285,7 +291,7 @@ def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
             kernel = pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask)
             yield kernel
             if not keys and mask in (dtype, "float32"):
-                yield replace(kernel, bias=True)
+                yield kernel.of_bias()
 
 
 def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackwardKernel]:
@@ -297,7 +303,7 @@ def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackw
             if kernel.shared_bytes <= chip.shared_bytes_per_block:
                 yield kernel
                 if not keys and mask in (dtype, "float32"):
-                    yield replace(kernel, bias=True)
+                    yield kernel.of_bias()
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from kernels.attention.cuda.backward.kernels import (
     HOPPER_KEYS,
@@ -235,7 +235,7 @@ class PairBackward:
         that of a batch or head that shares the mask. Raises `Unsupported`."""
         f = problem.forward
         parameters, first = self.numbers(problem, buffers)
-        kernel = replace(self.kernel(problem, keys=False), bias=True)
+        kernel = self.kernel(problem, keys=False).of_bias()
         parameters.dq, tiles = layout.address, -(-f.seq_q // kernel.rows)
         parameters.at_dq = Strides(layout.batch * 4, layout.head * 4, layout.row * 4)
         parameters.tiles = Divisor.of(tiles)
