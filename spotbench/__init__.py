@@ -23,6 +23,7 @@ from orchestrator.core.errors import (
 )
 from spotbench.results import Results, Timing, Verdict, results_in
 from spotbench.runs import Plan, Run, find, launch, plan, results
+from spotbench.sessions import Session, Version, session
 
 __all__ = [
     "BenchError",
@@ -36,12 +37,15 @@ __all__ = [
     "RunFailed",
     "RunPreempted",
     "RunStopped",
+    "Session",
     "Timing",
     "Verdict",
+    "Version",
     "__version__",
     "find",
     "launch",
     "plan",
     "results",
     "results_in",
+    "session",
 ]

@@ -178,13 +178,20 @@ def _configured(
     workload: str | Path, gpu: str, max_usd: float | str | Decimal | None, host: str, settings: Settings | None,
     say: Say | None = None,
 ) -> tuple[Wiring, Config, str]:  # fmt: skip
+    wiring, options = wire_options(workload, gpu, max_usd, host, settings, say)
+    config, name = wiring.configured(options)
+    return wiring, config, name
+
+
+def wire_options(
+    workload: str | Path, gpu: str, max_usd: float | str | Decimal | None, host: str, settings: Settings | None,
+    say: Say | None,
+) -> tuple[Wiring, LaunchOptions]:  # fmt: skip
+    """The wiring, and the options of the command line for these arguments. Raises `ConfigError`."""
     overrides = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     if max_usd is not None:
         overrides.append(f"budget.per_run_usd={Decimal(str(max_usd))}")
     path = Path(workload) if str(workload) else None
     if path is not None and not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`bench docs library` says what launch and plan take")
-    options = LaunchOptions(gpu, path, tuple(overrides), hosts=(host,) if host else ())
-    wiring = _wired(say)
-    config, name = wiring.configured(options)
-    return wiring, config, name
+    return _wired(say), LaunchOptions(gpu, path, tuple(overrides), hosts=(host,) if host else ())

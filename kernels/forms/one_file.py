@@ -31,6 +31,7 @@ from kernels.forms.definition import (
 KINDS = ("baseline_", "kernel_")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 MOST_CASES = 10_000
+LEFT_OUT = "valid(…) leaves out these values of its parameters"
 CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
 
 
@@ -73,7 +74,7 @@ def load(path: Path) -> Definition:
         cases=cases,
         inputs=inputs,
         reference=pure(reference, names, inplace),
-        implementations=implementations,
+        implementations=with_parameters(implementations, defined, wrong),
         baselines=baselines,
         outputs=function("outputs"),
         flops=(lambda case: float(flops(**fitting_arguments(flops, with_dtype(case))))) if flops else None,
@@ -199,6 +200,34 @@ def implementations_of(defined: Mapping[str, Any], file: Path, wrong: Wrong) -> 
     if not functions:
         raise wrong("there is no implementation: write a function called baseline_NAME or kernel_NAME")
     return functions, tuple(baselines)
+
+
+def with_parameters(functions: Mapping[str, Any], defined: Mapping[str, Any], wrong: Wrong) -> dict[str, Any]:
+    """The implementations, of which those that take parameters to tune have their values: those of `best`, for others
+    the first combination that `valid` allows."""
+    declared = defined.get("tune")
+    if declared is None:
+        return dict(functions)
+    listed = isinstance(declared, Mapping) and all(isinstance(one, (list, tuple)) and one for one in declared.values())
+    if not listed or not declared:
+        raise wrong('tune must be a mapping of names to lists, as {"block": [64, 128]}', "tune")
+    best, valid = defined.get("best", {}), defined.get("valid")
+    for name, value in best.items():
+        if value not in declared.get(name, ()):
+            raise wrong(f"best: {name} is {value!r}, which tune does not list", "best")
+    choices = [[best[name]] if name in best else values for name, values in declared.items()]
+    combinations = (dict(zip(declared, values, strict=True)) for values in itertools.product(*choices))
+    allowed = next((one for one in combinations if valid is None or valid(**fitting_arguments(valid, one))), None)
+    made = {}
+    for name, function in functions.items():
+        taken = set() if isinstance(function, Mapping) else set(declared) & set(inspect.signature(function).parameters)
+        made[name] = function
+        if taken:
+            values = allowed or {}
+            made[name] = partial(function, **{one: value for one, value in values.items() if one in taken})
+            if allowed is None:
+                made[name].refusal = lambda _case: LEFT_OUT
+    return made
 
 
 def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], BadWorkload]) -> None:

@@ -34,7 +34,7 @@ PROGRAM = "program"
 """The form of a program that measures itself."""
 JUDGED_APART = ("gpumode",)
 """The forms that have cases which are judged but not timed."""
-STEPS = ("environment", "build", "correctness", "measure", "profile")
+STEPS = ("environment", "build", "correctness", "measure", "profile", "session")
 
 
 def main(arguments: list[str]) -> int:
@@ -133,15 +133,9 @@ def perform_step(step: str, spec: Spec, out: Path, facts: Facts) -> int:
     apart = step == "environment"
     if isinstance(spec.workload, OwnWorkload) and spec.workload.form == PROGRAM and not apart:
         return programs.perform_program(step, session, spec.workload)
-    run = {
-        "environment": steps.record_environment,
-        "build": steps.build_kernel,
-        "correctness": steps.check_all,
-        "measure": steps.measure_all,
-    }[step]
     try:
         with torch.inference_mode():
-            return run(session)
+            return steps.BY_NAME[step](session)
     finally:
         if session.arena is not None:
             session.arena.close()

@@ -97,6 +97,8 @@ class Arena:
     proven: set[str] = field(default_factory=set)
     """The implementations that have answered at least once. If the device fails before that, the device itself may be
     the cause."""
+    trusted: set[str] = field(default_factory=set)
+    """Implementations of a session that were judged after timing and are not judged so again."""
     lends: bool | None = None
     """Whether answers can be copied on the device; None before it was tried."""
     last_seed: tuple[str, int] = ("", 0)
@@ -266,6 +268,9 @@ class Arena:
             fault = self.hand(name).fault
             if fault is not None:
                 return failure_outcome(name, fault, "while it was timed")
+            if name in self.trusted and name not in self.wrong:
+                self.hand(name).walls.clear()
+                return outcome
             try:
                 self.judge_collected(self.hand(name), cast(OwnCase, judged.case))
                 fault_found = self.wrong.get(name) or self.once_more(name, cast(OwnCase, judged.case))

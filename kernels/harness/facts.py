@@ -7,7 +7,8 @@ import os
 import queue
 import sys
 import threading
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
 
 from kernels.harness.calls import THESE
 
@@ -27,6 +28,8 @@ class Facts:
         self.out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self.acks: queue.Queue[str] | None = None
+        self.candidates: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        """What the agent gives a session to judge; None for nothing more."""
         if acknowledged:
             self.acks = queue.Queue()
             threading.Thread(target=self.listen, name="acks", daemon=True).start()
@@ -47,6 +50,11 @@ class Facts:
         while (acked := self.acks.get()) != path:
             log_line(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
 
+    def request_candidate(self) -> Mapping[str, Any] | None:
+        """Says that the session is ready, and waits for the next candidate; None when there will be no other."""
+        self.send("ready")
+        return self.candidates.get() if self.acks is not None else None
+
     def listen(self) -> None:
         """Read acknowledgements until standard input ends, then end the process, whatever it is doing."""
         assert self.acks is not None
@@ -55,11 +63,13 @@ class Facts:
         while chunk := os.read(0, 65536):
             *lines, remainder = (remainder + chunk).split(b"\n")
             for line in lines:
-                path = acknowledged_path(line)
-                if path is None:
-                    log_line(f"not an acknowledgement: {line[:200]!r}")
-                else:
+                path, candidate = acknowledged_path(line), named_candidate(line)
+                if path is not None:
                     self.acks.put(path)
+                elif candidate is not False:
+                    self.candidates.put(candidate)
+                else:
+                    log_line(f"not an acknowledgement: {line[:200]!r}")
         log_line("standard input ended: the agent is gone; stopping")
         THESE.stop_telling()
         os._exit(CRASHED)
@@ -72,6 +82,15 @@ def acknowledged_path(line: bytes) -> str | None:
     except (ValueError, KeyError, TypeError):
         return None
     return path if isinstance(path, str) else None
+
+
+def named_candidate(line: bytes) -> Mapping[str, Any] | Literal[False] | None:
+    """The candidate in `{"candidate": {...}}`, None for `{"candidate": null}`, and False for anything else."""
+    try:
+        candidate = json.loads(line)["candidate"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return candidate if candidate is None or isinstance(candidate, dict) else False
 
 
 def log_line(words: str) -> None:

@@ -23,7 +23,7 @@ from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.regimes import SUSTAINED, case_regimes
 from kernels.harness.rows import Origin, Row, Setting, Spool
 from kernels.harness.spec import Spec, original_name
-from kernels.harness.stopping import first_of, precision_rule, time_rule
+from kernels.harness.stopping import first_of, precision_rule, race_rule, time_rule
 from kernels.harness.timers import Timer, timer_for
 from kernels.harness.timing import Extent, Instruments, Measured, measure_contenders
 from kernels.harness.turns import Contender
@@ -81,7 +81,7 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         names = case_regimes(session.spec.regime, session.device.type, case)
         for number, name in enumerate(names, start=1):
             spool = stack.enter_context(Spool(folder))
-            extent = extent_of(session, number / len(names), began)
+            extent = extent_of(session, number / len(names), began, session.spec.beat.get(case.id))
             by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))
             measured = measure_contenders(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))
@@ -103,13 +103,16 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
     return finish_case(case, judged, measured_in, written)
 
 
-def extent_of(session: Session, share: float, began: float) -> Extent:
-    """How much of a case is measured in a regime. At its end at most `share` of the case's time may be spent."""
+def extent_of(session: Session, share: float, began: float, beat: float | None = None) -> Extent:
+    """How much of a case is measured in a regime. At its end at most `share` of the case's time may be spent; what
+    cannot beat `beat` is measured no further."""
     spec = session.spec
     return Extent(
         spec.repeats,
         spec.warmup,
-        enough=first_of(precision_rule(spec.stop_at_relative_ci), time_rule(seconds_left(spec, share, began))),
+        enough=first_of(
+            race_rule(beat), precision_rule(spec.stop_at_relative_ci), time_rule(seconds_left(spec, share, began))
+        ),
         warmup_limit_s=LIMIT_S[session.device.type],
         spare_s=partial(spare_s, spec, share, began),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ STEADY = "steady"
 REQUIRED = ("implementations", "measure", "correctness", "repeats", "warmup", "regime", "seed")
 OPTIONAL = (
     "threads", "skip_cases", "run_id", "vm", "stop_at_relative_ci",
-    "cache", "usd_per_hour", "case_budget_usd", "machine", "workload", "answer_limit_s", "profile",
+    "cache", "usd_per_hour", "case_budget_usd", "machine", "workload", "answer_limit_s", "profile", "session",
     "sanitizer",
 )  # fmt: skip
 ANSWER_LIMIT_S = 180.0
@@ -87,6 +87,8 @@ class Spec:
     """Whether the agent names each case to measure, one after another, and their end."""
     profile: Profile | None = None
     """What is profiled after the measurements; None for nothing."""
+    beat: Mapping[str, float] = field(default_factory=dict)
+    """For a candidate in a race, by case: the ratio to the first baseline that it has to reach."""
     text: str = ""
     """The JSON document of the spec, for processes that read it again."""
     sanitizer: str = ""

@@ -187,3 +187,21 @@ def measure_all(session: Session) -> int:
         THESE.finished(SECOND_CLOCK)
         ask_cupti(session, crew, origin, measured, timed_by)
     return WRONG if wrong else DONE
+
+
+def serve_session(session: Session) -> int:
+    """Judges candidates until there is none."""
+    from kernels.harness.session import serve_candidates
+
+    if session.arena is None:
+        raise BadSpec("only a workload of the user's own has sessions")
+    return serve_candidates(session)
+
+
+BY_NAME = {
+    "environment": record_environment,
+    "build": build_kernel,
+    "correctness": check_all,
+    "measure": measure_all,
+    "session": serve_session,
+}

@@ -14,7 +14,10 @@ LEAST_PAID_BLOCKS = 2
 """At least so many blocks are measured, however little may be spent: one order and its reverse."""
 Z = statistics.NormalDist().inv_cdf(0.975)
 
-REPEATS, PRECISION, DOLLARS = "repeats", "precision", "dollars"
+REPEATS, PRECISION, DOLLARS, RACE = "repeats", "precision", "dollars", "race"
+RACE_BLOCKS, RACE_EVERY, RACE_MARGIN = 10, 5, 0.01
+"""A race is looked at from so many blocks on, and each time after some more; what is slower by less than the margin
+stays in it, as looking often would else end it by chance."""
 
 Enough = Callable[[Mapping[str, Sequence[float]]], str]
 """Judges the latencies so far: by implementation, in microseconds, one for each block in order. Returns the reason to
@@ -53,6 +56,24 @@ def precision_rule(relative_ci: float | None) -> Enough:
         before = was_precise
         was_precise = all(half_width(one) <= math.log1p(tight) for one in series or [[math.log(us) for us in first]])
         return PRECISION if before and was_precise else ""
+
+    return enough
+
+
+def race_rule(beat: float | None) -> Enough:
+    """A rule that stops when the last implementation is slower, with confidence, than what is to be beaten: the first
+    one's time over its own. `never` for None."""
+    if beat is None:
+        return never_stop
+    limit = math.log(beat) - math.log1p(RACE_MARGIN)
+
+    def enough(latencies: Mapping[str, Sequence[float]]) -> str:
+        blocks = blocks_in(latencies)
+        if len(latencies) < 2 or blocks < RACE_BLOCKS or blocks % RACE_EVERY:
+            return ""
+        first, *_, last = latencies.values()
+        logs = [math.log(a / b) for a, b in zip(first, last, strict=False)]
+        return RACE if statistics.median(logs) + half_width(logs) < limit else ""
 
     return enough
 

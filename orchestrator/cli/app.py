@@ -23,6 +23,8 @@ COMMANDS = {
     "doctor": "Check everything that a launch needs; costs nothing.",
     "new": "Write an example kernel that runs, to start your own from.",
     "launch": "Rent a machine, measure, delete the machine.",
+    "watch": "Measure your own kernel each time it is saved.",
+    "tune": "Find the best values of a kernel's parameters.",
     "plan": "Show what a launch would do and the most it can cost.",
     "prices": "Show the prices that plans and holds are made with.",
     "fleet": "Run one sweep on many machines.",
@@ -53,7 +55,7 @@ COMMANDS = {
 
 
 GROUPS = {
-    "Begin": ("demo", "init", "doctor", "new", "plan", "launch"),
+    "Begin": ("demo", "init", "doctor", "new", "plan", "launch", "watch", "tune"),
     "Follow": ("status", "logs", "ssh", "stop", "diagnose"),
     "Results": ("fetch", "report", "cases", "compare", "history", "baseline", "profile", "site"),
     "Many machines": ("fleet", "image"),

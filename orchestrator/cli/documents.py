@@ -580,7 +580,11 @@ SHAPES: Final[dict[str, Any]] = {
     "ssh": shape(run_id=str, command=list[str]),
     "status": Status | RunDocument,
     "stop": RunDocument,
-}
+    "tune": shape(session=str, tried=int, dropped=int, left_out=int, stopped=str, winner=Row | None, runners_up=Rows,
+                  applied=Row),
+    "watch": shape("One line for each version of the file.", version=int, verdict=str, kernel=str, baseline=str,
+                   time_us=float | None, ratio=dict[str, float] | None, reason=str, seconds=float),
+}  # fmt: skip
 """By the words that call a command; `error` is what any of them prints where it failed."""
 
 

@@ -115,6 +115,14 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("bench status last --json", "one run, for a script"),
     ),
     "stop": (("bench stop last", "end the last run and delete its machine"),),
+    "tune": (
+        ("bench tune norm.py --host local --minutes 5", "on this machine, for five minutes"),
+        ("bench tune norm.py --gpu l4 --max-usd 0.50 --apply", "on a rented L4; writes the winner into norm.py"),
+    ),
+    "watch": (
+        ("bench watch norm.py --host local", "a verdict at each save, on this machine"),
+        ("bench watch norm.py --gpu l4 --set budget.per_run_usd=2", "on a rented L4, for at most $2"),
+    ),
 }
 """By the words that call a command."""
 

@@ -124,8 +124,8 @@ class LazyGroup(PlainGroup):
         return name, load(name) if name else command, arguments
 
 
-PACKAGES = {"fleet": "fleet.commands"}
-"""The module of a command that is a package."""
+PACKAGES = {"fleet": "fleet.commands", "watch": "sessions"}
+"""The modules of commands that have other names than their commands."""
 
 
 def load(name: str) -> Any:

@@ -14,6 +14,8 @@ RUN_LABEL: Final = "bench-run"
 ATTEMPT_LABEL: Final = "bench-attempt"
 USER_LABEL: Final = "bench-user"
 BUCKET_LABEL: Final = "bench-bucket"
+SESSION_LABEL: Final = "bench-session"
+"""On the machine of a session, which takes candidates."""
 
 LEDGER: Final = "ledger/ledger.json"
 INDEX_PREFIX: Final = "index/"
@@ -155,6 +157,20 @@ def cases_prefix(run: str) -> str:
 
 def artifacts_prefix(run: str) -> str:
     return f"runs/{run}/artifacts/"
+
+
+def candidates_prefix(run: str) -> str:
+    """Where clients store the candidates of a session, which its machine may only read."""
+    return f"payloads/sessions/{run}/"
+
+
+def candidate_object(run: str, number: int) -> str:
+    return f"{candidates_prefix(run)}{number:06d}.json"
+
+
+def verdict_object(run: str, number: int, file: str = "verdict.json") -> str:
+    """Where the machine stores what it found about a candidate."""
+    return f"{artifacts_prefix(run)}candidates/{number:06d}/{file}"
 
 
 def time_stamp(at: datetime) -> str:

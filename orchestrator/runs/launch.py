@@ -14,7 +14,7 @@ from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import MachineName, Zone
-from orchestrator.core.naming import hold_key, machine_labels, payload_object, plan_name, plan_object
+from orchestrator.core.naming import SESSION_LABEL, hold_key, machine_labels, payload_object, plan_name, plan_object
 from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.run import events as ev
@@ -208,7 +208,8 @@ def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, req
         network=machine.network,
         external_ip=machine.external_ip,
         service_account=machine.service_account or None,
-        labels=machine_labels(run_id, attempt, where.user, where.bucket),
+        labels=machine_labels(run_id, attempt, where.user, where.bucket)
+        | ({SESSION_LABEL: "true"} if "session" in plan.harness else {}),
         metadata=metadata,
         request_id=request_id,
         base_image=plan.base_image,

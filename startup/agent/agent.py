@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from startup.agent import requirements
+from startup.agent.candidates import CandidateQueue
 from startup.agent.clock import Patience
 from startup.agent.diagnosis import Diagnosis, Ending, Halt, halt_for
 from startup.agent.events import EventWriter
@@ -152,6 +154,8 @@ class Agent:
         if self.spec.prepare:
             with self.entered("build"):
                 return self.preparation.run(self.limit, self.events, self.stop)
+        if session := self.spec.harness.get("session"):
+            return self.serve_session(float(session["idle_s"]))
         for phase in ("build", "correctness", "measure"):
             with self.entered(phase):
                 self.step(phase)
@@ -161,6 +165,14 @@ class Agent:
             what = "the kernel was not built" if self.not_built else "an implementation was wrong on a case"
             return Ending("incorrect", INCORRECT, what)
         return Ending("succeeded", DONE, "every case is measured")
+
+    def serve_session(self, idle_s: float) -> Ending:
+        """Has candidates judged until none comes for `idle_s` seconds."""
+        folder = self.site.work / "candidates"
+        queue = CandidateQueue(self.spec.run_id, folder, self.storage, self.clock, self.stop, self.log, idle_s)
+        with self.entered("measure"):
+            self.step("session", lambda: queue.next(self.patience, self.limit))
+        return Ending("succeeded", DONE, "the session is over")
 
     def provide_torch(self) -> None:
         """Finds a torch that can be used, or installs one. The harness has imported what is there; if that is not what
@@ -275,9 +287,9 @@ class Agent:
             json.dumps({**manifest_document, "payload_sha256": self.site.payload_sha256}), encoding="utf-8"
         )
 
-    def step(self, name: str) -> None:
+    def step(self, name: str, candidates: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """One step of the harness. Raises Halt when the run cannot go on after it."""
-        facts = RecordedFacts(self.files, self.events, self.log, self.patience, self.stop)
+        facts = RecordedFacts(self.files, self.events, self.log, self.patience, self.stop, candidates)
         outcome = self.harness.run(name, self.limit, facts.receive)
         if outcome.code == DONE and facts.diagnosis is None:
             return

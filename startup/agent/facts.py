@@ -14,6 +14,7 @@ from startup.agent.stop import Stop
 from startup.agent.storage import AgentStorage, StorageError
 
 CONTENT_TYPES = {".csv": "text/csv", ".json": "application/json"}
+VERDICT = "verdict.json"
 ARTIFACTS = ("environment.json", "build.json", "correctness.csv")
 
 # The cause of a failed gate when the harness gives no more exact one.
@@ -61,6 +62,9 @@ class Files:
         content_type = CONTENT_TYPES.get(relative.suffix, "application/octet-stream")
         if relative.parts[0] == "cases":
             self.storage.create(self.prefix + path, body, content_type, patience)
+        elif relative.parts[0] == "candidates":  # the verdict is stored last: without it an earlier attempt was cut off
+            create = self.storage.create if relative.name == VERDICT else self.storage.replace
+            create(f"{self.prefix}artifacts/{path}", body, content_type, patience)
         else:
             self.storage.replace(f"{self.prefix}artifacts/{path}", body, content_type, patience)
         self.stored.add(path)
@@ -90,7 +94,9 @@ class RecordedFacts:
         log: Log,
         patience: Callable[[], Patience],
         stop: Stop,
+        candidates: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
+        self.candidates = candidates
         self.files = files
         self.events = events
         self.log = log
@@ -99,8 +105,9 @@ class RecordedFacts:
         self.failed_gates: list[Diagnosis] = []
         self.problems: list[Diagnosis] = []
 
-    def receive(self, fact: Mapping[str, Any]) -> None:
-        """Stores the fact's file, then appends its event, then waits until the bucket has both.
+    def receive(self, fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Stores the fact's file, then appends its event, then waits until the bucket has both. Returns the next
+        candidate for a session that is ready.
 
         Raises Halt (storage_unreachable) when the bucket stays away, and Halt (harness_crashed) for a fact that is
         not as the contract has it.
@@ -108,6 +115,8 @@ class RecordedFacts:
         try:
             if "path" in fact:
                 self.files.put(str(fact["path"]), self.patience())
+            if fact["fact"] == "ready" and self.candidates is not None:
+                return self.candidates()
             self.report(str(fact["fact"]), fact)
         except StorageError as error:
             self.stop.check()
@@ -119,6 +128,7 @@ class RecordedFacts:
         if "path" in fact and not self.events.flush(self.patience()):
             self.stop.check()
             raise halt_for("storage_unreachable", "the event of a finished file could not be stored")
+        return None
 
     def report(self, name: str, fact: Mapping[str, Any]) -> None:
         if name in SIMPLE:
@@ -142,6 +152,10 @@ class RecordedFacts:
             self.log.say(f"profiled {fact['implementation']} {fact['case_id']}: {fact['path']}".replace("  ", " "))
         elif name == "second_clock":
             self.log.say(f"CUPTI was asked about {fact['cells']} cells; see {fact['path']}")
+        elif name == "candidate_judged":
+            self.log.say(f"candidate {fact['number']} judged in {fact['seconds']:g} s")
+        elif name == "candidate_case":
+            self.log.say(f"candidate {fact['number']}: {fact['case_id']}")
         elif name == "problem":
             self.problems.append(Diagnosis(str(fact["cause"]), str(fact.get("detail", ""))))
             self.log.say(f"problem: {fact['cause']}: {fact.get('detail', '')}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Optional
 
 from startup.agent.child import ChildProcess, Message
 from startup.agent.clock import Patience
@@ -46,6 +46,7 @@ def remove_abandoned(folders: tuple[Path, ...]) -> None:
                 os.close(descriptor)
 
 
+OnFact = Callable[[Mapping[str, Any]], Optional[Mapping[str, Any]]]  # noqa: UP045 - it is made when it is loaded, by an old Python too
 STDERR_LINES = 20
 LOOK_S = 0.5
 """How often the limit is checked, in seconds. The limit uses the host's clock, which may differ from this machine's."""
@@ -117,54 +118,59 @@ class Harness:
         remove_abandoned(scratch_places(self.host.env))
         return code
 
-    def run(self, step: str, limit: Patience, on_fact: Callable[[Mapping[str, Any]], None]) -> HarnessExit:
-        """Runs a step to its end; `on_fact` has done all it has to before the harness is told to go on.
+    def run(self, step: str, limit: Patience, on_fact: OnFact) -> HarnessExit:
+        """Runs a step to its end; `on_fact` has done all it has to before the harness is told to go on, and what it
+        returns is the harness's next line.
 
         Raises Halt when the limit passes or a stop is requested, and whatever `on_fact` raises. In every case no
         process of the step is left.
         """
-        child = self.start()
-        child.write(json.dumps({"step": step}))
+        self.start().write(json.dumps({"step": step}))
         tail: deque[str] = deque(maxlen=STDERR_LINES)
-        grace_s = self.timing.kill_grace_s
         code: int | None = None
         message: Message | None = None
-        is_log_complete = False
+        ended = 0
         try:
-            while code is None or not is_log_complete:
-                message = child.next(min(limit.left(), LOOK_S))
-                if message is None and code is not None:
-                    break
-                if message is None and limit.left() > 0:
-                    continue
-                if message is None or message.source in ("stop", "exit"):
-                    if message is not None and message.source == "stop":
-                        grace_s = self.timing.hurried_grace_s
-                    break
-                if message.source == "err":
-                    is_log_complete = message.text == ENDED
-                    if not is_log_complete:
-                        tail.append(message.text)
-                        self.host.log.say(f"{step}: {message.text}")
-                    continue
-                fact = self.understand(step, message.text)
-                if fact is None:
-                    continue
-                if fact["fact"] == "step_ended":
-                    code = int(fact["code"])
-                    continue
-                on_fact(fact)
-                if "path" in fact:
-                    child.write(json.dumps({"ack": fact["path"]}))
+            code, message = self.hear(step, limit, on_fact, tail)
         finally:
             if code is None:
-                ended = self.close(grace_s)
+                stopped = message is not None and message.source == "stop"
+                ended = self.close(self.timing.hurried_grace_s if stopped else self.timing.kill_grace_s)
             else:
                 remove_abandoned(scratch_places(self.host.env))
         self.host.stop.check()
         if code is None and message is None:
             raise timed_out(f"the harness's step {step} took longer than the phase may")
         return HarnessExit(ended if code is None else code, "\n".join(tail))
+
+    def hear(self, step: str, limit: Patience, on_fact: OnFact, tail: deque[str]) -> tuple[int | None, Message | None]:
+        """Takes a step's facts and log until both have ended. Returns its exit code; None where the process ended or a
+        stop was requested, with that message, and where the limit has passed."""
+        child, code, is_log_complete = self.start(), None, False
+        while code is None or not is_log_complete:
+            message = child.next(min(limit.left(), LOOK_S))
+            if message is None:
+                if code is None and limit.left() > 0:
+                    continue
+                return code, None
+            if message.source in ("stop", "exit"):
+                return code, message
+            if message.source == "err":
+                is_log_complete = message.text == ENDED
+                if not is_log_complete:
+                    tail.append(message.text)
+                    self.host.log.say(f"{step}: {message.text}")
+                continue
+            fact = self.understand(step, message.text)
+            if fact is not None and fact["fact"] == "step_ended":
+                code = int(fact["code"])
+            elif fact is not None:
+                answer = on_fact(fact)
+                if answer is not None:
+                    child.write(json.dumps(answer))
+                if "path" in fact:
+                    child.write(json.dumps({"ack": fact["path"]}))
+        return code, None
 
     def understand(self, step: str, line: str) -> dict[str, Any] | None:
         """The fact in a line; None for any other line, as libraries print to standard output too."""

@@ -174,8 +174,21 @@ def launch_steward(folder: Path, held: tuple[int, int]) -> None:
 
 def run_state(arguments: dict[str, Any]) -> dict[str, Any]:
     """What became of one run, and what is in its spool. A run whose steward is dead is ended here."""
-    cache = cache_folder(arguments.get("cache", ""))
-    return read_state(run_folder(cache, vm_of(arguments)))
+    folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
+    for name, content in dict(arguments.get("given", {})).items():
+        give_document(folder, str(name), str(content))
+    return read_state(folder)
+
+
+def give_document(folder: Path, name: str, content: str) -> None:
+    """Keeps a candidate of a session for its run, whole or not at all."""
+    if len(name) != 11 or not name[:6].isdigit() or not name.endswith(".json"):
+        raise Trouble("unknown", f"{name!r} is not the name of a candidate")
+    if folder.is_dir() and not (folder / "given" / name).exists():
+        make_private(folder / "given")
+        fresh = folder / f".given-{name}"
+        fresh.write_text(content, encoding="utf-8")
+        fresh.replace(folder / "given" / name)
 
 
 def vm_of(arguments: dict[str, Any]) -> str:

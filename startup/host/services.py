@@ -39,6 +39,13 @@ class ServedMachine:
     deleted: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
+    def given(self, name: str) -> tuple[bytes, int] | None:
+        """A candidate that a client has brought here (`runs.py`), and its generation; None if there is none."""
+        try:
+            return (self.spool.folder.parent / "given" / self.spool.path(name).name).read_bytes(), 1
+        except (OSError, BadName):
+            return None
+
     @property
     def attributes(self) -> dict[str, str]:
         endpoints = json.dumps({"storage": self.url, "compute": self.url})
@@ -198,6 +205,8 @@ class ServicesHandler(QuietHandler):
         name = unquote(object_path.removeprefix("o/"))
         payload = json.loads(machine.run["metadata"]["bench-payload"])["object"]
         stored = (Path(machine.run["payload"]).read_bytes(), 1) if name == payload else machine.spool.read(name)
+        if stored is None and name.startswith("payloads/sessions/"):
+            stored = machine.given(name)
         if stored is None:
             self.answer(404)
         else:

@@ -153,3 +153,50 @@ def test_case_ids_are_names_of_files_whatever_the_values_are() -> None:
     ids = [case_id(case) for case in strange]
     assert len(set(ids)) == len(ids)
     assert all(OwnWorkload("file", "").is_case(one) for one in ids)
+
+
+TUNED = """
+import torch
+tune = {"block": [16, 64], "stages": [2, 3]}
+BEST
+def valid(block, stages):
+    return block * stages >= LEAST
+def inputs(device, generator):
+    return (torch.zeros(2),)
+def reference(x):
+    return x
+def baseline_torch(x):
+    return x
+def kernel_mine(x, *, block, stages):
+    return block, stages
+def kernel_other(x, *, stages):
+    return stages
+"""
+
+
+def tuned(folder: Path, best: str = "", least: int = 0) -> Definition:
+    file = folder / "tuned.py"
+    file.write_text(TUNED.replace("BEST", best).replace("LEAST", str(least)))
+    return load(file)
+
+
+@pytest.mark.parametrize(
+    ("best", "least", "values"),
+    [("best = {'block': 64, 'stages': 3}", 0, (64, 3)), ("", 0, (16, 2)), ("", 100, (64, 2)), ("", 130, (64, 3))],
+)
+def test_a_kernel_has_the_best_values_or_the_first_that_are_valid(
+    tmp_path: Path, best: str, least: int, values: tuple[int, int]
+) -> None:
+    made = tuned(tmp_path, best, least).implementations
+    assert (made["mine"](None), made["other"](None)) == (values, values[1])
+
+
+def test_values_that_valid_leaves_out_are_refused_with_that_reason(tmp_path: Path) -> None:
+    made = tuned(tmp_path, "best = {'block': 16, 'stages': 2}", 100).implementations
+    assert "leaves out these values" in made["mine"].refusal({})
+
+
+@pytest.mark.parametrize("best", ["best = {'block': 17}", "best = {'depth': 1}"])
+def test_a_best_value_that_tune_does_not_list_is_a_mistake(tmp_path: Path, best: str) -> None:
+    with pytest.raises(BadWorkload, match="which tune does not list"):
+        tuned(tmp_path, best)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
@@ -44,7 +45,7 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
-from orchestrator.core.naming import RUN_LABEL, cases_prefix
+from orchestrator.core.naming import RUN_LABEL, SESSION_LABEL, candidates_prefix, cases_prefix
 from orchestrator.core.spool import RUN_FILES, Spooled, sort_spool
 from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, RemoteShell
 from orchestrator.store.copies import Copies
@@ -112,6 +113,8 @@ class HostCloud:
     _shells: dict[str, RemoteShell] = field(default_factory=dict)
     _deaf: dict[str, tuple[datetime, Unavailable]] = field(default_factory=dict)
     _copies: Copies = field(default_factory=Copies)
+    _given: dict[str, str] = field(default_factory=dict)
+    """The last candidate that each run was given."""
     odd: dict[str, str] = field(default_factory=dict)
     """By object or host: what could not be read or was refused, in words for the user. It stops nothing."""
 
@@ -189,7 +192,7 @@ class HostCloud:
             self._remove(target, record, name, run)
             return None
         try:
-            answer = self._state(target, "state", name)
+            answer = self._state(target, "state", name, self._candidates_for(name, run))
         except Unavailable:
             if self.clock.now() > run.deadline_at + LATE:
                 return None  # it ended by itself; what it stored is copied when the host is reachable again
@@ -323,10 +326,23 @@ class HostCloud:
             raise error
         return answer
 
-    def _state(self, target: HostTarget, operation: str, name: str) -> Mapping[str, Any]:
+    def _candidates_for(self, name: str, run: HostRun) -> Mapping[str, Any]:
+        """What a look at a session's run brings along: the candidates that the bucket has and the host has not."""
+        if SESSION_LABEL not in run.labels:
+            return {}
+        prefix, given = candidates_prefix(run.run_id), self._given.get(name, "")
+        names = [entry.name for entry in self.bucket.list(prefix, after=given)]
+        return {one: blob.data.decode() for one, blob in sorted(self.bucket.read_many(names).items())}
+
+    def _state(
+        self, target: HostTarget, operation: str, name: str, candidates: Mapping[str, str] = MappingProxyType({})
+    ) -> Mapping[str, Any]:
         """What the host says about a run. Only the answer `exists: false` means that there is no such run, and a run is
         over only if the answer lists what it stored. Raises `HostUnfit` for trouble and for any other answer."""
-        answer = self._checked(target, operation, {"vm": name})
+        given = {"given": {one.rpartition("/")[2]: text for one, text in candidates.items()}} if candidates else {}
+        answer = self._checked(target, operation, {"vm": name, **given})
+        if candidates:
+            self._given[name] = max(candidates)
         there = answer.get("exists")
         is_complete = operation == "forget" or (
             isinstance(answer.get("files"), list) and answer.get("status", "running") in ("running", "gone")

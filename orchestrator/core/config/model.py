@@ -210,6 +210,11 @@ class Workload(_Section):
     cuda: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     """The CUDA sources that its implementations name; without a GPU these implementations are skipped."""
 
+    @property
+    def place(self) -> str:
+        """Its path in the payload."""
+        return f"own/{self.name}.py" if self.form == "file" else "own"
+
     @model_validator(mode="before")
     @classmethod
     def a_path_is_enough(cls, data: Any) -> Any:
@@ -395,7 +400,7 @@ def harness_settings(config: Config, grids: EffectiveGrids, mode: str) -> dict[s
 
 def _own(workload: Workload, measure: Measure) -> dict[str, Any]:
     return {
-        "workload": {"form": workload.form, "path": f"own/{workload.name}.py" if workload.form == "file" else "own"},
+        "workload": {"form": workload.form, "path": workload.place},
         "implementations": ["*", "*:aa"] if measure.control and workload.form != "program" else ["*"],
         "measure": {"axes": {name: list(values) for name, values in workload.axes.items()}} if workload.axes else {},
         "correctness": {},

@@ -128,8 +128,8 @@ def test_rows_become_a_frame_of_whatever_library_is_there(
 def test_what_is_exported_is_what_the_documentation_promises() -> None:
     assert sorted(spotbench.__all__) == [
         "BenchError", "BudgetExceeded", "ConfigError", "NoCapacity", "NotFound", "Plan", "Results", "Run", "RunFailed",
-        "RunPreempted", "RunStopped", "Timing", "Verdict", "__version__", "find", "launch", "plan", "results",
-        "results_in",
+        "RunPreempted", "RunStopped", "Session", "Timing", "Verdict", "Version", "__version__", "find", "launch",
+        "plan", "results", "results_in", "session",
     ]  # fmt: skip
     assert list(inspect.signature(spotbench.launch).parameters) == [
         "workload", "gpu", "max_usd", "host", "settings", "say",
@@ -138,3 +138,22 @@ def test_what_is_exported_is_what_the_documentation_promises() -> None:
     assert {"case_id", "subject", "baseline", "verdict", "ratio", "low", "high"} <= names
     page = (Path(__file__).resolve().parents[3] / "docs" / "library.md").read_text(encoding="utf-8")
     assert not [name for name in spotbench.__all__ if f"`{name}" not in page]
+
+
+def test_a_session_judges_text_after_text_and_gives_its_machine_back(workload: Path) -> None:
+    alone = WORKLOAD.partition("def kernel_wrong")[0]
+    with spotbench.session(workload, max_usd="0.10", settings={**QUICK, "measure.repeats": 20}) as warm:
+        right = warm.measure(alone)
+        assert (right.kernel, right.baseline) == ("sum", "torch")
+        assert right.time_us is not None
+        wrong = warm.measure(alone.replace("return x + x", "return x + 1"))
+        assert wrong.verdict == "wrong"
+        broken = warm.measure(alone + "def kernel_half(:")
+        assert broken.verdict == "unreadable"
+        assert "twice.py" in broken.reason
+        assert [one.number for one in warm.versions] == [1, 2, 3]
+        assert warm.best == right
+        run = spotbench.find(warm.id)
+    assert run.over
+    assert run.status == "succeeded"
+    assert 0 < run.cost_usd <= Decimal("0.10")

@@ -1,0 +1,206 @@
+"""Opens sessions and reads the verdicts on their candidates, for the command line and the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, Final
+
+from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.samples import Reader
+from orchestrator.analysis.study import Study, study
+from orchestrator.analysis.verdicts import MARGIN, SIGNIFICANT, Mean, Verdict, distance_from_one
+from orchestrator.core.candidates import Candidate, CandidateVerdict
+from orchestrator.core.config.model import Config
+from orchestrator.core.errors import BudgetExceeded, ConfigError, DocumentUnreadable
+from orchestrator.core.results import ResultsUnreadable
+from orchestrator.core.run.fold import Run
+from orchestrator.core.text import clean_line
+from orchestrator.runs.launch import RunOrder, begin_launch
+from orchestrator.runs.planning import LaunchOptions, plan_for_launch
+from orchestrator.runs.sessions import LiveSession, lost_reason, session_plan
+from orchestrator.wiring import Wiring, files_of_workload, launch_context, new_run_id, payload_of
+
+WRONG, UNREADABLE, REFUSED, LOST, TIMED = "wrong", "unreadable", "refused", "lost", "timed"
+"""What can be said of a version besides the verdict on its ratio; `timed` where there is no baseline."""
+DROPPED: Final = "dropped"
+"""The verdict on a version that lost a race."""
+Z: Final = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLine:
+    """What a session says of one version: its fastest kernel against the fastest baseline, over all cases."""
+
+    version: int
+    verdict: str
+    """`faster`, `slower`, `same`, `inconclusive`, or one of the words above."""
+    kernel: str = ""
+    baseline: str = ""
+    time_us: float | None = None
+    """The geometric mean of the kernel's medians over the cases, in microseconds."""
+    ratio: Interval | None = None
+    """The baseline's time over the kernel's; over 1 the kernel is faster."""
+    reason: str = ""
+    seconds: float = 0.0
+    case_ratios: Mapping[str, float] = field(default_factory=dict)
+    """By case, the lower limit of the ratio to the session's first baseline."""
+
+    def document(self) -> dict[str, Any]:
+        """The line as JSON."""
+        ratio = None if self.ratio is None else {"low": self.ratio.low, "mid": self.ratio.mid, "high": self.ratio.high}
+        names = ("version", "verdict", "kernel", "baseline", "time_us", "reason", "seconds")
+        return {"schema": 1, **{name: getattr(self, name) for name in names}, "ratio": ratio}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was right and timed in every case."""
+        return not self.reason and self.time_us is not None and self.verdict != DROPPED
+
+    @property
+    def p(self) -> float:
+        """The chance of such a ratio between equals; 1 without an interval."""
+        if self.ratio is None or not self.ratio.known or self.ratio.low == self.ratio.high:
+            return 1.0
+        error = math.log(self.ratio.high / self.ratio.low) / 2 / Z
+        return 2 * (1 - NormalDist().cdf(abs(math.log(self.ratio.mid)) / error))
+
+
+def read_line(version: int, found: CandidateVerdict, rows: Iterable[tuple[str, bytes]]) -> VersionLine:
+    """The line of a candidate, from what the machine says and from the rows that it stored."""
+    if found.reason:
+        kind = WRONG if found.reason.startswith("untrusted") else UNREADABLE
+        return VersionLine(version, kind, reason=clean_line(found.reason, 400), seconds=found.seconds)
+    reader = Reader()
+    for case_id, data in rows:
+        try:
+            reader.read(data.decode(errors="replace").splitlines(keepends=True), case_id)
+        except ResultsUnreadable as exc:
+            return VersionLine(version, UNREADABLE, reason=str(exc), seconds=found.seconds)
+    result = study(reader.groups(), reader.told())
+    lines = [kernel_line(version, result, kernel, found) for kernel in found.kernels]
+    return max(lines, key=_merit, default=VersionLine(version, UNREADABLE, reason="it has no kernel"))
+
+
+def _merit(line: VersionLine) -> tuple[bool, float, float]:
+    """A key that is larger for a better line."""
+    return not line.reason, line.ratio.mid if line.ratio is not None else 0.0, -(line.time_us or math.inf)
+
+
+def kernel_line(version: int, result: Study, kernel: str, found: CandidateVerdict) -> VersionLine:
+    """The line of one kernel of a candidate."""
+    settings = result.parts()[0] if result.settings else result
+    timings = [timing for case in settings.cases if (timing := case.timing(kernel)) is not None and timing.timed]
+    fault = found.fault(kernel)
+    if fault or not timings:
+        return VersionLine(version, WRONG, kernel, reason=fault or "it was not timed", seconds=found.seconds)
+    time_us = math.exp(sum(math.log(timing.median_us.mid) for timing in timings) / len(timings))
+    if found.dropped:
+        return VersionLine(version, DROPPED, kernel, time_us=time_us, seconds=found.seconds)
+    (alone,) = [one for one in settings.of_kernels() if one.subject == kernel] or [settings]
+    means = {name: mean for name in settings.baselines if (mean := alone.mean(name)) is not None}
+    if not means:  # there is no baseline, or there are too few blocks for an interval
+        word = Verdict.INCONCLUSIVE.value if settings.baselines else TIMED
+        return VersionLine(version, word, kernel, time_us=time_us, seconds=found.seconds)
+    baseline = min(means, key=lambda name: means[name].ratio.mid)
+    verdict, first = judge_mean(means[baseline]).value, found.baselines[:1]
+    ratios = {one.case_id: one.ratio.low for one in settings.contrasts if (one.baseline,) == first}
+    ratio = means[baseline].ratio
+    return VersionLine(version, verdict, kernel, baseline, time_us, ratio, "", found.seconds, ratios)
+
+
+def judge_mean(mean: Mean) -> Verdict:
+    """The verdict on the mean ratio of one candidate, among no others."""
+    if not mean.ratio.known:
+        return Verdict.INCONCLUSIVE
+    if mean.ratio.excludes(1.0) and distance_from_one(mean.ratio) > MARGIN:
+        return Verdict.FASTER if mean.ratio.mid > 1 else Verdict.SLOWER
+    return Verdict.SAME if distance_from_one(mean.ratio) <= MARGIN else Verdict.INCONCLUSIVE
+
+
+def correct_verdicts(lines: Sequence[VersionLine]) -> list[VersionLine]:
+    """The lines with verdicts that are corrected for how many candidates were compared (Holm)."""
+    decided = [line for line in lines if line.verdict in (Verdict.FASTER, Verdict.SLOWER)]
+    compared = [line for line in lines if line.ratio is not None]
+    chances = dict(zip((line.version for line in compared), holm([line.p for line in compared]), strict=True))
+    doubtful = {line.version for line in decided if chances[line.version] >= SIGNIFICANT}
+    return [replace(line, verdict=Verdict.INCONCLUSIVE.value) if line.version in doubtful else line for line in lines]
+
+
+@dataclass
+class SessionDesk:
+    """Measures versions of one workload one after another. It opens a session when the first one comes, and again when
+    one comes after the machine was given back."""
+
+    wiring: Wiring
+    options: LaunchOptions
+    idle_s: float = 600.0
+    watch: Callable[[Run], None] = lambda _: None
+    live: LiveSession | None = None
+    lines: list[VersionLine] = field(default_factory=list)
+
+    def read(self, options: LaunchOptions | None = None) -> tuple[Config, str, Candidate]:
+        """The workload as it is now. Raises `ConfigError` with file and line."""
+        config, name = self.wiring.configured(options or self.options)
+        if config.workload is None:
+            raise ConfigError("a session needs a workload of your own", hint="`bench new NAME` writes one")
+        candidate = Candidate(config.workload.name, config.workload.place, files_of_workload(config))
+        return config, name, candidate
+
+    def measure(self, options: LaunchOptions | None = None) -> VersionLine:
+        """The line of the workload as it is now, or as it is with `options`. A version that cannot be read, or for
+        which money or time does not suffice, is a line too."""
+        version = len(self.lines) + 1
+        try:
+            config, name, candidate = self.read(options)
+        except ConfigError as exc:
+            return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
+        return self.measure_candidate(config, name, candidate)
+
+    def measure_candidate(self, config: Config, name: str, candidate: Candidate) -> VersionLine:
+        """The line of a candidate; see `measure`."""
+        version = len(self.lines) + 1
+        try:
+            if self.live is None or not self.live.is_open():
+                self.open(config, name)
+            assert self.live is not None, "it was just opened"
+            number = self.live.submit(candidate)
+        except (BudgetExceeded, ConfigError) as exc:
+            return self._added(VersionLine(version, REFUSED, reason=str(exc)))
+        try:
+            found = self.live.wait(number)
+        except (ResultsUnreadable, DocumentUnreadable) as exc:
+            return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
+        if found is None:
+            return self._added(VersionLine(version, LOST, reason=lost_reason(self.live.engine.look())))
+        return self._added(read_line(version, found, self.live.rows(found).items()))
+
+    def open(self, config: Config, name: str) -> LiveSession:
+        """Holds the money for a session, and gets its machine. Raises as a launch does."""
+        wiring, world = self.wiring, self.wiring.world(config)
+        made, refused = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
+        plan = session_plan(made, self.idle_s)
+        order = RunOrder(
+            new_run_id(wiring.clock.now(), plan.label), plan, payload_of(config), launch_context(wiring, plan)
+        )
+        engine = begin_launch(world, order, say=wiring.say, cold=True, refused=refused)
+        self.live = LiveSession(world, engine, wiring.user)
+        self.live.begin(self.watch)
+        return self.live
+
+    def close(self) -> Run | None:
+        """Gives the machine back. The last state of the session; None if there was none."""
+        return None if self.live is None else self.live.close()
+
+    def _added(self, line: VersionLine) -> VersionLine:
+        self.lines.append(line)
+        return line
+
+    @property
+    def best(self) -> VersionLine | None:
+        """The version with the best ratio, or time where there is no baseline; None if none was timed."""
+        good = [line for line in self.lines if line.is_complete]
+        return max(good, key=_merit, default=None)

@@ -1,0 +1,127 @@
+"""Tries combinations of parameters in a session, and measures the winner again on fresh samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine
+from orchestrator.core.candidates import Candidate
+from orchestrator.core.config.model import Config
+from orchestrator.core.tuning import Strategy, TuneSpace, Values, with_values
+
+RUNNERS_UP: Final = 2
+"""How many combinations beside the winner are measured again."""
+LEFT_OUT: Final = "leaves out these values"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One combination: its line in the search, and the line of its second measurement, on fresh samples."""
+
+    values: Values
+    line: VersionLine
+    again: VersionLine | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The trial as JSON; `published` is the one to publish."""
+        search = self.line.document()
+        return {"values": dict(self.values), "search": search, "published": self.again and self.again.document()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a search came to. `winner` and `runners_up` were measured again; `stopped` says why the search ended early,
+    and is empty if every combination was tried."""
+
+    trials: tuple[Trial, ...]
+    winner: Trial | None
+    runners_up: tuple[Trial, ...]
+    stopped: str = ""
+
+    @property
+    def dropped(self) -> int:
+        """How many combinations lost the race."""
+        return sum(one.line.verdict == DROPPED for one in self.trials)
+
+
+@dataclass
+class Search:
+    """Tries the combinations of one file. `is_over` says why the search should end now, or nothing."""
+
+    desk: SessionDesk
+    space: TuneSpace
+    source: str
+    strategy: Strategy = "racing"
+    seed: int = 1
+    is_over: Callable[[], str] = lambda: ""
+    show: Callable[[Trial], None] = lambda _: None
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> Tuning:
+        """Tries combinations until all are tried or the search is over, and measures the best ones again."""
+        config, name, base = self.desk.read()
+        stopped = ""
+        for values in self.space.ordered(self.strategy, self.seed):
+            stopped = self.is_over() or self._refusal()
+            if stopped:
+                break
+            candidate = self._candidate(base, values, self._beat())
+            trial = Trial(values, self.desk.measure_candidate(config, name, candidate))
+            self.trials.append(trial)
+            self.show(trial)
+        again = [self._again(config, name, base, trial) for trial in self._best()[: 1 + RUNNERS_UP]]
+        return Tuning(tuple(self.trials), again[0] if again else None, tuple(again[1:]), stopped)
+
+    def _best(self) -> list[Trial]:
+        """The trials that were right and timed in every case, best first."""
+        complete = [one for one in self.trials if one.line.is_complete]
+        return sorted(complete, key=lambda one: merit(one.line), reverse=True)
+
+    def _beat(self) -> Mapping[str, float]:
+        """In a race, what the next combination has to reach in each case: the lower limits of the best one."""
+        best = self._best()[:1] if self.strategy == "racing" else []
+        return best[0].line.case_ratios if best else {}
+
+    def _refusal(self) -> str:
+        """Why nothing more can be tried, where the last combination was refused or lost."""
+        last = self.trials[-1].line if self.trials else None
+        return last.reason if last is not None and last.verdict in (REFUSED, LOST) else ""
+
+    def _candidate(self, base: Candidate, values: Values, beat: Mapping[str, float]) -> Candidate:
+        text = with_values(self.source, self.space, values)
+        return replace(base, files={**base.files, base.path: text.encode()}, beat=beat)
+
+    def _again(self, config: Config, name: str, base: Candidate, trial: Trial) -> Trial:
+        """The trial with a second measurement, which no selection has made lucky."""
+        line = self.desk.measure_candidate(config, name, self._candidate(base, trial.values, {}))
+        again = replace(trial, again=line)
+        self.show(again)
+        return again
+
+
+def merit(line: VersionLine) -> tuple[float, float]:
+    """A key that is larger for a better line."""
+    return line.ratio.mid if line.ratio is not None else 0.0, -(line.time_us or 0.0)
+
+
+def is_left_out(line: VersionLine) -> bool:
+    """Whether the file's own `valid` leaves this combination out."""
+    return LEFT_OUT in line.reason
+
+
+def tuning_document(session: str, made: Tuning, applied: Values) -> dict[str, Any]:
+    """What `bench tune --json` prints."""
+    winner = None if made.winner is None else made.winner.document()
+    return {
+        "schema": 1,
+        "session": session,
+        "tried": len(made.trials),
+        "dropped": made.dropped,
+        "left_out": sum(is_left_out(one.line) for one in made.trials),
+        "stopped": made.stopped,
+        "winner": winner,
+        "runners_up": [one.document() for one in made.runners_up],
+        "applied": dict(applied),
+    }
