@@ -62,7 +62,10 @@ def keys(json: Json = False) -> None:
     key_rows = list(walk(Config))
     if json:
         emit_json(
-            {"schema": 1, "keys": [{"key": key, "default": value, "about": ABOUT[key]} for key, value in key_rows]}
+            {
+                "schema": 1,
+                "keys": [{"key": key, "default": value, "about": ABOUT.get(key, "")} for key, value in key_rows],
+            }
         )
         return
     table = Columns("key")
@@ -72,5 +75,5 @@ def keys(json: Json = False) -> None:
         if section:
             table.add_section()
         for key, value in rows:
-            table.add_row(key, to_yaml(value), ABOUT[key])
+            table.add_row(key, to_yaml(value), ABOUT.get(key, ""))
     screen().print(table)

@@ -58,6 +58,7 @@ ABOUT: Final = {
     "correctness.embedded_grid": "The same for practice; null: the same.",
     "correctness.dtypes": "Data types to check; empty: the grid's own.",
     "correctness.embedded_dtypes": "The same for practice.",
+    "correctness.sanitizer": "A tool of compute-sanitizer under which your own kernels are called once; null: none.",
     "correctness.max_abs_error": "The largest error that passes.",
     "environment.torch": "The version of PyTorch that is installed if the image has none that works.",
     "environment.allow_install": "Whether packages may be installed on the machine.",

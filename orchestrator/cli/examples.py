@@ -6,7 +6,7 @@ from typing import Final
 
 EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "": (
-        ("bench demo", "an example on this machine, in about a minute: nothing is rented"),
+        ("bench demo", "an example on this machine, in about a minute"),
         ("bench new norm", "write a kernel of your own: then bench launch norm.py"),
         ("bench plan --gpu l4", "what a run on a rented L4 would do, and cost at most"),
     ),

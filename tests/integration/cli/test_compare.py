@@ -124,7 +124,7 @@ def test_what_a_comparison_fails_on_is_chosen(bench: Bench, runs: dict[str, str]
     assert "came to no conclusion" in bench("compare", *noisy, "--fail-on", "inconclusive", code=14).err
     bench("compare", runs["before"], runs["slower"], "--fail-on", "never")
     bench("compare", runs["before"], runs["slower"], "--fail-on", "inconclusive", code=12)
-    assert "--fail-on often" in bench("compare", *noisy, "--fail-on", "often", code=2).err
+    assert "'--fail-on': 'often' is not one of" in bench("compare", *noisy, "--fail-on", "often", code=2).err
     assert "standard output" in bench("compare", *noisy, "--json", "--markdown", "-", code=2).err
 
 
