@@ -36,7 +36,7 @@ from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
-    from orchestrator.adapters.fetch import Fetched, download_object, fetch_run
+    from orchestrator.adapters.fetch import Fetched
     from orchestrator.adapters.figure_files import print_figure
     from orchestrator.adapters.google.credentials import Bearer
     from orchestrator.adapters.google.market import GoogleMarket
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from orchestrator.core.market.skus import SkuCatalogue
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run.decide import Policy
-    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
+    from orchestrator.core.run.fold import Run
+    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images, ObjectEntry
     from orchestrator.runs.doctor import DoctorSession, Surroundings
     from orchestrator.runs.engine import World
     from orchestrator.runs.holds import Accounts
@@ -87,8 +88,6 @@ HANDED_ON: Final = {
     "ReapTimer": "timer.ReapTimer",
     "answered_in_sql": "sql.run_query",
     "csv_lines": "run_folder.read_lines",
-    "download_object": "fetch.download_object",
-    "fetch_run": "fetch.fetch_run",
     "docs_folder": "payload.docs_folder",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
@@ -590,3 +589,17 @@ def wire_embedded() -> Wiring:
 
 def new_run_id(now: datetime, gpu: str) -> str:
     return run_id(now, gpu, secrets.token_hex(2))
+
+
+def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
+    """See `adapters.fetch`, which loads what reads objects: only when it is called."""
+    from orchestrator.adapters import fetch
+
+    return fetch.fetch_run(bucket, run, into)
+
+
+def download_object(bucket: Bucket, entry: ObjectEntry, path: Path) -> bool:
+    """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
+    from orchestrator.adapters import fetch
+
+    return fetch.download_object(bucket, entry, path)
