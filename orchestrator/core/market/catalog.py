@@ -16,7 +16,7 @@ from orchestrator.core.market.offers import region_of
 
 
 @dataclass(frozen=True, slots=True)
-class MachineType:
+class MachineSize:
     name: str
     vcpus: int
     memory_gb: float
@@ -32,7 +32,7 @@ class Gpu:
     """The API's accelerator type; None for `cpu`."""
     attached: bool
     """True if the accelerator is attached to a general machine type (T4); False if the machine type includes it."""
-    machine_types: tuple[MachineType, ...]
+    machine_types: tuple[MachineSize, ...]
     """Machine types with one GPU each. The first is the default."""
     compute_capability: str
     """Such as `8.9`; empty for `cpu`."""
@@ -56,7 +56,7 @@ class Gpu:
     def regions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(region_of(zone) for zone in self.zones))
 
-    def machine(self, name: str) -> MachineType | None:
+    def machine(self, name: str) -> MachineSize | None:
         return next((machine for machine in self.machine_types if machine.name == name), None)
 
 
@@ -78,11 +78,11 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         accelerator="nvidia-l4",
         attached=False,
         machine_types=(
-            MachineType("g2-standard-4", 4, 16),
-            MachineType("g2-standard-8", 8, 32),
-            MachineType("g2-standard-12", 12, 48),
-            MachineType("g2-standard-16", 16, 64),
-            MachineType("g2-standard-32", 32, 128),
+            MachineSize("g2-standard-4", 4, 16),
+            MachineSize("g2-standard-8", 8, 32),
+            MachineSize("g2-standard-12", 12, 48),
+            MachineSize("g2-standard-16", 16, 64),
+            MachineSize("g2-standard-32", 32, 128),
         ),
         compute_capability="8.9",
         memory_gb=24,
@@ -103,9 +103,9 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         accelerator="nvidia-tesla-t4",
         attached=True,
         machine_types=(
-            MachineType("n1-standard-4", 4, 15),
-            MachineType("n1-standard-8", 8, 30),
-            MachineType("n1-standard-16", 16, 60),
+            MachineSize("n1-standard-4", 4, 15),
+            MachineSize("n1-standard-8", 8, 30),
+            MachineSize("n1-standard-16", 16, 60),
         ),
         compute_capability="7.5",
         memory_gb=16,
@@ -127,7 +127,7 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         title="NVIDIA A100 40 GB",
         accelerator="nvidia-tesla-a100",
         attached=False,
-        machine_types=(MachineType("a2-highgpu-1g", 12, 85),),
+        machine_types=(MachineSize("a2-highgpu-1g", 12, 85),),
         compute_capability="8.0",
         memory_gb=40,
         zones=_zones("us-central1-a/b/c/f us-east1-b europe-west4-a/b"),
@@ -141,7 +141,7 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         title="NVIDIA H100 80 GB",
         accelerator="nvidia-h100-80gb",
         attached=False,
-        machine_types=(MachineType("a3-highgpu-1g", 26, 234),),
+        machine_types=(MachineSize("a3-highgpu-1g", 26, 234),),
         compute_capability="9.0",
         memory_gb=80,
         zones=_zones("us-central1-a/b/c us-east4-a/b europe-west4-b"),
@@ -156,7 +156,7 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         title="no GPU",
         accelerator=None,
         attached=False,
-        machine_types=(MachineType("e2-standard-4", 4, 16), MachineType("n2-standard-4", 4, 16)),
+        machine_types=(MachineSize("e2-standard-4", 4, 16), MachineSize("n2-standard-4", 4, 16)),
         compute_capability="",
         memory_gb=0,
         zones=_zones(
