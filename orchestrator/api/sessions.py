@@ -22,7 +22,7 @@ from orchestrator.core.text import clean_line
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.sessions import LiveSession, lost_reason, session_plan
-from orchestrator.wiring import Wiring, files_of_workload, launch_context, new_run_id, payload_of
+from orchestrator.wiring import Wiring, files_of, launch_context, new_run_id, payload_of
 
 WRONG, UNREADABLE, REFUSED, LOST, TIMED = "wrong", "unreadable", "refused", "lost", "timed"
 """What can be said of a version besides the verdict on its ratio; `timed` where there is no baseline."""
@@ -147,7 +147,7 @@ class SessionDesk:
         config, name = self.wiring.configured(options or self.options)
         if config.workload is None:
             raise ConfigError("a session needs a workload of your own", hint="`bench new NAME` writes one")
-        candidate = Candidate(config.workload.name, config.workload.place, files_of_workload(config))
+        candidate = Candidate(config.workload.name, config.workload.place, files_of(config.workload))
         return config, name, candidate
 
     def measure(self, options: LaunchOptions | None = None) -> VersionLine:

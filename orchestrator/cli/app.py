@@ -19,7 +19,7 @@ from orchestrator.core.text import log_text
 
 COMMANDS = {
     "init": "Set up a Google Cloud project: APIs, bucket, accounts, caps.",
-    "demo": "Measure an example on this machine, in about a minute.",
+    "demo": "Measure an example on this machine's CPU, in about a minute; nothing is rented.",
     "doctor": "Check everything that a launch needs; costs nothing.",
     "new": "Write an example kernel that runs, to start your own from.",
     "launch": "Rent a machine, measure, delete the machine.",
@@ -47,7 +47,7 @@ COMMANDS = {
     "costs": "Show what was spent and held; add or remove other costs.",
     "config": "Show the bundled configurations and every key.",
     "schema": "Print the JSON Schema of what a command prints with --json.",
-    "docs": "Show a page of the documentation.",
+    "docs": "Show a page of the documentation; without a name, list the pages.",
     "man": "Print the manual page; to read it: bench man | man -l -",
     "cloud": "Control the embedded cloud: its VMs, bill and faults.",
 }

@@ -181,13 +181,6 @@ def payload_of(config: Config) -> LaunchPayload:
     return LaunchPayload(packed.sha256, packed.data, (base / "startup" / "startup.sh").read_text(encoding="utf-8"))
 
 
-def files_of_workload(config: Config) -> dict[str, bytes]:
-    """The files of the user's own workload, by their places in a payload."""
-    from orchestrator.adapters.workload_files import files_of
-
-    return files_of(config.workload)
-
-
 @dataclass
 class Wiring:
     """One process's view of the world. Everything is made once, on first use."""
