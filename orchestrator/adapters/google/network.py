@@ -54,7 +54,7 @@ def authorities() -> tuple[str, str]:
     path = next((path for path in paths if Path(path).exists()), "") if variable else ""
     if variable and not path:
         raise LocalError(
-            f"{variable} names {value}, which does not exist",
+            f"{variable} is set to {value}, which does not exist",
             hint=f"unset {variable}, or set it to a file with certificate authorities",
         )
     return variable, path

@@ -91,7 +91,7 @@ PLACE: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}")
 CHOSEN: Final = (
     "zones", "regions", "machine.type", "machine.provisioning", "placement.fallback_gpus", "placement.on_demand_after",
     "environment.torch", "environment.allow_install", "environment.min_free_gb", "correctness.max_abs_error",
-    "run.phase_limits_s",
+    "correctness.sanitizer", "run.phase_limits_s",
 )  # fmt: skip
 """The keys that say which machine is rented where, what is installed and what counts as correct."""
 

@@ -169,7 +169,7 @@ def test_a_file_of_authorities_that_is_missing_is_named(monkeypatch: pytest.Monk
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{deaf_port()}")
     for client in ("storage", "machines"):
         answer = ask(client, Bearer("secret"))
-        assert answer.startswith(f"LocalError: {variable} names /nonexistent/ca.pem, which does not exist")
+        assert answer.startswith(f"LocalError: {variable} is set to /nonexistent/ca.pem, which does not exist")
         assert f"unset {variable}" in answer
 
 

@@ -21,7 +21,7 @@ def test_a_folder_is_writable_or_says_why_not(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_what_is_installed() -> None:
-    assert set(local_shell.installed(("typer>=0.1", "no-such-thing>=1"))) == {"typer"}
+    assert set(local_shell.installed_versions(("typer>=0.1", "no-such-thing>=1"))) == {"typer"}
     assert local_shell.newest_source(Path(local_shell.__file__).parent) > 0
 
 

@@ -21,7 +21,7 @@ F100, B100, AGAIN = "h100-20261123-forward", "h100-20261123-backward", "h100-202
 TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
 BACKWARD = r"b[24]-h16-.*-backward$"
 CUDNN, FA4 = "sdpa:cudnn", "fa4"
-COUNTED = {2: "two", 4: "four", 5: "five", 6: "six"}
+COUNTED = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"}
 
 
 @functools.cache
@@ -132,11 +132,11 @@ def of_forward() -> Iterator[str]:
         f"graphs these ratios are {smallest[2].span} and {smallest[3].span}"
     )
     long = [case_id for case_id in lost(F200) if re.search("-q(8192|16384)-k.*-d64-full-", case_id)]
-    short = [case_id for case_id in lost(F200) if case_id not in long and "-q256-k256-d128-full-" in case_id]
+    short = [case_id for case_id in lost(F200) if case_id not in long and "-q256-k256-d128-" in case_id]
     assert len(long) + len(short) == len(lost(F200))
     yield (
-        f"In graphs flash-attn-4 is faster in {COUNTED[len(lost(F200))]} cells, all without a mask: {COUNTED[len(long)]} of 8,192 and "
-        f"16,384 tokens with D = 64, and {COUNTED[len(short)]} of 256 tokens with D = 128"
+        f"In graphs flash-attn-4 is faster in {COUNTED[len(lost(F200))]} cells: {COUNTED[len(long)]} of 8,192 and 16,384 tokens "
+        f"with D = 64 without a mask, and {COUNTED[len(short)]} of 256 tokens with D = 128"
     )
     yield (
         f"In the {len(h100[0].each)} cells of B4 H16 in `{F100}` `bench` is {h100[0].mean} times as fast as cuDNN in "
@@ -332,7 +332,9 @@ def test_what_the_backward_page_says_of_flash_attn_4_is_what_was_reached() -> No
     assert (
         f"In {COUNTED[len(long) + len(both)]} more cases neither is faster in graphs: {COUNTED[len(long)]} of" in text
     )
-    assert {row["case_id"] for row in against(B200, FA4, "burst") if row["verdict"] != "faster"} == {only}
+    assert {row["case_id"] for row in against(B200, FA4, "burst") if row["verdict"] != "faster"} == {
+        only, "b2-h16-kv16-q16384-k16384-d128-full-bfloat16-backward"
+    }  # fmt: skip
     assert f"The mean is {mean_g} in graphs and {mean_b} in burst" in text
     assert (
         f"The worst ratio is {min(graph.each):.3f} in graphs, which misses the goal, and {min(burst.each):.3f}" in text
