@@ -71,6 +71,8 @@ TAKE_A_MACHINE = {
     "demo": "tests/integration/cli/test_demo.py",
     "costs rm": "it names the id of a cost: tests/integration/cli/test_money.py",
     "image build": "tests/integration/stories/test_images.py; its document is that of `image validate`, less the judgement",
+    "tune": "tests/unit/analysis/test_tuning.py",
+    "watch": "tests/integration/stories/test_sessions.py",
     "launch": "tests/integration/cli/test_real_machines.py; the live view: tests/integration/cli/test_render.py",
 }
 CODES: dict[str, int | None] = {"compare": 0, "doctor": None, "cloud preempt": 10, "ssh": 2}
