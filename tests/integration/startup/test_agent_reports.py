@@ -118,7 +118,7 @@ def test_what_the_metadata_server_does_not_tell_of_the_machine_is_left_out(tmp_p
 def test_a_resumed_run_skips_what_an_earlier_attempt_has_stored(tmp_path: Path) -> None:
     with cloud_for(skip_cases=["b9-h1-kv1-q1-k1-d64-causal-float16"]) as cloud:
         cloud.page_size = 1
-        for name in (CASES[0] + ".csv", "notes.txt", "unfinished.csv"):
+        for name in (CASES[0] + ".csv", "notes.txt", ".unfinished.csv"):
             cloud.objects[f"runs/{RUN}/cases/{name}"] = b"before"
         run = Conducted(cloud, tmp_path)
         assert [data["case_id"] for data in cloud.said("case_measured")] == [CASES[1]]
