@@ -47,11 +47,11 @@ test: $(STAMP)
 	@echo "more: make test-all (commands, machines, kernels: all but the search), make search (chaos and mutants)"
 
 # Half of a test of real machines is waiting: more workers than cores share them.
-## make test-all  everything but the search; with COVERAGE=1 the coverage of unit and integration is measured and judged
+## make test-all  commands, machines and kernels; with COVERAGE=1 the coverage of these and of the parts is measured and judged
 test-all test-integration: WORKERS = 4
 test-all: test-integration test-kernels
 test-integration: $(STAMP)
-	$(PYTEST) $(if $(COVERAGE),--cov --cov-report=) tests/unit tests/integration
+	$(PYTEST) $(if $(COVERAGE),--cov --cov-report= tests/unit) tests/integration
 	$(if $(COVERAGE),$(BIN)/python scripts/coverage_gate.py)
 test-kernels: $(STAMP)
 	$(PYTEST) tests/kernels
