@@ -36,11 +36,11 @@ case = Case(Shape(2, 8, 8, 512, 512, 64, False), "float16")
 contenders = [Contender(f"implementation-{n}", (lambda: None,), nullcontext) for n in range(10)]
 before = now("VmHWM")
 with rows.Spool(folder) as spool:
-    measure(contenders, Extent(blocks, 0), Instruments(lambda _: Timer(), NoClocks()), random.Random(1), spool.keep)
+    measure_contenders(contenders, Extent(blocks, 0), Instruments(lambda _: Timer(), NoClocks()), random.Random(1), spool.keep)
     setting = rows.Setting("x", "b", Check(True, 0.0, 1.0, ""), "burst", "cold", 2, 0, "fixed", "repeats", 0.05, None)
     origin = rows.Origin("run", "vm", "device", "2.0")
     count = rows.write_csv(folder / "case.csv", measurement_columns(case.axes),
-                           (rows.measured(origin, case, setting, cells) for cells in spool.cells()))
+                           (rows.measured_row(origin, case, setting, cells) for cells in spool.cells()))
 print(count, now("VmHWM") - before, now("VmHWM"))
 """
 

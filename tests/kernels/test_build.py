@@ -142,7 +142,7 @@ def test_a_payload_without_cuda_sources_says_so(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("cuda", "__pycache__"))
     code = (
         "import torch; from kernels.attention import registry\n"
-        "try: registry.find(torch.device('cuda', 0))\n"
+        "try: registry.find_kernel(torch.device('cuda', 0))\n"
         "except Exception as exc: print(type(exc).__name__, exc)"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -29,7 +29,7 @@ def here() -> ModuleType:
 
 
 def grid(here: ModuleType, *names: str) -> dict[str, Any]:
-    found: dict[str, Any] = here.grids(PUBLISHED, list(names), [])
+    found: dict[str, Any] = here.combine_grids(PUBLISHED, list(names), [])
     return found
 
 
@@ -54,7 +54,7 @@ def test_the_published_grids_hold_the_whole_forward_grid_small_problems_and_deco
 def test_shards_together_measure_every_case_once(here: ModuleType, tmp_path: Path, shards: int) -> None:
     measure = grid(here, "forward")
     ids = here.case_ids(measure)
-    left = [set(ids) - set(here.skipped(measure, tmp_path, f"{k}/{shards}")) for k in range(1, shards + 1)]
+    left = [set(ids) - set(here.skipped_cases(measure, tmp_path, f"{k}/{shards}")) for k in range(1, shards + 1)]
     assert sorted(one for own in left for one in own) == sorted(ids)
     assert max(map(len, left)) - min(map(len, left)) <= 1
 
@@ -64,7 +64,7 @@ def test_what_is_measured_already_is_not_measured_again(here: ModuleType, tmp_pa
     done = here.case_ids(measure)[3]
     (tmp_path / "cases").mkdir()
     (tmp_path / "cases" / f"{done}.csv").write_text("case_id\n")
-    assert here.skipped(measure, tmp_path, "1/1") == [done]
+    assert here.skipped_cases(measure, tmp_path, "1/1") == [done]
 
 
 def test_the_folders_of_several_shards_become_one(here: ModuleType, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_folders_of_several_shards_become_one(here: ModuleType, tmp_path: Pa
     (tmp_path / "b" / "correctness.csv").write_text("passed\n")
     out = tmp_path / "all"
     out.mkdir()
-    here.assemble(out, [tmp_path / "a", tmp_path / "b"])
+    here.assemble_file(out, [tmp_path / "a", tmp_path / "b"])
     with (out / "measurements.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["run_id"], row["case_id"], row["only_a"], row["only_b"]) for row in rows] == [
