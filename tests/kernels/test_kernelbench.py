@@ -102,8 +102,10 @@ def test_several_problems_are_a_case_each_and_candidates_go_by_file_names(tmp_pa
 def test_models_are_called_in_training_mode_unless_the_model_drops_out(tmp_path: Path) -> None:
     batch_norm = "self.drop = nn.BatchNorm1d(8)"
     for rate, expected in (("nn.Dropout(0.5)", False), ("nn.Dropout(0.0)", True), (batch_norm[12:], True)):
-        (tmp_path / "leaky.py").write_text(MODEL.replace("nn.Dropout(0.5)", rate))
-        workload = load(tmp_path)
+        folder = tmp_path / rate  # within a second Python takes files of one size and place for the same
+        folder.mkdir()
+        (folder / "leaky.py").write_text(MODEL.replace("nn.Dropout(0.5)", rate))
+        workload = load(folder)
         given = workload.inputs({}, torch.device("cpu"), torch.Generator().manual_seed(5))
         eager = workload.implementations["eager"]
         answer = eager.bound({}, (), given)()
