@@ -119,9 +119,7 @@ def test_the_public_functions_and_the_bound_calls_refuse_gradients_too(engine: O
     ("kind", "backend"),
     [("plain", "eager"), *((kind, "aot_eager") for kind in ("plain", "window", "mask", "varlen"))],
 )
-def test_gradients_reach_their_tensors_under_the_compiler(
-    registered: Quick, kind: str, backend: str
-) -> None:
+def test_gradients_reach_their_tensors_under_the_compiler(registered: Quick, kind: str, backend: str) -> None:
     tensors, options = made(kind)
 
     def function(*given: torch.Tensor) -> Any:

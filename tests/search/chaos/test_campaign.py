@@ -20,7 +20,7 @@ from tests.search.chaos.campaign import Tally, campaign, seeds, shrunk
 from tests.search.chaos.clients import POLICY, Rules
 from tests.search.chaos.deeds import Deeds
 from tests.search.chaos.guests import finish, guest
-from tests.search.chaos.judge import MISSING, NAMES, OVERSPENT, RELEASED, Broken
+from tests.search.chaos.judge import BEYOND, MISSING, NAMES, RELEASED, Broken
 from tests.search.chaos.play import Arena, arena
 from tests.search.chaos.scenario import Client, Scenario, from_seed
 from tests.support.scripted_machines import Script, ScriptedVm, Steps
@@ -134,7 +134,7 @@ PLANTED = {
             faults=({"fault": "slow_boot", "seconds": 30},),
         ),
     ),
-    OVERSPENT: (Rules(sheet=cheap()), Scenario(7, temper="silent", faults=({"fault": "slow_boot", "seconds": 30},))),
+    BEYOND: (Rules(sheet=cheap()), Scenario(7, temper="silent", faults=({"fault": "slow_boot", "seconds": 30},))),
     MISSING: (Rules(make_guest=careless), Scenario(7, clients=(Client("launch"), Client("look", starts_s=30.0)))),
 }
 
