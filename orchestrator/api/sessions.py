@@ -11,8 +11,9 @@ from typing import Any, Final
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.samples import Reader
+from orchestrator.analysis.spread import LIMIT
 from orchestrator.analysis.study import Study, study
-from orchestrator.analysis.verdicts import MARGIN, SIGNIFICANT, Mean, Verdict, distance_from_one
+from orchestrator.analysis.verdicts import SIGNIFICANT, Mean, Noise, NoiseSource, Verdict, decide_verdict
 from orchestrator.core.candidates import Candidate, CandidateVerdict
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError, DocumentUnreadable
@@ -28,7 +29,6 @@ WRONG, UNREADABLE, REFUSED, LOST, TIMED = "wrong", "unreadable", "refused", "los
 """What can be said of a version besides the verdict on its ratio; `timed` where there is no baseline."""
 DROPPED: Final = "dropped"
 """The verdict on a version that lost a race."""
-Z: Final = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class VersionLine:
         """The chance of such a ratio between equals; 1 without an interval."""
         if self.ratio is None or not self.ratio.known or self.ratio.low == self.ratio.high:
             return 1.0
-        error = math.log(self.ratio.high / self.ratio.low) / 2 / Z
+        error = math.log(self.ratio.high / self.ratio.low) / 2 / LIMIT
         return 2 * (1 - NormalDist().cdf(abs(math.log(self.ratio.mid)) / error))
 
 
@@ -82,10 +82,10 @@ def read_line(version: int, found: CandidateVerdict, rows: Iterable[tuple[str, b
             return VersionLine(version, UNREADABLE, reason=str(exc), seconds=found.seconds)
     result = study(reader.groups(), reader.told())
     lines = [kernel_line(version, result, kernel, found) for kernel in found.kernels]
-    return max(lines, key=_merit, default=VersionLine(version, UNREADABLE, reason="it has no kernel"))
+    return max(lines, key=merit, default=VersionLine(version, UNREADABLE, reason="it has no kernel"))
 
 
-def _merit(line: VersionLine) -> tuple[bool, float, float]:
+def merit(line: VersionLine) -> tuple[bool, float, float]:
     """A key that is larger for a better line."""
     return not line.reason, line.ratio.mid if line.ratio is not None else 0.0, -(line.time_us or math.inf)
 
@@ -113,12 +113,8 @@ def kernel_line(version: int, result: Study, kernel: str, found: CandidateVerdic
 
 
 def judge_mean(mean: Mean) -> Verdict:
-    """The verdict on the mean ratio of one candidate, among no others."""
-    if not mean.ratio.known:
-        return Verdict.INCONCLUSIVE
-    if mean.ratio.excludes(1.0) and distance_from_one(mean.ratio) > MARGIN:
-        return Verdict.FASTER if mean.ratio.mid > 1 else Verdict.SLOWER
-    return Verdict.SAME if distance_from_one(mean.ratio) <= MARGIN else Verdict.INCONCLUSIVE
+    """The verdict on the mean ratio of one candidate, among no others: by its interval, which contains the noise."""
+    return decide_verdict(mean.ratio, 0.0, Noise(0.0, NoiseSource.CONTROL))
 
 
 def correct_verdicts(lines: Sequence[VersionLine]) -> list[VersionLine]:
@@ -142,20 +138,20 @@ class SessionDesk:
     live: LiveSession | None = None
     lines: list[VersionLine] = field(default_factory=list)
 
-    def read(self, options: LaunchOptions | None = None) -> tuple[Config, str, Candidate]:
+    def read(self) -> tuple[Config, str, Candidate]:
         """The workload as it is now. Raises `ConfigError` with file and line."""
-        config, name = self.wiring.configured(options or self.options)
+        config, name = self.wiring.configured(self.options)
         if config.workload is None:
             raise ConfigError("a session needs a workload of your own", hint="`bench new NAME` writes one")
         candidate = Candidate(config.workload.name, config.workload.place, files_of(config.workload))
         return config, name, candidate
 
-    def measure(self, options: LaunchOptions | None = None) -> VersionLine:
-        """The line of the workload as it is now, or as it is with `options`. A version that cannot be read, or for
-        which money or time does not suffice, is a line too."""
+    def measure(self) -> VersionLine:
+        """The line of the workload as it is now. A version that cannot be read, or for which money or time does not
+        suffice, is a line too."""
         version = len(self.lines) + 1
         try:
-            config, name, candidate = self.read(options)
+            config, name, candidate = self.read()
         except ConfigError as exc:
             return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
         return self.measure_candidate(config, name, candidate)
@@ -203,4 +199,4 @@ class SessionDesk:
     def best(self) -> VersionLine | None:
         """The version with the best ratio, or time where there is no baseline; None if none was timed."""
         good = [line for line in self.lines if line.is_complete]
-        return max(good, key=_merit, default=None)
+        return max(good, key=merit, default=None)

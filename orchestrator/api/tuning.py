@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine
+from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.config.model import Config
 from orchestrator.core.tuning import Strategy, TuneSpace, Values, with_values
@@ -99,11 +99,6 @@ class Search:
         again = replace(trial, again=line)
         self.show(again)
         return again
-
-
-def merit(line: VersionLine) -> tuple[float, float]:
-    """A key that is larger for a better line."""
-    return line.ratio.mid if line.ratio is not None else 0.0, -(line.time_us or 0.0)
 
 
 def is_left_out(line: VersionLine) -> bool:

@@ -22,6 +22,8 @@ from orchestrator.core.text import count, os_error_text
 from orchestrator.core.tuning import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.report.text import format_estimate
 
+UNMEASURED = "not measured again"
+
 
 @dataclass(frozen=True, slots=True)
 class SearchTerms:
@@ -125,6 +127,3 @@ def ending_lines(made: Tuning, applied: Values, session: str) -> list[str]:
     if applied:
         lines.append(f"written: best = {dict(applied)}")
     return lines
-
-
-UNMEASURED = "not measured again"

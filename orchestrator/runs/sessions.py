@@ -100,12 +100,11 @@ class LiveSession:
         blob = self.world.bucket.read(verdict_object(self.id, number))
         return None if blob is None else parse_verdict(blob.data, number)
 
-    def wait(self, number: int, each: Callable[[Run], None] = lambda _: None) -> CandidateVerdict | None:
+    def wait(self, number: int) -> CandidateVerdict | None:
         """The verdict on a candidate once there is one; None if the session ends without it. Meanwhile the session is
         driven on: a machine that is lost is replaced under the same hold."""
         while True:
             run = self._turn()
-            each(run)
             found = self.verdict(number)
             if found is not None:
                 self.taken_s.append(found.seconds)
