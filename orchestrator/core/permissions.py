@@ -16,22 +16,28 @@ class Need:
 
 
 LAUNCHER: Final = (
-    Need("compute.instances.create", "make the machine", "adapters/gce.py insert"),
-    Need("compute.instances.setMetadata", "give it the startup script and the run", "adapters/gce.py insert"),
-    Need("compute.instances.setLabels", "label it as ours", "adapters/gce.py insert"),
-    Need("compute.instances.setServiceAccount", "let it run as its own account", "adapters/gce.py insert"),
-    Need("compute.disks.create", "make its boot disk", "adapters/gce.py insert"),
-    Need("compute.disks.setLabels", "label the disk", "adapters/gce.py insert"),
-    Need("compute.subnetworks.use", "connect it", "adapters/gce.py insert"),
+    Need("compute.instances.create", "make the machine", "adapters/google/compute.py insert"),
     Need(
-        "compute.subnetworks.useExternalIp", "give it an external address, if one is wanted", "adapters/gce.py insert"
+        "compute.instances.setMetadata", "give it the startup script and the run", "adapters/google/compute.py insert"
     ),
-    Need("compute.instances.get", "see whether it is there", "adapters/gce.py instance"),
+    Need("compute.instances.setLabels", "label it as ours", "adapters/google/compute.py insert"),
+    Need("compute.instances.setServiceAccount", "let it run as its own account", "adapters/google/compute.py insert"),
+    Need("compute.disks.create", "make its boot disk", "adapters/google/compute.py insert"),
+    Need("compute.disks.setLabels", "label the disk", "adapters/google/compute.py insert"),
+    Need("compute.subnetworks.use", "connect it", "adapters/google/compute.py insert"),
+    Need(
+        "compute.subnetworks.useExternalIp",
+        "give it an external address, if one is wanted",
+        "adapters/google/compute.py insert",
+    ),
+    Need("compute.instances.get", "see whether it is there", "adapters/google/compute.py instance"),
     Need("compute.instances.list", "find every machine of ours", "adapters/google/market.py instances"),
-    Need("compute.instances.delete", "end it", "adapters/gce.py delete"),
-    Need("compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/gce.py serial_output"),
-    Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/gce_calls.py wait"),
-    Need("compute.zoneOperations.list", "tell a preemption from a loss", "adapters/gce.py operations"),
+    Need("compute.instances.delete", "end it", "adapters/google/compute.py delete"),
+    Need(
+        "compute.instances.getSerialPortOutput", "read what it says at boot", "adapters/google/compute.py serial_output"
+    ),
+    Need("compute.zoneOperations.get", "wait until it is made or gone", "adapters/google/compute_calls.py wait"),
+    Need("compute.zoneOperations.list", "tell a preemption from a loss", "adapters/google/compute.py operations"),
     Need("compute.regions.get", "read the quotas of a region", "adapters/google/market.py quotas"),
     Need("compute.projects.get", "read the quotas of the project", "adapters/google/market.py quotas"),
 )
@@ -52,15 +58,17 @@ LOOKER: Final = (
     ),
     Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py check_network"),
     Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py check_account"),
-    Need("compute.images.list", "find prepared images", "adapters/gce_images.py images"),
-    Need("compute.images.get", "see whether one is ready", "adapters/gce_images.py image"),
-    Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/gce_images.py newest"),
-    Need("compute.images.useReadOnly", "start machines from one", "adapters/gce.py insert"),
-    Need("compute.images.create", "make one (`bench image build`)", "adapters/gce_images.py seal"),
-    Need("compute.images.setLabels", "label it with its expiry", "adapters/gce_images.py seal"),
-    Need("compute.images.deprecate", "take one out of use", "adapters/gce_images.py deprecate"),
-    Need("compute.images.delete", "delete one that is due", "adapters/gce_images.py delete"),
-    Need("compute.disks.useReadOnly", "copy the disk of the machine that becomes one", "adapters/gce_images.py seal"),
+    Need("compute.images.list", "find prepared images", "adapters/google/images.py images"),
+    Need("compute.images.get", "see whether one is ready", "adapters/google/images.py image"),
+    Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/google/images.py newest"),
+    Need("compute.images.useReadOnly", "start machines from one", "adapters/google/compute.py insert"),
+    Need("compute.images.create", "make one (`bench image build`)", "adapters/google/images.py seal"),
+    Need("compute.images.setLabels", "label it with its expiry", "adapters/google/images.py seal"),
+    Need("compute.images.deprecate", "take one out of use", "adapters/google/images.py deprecate"),
+    Need("compute.images.delete", "delete one that is due", "adapters/google/images.py delete"),
+    Need(
+        "compute.disks.useReadOnly", "copy the disk of the machine that becomes one", "adapters/google/images.py seal"
+    ),
 )
 """On the project, for `bench doctor` and `bench image`. A launch does not need them."""
 
@@ -96,7 +104,9 @@ BUCKET: Final = (
 BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/project.py check_bucket"),)
 """On the bucket, for `bench doctor`."""
 
-ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/gce.py insert"),)
+ACCOUNT: Final = (
+    Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/google/compute.py insert"),
+)
 """On the machine's service account, for each person who runs `bench`."""
 
 MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is done", "startup/agent/stop.py"),)

@@ -284,9 +284,9 @@ class Wiring:
 
     @cached_property
     def _cloud(self) -> Cloud:
-        from orchestrator.adapters import gce
+        from orchestrator.adapters.google import compute
 
-        return gce.GoogleCloud(**self._compute)
+        return compute.GoogleCloud(**self._compute)
 
     def load_clients(self, plan: LaunchPlan) -> None:
         """Import what a launch of this plan needs, before money is asked for: an import that is interrupted cannot be
@@ -294,16 +294,16 @@ class Wiring:
         if plan.mode is plan.mode.HOST:
             from orchestrator.adapters.hosts import ssh  # noqa: F401
         else:
-            from orchestrator.adapters import gce  # noqa: F401
+            from orchestrator.adapters.google import compute  # noqa: F401
 
     @cached_property
     def shelf(self) -> Shelf:
         from orchestrator.store import images as image_store
 
         def images() -> Images:
-            from orchestrator.adapters import gce_images
+            from orchestrator.adapters.google import images as google_images
 
-            return gce_images.GoogleImages(**self._compute)
+            return google_images.GoogleImages(**self._compute)
 
         return image_store.Shelf(image_store.ImageRecords(self.bucket, self.clock), images)
 

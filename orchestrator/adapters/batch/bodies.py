@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
+from orchestrator.adapters.google.instance_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.core.fleet.batch import MOST_RETRIES, RETRIED, run_seconds
 from orchestrator.core.fleet.jobs import JobSpec
 

@@ -17,9 +17,9 @@ from google.cloud import batch_v1, compute_v1
 
 from orchestrator.adapters.batch.bodies import scheduling_policy
 from orchestrator.adapters.batch.templates import InstanceTemplates, create_job, send_unless_refused
-from orchestrator.adapters.gce_body import ending_with_its_disk, network_interface, service_accounts
-from orchestrator.adapters.gce_calls import parse_guard
+from orchestrator.adapters.google.compute_calls import parse_guard
 from orchestrator.adapters.google.errors import translate_google_errors
+from orchestrator.adapters.google.instance_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.core.fleet.batch import RETRIED
 from orchestrator.core.fleet.batch_gate import GateAnswer, GatePace, GateSite, GateVerdict
 from orchestrator.core.text import count

@@ -11,7 +11,7 @@ from google.cloud import batch_v1, compute_v1
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch.bodies import with_one_limit
-from orchestrator.adapters.gce_calls import parse_guard
+from orchestrator.adapters.google.compute_calls import parse_guard
 from orchestrator.adapters.google.errors import is_transient, translate_google_errors
 from orchestrator.adapters.google.network import Session
 from orchestrator.adapters.google.retry import patiently

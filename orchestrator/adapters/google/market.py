@@ -17,7 +17,7 @@ from typing import Any, Final
 from google.auth.credentials import Credentials
 
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.gce_json import instance_from_json
+from orchestrator.adapters.google.compute_json import instance_from_json
 from orchestrator.adapters.google.credentials import credentials_for
 from orchestrator.adapters.google.errors import FOREIGN, is_transient, translate_google_errors
 from orchestrator.adapters.google.network import Session

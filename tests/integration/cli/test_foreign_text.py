@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from orchestrator.adapters.fetch import Fetched
-from orchestrator.adapters.gce_errors import ComputeFault, classify_fault
+from orchestrator.adapters.google.compute_faults import ComputeFault, classify_fault
 from orchestrator.adapters.run_folder import open_folder, read_lines
 from orchestrator.api.outcome import error_of
 from orchestrator.cli.app import complain

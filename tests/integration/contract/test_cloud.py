@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest

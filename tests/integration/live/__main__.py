@@ -6,7 +6,7 @@ import argparse
 import sys
 from decimal import Decimal
 
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import default_credentials
 from orchestrator.adapters.google.rest import Rest
 from orchestrator.core.errors import BenchError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.rest import Rest, endpoints
 from orchestrator.adapters.google.storage import GoogleBucket

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import requests
 import yaml
 
-from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gce_images import GoogleImages
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.images import GoogleImages
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config, with_gpu

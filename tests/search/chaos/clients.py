@@ -19,9 +19,9 @@ from typing import Any, Final
 import typer
 
 from orchestrator.adapters.clock import ServerClock
-from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gce_images import GoogleImages
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.images import GoogleImages
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.router import ZoneRouter

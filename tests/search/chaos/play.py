@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from orchestrator.adapters.gce_body import instance_body
+from orchestrator.adapters.google.instance_body import instance_body
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, BudgetExceeded, HostUnfit, Unavailable

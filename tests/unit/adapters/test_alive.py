@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gce_json import instance_from_json
+from orchestrator.adapters.google.compute_json import instance_from_json
 from orchestrator.adapters.google.market import GoogleMarket
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import Instance

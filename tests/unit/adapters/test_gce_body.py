@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.adapters.gce_body import MAX_RUN_S, MAX_VALUE_BYTES, MIN_RUN_S, instance_body
+from orchestrator.adapters.google.instance_body import MAX_RUN_S, MAX_VALUE_BYTES, MIN_RUN_S, instance_body
 from orchestrator.core.errors import ConfigError
 from tests.support.machine_requests import IMAGE, L4, RUN, T4
 

@@ -10,8 +10,8 @@ from google.cloud import compute_v1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.adapters import gce_convert as convert
-from orchestrator.adapters.gce_errors import QUOTA_CODES, RULES, ComputeFault, classify_fault
+from orchestrator.adapters.google import compute_convert as convert
+from orchestrator.adapters.google.compute_faults import QUOTA_CODES, RULES, ComputeFault, classify_fault
 
 STOCKOUT = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gce_body import instance_body
+from orchestrator.adapters.google.instance_body import instance_body
 from orchestrator.core.market.machines import InstanceRequest
 from tests.support.machine_requests import L4, T4
 

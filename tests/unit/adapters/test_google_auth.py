@@ -11,7 +11,7 @@ import pytest
 from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials
 
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import credentials_for, default_credentials
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.errors import CredentialsMissing

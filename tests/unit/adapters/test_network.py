@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from google.oauth2.credentials import Credentials as Login
 
-from orchestrator.adapters.gce import GoogleCloud
-from orchestrator.adapters.gce_calls import CallPatience
+from orchestrator.adapters.google.compute import GoogleCloud
+from orchestrator.adapters.google.compute_calls import CallPatience
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.network import AUTHORITIES, PIECE_BYTES, Pieces, Session
 from orchestrator.adapters.google.rest import Rest

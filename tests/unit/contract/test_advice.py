@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.market.offers import Offer, ZoneAdvice, region_of
 from orchestrator.embedded.server import EmbeddedCloud

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.adapters.batch.scheduler import GoogleBatch
-from orchestrator.adapters.gce import GoogleCloud
+from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child, expand_children

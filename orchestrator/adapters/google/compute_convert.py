@@ -8,9 +8,9 @@ from typing import Any, Final
 import google.api_core.exceptions as api
 from google.cloud import compute_v1
 
-from orchestrator.adapters.gce_errors import ComputeFault
-from orchestrator.adapters.gce_json import instance_from_json as from_json
-from orchestrator.adapters.gce_json import parse_time
+from orchestrator.adapters.google.compute_faults import ComputeFault
+from orchestrator.adapters.google.compute_json import instance_from_json as from_json
+from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.core.market.machines import Instance, Operation
 
 STATUS: Final = {

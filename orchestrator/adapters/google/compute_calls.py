@@ -13,7 +13,7 @@ import google.api_core.exceptions as api
 from google.cloud import compute_v1
 from google.protobuf import json_format
 
-from orchestrator.adapters.gce_json import parse_time
+from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     Garbled,

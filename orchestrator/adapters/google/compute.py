@@ -13,11 +13,10 @@ import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters import gce_convert as convert
-from orchestrator.adapters import gce_errors as table
-from orchestrator.adapters.gce_body import instance_body
-from orchestrator.adapters.gce_calls import PATIENCE, CallPatience, Calls, require_operation
-from orchestrator.adapters.gce_json import parse_time
+from orchestrator.adapters.google import compute_convert as convert
+from orchestrator.adapters.google import compute_faults as table
+from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls, require_operation
+from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     brief_message,
@@ -26,6 +25,7 @@ from orchestrator.adapters.google.errors import (
     remedy_for,
     translate_error,
 )
+from orchestrator.adapters.google.instance_body import instance_body
 from orchestrator.adapters.google.market import GoogleMarket
 from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
