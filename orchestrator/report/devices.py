@@ -80,18 +80,25 @@ def _summary(found: Devices) -> Iterable[Part]:
 
 
 def device_summary(found: Devices) -> PageTable:
-    """A row for each device: what was spent on it, and what an answer cost."""
-    rows: list[list[Cell]] = []
-    for place, column in enumerate(found.columns):
-        rows.append(
-            [
-                column.name, f"{len(column.runs):,}" if column.runs else UNKNOWN, format_money(column.usd_per_hour, 4),
-                format_money(column.cost_usd, 4), f"{column.answers:,}", format_money(column.usd_per_answer, 6),
-                f"{_ahead(found, place, of_value=False)}", f"{_ahead(found, place, of_value=True)}",
-            ]
-        )  # fmt: skip
-    heads = ("device", "runs", "$ an hour", "spent", "answers", "$ an answer", "fastest in", "most for a dollar in")
-    return PageTable("What each device cost", heads, rows, stack=True)
+    """A row for each device: its runs and answers, and what they cost where somebody was paid."""
+    columns = list(enumerate(found.columns))
+    cells: dict[str, list[Cell]] = {
+        "device": [one.name for _, one in columns],
+        "runs": [f"{len(one.runs):,}" if one.runs else UNKNOWN for _, one in columns],
+        "$ an hour": [format_money(one.usd_per_hour, 4) for _, one in columns],
+        "spent": [format_money(one.cost_usd, 4) for _, one in columns],
+        "answers": [f"{one.answers:,}" for _, one in columns],
+        "$ an answer": [format_money(one.usd_per_answer, 6) for _, one in columns],
+    }
+    if len(columns) > 1:
+        cells["fastest in"] = [f"{_ahead(found, place, of_value=False)}" for place, _ in columns]
+        cells["most for a dollar in"] = [f"{_ahead(found, place, of_value=True)}" for place, _ in columns]
+    if all(one.cost_usd is None and one.usd_per_hour is None for _, one in columns):  # nobody was paid
+        cells = {head: column for head, column in cells.items() if "$" not in head and head not in UNPAID}
+    return PageTable("Devices", tuple(cells), list(zip(*cells.values(), strict=True)), stack=True)
+
+
+UNPAID: Final = ("spent", "most for a dollar in")
 
 
 def _ahead(found: Devices, place: int, *, of_value: bool) -> int:

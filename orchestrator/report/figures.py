@@ -66,10 +66,10 @@ def left_out(study: Study, *, everything: bool = False) -> tuple[str, ...]:
 
 
 def stack_rows(top: float, rows: int, height: float) -> list[tuple[float, float]]:
-    """The top and the height of each row. Every `IN_VIEW` pixels there is room for the scale between two rows, so that
-    a scale is always in view."""
-    every = max(1, int(IN_VIEW // height))
-    return [(top + place * height + place // every * AXIS, height) for place in range(rows)]
+    """The top and the height of each row. About every `IN_VIEW` pixels there is room for the scale between two rows, so
+    that a scale is always in view; the rows are shared out evenly, so that no scale stands above a single row."""
+    bands = max(1, min(round(rows * height / IN_VIEW), rows // 2))
+    return [(top + place * height + place * bands // rows * AXIS, height) for place in range(rows)]
 
 
 IN_VIEW = 420.0
@@ -159,7 +159,10 @@ def speedup_board(study: Study, *, everything: bool = False, width: float = WIDT
     baseline_looks = {name: look[name] for name in baselines}
     for beside in [[part] for part in parts] if slim else [parts]:
         area = Area(start, top, right - start)
-        _panels(board, beside, area, axis_span(ends, log=True), row_names, baseline_looks)
+        present = {case.case_id for part in beside for case in part.cases if case.contrasts}
+        shown = {case_id: name for case_id, name in row_names.items() if case_id in present}
+        if shown:
+            _panels(board, beside, area, axis_span(ends, log=True), shown, baseline_looks)
         top = board.height + 28
     return board
 

@@ -11,7 +11,7 @@ from orchestrator.analysis.study import Study
 from orchestrator.core.bundled import counting_convention
 from orchestrator.core.text import count
 from orchestrator.report import distributions, figures, rates, tables
-from orchestrator.report.answer import FAILURES, FAULTS, HERE, failures, rows_of
+from orchestrator.report.answer import FAILURES, FAULTS, HERE, Failure, failures, rows_of
 from orchestrator.report.page import (
     Box,
     Code,
@@ -75,24 +75,32 @@ def _head(report: Report) -> Iterable[Part]:
     yield Text(
         " · ".join((*report.device_facts()[1:], *([study.regime] if study.regime else []), report.cases)), "soft"
     )
-    yield from (Text(one.text, "wrong" if one.is_wrong else "warn") for one in failures(study, FAULTS))
-    yield from (Text(one.text, "soft") for one in failures(study, [HERE]))
+    yield from (_failure_verdict(one) for one in failures(study, FAULTS))
     yield from (Text(words, "warn") for words in report.incomplete())
     for part in study.parts()[:1]:
-        yield from (_kernel_verdict(part, name) for name in part.kernels if any(c.contrasts for c in part.cases))
+        yield from (one for name in part.kernels if (one := _kernel_verdict(part, name)) is not None)
+    yield from (Text(one.text, "soft") for one in failures(study, [HERE]))
     if other_settings := [part.settings[0].name for part in study.parts()[1:] if part.contrasts]:
         yield Text(f"These are of {study.settings[0].name}; below also {' and '.join(other_settings)}.", "soft")
 
 
-def _kernel_verdict(part: Study, kernel: str) -> Part:
-    """How a kernel compares with the fastest baseline of each case: its commonest verdict as a badge, and words."""
+def _failure_verdict(failure: Failure) -> Part:
+    """What an implementation did wrong, in red: what it is called, in how many cases, and why."""
+    first, *other_reasons = failure.reasons
+    and_others = f" (and {count(len(other_reasons), 'other reason')})" if other_reasons else ""
+    where = f"in {len(failure.cases)} of {count(failure.total, 'case')}: {first}{and_others}"
+    badge = FAILURES.get(failure.kind, failure.kind)
+    return Verdicts(failure.implementation, badge, "wrong" if failure.is_wrong else "slower", where)
+
+
+def _kernel_verdict(part: Study, kernel: str) -> Part | None:
+    """How a kernel compares with the fastest baseline of each case: its commonest verdict as a badge, and words. None
+    for one that failed in every case, of which its failure says all."""
     best = [one for case in part.cases if (one := case.against_fastest(kernel)) is not None]
     if not best:
-        failed = [one for one in failures(part) if one.implementation == kernel]
-        badge, style = "not compared", "soft"
-        if failed:
-            badge, style = FAILURES[failed[0].kind], "slower" if failed[0].is_wrong else "soft"
-        return Verdicts(kernel, badge, style, "no case was timed together with a baseline")
+        if any(one.implementation == kernel for one in failures(part)):
+            return None
+        return Verdicts(kernel, "not compared", "soft", "no case was timed together with a baseline")
     counts = Counter(one.verdict.value for one in best)
     (word, most), *other_counts = counts.most_common()
     ratios = sorted(one.ratio.mid for one in best)
@@ -254,10 +262,13 @@ def _environment(report: Report) -> Iterable[Part]:
     facts |= {
         key: report.manifest[key] for key in ("gpu", "image", "mode", "started_at", "vms") if key in report.manifest
     }
+    hidden = {"schema", "build schema", "build details"}
+    if report.simulated:  # the embedded cloud's own names, which no machine has
+        hidden |= {"zone", "machine_type", "image", "vms", "mode"}
     lines = [
         [key.replace("_", " "), in_words(value)]
         for key, value in facts.items()
-        if value not in (None, "", [], {}) and key not in ("schema", "build schema", "build details")
+        if value not in (None, "", [], {}) and key not in hidden
     ]
     if lines:
         yield PageTable("Environment", ("what", "value"), lines, long=(1,))

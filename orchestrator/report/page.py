@@ -61,7 +61,7 @@ class Figure:
 class PageTable:
     """A table. Columns in `left` hold words, as the first column always does. Columns in `wrap` hold several words, and
     those in `long` may break anywhere. `groups` are headings above the heads, each with its number of columns. On a
-    narrow screen the cells of a row of a `stack` are placed one below the other."""
+    narrow screen the cells of a row of a `stack` are placed one below the other, without those of `minor` columns."""
 
     kind: ClassVar[str] = "table"
     label: str
@@ -71,6 +71,7 @@ class PageTable:
     wrap: Sequence[int] = ()
     long: Sequence[int] = ()
     groups: Sequence[tuple[str, int]] = ()
+    minor: Sequence[int] = ()
     stack: bool = False
     sortable: bool = False
     """Whether a click on a head sorts the rows; then no two heads may be the same."""
@@ -83,7 +84,8 @@ class PageTable:
 
     def style(self, column: int) -> str:
         kinds = (("long", self.long), ("wrap", self.wrap), ("left", self.left))
-        return next((name for name, columns in kinds if column in columns), "")
+        name = next((name for name, columns in kinds if column in columns), "")
+        return f"{name} minor".strip() if column in self.minor else name
 
     def told(self, column: int) -> str:
         """The head of a column together with that of its group, as a label for a single cell."""

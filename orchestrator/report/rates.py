@@ -47,7 +47,7 @@ def by_size(part: Study, width: float = WIDTH) -> tuple[Board | None, str]:
     fewer = f" Of {len(panels)} panels {MOST_PANELS} are drawn." if len(panels) > MOST_PANELS else ""
     panels = panels[:MOST_PANELS]
     units = list(dict.fromkeys(panel.unit for panel in panels))
-    title = f"{' and '.join(units)} by {panels[0].axis.replace('_', ' ')}"
+    title = f"{' and '.join(units)} by {axis_name(panels[0].axis)}"
     counted = f" Operations by {counting_convention(case.axes for case in cases)}." if "TFLOP/s" in units else ""
     bars = "Medians; bars are their 95 % intervals, where they are wider than a mark."
     return _board(panels, title, names, part, width), f"{title}. {bars}{counted}{fewer}"
@@ -78,6 +78,11 @@ def size_axis(axes: Sequence[Mapping[str, str]]) -> str:
     return next((name for name, count in numbers.items() if count == most), "") if most > 1 else ""
 
 
+def axis_name(axis: str) -> str:
+    """The name of an axis as a person reads it; those of a user's own workload have a prefix in the rows."""
+    return axis.removeprefix("axis:").replace("_", " ")
+
+
 def _following(axes: Sequence[Mapping[str, str]], axis: str) -> frozenset[str]:
     """The other axes that are equal to the size at two sizes or more, as in square problems."""
     same: dict[str, set[str]] = {}
@@ -99,7 +104,8 @@ def _kind(own: Mapping[str, str], axis: str, follows: frozenset[str]) -> Kind:
 
 def _title(pairs: Sequence[tuple[str, str]]) -> str:
     title_parts = [
-        value if not value.isdigit() and value not in ("true", "false") else f"{name} {value}" for name, value in pairs
+        value if not value.isdigit() and value not in ("true", "false") else f"{axis_name(name)} {value}"
+        for name, value in pairs
     ]
     return ", ".join(bundled.in_words(one).replace("_", " ").replace(" ", NO_BREAK) for one in title_parts)
 
@@ -160,7 +166,7 @@ def _panel(board: Board, panel: Panel, look: Mapping[str, Look], area: Area) -> 
         board.line(across(size), y + 196, across(size), y + 201, "axis")
     for size in room:
         board.text(across(size), y + 216, format_tick(size), "middle soft")
-    board.text(x + 62 + (width - 76) / 2, y + 236, axis.replace("_", " "), "middle")
+    board.text(x + 62 + (width - 76) / 2, y + 236, axis_name(axis), "middle")
     board.text(x + 14, y + 113, unit, "middle", turned=True)
     for name, line in lines.items():
         look_of_name = look[name]

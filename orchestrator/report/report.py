@@ -164,7 +164,7 @@ class Report:
         began = str(self.manifest.get("started_at") or self.environment.get("recorded_at") or "")[:16].replace("T", " ")
         where = " in ".join(str(last[key]) for key in ("machine_type", "zone") if last.get(key))
         if self.simulated:
-            where = "embedded cloud: this machine"
+            where = "practice on this machine"
         dirty = "+" if self.environment.get("git_dirty") else ""
         code = (f"commit {commit}{dirty}" if commit else "", f"payload {payload}" if payload else "")
         return tuple(part for part in (self.study.run_id, began, where, *code) if part)
@@ -299,7 +299,7 @@ class Report:
         answers = count(self.study.answers, "answer")
         each = f": ${self.usd_per_answer:.6f} for each of {answers}" if self.usd_per_answer is not None else ""
         if self.simulated:
-            return f"Simulated prices of the embedded cloud: ${self.cost_usd:.4f}{each}. No dollar was spent."
+            return "Practice: nothing was rented, and no dollar was spent."
         return f"The run cost ${self.cost_usd:.4f}{each}."
 
     def energy(self) -> str:

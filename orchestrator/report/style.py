@@ -98,7 +98,8 @@ p{{margin:.4rem 0;max-width:52rem}}.lead{{font-size:1.1rem}}.soft,figcaption,sma
 .wrong{{border-left:.25rem solid var(--bad);padding:.3rem .8rem;margin:.5rem 0;color:var(--bad);font-weight:600;
 overflow-wrap:anywhere}}td .wrong{{border:0;padding:0;margin:0}}.unavailable{{color:var(--soft)}}
 .note{{border-left:.25rem solid var(--line);padding:.1rem .8rem;margin:.35rem 0;max-width:none;font-size:.95rem}}
-.verdict{{max-width:none;font-size:1.1rem;margin:.45rem 0}}
+.verdict{{max-width:none;font-size:1.1rem;margin:.45rem 0;overflow-wrap:anywhere}}.badge.wrong{{margin:0;
+border-color:var(--bad);background:var(--bad);color:var(--paper);padding:0 .6rem;border-left-width:1.5px}}
 .kernel{{font-weight:600;font-size:1.1rem;margin:1rem 0 .2rem}}
 .badge{{display:inline-block;border:1.5px solid currentColor;border-radius:1rem;padding:0 .6rem;font-weight:600;
 white-space:nowrap}}.badge.soft,.badge.unavailable{{font-weight:400}}.inconclusive,.same{{color:var(--ink)}}
@@ -160,8 +161,6 @@ tr:target,section:target h2{background:var(--band)}
 .finder label.orders{display:none}
 @media (max-width:40rem){.finder label.orders{display:flex}.finder label{flex:1 1 45%}
 .finder input{min-width:0;width:100%}
-table.stack[data-sortable] tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.2rem}
-table.stack[data-sortable] td:nth-child(-n+2),table.stack[data-sortable] td.wrap{grid-column:1/-1}
-table.stack[data-sortable] tr[hidden]{display:none}}
+table.stack tr[hidden],table.stack td.minor{display:none}}
 @media print{.site,.finder,.found,.skip{display:none}}
 """.replace("\n", "")

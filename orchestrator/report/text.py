@@ -36,7 +36,15 @@ def format_tick(value: float) -> str:
 
 
 def format_ratio(value: float) -> str:
-    return UNKNOWN if math.isnan(value) else f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
+    """`1.29×`; two digits of one far below 1, and no decimals above 100."""
+    if math.isnan(value):
+        return UNKNOWN
+    return f"{format_limit(value, 2)}×" if value < 100 else f"{value:.0f}×"
+
+
+def format_limit(value: float, places: int) -> str:
+    """A number with `places` decimals; with two digits where these decimals would hide them."""
+    return format_digits(value, 2) if 0 < value < 0.095 and places <= 2 else f"{value:.{places}f}"
 
 
 def other_regime_text(one: Contrast) -> str:
@@ -61,7 +69,9 @@ class WorkRate:
 
     @property
     def share(self) -> str:
-        return "" if math.isnan(self.of_roof) else f"{self.of_roof:.0f} %"
+        if math.isnan(self.of_roof):
+            return ""
+        return f"{self.of_roof:.0f} %" if self.of_roof >= 0.5 or not self.of_roof else "<1 %"
 
 
 def rate(case: Case, timing: CaseTiming) -> WorkRate:
@@ -73,7 +83,8 @@ def rate(case: Case, timing: CaseTiming) -> WorkRate:
     by_memory = math.isnan(work.flop) or (roof is not None and work.intensity < roof.ridge)
     if by_memory:
         speed = work.bytes / timing.median_us.mid / 1e3
-        return WorkRate(speed, "GB/s", 100 * speed / roof.gb_per_s if roof is not None else math.nan)
+        share = 100 * speed / roof.gb_per_s if roof is not None else math.nan
+        return WorkRate(speed, "GB/s", share) if speed >= 0.1 else WorkRate(speed * 1e3, "MB/s", share)
     share = 100 * timing.tflops / roof.tflops if roof is not None else math.nan
     return (
         WorkRate(timing.tflops, "TFLOP/s", share)
@@ -84,7 +95,9 @@ def rate(case: Case, timing: CaseTiming) -> WorkRate:
 
 def format_limits(interval: Interval, *, places: int = 2) -> str:
     """The limits of an interval, in brackets; empty where they are not known."""
-    return f"[{interval.low:.{places}f}, {interval.high:.{places}f}]" if interval.known else ""
+    if not interval.known:
+        return ""
+    return f"[{format_limit(interval.low, places)}, {format_limit(interval.high, places)}]"
 
 
 def format_estimate(interval: Interval) -> str:

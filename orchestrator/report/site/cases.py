@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.analysis.axes import parse_number
 from orchestrator.analysis.devices import Column, Time, side_by_side
 from orchestrator.analysis.history import HistoryPoint, Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.results import case_order
 from orchestrator.core.text import capitalize_first, count
-from orchestrator.report.devices import SIMULATED, device_sections
+from orchestrator.report.devices import device_sections
 from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import (
     Cell,
@@ -30,7 +29,7 @@ from orchestrator.report.page import (
     write_page,
 )
 from orchestrator.report.site.digest import CaseDigest, Digest, newest_first, unpack_interval
-from orchestrator.report.site.index import CASES, GPUS, case_page, relative_link, run_page, site_nav
+from orchestrator.report.site.index import CASES, GPUS, PRACTICE, case_page, relative_link, run_page, site_nav
 from orchestrator.report.site.timeline import timeline_board
 from orchestrator.report.text import UNKNOWN, format_digits, format_limits
 
@@ -45,8 +44,8 @@ def gpus_page(digests: Sequence[Digest]) -> str:
     table = side_by_side(columns)
     notes: list[Part] = [
         Text(
-            f"{count(len(columns), 'device')}. Of each, the newest run that timed a case and was not disturbed; what "
-            "was spent is the sum over all its runs.",
+            f"{count(len(columns), 'device')}. Each time is of the newest run that has it and was not disturbed; what "
+            "was spent is the sum over all runs.",
             "soft",
         )
     ]
@@ -56,7 +55,7 @@ def gpus_page(digests: Sequence[Digest]) -> str:
     elif len(columns) == 1:
         notes.append(Text("A comparison needs a second device.", "soft"))
     if any(one.simulated for one in measured):
-        notes.append(Text(SIMULATED, "warn"))
+        notes.append(Text(PRACTICE, "soft"))
     return write_page(Page("GPUs", "Devices side by side", notes, made, site_nav(GPUS)))
 
 
@@ -68,6 +67,7 @@ def device_column(device: str, digests: Sequence[Digest]) -> Column:
     """The column of a device. Each time comes from the newest undisturbed run that has it, or else from the newest
     run."""
     runs = newest_first(digests)
+    paid = [one for one in runs if not one.simulated]
     times: dict[tuple[str, str, str, str], Time] = {}
     calm = [one for one in runs if not one.busy]
     for digest in (*calm, *(one for one in runs if one.busy)):
@@ -79,10 +79,9 @@ def device_column(device: str, digests: Sequence[Digest]) -> Column:
         name=device,
         times=tuple(times.values()),
         runs=tuple(one.run_id for one in runs),
-        cost_usd=sum(parse_number(one.line.get("cost_usd")) or 0.0 for one in runs),
-        usd_per_hour=next((one.usd_per_hour for one in runs if one.usd_per_hour), None),
-        answers=sum(one.answers for one in runs),
-        simulated=all(one.simulated for one in runs),
+        cost_usd=sum(one.cost_usd for one in paid) if paid else None,
+        usd_per_hour=next((one.usd_per_hour for one in paid if one.usd_per_hour), None),
+        answers=sum(one.answers for one in paid or runs),
         doubt="" if calm else runs[0].busy,
     )
 
@@ -246,14 +245,16 @@ def case_list_page(found: Mapping[str, Followed], points: Mapping[str, Judged], 
     """The page with the list of cases; `points` is by case id."""
     rows = list(_lines(found, points))
     workloads = sorted({one.workload for one in digests if one.workload})
-    heads = ("case", "device", "setting", "implementation", "runs", "newest", "unit", "changes", "last change")
+    heads = ("case", "device", "setting", "implementation", "runs", "newest", "what", "changes", "last change")
     choices = [PageChoice("device", "Device", 1, sorted({str(row[1]) for row in rows})),
                PageChoice("setting", "Setting", 2, sorted({str(row[2]) for row in rows}))]  # fmt: skip
     orders = [(name, place) for place, name in enumerate(heads)]
     finder = Finder("histories", [one for one in choices if len(one.values) > 1], orders)
-    table = PageTable("Cases", heads, rows, left=(1, 2, 3, 6, 8), wrap=(1, 6, 8), stack=True, sortable=True)
+    table = PageTable("Cases", heads, rows, left=(1, 2, 3, 6, 8), wrap=(8,), stack=True, sortable=True)
     parts: list[Part] = [finder, table] if rows else [Text("No run has measured a case yet.")]
-    head: list[Part] = [Text(" · ".join([count(len(found), "case"), *workloads]), "soft")]
+    facts = [count(len(found), "case"), *workloads]
+    meaning = "Newest: how many times as fast as the implementation beside it (×), or a time."
+    head: list[Part] = [Text(" · ".join(facts), "soft"), *([Text(meaning, "soft")] if rows else [])]
     return write_page(Page("Cases", "Cases over time", head, [Section("Cases", parts)], site_nav(CASES)))
 
 
@@ -272,7 +273,7 @@ def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iter
                 series.subject,
                 str(len(runs)),
                 format_digits(points[-1].reading.value.mid, 4),
-                series.unit,
+                f"× {series.relative_to}" if series.relative_to else "µs",
                 str(len(changed)),
                 Word(f"{word}, {day_of(last.reading.run_id)}", word, key=last.reading.run_id)
                 if last is not None

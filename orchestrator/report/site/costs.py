@@ -9,7 +9,7 @@ from typing import Final
 
 from orchestrator.core.ledger.budget import Caps, Ledger, counted_costs, key_of, lower_caps, window_exposure
 from orchestrator.core.text import count
-from orchestrator.report.figures import RIGHT, WIDTH
+from orchestrator.report.figures import SLIM, WIDTH
 from orchestrator.report.page import Cell, Figure, Page, PageTable, Part, Section, Text, Word, write_page
 from orchestrator.report.site.digest import Digest
 from orchestrator.report.site.index import COSTS, run_page, site_nav
@@ -17,6 +17,9 @@ from orchestrator.report.svg import Board, Scale
 from orchestrator.report.text import UNKNOWN, format_tick
 
 DAYS: Final = 60
+LEAST_DAYS: Final = 7
+DATE_WIDTH: Final = 92.0
+"""The width of a day's name on the axis, with the room beside it."""
 DEAREST: Final = 10
 
 
@@ -26,15 +29,14 @@ def costs_page(digests: Sequence[Digest], ledger: Ledger | None, caps: Caps, now
     if ledger is not None:
         sections.append(Section("Caps", [_caps(ledger, caps, now, pretend=False)]))
     real, pretended = ([one for one in digests if one.simulated is kind] for kind in (False, True))
-    sections += _of_runs(real, "", now)
-    sections += _of_runs(pretended, " (simulated)", now)
+    sections += _of_runs(real, now)
     if ledger is not None and counted_costs(ledger):
         sections.append(Section("Other costs", [_others(ledger)]))
     head: list[Part] = [Text(trouble, "warn")] if trouble else []
     if pretended:
-        head.append(Text("Runs of the embedded cloud have simulated prices: no dollar was spent on them.", "soft"))
-    if not digests:
-        head.append(Text("Nothing was spent: there are no runs yet."))
+        head.append(Text(f"{count(len(pretended), 'practice run')}: no dollar was spent on practice.", "soft"))
+    if not any(one.cost_usd > 0 for one in real):
+        head.append(Text("No run has cost anything yet."))
     return write_page(Page("Costs", "Costs", head, sections, site_nav(COSTS)))
 
 
@@ -54,18 +56,18 @@ def format_usd(amount: Decimal | float) -> str:
     return f"${amount:,.4f}"
 
 
-def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
+def _of_runs(runs: Sequence[Digest], now: datetime) -> list[Section]:
     paid = [one for one in runs if one.cost_usd > 0]
     if not paid:
         return []
     total = f"{format_usd(sum(one.cost_usd for one in paid))} for {count(len(paid), 'run')}."
     parts: list[Part] = [Text(total, "lead")]
-    board = by_day(paid, now)
+    board, slim = by_day(paid, now), by_day(paid, now, SLIM)
     if board is not None:
-        parts.append(Figure(board, f"Dollars by the day on which a run was begun; the last {DAYS} days."))
-    made = [Section(f"Runs{mark}", parts)]
+        parts.append(Figure(board, "Dollars by the day on which a run was begun, UTC.", slim))
+    made = [Section("Runs", parts)]
     for title, key in KEYS.items():
-        made.append(Section(f"{title}{mark}", [_sums(f"{title}{mark}", paid, key)]))
+        made.append(Section(title, [_sums(title, paid, key)]))
     dearest = sorted(paid, key=lambda one: (-one.cost_usd, one.run_id))[:DEAREST]
     rows: list[list[Cell]] = [
         [
@@ -77,7 +79,7 @@ def _of_runs(runs: Sequence[Digest], mark: str, now: datetime) -> list[Section]:
         for one in dearest
     ]
     heads = ("run", "device", "answers", "cost")
-    made.append(Section(f"Dearest runs{mark}", [PageTable(f"Dearest runs{mark}", heads, rows, left=(1,), stack=True)]))
+    made.append(Section("Most expensive runs", [PageTable("Most expensive runs", heads, rows, left=(1,), stack=True)]))
     return made
 
 
@@ -97,8 +99,8 @@ def _sums(title: str, runs: Sequence[Digest], key: Callable[[Digest], str]) -> P
         spent, answers = sum(one.cost_usd for one in own), sum(one.answers for one in own)
         each = f"${spent / answers:.6f}" if answers else UNKNOWN
         rows.append([name, f"{len(own):,}", format_usd(spent), format_usd(spent / len(own)), f"{answers:,}", each])
-    head = title.removeprefix("By ").removesuffix(" (simulated)")
-    heads = (head if head.isupper() else head.lower(), "runs", "spent", "a run", "answers", "an answer")
+    head = title.removeprefix("By ")
+    heads = (head if head.isupper() else head.lower(), "runs", "spent", "$ a run", "answers", "$ an answer")
     return PageTable(title, heads, rows, stack=True)
 
 
@@ -110,32 +112,35 @@ def _others(ledger: Ledger) -> PageTable:
     return PageTable("Other costs", ("when, UTC", "kind", "note", "cost"), rows, left=(1, 2), wrap=(2,), stack=True)
 
 
-def by_day(runs: Sequence[Digest], now: datetime) -> Board | None:
-    """A figure with a bar for each of the last days; None where nothing was spent in them."""
+def by_day(runs: Sequence[Digest], now: datetime, width: float = WIDTH) -> Board | None:
+    """A figure with a bar for each day, from the first of the last `DAYS` days on which something was spent, and of at
+    least `LEAST_DAYS`; None where nothing was spent in them. With width `SLIM` it fits a phone."""
     days = [f"{now - timedelta(days=back):%Y-%m-%d}" for back in range(DAYS - 1, -1, -1)]
     spent = dict.fromkeys(days, 0.0)
     for one in runs:
         day = one.status.created_at[:10]
         if day in spent:
             spent[day] += one.cost_usd
-    most = max(spent.values())
+    most, total = max(spent.values()), sum(spent.values())
     if most <= 0:
         return None
-    total = sum(spent.values())
-    board = Board(
-        WIDTH,
-        230,
-        f"Dollars by day over {DAYS} days: {format_usd(total)} in all, {format_usd(most)} on the most expensive day",
-    )
-    up, step = Scale(0, most * 1.08, 180, 20), (RIGHT - 70) / DAYS
+    first = next(place for place, day in enumerate(days) if spent[day] > 0)
+    days = days[min(first, DAYS - LEAST_DAYS) :]
+    title = f"Dollars by day over {count(len(days), 'day')}: {format_usd(total)} in all"
+    board = Board(width, 222, f"{title}, {format_usd(most)} on the most expensive day")
+    left, right = 70.0, width - 12
+    up, step = Scale(0, most * 1.08, 180, 20), (right - left) / len(days)
     for value in up.ticks(5):
-        board.line(70, up(value), RIGHT, up(value), "grid")
-        board.text(62, up(value) + 4.5, f"${format_tick(value)}", "end soft")
-    for place, (day, amount) in enumerate(spent.items()):
-        x = 70 + place * step
+        board.line(left, up(value), right, up(value), "grid")
+        board.text(left - 8, up(value) + 4.5, f"${format_tick(value)}", "end soft")
+    named_x = right + DATE_WIDTH
+    for place, day in reversed(list(enumerate(days))):
+        x, amount = left + place * step, spent[day]
         if amount:
-            board.box(x + 1, up(amount), step - 2, 180 - up(amount), "c0", f"{day}: {format_usd(amount)}")
-        if place % 10 == 5:
-            board.text(x + step / 2, 200, day, "middle soft")
-    board.line(70, 180, RIGHT, 180, "axis")
+            board.box(x + step * 0.1, up(amount), step * 0.8, 180 - up(amount), "c0", f"{day}: {format_usd(amount)}")
+        middle = min(x + step / 2, width - DATE_WIDTH / 2)
+        if named_x - middle >= DATE_WIDTH and middle >= left:
+            board.text(middle, 202, day, "middle soft")
+            named_x = middle
+    board.line(left, 180, right, 180, "axis")
     return board

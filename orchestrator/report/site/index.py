@@ -68,7 +68,7 @@ def site_nav(page: str) -> tuple[Link, ...]:
 
 HEADS: Final = (
     "run",
-    "started, UTC",
+    "workload",
     "GPU",
     "device",
     "by",
@@ -79,6 +79,9 @@ HEADS: Final = (
     "cost",
 )
 FAILED: Final = ("failed", "incorrect", "refused")
+PRACTICE: Final = (
+    "Practice runs measured the computer that they were started on: nothing was rented, and no dollar was spent."
+)
 
 
 def index_page(digests: Sequence[Digest], bucket: str) -> str:
@@ -89,9 +92,13 @@ def index_page(digests: Sequence[Digest], bucket: str) -> str:
         parts = [run_finder(runs), run_table(runs)]
     else:
         parts = [Text("There are no runs yet. bench launch --gpu l4 makes one.")]
-    simulated = [Text("* simulated prices of the embedded cloud: no dollar was spent.", "soft")]
-    sections = [Section("Runs", [*parts, *(simulated if any(one.simulated for one in runs) else [])])]
-    head = [Text(" · ".join(part for part in (bucket, count(len(runs), "run"), last_change(runs)) if part), "soft")]
+    practice = sum(one.simulated for one in runs)
+    practised = f"{practice} of them practice" if practice < len(runs) else "all of them practice"
+    facts = (bucket, count(len(runs), "run"), practised if practice else "", last_change(runs))
+    head = [Text(" · ".join(part for part in facts if part), "soft")]
+    if practice:
+        head.append(Text(PRACTICE, "soft"))
+    sections = [Section("Runs", parts)]
     return write_page(Page(f"Runs · {bucket}", "Benchmark runs", head, sections, site_nav(INDEX)))
 
 
@@ -111,27 +118,35 @@ def distinct_values(texts: Sequence[str]) -> list[str]:
 
 def run_table(runs: Sequence[Digest]) -> PageTable:
     rows = [run_row(one) for one in runs]
-    return PageTable("Runs", HEADS, rows, left=(1, 2, 3, 4, 5, 7), wrap=(3, 7), stack=True, sortable=True)
+    return PageTable("Runs", HEADS, rows, left=(1, 2, 3, 4, 5, 7), wrap=(1, 7), minor=(2, 4), stack=True, sortable=True)
 
 
 def run_row(one: Digest) -> list[Cell]:
     line = one.status
     verdicts = ", ".join(f"{one.counts[word.value]} {word.value}" for word in Verdict if one.counts.get(word.value))
     state = shown_state(one)
-    cost = f"${one.cost_usd:,.4f}"
+    faults = "; ".join(words.partition(":")[0] for words in one.wrong)
     faster = one.counts.get("faster", 0)
     return [
         Word(one.run_id, href=run_page(one.run_id)),
-        line.created_at[:16].replace("T", " "),
+        one.workload or UNKNOWN,
         line.gpu or UNKNOWN,
         one.device or UNKNOWN,
         line.user or UNKNOWN,
         Word(state, style_of(line.phase), key=state),
         Word(f"{line.cases_done} of {line.cases_total}", key=str(line.cases_done)),
-        Word(verdicts or UNKNOWN, key=str(faster) if verdicts else ""),
+        Word(faults or verdicts or UNKNOWN, "failed" if faults else "", verdicts if faults else "",
+             key=str(faster) if verdicts else ""),
         Word(format_clock(line.seconds), key=str(line.seconds)),
-        Word(f"{cost}*" if one.simulated else cost, key=f"{one.cost_usd:.6f}"),
-    ]
+        shown_cost(one),
+    ]  # fmt: skip
+
+
+def shown_cost(one: Digest) -> Word:
+    """The cost of a run; practice costs nothing."""
+    if one.simulated:
+        return Word("practice", "soft", key="0")
+    return Word(f"${one.cost_usd:,.4f}", key=f"{one.cost_usd:.6f}")
 
 
 UNREADABLE: Final = "unreadable"

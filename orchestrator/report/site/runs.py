@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.analysis.axes import parse_number
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
+from orchestrator.core import bundled
 from orchestrator.core import text as foreign
 from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import BenchError
@@ -72,7 +73,10 @@ def report_of(material: Material, body: Mapping[str, Any], notes: tuple[str, ...
             {key: str(vm.get(key) or "") for key in ("name", "zone", "machine_type")} for vm in _objects(body, "vms")
         ],
     }
-    return Report(study(groups, reader.told()), environment, build, manifest, notes)
+    studied = study(groups, reader.told())
+    if not bundled.is_of(case.axes for case in studied.cases):
+        manifest["workload"] = line.config
+    return Report(studied, environment, build, manifest, notes)
 
 
 def _line(text: str) -> str:
@@ -125,7 +129,7 @@ def write_run_page(digest: Digest, report: Report | None, body: Mapping[str, Any
 
 def _state(digest: Digest) -> Iterator[Part]:
     line = digest.status
-    price = f"${digest.cost_usd:,.4f}{' (simulated)' if digest.simulated else ''}"
+    price = "practice: nothing was rented" if digest.simulated else f"${digest.cost_usd:,.4f}"
     facts = (
         shown_state(digest),
         line.gpu,
@@ -134,7 +138,7 @@ def _state(digest: Digest) -> Iterator[Part]:
         price,
     )
     yield Text(" · ".join(fact for fact in facts if fact), style_of(line.phase) or "soft")
-    if line.detail:
+    if line.detail and not digest.wrong:  # the report says what is wrong in its own first lines
         yield Text(line.detail, "" if line.phase == "succeeded" else "warn")
     if digest.problem:
         yield Text(digest.problem, "warn")
@@ -149,8 +153,8 @@ def _how_it_went(digest: Digest, body: Mapping[str, Any]) -> Iterator[Section]:
     spans = [_span(one) for one in _objects(body, "phases")]
     if spans:
         parts.append(PageTable("Phases", ("machine", "phase", "began, UTC", "took", "exit code"), spans, left=(1, 2)))
-    machines = [_machine(one, digest) for one in _objects(body, "vms")]
-    if machines:
+    machines = [_machine(one) for one in _objects(body, "vms")]
+    if machines and not digest.simulated:
         heads = ("machine", "zone", "type", "sold as", "$ an hour", "began, UTC", "ended as", "cost")
         parts.append(PageTable("Machines", heads, machines, left=(1, 2, 3, 5, 6), stack=True))
     heals = [Word(_short(one)) for one in _objects(body, "heals")]
@@ -167,14 +171,13 @@ def _span(one: Mapping[str, Any]) -> list[Cell]:
             UNKNOWN if code is None else str(code)]  # fmt: skip
 
 
-def _machine(one: Mapping[str, Any], digest: Digest) -> list[Cell]:
+def _machine(one: Mapping[str, Any]) -> list[Cell]:
     price, cost = parse_number(one.get("usd_per_hour")), parse_number(one.get("cost_usd"))
-    star = "*" if digest.simulated else ""
     return [
         str(one.get("attempt", "")), str(one.get("zone", "")), str(one.get("machine_type", "")),
-        str(one.get("provisioning", "")), UNKNOWN if price is None else f"${price:.4f}{star}",
+        str(one.get("provisioning", "")), UNKNOWN if price is None else f"${price:.4f}",
         _moment(one.get("started_at")), str(one.get("how") or one.get("refused") or UNKNOWN),
-        UNKNOWN if cost is None else f"${cost:.4f}{star}",
+        UNKNOWN if cost is None else f"${cost:.4f}",
     ]  # fmt: skip
 
 

@@ -135,6 +135,18 @@ def test_a_figure_is_read_on_a_phone_without_being_pushed_sideways(page: Page, p
     assert (page.run(PUSHED.format(within)), page.run(CUT.format(within))) == (0, 0)
 
 
+def test_a_row_of_a_narrow_index_is_a_card_with_one_edge(page: Page, pages: Path) -> None:
+    page.look(390)
+    page.open((pages / "index.html").as_uri())
+    edges = (
+        "[...document.querySelectorAll('tbody tr')].map(row => [...new Set([...row.cells].filter(c => c.checkVisibility())"
+        ".map(cell => Math.round(cell.getBoundingClientRect().right)))])"
+    )
+    found = page.run(edges)
+    assert len(found) == 20
+    assert {len(one) for one in found} == {1}
+
+
 def test_words_and_choices_narrow_the_index_and_stand_in_the_address(page: Page, pages: Path) -> None:
     page.look(1280)
     page.open((pages / "index.html").as_uri())

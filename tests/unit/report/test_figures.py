@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.analysis.bootstrap import Interval
 from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.report.document import summary_csv
+from orchestrator.report.figures import SLIM, speedup_board, stack_rows
 from orchestrator.report.files import draw_boards, figure_svg
 from orchestrator.report.html import report_page
 from orchestrator.report.rates import by_size
 from orchestrator.report.style import DARK, LIGHT, assign_looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
-from orchestrator.report.text import case_labels, format_tick
+from orchestrator.report.text import case_labels, format_limits, format_ratio, format_tick
 from tests.unit.report.reported import FULL
 from tests.unit.report.written import csv_text, records, reported
 
@@ -159,3 +161,33 @@ def test_gradients_have_panels_names_and_operations_of_their_own() -> None:
     told = {row["case_id"]: row["pass"] for row in csv.DictReader(io.StringIO(summary_csv(report)))}
     assert {case: case.rpartition("-")[2] if value else "" for case, value in told.items()} == told
     assert "pass" not in summary_csv(reported(FULL)).splitlines()[0].split(",")
+
+
+@given(st.integers(1, 60), st.floats(12, 120))
+def test_no_scale_of_a_figure_stands_above_a_single_row(rows: int, height: float) -> None:
+    tops = [top for top, _ in stack_rows(0.0, rows, height)]
+    bands, row = [1], tops[0]
+    for top in tops[1:]:
+        bands = [*bands[:-1], bands[-1] + 1] if top == pytest.approx(row + height) else [*bands, 1]
+        row = top
+    assert sum(bands) == rows
+    assert len(bands) == 1 or min(bands) > 1
+
+
+def test_on_a_phone_a_setting_has_rows_for_its_own_cases_alone() -> None:
+    rows = [
+        row
+        for cache, lengths in (("cold", (128, 256, 512)), ("mixed", (1024,)))
+        for row in records(lengths=lengths, cache=cache)
+    ]
+    board = speedup_board(reported(csv_text(rows)).study, width=SLIM)
+    assert board is not None
+    texts = [element.text for element in ElementTree.fromstring(board.svg()).iter() if element.text]
+    assert {"burst, cold", "burst, mixed"} < set(texts)
+    assert all(texts.count(f"S {length}") == 1 for length in (256, 512)), texts
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.294, "1.29×"), (0.1, "0.10×"), (0.000354, "0.00035×"), (250.4, "250×")])
+def test_a_ratio_always_has_a_digit_that_is_not_zero(value: float, text: str) -> None:
+    assert format_ratio(value) == text
+    assert format_limits(Interval(value, value, value * 2)).startswith(f"[{text.rstrip('×')}") or value > 100

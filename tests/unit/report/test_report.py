@@ -112,12 +112,14 @@ def test_six_hundred_measurements_make_a_small_file(text: str) -> None:
     assert size < 250_000
 
 
-def test_dollars_of_the_embedded_cloud_are_called_simulated_everywhere() -> None:
+def test_practice_shows_no_dollar_and_no_zone_as_if_it_were_real() -> None:
     report = reported(FULL, mode="embedded")
-    said = "Simulated prices of the embedded cloud: $0.1200: $0.010000 for each of 12 answers. No dollar was spent."
-    assert said in report.sentences()
-    assert said in report_page(report)
-    assert said in report_markdown(report)
+    said = "Practice: nothing was rented, and no dollar was spent."
+    for text in ("\n".join(report.sentences()), report_page(report), report_markdown(report)):
+        assert said in text
+        assert "$" not in text
+        assert "us-central1" not in text
+    assert "us-central1" in report_page(reported(FULL))
     assert report_document(report)["prices_simulated"] is True
     assert report_document(reported(FULL))["prices_simulated"] is False
     assert reported(FULL, cost_usd="0").money() == ""

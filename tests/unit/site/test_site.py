@@ -15,11 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli.site_build import STATE, build
+from orchestrator.cli.site_build import STATE, State, build
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.diagnose import REMEDIES
-from orchestrator.report.site.index import file_slug
+from orchestrator.report.figures import SLIM, WIDTH
+from orchestrator.report.site.costs import by_day
+from orchestrator.report.site.digest import Digest
+from orchestrator.report.site.index import file_slug, index_page
 from orchestrator.report.site.site import Money
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.report.written import csv_text, records
@@ -331,3 +334,48 @@ def test_a_case_may_be_called_anything_and_its_page_stays_in_its_folder(case: st
 @given(st.lists(st.text(max_size=20), min_size=2, max_size=2, unique=True))
 def test_two_cases_never_share_a_page(cases: list[str]) -> None:
     assert file_slug(cases[0]).lower() != file_slug(cases[1]).lower()
+
+
+def test_practice_is_called_practice_and_has_no_price_zone_or_machine(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    run = store(bucket, 0, mode="embedded", device="AMD EPYC")
+    build(source(bucket), tmp_path, processes=1)
+    found = pages(tmp_path)
+    assert "1 run · all of them practice" in found["index.html"]
+    assert '<span class="soft">practice</span>' in found["index.html"]
+    assert "practice: nothing was rented" in found[f"runs/{run}.html"]
+    for path, text in found.items():
+        assert "us-central1" not in text, path
+        assert "$" not in text.partition("</style>")[2].partition("<script>")[0] or path == "costs.html", path
+    assert "$0.0257" not in found["costs.html"]
+    store(bucket, 1)
+    build(source(bucket), tmp_path, processes=1)
+    assert "2 runs · 1 of them practice" in pages(tmp_path)["index.html"]
+    assert "1 practice run: no dollar was spent on practice." in pages(tmp_path)["costs.html"]
+
+
+def digests_of(folder: Path, bucket: MemoryBucket) -> list[Digest]:
+    build(source(bucket), folder, processes=1)
+    return list(State.model_validate_json((folder / STATE).read_text()).runs.values())
+
+
+def test_the_index_says_what_is_wrong_before_any_verdict(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    store(bucket, 0)
+    (digest,) = digests_of(tmp_path, bucket)
+    page = index_page([replace(digest, wrong=("mine is WRONG in 1 of 2 cases: max abs error 3",))], "bucket")
+    assert '<span class="failed">mine is WRONG in 1 of 2 cases</span> <small>2 faster</small>' in page
+
+
+@pytest.mark.parametrize(("days_later", "shown"), [(2, 7), (9, 10), (50, 51), (61, 60)])
+def test_the_chart_of_costs_begins_where_something_was_spent(tmp_path: Path, days_later: int, shown: int) -> None:
+    """It has a week at least and sixty days at most, at both widths; the last day is named on its axis."""
+    bucket, now = MemoryBucket(), BEGUN + timedelta(days=days_later)
+    many(bucket, range(20))
+    digests = digests_of(tmp_path, bucket)
+    for width in (WIDTH, SLIM):
+        board = by_day(digests, now, width)
+        assert board is not None
+        svg = board.svg()
+        assert f"over {shown} days" in svg
+        assert f">{now:%Y-%m-%d}</text>" in svg
