@@ -83,19 +83,31 @@ def size_of(answer: Any) -> int:
     return sum(one.numel() * one.element_size() for one in answer_leaves(answer) if isinstance(one, torch.Tensor))
 
 
-def stack(answers: Sequence[Any]) -> Any:
-    """Answers of one structure as one, in which each leaf has them all along a new first dimension. Raises `ValueError`
-    or `RuntimeError` if their structures, shapes or types differ."""
+def stack(answers: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.stack) -> Any:
+    """Answers of one structure as one, in which each leaf has them all along a new first dimension; with `torch.cat`
+    stacked ones are joined. Raises `ValueError` or `RuntimeError` if their structures, shapes or types differ."""
     first = answers[0]
     if isinstance(first, torch.Tensor):
-        return torch.stack([_tensor(one) for one in answers])
+        return join([_tensor(one) for one in answers])
     if isinstance(first, (bool, int, float)):
         return torch.tensor([one for one in answers if isinstance(one, (bool, int, float))])
     if len({len(one) for one in answers}) > 1:
         raise ValueError("the answers have other numbers of parts")
     if isinstance(first, dict):
-        return {key: stack([one[key] for one in answers]) for key in first}
-    return [stack(parts) for parts in zip(*answers, strict=True)]
+        return {key: stack([one[key] for one in answers], join) for key in first}
+    return [stack(parts, join) for parts in zip(*answers, strict=True)]
+
+
+def repeats_of(answers: Any) -> list[bool]:
+    """For each of several stacked answers, whether it equals the one before it in every bit."""
+    leaves = [one for one in answer_leaves(answers) if isinstance(one, torch.Tensor)]
+    count = len(leaves[0]) if leaves else 0
+    equal = torch.ones(max(0, count - 1), dtype=torch.bool)
+    for leaf in leaves if count > 1 else ():
+        rows = leaf.detach().contiguous().reshape(count, leaf[0].numel()).view(torch.uint8)
+        wide = torch.int64 if rows.shape[1] % 8 == 0 else torch.uint8
+        equal &= (rows.view(wide)[1:] == rows.view(wide)[:-1]).all(1).cpu()
+    return [False, *equal.tolist()][:count]
 
 
 def _tensor(one: Any) -> torch.Tensor:

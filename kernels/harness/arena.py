@@ -21,7 +21,7 @@ import torch
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built
 from kernels.harness.facts import log_line
-from kernels.harness.hands import UNKNOWN_LIMIT_S, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
+from kernels.harness.hands import FIRST_BATCH, UNKNOWN_LIMIT_S, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
 from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase, OwnWorkload
@@ -39,9 +39,14 @@ CHECKS_IN_EACH_REGIME = 3
 """In each regime on average this many samples of an implementation get new inputs, and their answers are judged."""
 ROUNDS = 2
 """The number of different new inputs in a regime; all implementations get the same ones."""
-COLLECTED, COLLECTED_BYTES, COLLECTED_SHARE = 200, 64 << 20, 0.1
-"""At most so many answers of timed calls, and so many bytes of them, are judged at once. They are collected as long as
-judging them has taken at most this share of the time since timing began."""
+COLLECTED, COLLECTED_SHARE = 2048, 0.1
+"""At most so many answers of timed calls are judged at once. They are collected as long as copying and judging them has
+taken at most this share of the time since the case began."""
+COLLECTED_BYTES: Mapping[str, int] = {"cuda": 256 << 20, "cpu": 64 << 20}
+COLLECTED_S = 0.05
+"""Judging one batch of them should take no longer than this, in seconds."""
+GRAPH_BYTES = 2 << 30
+"""The answers of a graph's calls, each in memory of its own, may take so much."""
 COLLECTED_ON_CPU_BYTES = 64 << 10
 """On a CPU only answers up to this size are collected: copies of larger ones change where the allocator puts the next
 ones, and calls of 2 ms were then seen to take half as long."""
@@ -84,15 +89,16 @@ class Arena:
     """Whether answers are written into tensors among the inputs."""
     hands: dict[str, Hand] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
+    failed_tests: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     wrong: dict[str, Check] = field(default_factory=dict)
     judged_calls: dict[str, int] = field(default_factory=dict)
     """The number of calls of each implementation in this case whose answers were judged."""
     sizes: list[int] = field(default_factory=list)
     roof: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
-    timing_began: float = 0.0
+    case_began: float = 0.0
     collecting_s: float = 0.0
-    """The seconds since then in which collected answers were judged."""
+    """The seconds since then in which collected answers were copied and judged."""
     places: dict[str, list[int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
     """The implementations that have answered at least once. If the device fails before that, the device itself may be
@@ -169,7 +175,7 @@ class Arena:
         hand = self.hand(name)
         inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
         answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
-        hand.seed, hand.collected = check_seed, 0
+        hand.seed, hand.collected, hand.batch = check_seed, 0, FIRST_BATCH
         check = self.verdict(hand, case, check_seed, answer)
         if not check.passed:
             check = replace(check, reason=check.reason + remark_on(hand))
@@ -192,7 +198,8 @@ class Arena:
         """Calls every implementation on new inputs and has it judged. The first baseline comes first, as its error is a
         limit for all."""
         check_seed, seed = secrets.randbits(62), axes.case_seed(case, self.seed, "inputs")
-        self.wrong, self.sizes, self.judged_calls = {}, [1], {}
+        self.wrong, self.sizes, self.judged_calls, self.turns = {}, [1], {}, {}
+        self.case_began, self.collecting_s = time.perf_counter(), 0.0
         self.limits.clear()
         first = [name for name in implementations if name in self.baselines[:1]]
         outcomes: dict[str, Outcome] = {}
@@ -207,6 +214,9 @@ class Arena:
         """The outcome of one implementation on a case."""
         if case.skip:
             return Outcome(name, None, None, case.skip, wrong=False)
+        if failure := self.failed_tests.get(name):
+            failed = Check(False, float("nan"), float("nan"), failure[0]) if failure[1] else None
+            return Outcome(name, None, failed, failure[0], wrong=True)
         for fresh in (name not in self.proven, False):
             try:
                 bound, check, size = self.bound(name, case, seed, check_seed)
@@ -253,7 +263,6 @@ class Arena:
             copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, sets))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
-        self.timing_began, self.collecting_s = time.perf_counter(), 0.0
         turns = wanted if sets == wanted.sets else plan_rotation(self.cache, size, cache_size, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
@@ -310,22 +319,42 @@ class Arena:
             return
         began, hand.collected = time.perf_counter(), 0
         answer = hand.ask("collected", folder=str(self.scratch.path), lend=self.can_lend(hand))
-        check = Check(False, float("nan"), float("nan"), str(answer["fault"]))
+        check, calls = Check(False, float("nan"), float("nan"), str(answer["fault"])), 0
         if not answer["fault"]:
             reply = self.ask_judge("judge_repeated", hand, case, answer, seeds=[hand.seed])
-            self.judged_calls[hand.name] = self.judged_calls.get(hand.name, 0) + int(reply["calls"])
-            check = check_of(reply)
-        self.collecting_s += time.perf_counter() - began
+            check, calls = check_of(reply), int(reply["calls"])
+            self.judged_calls[hand.name] = self.judged_calls.get(hand.name, 0) + calls
+        seconds = time.perf_counter() - began
+        self.collecting_s += seconds
+        hand.batch = min(COLLECTED, max(1, round(calls * min(4.0, COLLECTED_S / max(seconds, 1e-6)))))
         if not check.passed:
             self.wrong[hand.name] = replace(check, reason=f"in a timed call: {check.reason}"[:300])
 
-    def collects(self, hand: Hand) -> bool:
-        """Whether the next answer of a timed call is collected."""
+    def plan_collecting(self, hand: Hand, turn: Turn, case: OwnCase) -> int:
+        """How many answers of the next sample are collected. Judges those that the process holds if there is no room
+        for more."""
         if self.device.type == "cpu" and hand.answer_bytes > COLLECTED_ON_CPU_BYTES:
-            return False
-        most = min(COLLECTED, COLLECTED_BYTES // max(1, hand.answer_bytes))
-        elapsed_s = time.perf_counter() - self.timing_began
-        return hand.collected < most and self.collecting_s <= COLLECTED_SHARE * elapsed_s
+            return 0
+        spent_s = self.collecting_s + sum(each.collecting_s for each in self.turns.values())
+        if spent_s > COLLECTED_SHARE * (time.perf_counter() - self.case_began):
+            return 0
+        wanted = min(turn.answers, self.batch_of(hand))
+        if wanted and hand.collected + wanted > self.batch_of(hand):
+            self.judge_collected(hand, case)
+            wanted = min(turn.answers, self.batch_of(hand))
+        return wanted
+
+    def batch_of(self, hand: Hand) -> int:
+        """How many answers of an implementation are judged at once."""
+        return max(1, min(hand.batch, COLLECTED_BYTES[self.device.type] // max(1, hand.answer_bytes)))
+
+    def graph_slots(self, hand: Hand) -> int:
+        """How many answers of a graph's calls may each have memory of its own. Where caches are to be warm, none: calls
+        that write to the same memory are part of that."""
+        if self.cache == "warm":
+            return 1
+        free = processes.free_bytes(self.device) // (4 * max(1, len(self.hands)))
+        return max(1, min(COLLECTED, min(GRAPH_BYTES, free) // max(1, hand.answer_bytes)))
 
     def repeated(self, hand: Hand, case: OwnCase, seeds: tuple[int, int], limit_s: float) -> Check | None:
         """The verdict on the first wrong answer of many calls on the inputs of two seeds in turn; None if all are
@@ -371,13 +400,14 @@ class Arena:
             turn = self.turns.get(hand.name)
             wanted = turn is not None and secrets.randbelow(1 << 30) < (1 << 30) * CHECKS_IN_EACH_REGIME / self.blocks
             seed = self.rounds[turn.checked % len(self.rounds)] if turn is not None and wanted else 0
-            if turn is not None:
-                turn.wanted, turn.collect = wanted, not wanted and turn.single and self.collects(hand)
             try:
                 if wanted:
                     self.judge_collected(hand, case)
                     hand.ask("renew", seed=seed)
                     hand.seed = seed
+                if turn is not None:
+                    turn.wanted = wanted
+                    turn.collect = 0 if wanted and turn.alone else self.plan_collecting(hand, turn, case)
                 yield
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
@@ -390,7 +420,7 @@ class Arena:
                 raise Unavailable(exc.reason("while it was timed")) from exc
             finally:
                 if turn is not None:
-                    turn.wanted = turn.collect = False
+                    turn.wanted, turn.collect = False, 0
 
         return around
 
@@ -398,17 +428,18 @@ class Arena:
         """The timer of a regime for a contender. Raises `ValueError` for graph on a CPU, which has none."""
         if regime == "graph" and self.device.type != "cuda":
             raise ValueError("the graph regime replays a CUDA graph and needs a CUDA device")
+        self.collecting_s += sum(turn.collecting_s for turn in self.turns.values())
         self.rounds, self.turns = [secrets.randbits(62) for _ in range(ROUNDS)], {}
 
         def make(contender: Contender) -> RemoteTimer:
             hand = cast(Place, contender.plans[0]).hand
             try:
-                reply = hand.ask("timer", regime=regime)
+                reply = hand.ask("timer", regime=regime, slots=self.graph_slots(hand) if regime == "graph" else 1)
             except (Lost, Answered) as exc:
                 if isinstance(exc, Answered) and exc.kind == "unavailable":
                     hand.fault = None  # it cannot be timed in this regime, and may be in others
                 raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
-            turn = self.turns.setdefault(contender.implementation, Turn(single=int(reply["calls_made"]) == 1))
+            turn = self.turns.setdefault(contender.implementation, Turn(int(reply["answers"]), regime != "graph"))
             return RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
 
         return make

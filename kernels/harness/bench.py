@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -34,19 +35,33 @@ HUGE_BYTES = 1 << 30
 CHANCE = (
     "its inputs differ from call to call: inputs() must draw them from its generator, as randn(…, generator=generator)"
 )
+OTHER_SHAPES = "its answers have other shapes from call to call"
+STACK_LEND_BYTES = 1 << 20
+"""Stacked answers of at least this size stay on the device: there may be many of them."""
 LATER_S = 0.02
 """How long to wait, in seconds, for an implementation that goes on working after its call has returned."""
+
+
+Fresh = tuple[Callable[[], Any], tuple[Any, ...]]
+"""A call, and the outputs that were made for it alone."""
 
 
 class Watched:
     """One call on one set of inputs. If asked to, it keeps what the last call returned."""
 
-    __slots__ = ("call", "kept")
+    __slots__ = ("call", "kept", "make_fresh")
 
-    def __init__(self, call: Callable[[], Any], kept: Kept) -> None:
-        self.call, self.kept = call, kept
+    def __init__(self, call: Callable[[], Any], kept: Kept, make_fresh: Callable[[], Fresh]) -> None:
+        self.call, self.kept, self.make_fresh = call, kept, make_fresh
 
     def __call__(self) -> None:
+        if self.kept.every is not None:
+            call, outs = self.make_fresh()
+            returned = call()
+            answer = (outs[0] if len(outs) == 1 else outs) if outs and returned is None else returned
+            self.kept.answer, self.kept.by = answer, self
+            self.kept.every.append((answer, self, outs))
+            return
         answer = self.call()
         if self.kept.wanted:
             self.kept.answer, self.kept.by = answer, self
@@ -59,6 +74,8 @@ class Kept:
         self.wanted = False
         self.answer: Any = None
         self.by: Watched | None = None
+        self.every: deque[tuple[Any, Watched, tuple[Any, ...]]] | None = None
+        """Every answer of late, its call and the outputs made for it, while a graph is captured."""
 
 
 class Bench:
@@ -93,8 +110,13 @@ class Bench:
         """Answers that the judge copies from this process."""
         self.transient = 0
         """The bytes that a call takes beside its inputs; 0 until that is known."""
+        self.make_timer = timers.timer_for
+        self.graph_answers: list[tuple[Any, tuple[Any, ...]]] = []
+        """The answers of the graph's calls, each in memory of its own, as the last replay has left them, and the
+        outputs that were made for each."""
         self.timed_answers: list[Any] = []
-        """Copies of the answers of timed calls that were not handed over yet."""
+        """Copies of the answers of timed calls that were not handed over yet, stacked by sample."""
+        self.graph_kept: tuple[Any, Watched | None] = (None, None)
         self.timed_fault = ""
         """Why the answer of a timed call cannot be judged."""
 
@@ -102,7 +124,7 @@ class Bench:
         """Makes one set of inputs for a case; its tensors with the indices `writable` are room for an answer."""
         self.writable, self.updates, self.values = frozenset(writable), (), []
         self.sets, self.plans, self.timers, self.case, self.seed = [], [], {}, case, seed
-        self.transient, self.timed_answers, self.timed_fault = 0, [], ""
+        self.transient, self.timed_answers, self.timed_fault, self.graph_answers = 0, [], "", []
         only = getattr(self.function, "refusal", None)
         reason = only(case) if only else ""
         if reason:
@@ -128,13 +150,22 @@ class Bench:
             outs = Arguments.of(made).args
             for one in outs:
                 spoil_memory(one)
-        function, args, kwargs = self.function, (*outs, *arguments.args), dict(arguments.kwargs)
-        bound = getattr(function, "bound", None)
-        call = bound(self.case, outs, arguments) if bound else lambda: function(*args, **kwargs)
         self.sets.append((arguments, outs))
         tensors = arguments.tensors()
         self.values.append(self.values[0] if self.values else [tensors[place].clone() for place in self.updates])
-        self.plans.append(Watched(call, self.kept))
+        self.plans.append(Watched(self.call_on(arguments, outs), self.kept, lambda: self.fresh_call(arguments, outs)))
+
+    def call_on(self, arguments: Arguments, outs: tuple[Any, ...]) -> Callable[[], Any]:
+        """The call of the implementation on these inputs and outputs."""
+        function, args, kwargs = self.function, (*outs, *arguments.args), dict(arguments.kwargs)
+        bound = getattr(function, "bound", None)
+        made: Callable[[], Any] = bound(self.case, outs, arguments) if bound else lambda: function(*args, **kwargs)
+        return made
+
+    def fresh_call(self, arguments: Arguments, outs: tuple[Any, ...]) -> Fresh:
+        """The same call with outputs of its own. Nothing is written to them here: a captured graph would time that."""
+        own_outs: tuple[Any, ...] = map_tensors(outs, torch.empty_like)
+        return self.call_on(arguments, own_outs), own_outs
 
     def restore(self, places: Iterable[int] | None = None) -> None:
         """Gives the inputs that calls have updated their values again, in all sets or in those at `places`."""
@@ -194,12 +225,17 @@ class Bench:
         try:
             self.kept.answer = [stack(listed) for listed in answers]
         except (RuntimeError, ValueError):
-            fault = fault or "its answers have other shapes from call to call"
+            fault = fault or OTHER_SHAPES
         for listed in answers:
             listed.clear()
+        return self.reply_unless(fault, folder, lend)
+
+    def reply_unless(self, fault: str, folder: str, lend: bool) -> Reply:
+        """The reply with the stacked answers that are kept, or with the fault."""
         if fault:
+            self.kept.answer = None
             return {"fault": fault, "files": [], "tree": None}
-        return self.reply_with_kept(folder, lend)
+        return self.reply_with_kept(folder, lend, STACK_LEND_BYTES)
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
         """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
@@ -288,15 +324,16 @@ class Bench:
         del at_once
         return self.reply_with_kept(folder, lend)
 
-    def reply_with_kept(self, folder: str, lend: bool) -> Reply:
-        """The reply with the kept answer: as files in `folder`, or with its address on the device if it is large and
-        `lend` is set. The answer is kept no longer."""
+    def reply_with_kept(self, folder: str, lend: bool, least: int = LEND_BYTES) -> Reply:
+        """The reply with the kept answer: as files in `folder`, or with its address on the device if it has `least`
+        bytes and `lend` is set. The answer is kept no longer."""
         answer, self.kept.answer = self.kept.answer, None
-        if not lend or size_of(answer) < LEND_BYTES:
+        if not lend or size_of(answer) < least:
             return {"fault": "", **write_answer(answer, folder)}
         reply, self.shown = lend_answer(answer)
         del answer
-        free_cached_memory(self.device)
+        if size_of(self.shown) >= LEND_BYTES:
+            free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
     def changed_inputs(self) -> str:
@@ -307,8 +344,10 @@ class Bench:
 
     def taken(self) -> Reply:
         """Frees the memory of an answer once the judge has copied it."""
+        large = size_of(self.shown) >= LEND_BYTES
         self.shown.clear()
-        self.tidy()
+        if large:
+            self.tidy()
         return {}
 
     def specimen(self) -> Reply:
@@ -320,31 +359,66 @@ class Bench:
         """The input tensors that an implementation must not write to."""
         return tuple(one for at, one in enumerate(arguments.tensors()) if at not in self.writable)
 
-    def timer(self, regime: str) -> Reply:
-        """Prepares to time a regime. The calls of a graph are captured now, so what they return is kept from now on."""
-        self.kept.wanted = regime == "graph"
+    def timer(self, regime: str, slots: int = 1) -> Reply:
+        """Prepares to time a regime. The calls of a graph are captured now, so what they return is kept from now on:
+        the answers of up to `slots` of them, each in memory of its own."""
+        self.kept.wanted = is_graph = regime == "graph"
+        if is_graph and slots > 1 and not self.updates:
+            self.kept.every = deque(maxlen=slots)
         contender = Contender(self.name, tuple(self.plans), nullcontext)
-        made = self.timers[regime] = timers.timer_for(self.device, regime, exposed=True)(contender)
-        self.graph_kept = (self.kept.answer, self.kept.by) if regime == "graph" else None
-        self.kept.wanted = False
+        try:
+            made = self.timers[regime] = self.make_timer(self.device, regime, exposed=True)(contender)
+            if is_graph:
+                self.graph_answers = self.distinct_answers(made.calls_made)
+                self.graph_kept = (self.kept.answer, self.kept.by)
+        finally:
+            self.kept.wanted, self.kept.every = False, None
         self.restore()
         if self.large(LEND_BYTES):
             self.tidy()  # a capture leaves memory behind for the stream that it warmed up on
-        return {"calls_made": made.calls_made, "overhead_us": made.overhead_us}
+        answers = len(self.graph_answers) if is_graph else made.calls_made == 1
+        return {"calls_made": made.calls_made, "overhead_us": made.overhead_us, "answers": int(answers)}
 
-    def sample(self, regime: str, first: int, keep: bool, collect: bool = False) -> Reply:
+    def distinct_answers(self, calls: int) -> list[tuple[Any, tuple[Any, ...]]]:
+        """The answers of the last `calls` calls, but for those whose memory a later one of them has written again."""
+        answers: list[tuple[Any, tuple[Any, ...]]] = []
+        seen = set()
+        for returned, by, outs in list(self.kept.every or ())[-calls:][::-1]:
+            answer = self.completed(returned, self.plans.index(by))
+            leaves = answer_leaves(answer)
+            faults = [fault for leaf in leaves if (fault := unusable_reason(leaf, self.device))]
+            if faults:
+                self.timed_fault = faults[0]
+                return []
+            places = tuple(leaf.data_ptr() for leaf in leaves if isinstance(leaf, torch.Tensor))
+            if places not in seen:
+                seen.add(places)
+                answers.append((answer, outs))
+        return answers[::-1]
+
+    def sample(self, regime: str, first: int, keep: bool, collect: int = 0, at: int = 0) -> Reply:
         """Takes one sample, with its calls on the sets in turn, from set `first` on. With `keep` the last answer is
-        kept to be judged alone; with `collect` the answer of a single call is copied, after timing, to be judged with
-        others."""
+        kept to be judged alone; `collect` answers, of a graph from the one numbered `at` on, are copied after timing,
+        to be judged with others."""
         made = self.timers[regime]
         count = len(self.plans)
         places = [(first + n) % count for n in range(made.calls_made)]
         again = keep and bool(self.updates) and made.calls_made > 1
-        single = made.calls_made == 1  # its answer always outlives the timing, whether it is judged or not
-        self.kept.wanted = single or (keep and not again)
+        single = made.calls_made == 1 and regime != "graph"
+        self.kept.wanted = single or (keep and not again)  # a single answer always outlives the timing
         timed = made([self.plans[place] for place in places])
+        collecting_began = time.perf_counter()
         if single and not keep:
-            self.end_answer(places[0], collect)
+            answer = self.completed(self.kept.answer, places[0])
+            self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
+            self.collect([answer] if collect else [])
+            del answer
+        elif regime == "graph" and collect and self.graph_answers:
+            wanted = [self.graph_answers[(at + n) % len(self.graph_answers)] for n in range(collect)]
+            self.collect([answer for answer, _ in wanted])
+            for _, outs in wanted:  # the next replay has to write them again
+                map_tensors(outs, spoil_memory)
+        collecting_s = time.perf_counter() - collecting_began
         if self.updates and (again or not keep):
             synchronize(self.device)
             self.restore(places)
@@ -352,23 +426,29 @@ class Bench:
             self.kept.wanted = True
             self.plans[places[-1]]()
         elif keep and regime == "graph":
-            self.kept.answer, self.kept.by = self.graph_kept or (None, None)
-        return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us)}
+            self.kept.answer, self.kept.by = self.graph_kept
+        return {"timed": asdict(timed), "rest_s": made.rest_s(timed.latency_us), "collecting_s": collecting_s}
 
-    def end_answer(self, place: int, collect: bool) -> None:
-        """Keeps the answer of a timed call no longer; with `collect` it is copied before."""
-        answer = self.completed(self.kept.answer, place)
-        self.kept.answer, self.kept.by, self.kept.wanted = None, None, False
-        faults = [fault for leaf in answer_leaves(answer) if (fault := unusable_reason(leaf, self.device))]
-        if collect and faults:
-            self.timed_fault = faults[0]
-        elif collect:
-            self.timed_answers.append(map_tensors(answer, torch.clone))
+    def collect(self, answers: list[Any]) -> None:
+        """Copies answers of one sample."""
+        faults = [fault for leaf in answer_leaves(answers) if (fault := unusable_reason(leaf, self.device))]
+        try:
+            if answers and not faults:
+                self.timed_answers.append(stack(answers))
+                synchronize(self.device)
+        except (RuntimeError, ValueError):
+            faults = [OTHER_SHAPES]
+        self.timed_fault = self.timed_fault or next(iter(faults), "")
 
     def collected(self, folder: str, lend: bool) -> Reply:
         """The answers of timed calls since the last request, stacked."""
         answers, self.timed_answers = self.timed_answers, []
-        return self.stacked_reply([answers] if answers else [], self.timed_fault, folder, lend)
+        try:
+            self.kept.answer = [stack(answers, torch.cat)] if answers else []
+        except (RuntimeError, ValueError):
+            self.timed_fault = self.timed_fault or OTHER_SHAPES
+        del answers
+        return self.reply_unless(self.timed_fault, folder, lend)
 
     def peak(self) -> Reply:
         """The bytes of device memory that one call takes beside its inputs; None where that is not known."""
@@ -388,8 +468,8 @@ class Bench:
     def leave(self) -> Reply:
         """Drops everything of the case."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
-        self.values, self.timed_answers, self.timed_fault = [], [], ""
-        self.graph_kept, self.shown, self.transient = None, [], 0
+        self.values, self.timed_answers, self.timed_fault, self.graph_answers = [], [], "", []
+        self.graph_kept, self.shown, self.transient = (None, None), [], 0
         forget = getattr(self.function, "leave", None)
         if forget is not None:
             forget()

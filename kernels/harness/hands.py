@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ class Place:
             raise Unavailable(exc.reason("while it was warmed up")) from exc
 
 
+FIRST_BATCH = 32
+
+
 class Hand:
     """One implementation's process, and what is known of it. Without a name it is the judge's process."""
 
@@ -84,6 +88,8 @@ class Hand:
         """The seed of the inputs that its timed calls get now."""
         self.collected = 0
         """The number of answers of timed calls that the process holds for the judge."""
+        self.batch = FIRST_BATCH
+        """How many of them are judged at once."""
         self.walls: list[tuple[float, float, float]] = []
         """For each sample: the seconds measured here, the seconds that the process reports for all calls, and those for
         one call."""
@@ -166,7 +172,8 @@ class RemoteTimer:
             raise Unavailable(exc.reason(f"while it was timed ({self.regime})")) from exc
         wall = max(0.0, time.perf_counter() - began - (self.queued() - queued))
         self.hand.collected += self.turn.collect
-        self.turn.collect = False
+        self.turn.collecting_s += min(wall, max(0.0, float(reply["collecting_s"])))
+        self.turn.collect = 0
         timed = Timed(**reply["timed"])
         if not timed.latency_us >= 0:
             raise Unavailable("untrusted: it reports a negative time for a call")
@@ -198,14 +205,18 @@ class Absent:
 @dataclass
 class Turn:
     """Which samples of one implementation are judged alone, on new inputs; that is drawn at random before each sample
-    and kept secret. The answers of others are collected, where that costs little."""
+    and kept secret. Other answers are collected, where that costs little."""
 
-    single: bool = False
-    """Whether a sample is one call."""
+    answers: int = 0
+    """How many answers of a sample can be collected."""
+    alone: bool = False
+    """Whether the answer that is judged alone is the only one of its sample."""
     wanted: bool = False
-    collect: bool = False
+    collect: int = 0
+    collecting_s: float = 0.0
+    """The seconds for which the process has copied answers, as it reports them."""
     checked: int = 0
 
-    def asked(self) -> dict[str, bool]:
-        """What the next sample does with its answer."""
-        return {"keep": self.wanted, "collect": self.collect}
+    def asked(self) -> dict[str, int | bool]:
+        """What the next sample does with its answers."""
+        return {"keep": self.wanted, "collect": self.collect, "at": secrets.randbelow(max(1, self.answers))}

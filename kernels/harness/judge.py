@@ -13,11 +13,10 @@ from kernels.forms.definition import Arguments, BadWorkload, Definition, in_doub
 from kernels.harness import criterion, roof
 from kernels.harness.answers import (
     Reply,
-    answer_leaves,
-    answers_equal,
     free_cached_memory,
     read_tensor,
     rebuild_answer,
+    repeats_of,
     size_of,
 )
 from kernels.harness.workload import Check, Unavailable, one_line
@@ -145,13 +144,11 @@ class Judge:
         stacked = rebuild_answer(tree, [read_tensor(one, self.device) for one in files])
         reply, number = reply_of(Check(False, float("nan"), float("nan"), "no call was made")), 0
         for seed, answers in zip(seeds, stacked, strict=False):
-            before: Any = None
-            for number_of_call in range(len(answer_leaves(answers)[0]) if answer_leaves(answers) else 0):
-                answer = map_tensors(answers, operator.itemgetter(number_of_call))
+            for at, is_repeat in enumerate(repeats_of(answers)):
                 number += 1
-                if before is not None and answers_equal(answer, before):
+                if is_repeat:
                     continue
-                before = answer
+                answer = map_tensors(answers, operator.itemgetter(at))
                 reply = reply_of(self.verdict(case, case_id, seed, answer, baseline))
                 if not reply["passed"]:
                     return {**reply, "calls": number}

@@ -78,6 +78,9 @@ class Apart(Protocol):
     roof: dict[str, float]
     """The most `bytes` and `flops` per second that the device reached; empty until a workload's amounts need it."""
 
+    failed_tests: Mapping[str, tuple[str, bool]]
+    """By name, why an implementation failed a test of the workload, and whether it answered. It is not timed."""
+
     def judge_case(self, session: Session, case: Any, implementations: Sequence[str]) -> Judged: ...
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...

@@ -25,6 +25,8 @@ from kernels.harness.workload import BuildFailed, BuildRecord, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
 """What is recorded like a case: that the plan was sent, and that the second clock was begun."""
+FAILED_TESTS = "failed-tests.json"
+"""The file in which the correctness step leaves, by implementation, why it failed a test, and whether it answered."""
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
 
 
@@ -122,33 +124,45 @@ def check_all(session: Session) -> int:
     """Judges every implementation on every correctness case, and writes a row for each into correctness.csv."""
     crew = build_all(session)
     table: list[rows.Row] = []
+    failed_tests: dict[str, tuple[str, bool]] = {}
     checked = failed = 0
     for case in session.spec.correctness:
         known_answer = THESE.known.get(case.id)
         if known_answer is None:
             outcomes = judge_case(session, crew, case, session.spec.implementations).outcomes
             known_answer = {
+                "wrong": {
+                    one.implementation: (f"{one.reason} (in test {case.id})", one.check is not None)
+                    for one in outcomes
+                    if one.wrong
+                },
                 "rows": [rows.checked_row(case, one.implementation, one.check, one.reason) for one in outcomes],
                 "checked": sum(one.check is not None for one in outcomes),
                 "failed": sum(one.wrong for one in outcomes),
             }
             THESE.finished(case.id, **known_answer)
         table += known_answer["rows"]
+        failed_tests = {**known_answer["wrong"], **failed_tests}
         checked += known_answer["checked"]
         failed += known_answer["failed"]
+    if session.arena is not None:
+        rows.write_text(session.out / FAILED_TESTS, json.dumps(failed_tests))
     rows.write_csv(session.out / "correctness.csv", correctness_columns(session.spec.workload.columns), table)
     session.facts.send("correctness", path="correctness.csv", checked=checked, failed=failed)
     return WRONG if failed else DONE
 
 
 def measure_all(session: Session) -> int:
-    """Checks and then times each case. The agent has stored a case's file before the next case starts."""
+    """Checks and then times each case; what has failed a test is not timed. The agent has stored a case's file before
+    the next case starts."""
     spec, facts = session.spec, session.facts
     try:
         timed_by = measuring.make_timers(session)
     except ValueError as exc:
         raise BadSpec(str(exc)) from exc
     crew = build_all(session)
+    if session.arena is not None and (session.out / FAILED_TESTS).exists():
+        session.arena.failed_tests = json.loads((session.out / FAILED_TESTS).read_text(encoding="utf-8"))
     origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
     if PLANNED not in THESE.known:
         facts.send(

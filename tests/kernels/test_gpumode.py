@@ -84,6 +84,13 @@ def test_tests_are_judged_and_not_timed(tmp_path: Path) -> None:
     assert {one["case_id"] for one in checked.values()} == {"size5-signplus"}
     assert not checked["careless"]["passed"], "it is wrong only on the argument that no benchmark has"
     assert {name for name, one in checked.items() if one["passed"]} == {"reference", "fills", "returns"}
+    with HarnessProcess("measure", spec(tmp_path / "own"), tmp_path) as harness:
+        code, facts = harness.finish()
+        (row,) = [row for row in harness.rows("size64") if row["implementation"] == "careless"]
+    case = named(facts, "case_finished")[0]
+    assert (code, set(case["median_us"])) == (10, {"reference", "fills", "returns"}), "what fails a test has no time"
+    assert row["skipped"] == "the problem's own check: mismatch (in test size5-signplus)"
+    assert row["fault"] == "wrong"
 
 
 def test_inputs_that_only_a_gpu_can_make_are_a_skip_with_that_reason(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Sampled:
 
     def ask(self, op: str, limit_s: float, /, **given: Any) -> Mapping[str, Any]:
         time.sleep(TOOK_S)
-        return {"timed": asdict(Timed(latency_us=20.0)), "rest_s": 0.0}
+        return {"timed": asdict(Timed(latency_us=20.0)), "rest_s": 0.0, "collecting_s": 0.0}
 
 
 def walls(*waited: float) -> list[tuple[float, float, float]]:

@@ -117,7 +117,7 @@ def test_a_regime_that_refuses_a_kernel_leaves_it_to_the_others() -> None:
         def ask(self, op: str, _limit_s: float, /, **arguments: object) -> dict[str, object]:
             if arguments.get("regime") == "graph":
                 raise Answered("unavailable", "its calls cannot be captured in a graph")
-            return {"calls_made": 1, "overhead_us": 0.1} if op == "timer" else {}
+            return {"calls_made": 1, "overhead_us": 0.1, "answers": 1} if op == "timer" else {}
 
     hand = Hand("replays", lambda: pytest.fail("it is running"), AnswerLimits(10))
     hand.worker = cast(Any, NoGraphs())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -13,8 +15,11 @@ import torch
 from kernels.forms.load import load_workload
 from kernels.harness.arena import COLLECTED, COLLECTED_ON_CPU_BYTES, REPEATED
 from kernels.harness.bench import Bench
+from kernels.harness.hands import FIRST_BATCH, Turn
 from kernels.harness.judge import Judge
-from kernels.harness.workload import Check
+from kernels.harness.timers import CudaTimer
+from kernels.harness.workload import Check, Plan
+from tests.kernels.simulated_stream import Op, SimulatedHost, SimulatedStream
 from tests.kernels.test_second_chance import CASE, Played, arena
 
 CPU = torch.device("cpu")
@@ -54,6 +59,52 @@ def kernel_wrong_twice(out, x):
 """
 
 
+GRAPH = """
+import torch
+
+axes = {"n": [16]}
+calls = [0]
+
+
+def inputs(n, device, generator):
+    return torch.randn(n, n, device=device, generator=generator)
+
+
+def outputs(x):
+    return torch.empty_like(x)
+
+
+def reference(x):
+    return x @ x
+
+
+def baseline_torch(out, x):
+    out.copy_(x @ x)
+    return out
+
+
+def kernel_mine(out, x):
+    calls[0] += 1
+    out.copy_(x @ x)
+    if EVERY and calls[0] > 40 and calls[0] % EVERY == 0:
+        out[3, 5] += 1
+    return out
+"""
+
+
+class Stacks(Played):
+    """A process and a judge for which every answer is right, in as many calls as were collected."""
+
+    def ask(self, op: str, limit_s: float, /, **given: Any) -> dict[str, Any]:
+        if op == "judge_repeated":
+            return {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "calls": given["files"]}
+        if op == "collected":
+            return {"tree": 0, "files": Stacks.calls.pop(0), "fault": ""}
+        return super().ask(op, limit_s, **given)
+
+    calls: ClassVar[list[int]] = [FIRST_BATCH, 4 * FIRST_BATCH, 16 * FIRST_BATCH, 1000, 1000]
+
+
 @pytest.mark.parametrize(("chance", "least"), [(1 / 20, 999), (1 / 100, 980)])
 def test_of_1000_simulated_runs_a_rare_fault_is_seen_in_as_many_as_promised(chance: float, least: int) -> None:
     assert REPEATED >= 600
@@ -79,18 +130,102 @@ def test_a_fault_in_two_timed_calls_alone_is_found(tmp_path: Path) -> None:
         assert bench.timed_answers == []
 
 
+class Replays(SimulatedStream):
+    """A stream whose graphs repeat their calls on the host and leave the answers where the captured calls did."""
+
+    def capture(self, plans: Sequence[Plan], calls: int) -> Callable[[], object]:
+        captured = [plans[number % len(plans)] for number in range(calls)]
+        places: list[tuple[Callable[[], Any], Any]] = []
+        for plan in captured:
+            plan()
+            answer, by, outs = plan.kept.every[-1] if plan.kept.every else (None, plan, ())  # type: ignore[attr-defined]
+            function, arguments = by.call, answer
+            places.append((partial(self.again, plan, outs) if outs else function, arguments))
+
+        def replay() -> None:
+            self.put(Op("work", 50.0 * calls))
+            for call, place in places:
+                made = call()
+                if made is not None and place is not None:
+                    place.copy_(made)
+
+        replay()
+        return replay
+
+    @staticmethod
+    def again(plan: Any, outs: tuple[Any, ...]) -> Any:
+        call, fresh = plan.make_fresh()
+        returned = call()
+        for old, new in zip(outs, fresh, strict=True):
+            old.copy_(new)
+        return returned
+
+
+@pytest.mark.parametrize("form", ["writes", "returns"])
+@pytest.mark.parametrize(("every", "passed"), [(0, True), (20, False), (100, False)])
+def test_every_call_of_a_replayed_graph_is_judged(tmp_path: Path, form: str, every: int, passed: bool) -> None:
+    text = GRAPH if form == "writes" else GRAPH.replace("def outputs(x):\n    return torch.empty_like(x)\n", "")
+    text = text if form == "writes" else text.replace("(out, x)", "(x)").replace("out.copy_(x @ x)", "out = x @ x")
+    file = tmp_path / "graph.py"
+    file.write_text(text.replace("EVERY", str(every)))
+    definition, case = load_workload("file", file), {"n": 16}
+    bench, judge = Bench(definition, "mine", CPU), Judge(definition, CPU)
+    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
+    bench.bind(case, 7)
+    bench.spread(3)
+    made = bench.timer("graph", slots=2048)
+    assert made["answers"] == made["calls_made"] > 10
+    calls = 0
+    while calls < 200:
+        bench.sample("graph", 0, keep=False, collect=made["answers"])
+        calls += made["answers"]
+    answers = bench.collected(str(tmp_path), lend=False)
+    assert answers["fault"] == ""
+    verdict = judge.judge_repeated(case, "n16", [7], answers["tree"], answers["files"], baseline=False)
+    assert verdict["passed"] is passed
+    assert verdict["calls"] == calls if passed else 0 < verdict["calls"] <= 2 * every
+
+
+def test_calls_of_a_graph_that_share_memory_count_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text(GRAPH.replace("EVERY", "0") + "\n\nkept = []\n\n\ndef kernel_same(out, x):\n"
+                    "    kept[:] = kept or [torch.empty_like(x)]\n    return kept[0].copy_(x @ x)\n")  # fmt: skip
+    bench = Bench(load_workload("file", file), "same", CPU)
+    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
+    bench.bind({"n": 16}, 7)
+    assert bench.timer("graph", slots=2048)["answers"] == 1
+    assert bench.timer("graph", slots=1)["answers"] == 0
+
+
 def test_answers_are_collected_for_a_tenth_of_the_time_where_copies_are_harmless() -> None:
-    field = arena()
+    field, turn = arena(), Turn(answers=1)
     hand = field.hand("a")
-    field.timing_began = time.perf_counter() - 100
-    hand.answer_bytes, hand.collected = 1024, COLLECTED - 1
-    for share, collects in ((0.0, True), (0.09, True), (0.2, False)):
+    field.case_began = time.perf_counter() - 100
+    hand.answer_bytes, hand.collected = 1024, hand.batch - 1
+    for share, collects in ((0.0, 1), (0.09, 1), (0.2, 0)):
         field.collecting_s = 100 * share
-        assert field.collects(hand) is collects
-    field.collecting_s, hand.collected = 0.0, COLLECTED
-    assert not field.collects(hand)
-    hand.collected, hand.answer_bytes = 0, COLLECTED_ON_CPU_BYTES + 1
-    assert not field.collects(hand)
+        assert field.plan_collecting(hand, turn, CASE) == collects
+    field.collecting_s, hand.answer_bytes = 0.0, COLLECTED_ON_CPU_BYTES + 1
+    assert field.plan_collecting(hand, turn, CASE) == 0
+
+
+def test_what_is_collected_fits_the_batch_and_a_full_one_is_judged_first() -> None:
+    field, turn = arena(), Turn(answers=1000)
+    field.judge.start = field.start = lambda: cast(Any, Stacks((), sticky=False))
+    hand = field.hand("b")
+    field.case_began = time.perf_counter() - 100
+    hand.answer_bytes, hand.collected = 8, 0
+    seen = []
+    for _ in range(5):
+        seen.append(field.plan_collecting(hand, turn, CASE))
+        hand.collected += seen[-1]
+    assert seen[:3] == [FIRST_BATCH, 4 * FIRST_BATCH, 16 * FIRST_BATCH]
+    assert seen[3:] == [1000, 1000]
+    assert (field.judged_calls["b"], hand.collected) == (sum(seen[:3]), 2000)
+    field.cache = "warm"
+    assert field.graph_slots(hand) == 1
+    field.cache = "cold"
+    assert field.graph_slots(hand) == COLLECTED
 
 
 def test_a_wrong_answer_among_collected_ones_is_told_to_be_of_a_timed_call() -> None:
