@@ -11,6 +11,8 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -32,6 +34,7 @@ from orchestrator.embedded.errors import ApiError, Document, no_room
 from orchestrator.embedded.listener import Reply, json_reply
 from orchestrator.embedded.objects import KEPT, Objects, Preconditions, StoredObject
 from orchestrator.embedded.uploads import Sessions, UploadProgress
+from orchestrator.embedded.xml_api import XmlApi
 
 B = r"/storage/v1/b/(?P<bucket>[^/]+)"
 O = B + r"/o/(?P<name>[^/]+)"  # noqa: E741 - as in the API's own paths
@@ -60,6 +63,7 @@ class Storage:
         self.sessions = Sessions(store)
         self.witness = witness
         self.url = url
+        self.xml = XmlApi(self.answer, store)
         self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
 
     def create_bucket(self, name: str) -> None:
@@ -68,6 +72,7 @@ class Storage:
 
     def close(self) -> None:
         self.sessions.close()
+        self.xml.close()
         self.store.close()
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Reply | Download]]]:
@@ -90,6 +95,8 @@ class Storage:
 
     def answer(self, ask: Ask) -> Reply | Download:
         """The answer to one request. Raises `OSError` if the client closes the connection."""
+        if self.xml.serves(ask.path):
+            return self.xml.answer(ask)
         refusal = self.buckets.refusal(ask.method, ask.target, ask.client)
         if refusal is not None:
             return refusal
@@ -259,6 +266,7 @@ class Storage:
             "X-Goog-Stored-Content-Length": str(stored.size),
             "X-Goog-Storage-Class": "STANDARD",
             "Accept-Ranges": "bytes",
+            "Last-Modified": format_datetime(datetime.fromisoformat(stored.updated).astimezone(UTC), usegmt=True),
         }
         for key, header in SHOWN.items():
             if key in stored.fields:

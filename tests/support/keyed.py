@@ -13,7 +13,7 @@ from requests import ConnectionError, Response  # noqa: A004 - requests named it
 
 from orchestrator.embedded.server import EmbeddedCloud
 
-__all__ = ["ConnectionError", "Response", "Session", "delete", "get", "head", "know", "patch", "post", "request"]
+__all__ = ["ConnectionError", "Response", "Session", "delete", "get", "head", "know", "patch", "post", "put", "request"]
 
 TOKENS: dict[str, str] = {}
 
@@ -46,6 +46,10 @@ def get(url: str, **options: Any) -> Response:
 
 def post(url: str, **options: Any) -> Response:
     return request("POST", url, **options)
+
+
+def put(url: str, **options: Any) -> Response:
+    return request("PUT", url, **options)
 
 
 def delete(url: str, **options: Any) -> Response:
