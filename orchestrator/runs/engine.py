@@ -9,11 +9,19 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
-from orchestrator.core.errors import BudgetExceeded, NotFound, PermissionDenied, StillThere, Unavailable
+from orchestrator.core.errors import (
+    BenchError,
+    BudgetExceeded,
+    LocalError,
+    NotFound,
+    PermissionDenied,
+    StillThere,
+    Unavailable,
+)
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.arming import NotArmed, arm_request
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
+from orchestrator.core.market.machines import NOT_SENT, Accepted, CloudRefusal, Instance, InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.naming import attempt_of, cases_prefix, hold_key, instance_name
@@ -205,6 +213,8 @@ class Engine:
                     trouble(exc, pause)
                 self.world.clock.sleep(pause)
                 continue
+            except LocalError as exc:
+                raise (self.with_fate(exc) if self.launch is not None else exc) from exc
             waited = 0.0
             if watch is not None:
                 watch(run)
@@ -239,7 +249,8 @@ class Engine:
                     return False
                 self._create(run, offer, attempt)
             case do.Reinsert(vm=vm):
-                self._insert(run, vm.attempt, self._request(run, self._offer(vm), vm.attempt), self._offer(vm))
+                request = self._request(run, self._offer(vm), vm.attempt)
+                self._insert(run, vm.attempt, request, self._offer(vm), again=True)
             case do.Delete(vm=vm):
                 keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
                 self._delete(vm)
@@ -286,6 +297,21 @@ class Engine:
         ended = all(self.perform(one, run) for one in do.given_up(run, self.world.clock.now(), why))
         self.write_index(self.look())
         return ended
+
+    def with_fate(self, exc: Exception) -> Exception:
+        """An error, with what it means for the run. One that has requested no machine is ended, and its hold is given
+        back at once."""
+        run = self.run_id
+        try:
+            if self.end_unbegun(f"it could not begin: {exc}"):
+                fate = f"run {run} is ended and holds no money"
+            elif (vm := self.look().vm) is not None and vm.open and vm.started_at is None:
+                fate = f"a machine may exist for run {run}, so its money stays held: `bench status` asks again"
+            else:
+                return exc
+        except BenchError:
+            fate = f"run {run} could not be ended either, so it may still hold money: `bench status` gives that back"
+        return type(exc)(f"{exc}; {fate}", hint=exc.hint) if isinstance(exc, BenchError) else exc
 
     def _diagnose(self, outcome: Phase, detail: str) -> None:
         """Adds a diagnosis to a failed run that has none, before it is closed."""
@@ -344,8 +370,11 @@ class Engine:
         pool = (vm.zone, vm.machine_type, vm.provisioning)
         return next(offer for offer in self.launch.offers if offer.pool == pool)
 
-    def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer) -> None:
+    def _insert(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, *, again: bool = False) -> None:
+        """Requests the machine. `again`: an earlier request for it may have arrived."""
         answer = request_machine(self.world.cloud(), request)
+        if isinstance(answer, CloudRefusal) and answer.code == NOT_SENT and again:
+            raise LocalError(answer.message, hint=answer.hint)
         if isinstance(answer, CloudRefusal) and lacks_image(answer, request):
             self.log.append(
                 ev.ImageReplaced(image=request.image, instead=request.base_image, generation=run.generation)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from orchestrator.core.errors import BenchError, BudgetExceeded, LocalError
+from orchestrator.core.errors import BudgetExceeded, LocalError
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
@@ -118,18 +118,10 @@ def ended_unless_it_begins(engine: Engine) -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        run = engine.run_id
-        try:
-            if not engine.end_unbegun(f"it could not begin: {exc}"):
-                raise
-            fate = f"run {run} is ended and holds no money"
-        except BenchError as trouble:
-            if trouble is exc:
-                raise
-            fate = f"run {run} could not be ended either, so it may still hold money: `bench status` gives that back"
-        if not isinstance(exc, BenchError):
+        explained = engine.with_fate(exc)
+        if explained is exc:
             raise
-        raise type(exc)(f"{exc}; {fate}", hint=exc.hint) from exc
+        raise explained from exc
 
 
 def _taken_over(world: World, order: RunOrder, log: EventLog, say: Callable[[str], None]) -> bool:

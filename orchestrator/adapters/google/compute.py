@@ -22,13 +22,15 @@ from orchestrator.adapters.google.errors import (
     brief_message,
     error_reasons,
     is_transient,
+    never_left,
     remedy_for,
     translate_error,
 )
 from orchestrator.adapters.google.instance_body import instance_body
 from orchestrator.adapters.google.market import GoogleMarket
-from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
+from orchestrator.core.errors import LocalError, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
+    NOT_SENT,
     Accepted,
     CloudRefusal,
     Instance,
@@ -89,11 +91,22 @@ class GoogleCloud(GoogleMarket):
         message = compute_v1.InsertInstanceRequest(
             project=self._project, zone=request.zone, instance_resource=body, request_id=request.request_id
         )
+        tries: list[Exception] = []
+
+        def final(exc: Exception) -> bool:
+            tries.append(exc)
+            return _final(exc)
+
         try:
             started = self._calls.persist(
-                lambda: require_operation(self._instances.insert_unary(message, **self._calls.once)), final=_final
+                lambda: require_operation(self._instances.insert_unary(message, **self._calls.once)), final=final
             )
-        except FOREIGN as exc:
+        except (*FOREIGN, LocalError) as exc:
+            if all(map(never_left, (*tries, exc))) and not is_transient(exc):
+                error = exc if isinstance(exc, LocalError) else translate_error(exc, doing)
+                return CloudRefusal(NOT_SENT, str(error), table.ALL, error.hint)
+            if isinstance(exc, LocalError):
+                raise
             return self._refused(exc, request, doing)
         return self._finish_insert(request, started, doing)
 

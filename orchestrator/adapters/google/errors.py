@@ -141,6 +141,12 @@ def translate_error(exc: Exception, doing: str, missing: str = "") -> BenchError
     return refusal(doing, 0, brief_message(exc), frozenset())
 
 
+def never_left(exc: BaseException) -> bool:
+    """Whether a request was certainly not sent: there was no way to the server, or no token for it."""
+    lost = isinstance(_inner(exc), requests.RequestException) and any(re.search(row[0], str(exc)) for row in _FAULTS)
+    return lost or isinstance(exc, auth.GoogleAuthError | LocalError)
+
+
 def network_fault(exc: BaseException) -> tuple[str, str] | None:
     """What is wrong for good between this machine and the server, and its remedy; None for what may pass."""
     exc = _inner(exc)

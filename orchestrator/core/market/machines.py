@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from orchestrator.core.names import NO_IMAGE, ImageUrl, MachineName, MachineType, ResourceId, Zone
 
@@ -70,6 +71,10 @@ class CloudRefusal:
     zones_available: tuple[Zone, ...] = ()
     stock_out: bool = False
     """Whether the reason was that no machine was left. This is remembered for later clients."""
+
+
+NOT_SENT: Final = "NOT_SENT"
+"""The code of a refusal for a request that certainly never left this computer."""
 
 
 @dataclass(frozen=True, slots=True)

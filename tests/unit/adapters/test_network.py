@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from google.oauth2.credentials import Credentials as Login
 
+from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.compute_calls import CallPatience
 from orchestrator.adapters.google.credentials import Bearer
@@ -23,10 +24,12 @@ from orchestrator.core.doctor.project import check_connection
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
 from orchestrator.core.errors import BenchError, LocalError
+from orchestrator.core.market.machines import NOT_SENT, CloudRefusal
 from orchestrator.core.names import MachineName, Zone
 from orchestrator.core.rest import RestRequest
 from orchestrator.runs.doctor import CloudExamination
 from tests.support.google_site import GoogleSite, google_site
+from tests.support.machine_requests import L4
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import deaf_port
 from tests.support.scripted_server import Reply, scripted_server
@@ -171,6 +174,37 @@ def test_a_file_of_authorities_that_is_missing_is_named(monkeypatch: pytest.Monk
         answer = ask(client, Bearer("secret"))
         assert answer.startswith(f"LocalError: {variable} is set to /nonexistent/ca.pem, which does not exist")
         assert f"unset {variable}" in answer
+
+
+class Forgetful(SystemClock):
+    """A clock during whose first pause the network's authority is trusted no more."""
+
+    def __init__(self, forget: Callable[[], None]) -> None:
+        super().__init__()
+        self.forget = forget
+
+    def sleep(self, seconds: float) -> None:
+        self.forget()
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["no request left", "one may have arrived"])
+def test_only_an_insert_that_certainly_never_left_is_a_refusal(
+    site: GoogleSite, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", f"http://{site.proxy}")
+    site.answer = {"status": "RUNNING"}  # which names no operation, so that nothing is known of the machine
+    if arrived:
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(site.authority))
+    clock = Forgetful(lambda: monkeypatch.delenv("REQUESTS_CA_BUNDLE"))
+    cloud = GoogleCloud("p", credentials=Bearer("secret"), clock=clock, patience=CallPatience(pauses_s=(0.1,)))
+    if arrived:
+        with pytest.raises(LocalError, match="certificate is not trusted"):
+            cloud.insert(L4)
+    else:
+        answer = cloud.insert(L4)
+        assert isinstance(answer, CloudRefusal)
+        assert (answer.code, answer.scope) == (NOT_SENT, "all")
+    assert len(site.requests) == arrived
 
 
 def test_a_proxy_that_is_down_is_told_as_the_proxy(site: GoogleSite, monkeypatch: pytest.MonkeyPatch) -> None:
