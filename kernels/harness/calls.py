@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
+from kernels.harness.progress import PROGRESS
 from kernels.harness.workload import Scope, Unavailable, one_line
 
 WATCHED = "BENCH_HARNESS_WATCHED"
@@ -126,6 +127,7 @@ class Calls:
         if self.page is None:
             yield
             return
+        PROGRESS.note(implementation)
         outer, self.called = self.called, (implementation, case_id)
         self.tell()
         try:

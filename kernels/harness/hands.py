@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.progress import PROGRESS
 from kernels.harness.spec import original_name
 from kernels.harness.timers import Timed
 from kernels.harness.workload import Call, Site, Unavailable
@@ -115,6 +116,7 @@ class Hand:
             self.fault = None
         elif self.fault is not None:
             raise self.fault
+        PROGRESS.note(self.name or "reference")
         worker = self.ready()
         limit_s = self.limits.configured_s or UNKNOWN_LIMIT_S if self.is_baseline else self.limits.limit_s(op)
         began = time.monotonic()

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from kernels.forms.definition import is_own
 from kernels.harness.ending import describe_exit, end_with_parent, list_descendants
 from kernels.harness.facts import log_line
 from kernels.harness.input_sets import free_memory
+from kernels.harness.progress import PROGRESS
 from kernels.harness.settings import apply_worker_settings
 
 apply_worker_settings()
@@ -152,16 +152,20 @@ class Worker:
         return reply
 
     def answers(self, op: str, limit_s: float) -> bool:
-        """Whether there is an answer within a time. Until then the log names what runs for long."""
-        waited_s = 0.0
-        for step_s in itertools.chain(SLOW_S, itertools.repeat(SLOW_S[-1])):
-            if self.pipe.poll(min(step_s, limit_s - waited_s)):
+        """Whether there is an answer within a time. Until then the log and the agent are told what runs for long."""
+        began, logged_s = time.monotonic(), SLOW_S[0]
+        while (waited_s := time.monotonic() - began) < limit_s:
+            pause_s = min(limit_s, logged_s) - waited_s
+            if self.pipe.poll(min(pause_s, PROGRESS.wait_s())):
                 return True
-            waited_s += step_s
-            if waited_s >= limit_s:
-                return False
-            log_line(f"{self.current_place() or op} has been running for {waited_s:g} s")
-        raise AssertionError("the steps have no end")
+            waited_s, is_due = time.monotonic() - began, not PROGRESS.wait_s()
+            if waited_s < limit_s and (waited_s >= logged_s or is_due):
+                place = self.current_place() or op
+                PROGRESS.note(place)
+                if waited_s >= logged_s:
+                    log_line(f"{place} has been running for {waited_s:.0f} s")
+                    logged_s += SLOW_S[-1]
+        return False
 
     def current_place(self) -> str:
         """The function of the workload that the process is in, and the line, as `kernel_mine (mine.py:12)`; empty if

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ from kernels.harness.arena import Arena, open_arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew
-from kernels.harness.facts import log_line
+from kernels.harness.facts import Facts, log_line
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
+from kernels.harness.progress import PROGRESS
 from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import case_regimes
 from kernels.harness.second_clock import ask_cupti
@@ -50,8 +52,14 @@ def record_environment(session: Session) -> int:
     return DONE
 
 
+def observer(facts: Facts, case_id: str = "") -> Callable[[str, float], None]:
+    """What tells the agent where a step or a case is that takes long."""
+    return lambda place, seconds: facts.send("case_observed", case_id=case_id, place=place, seconds=seconds)
+
+
 def build_kernel(session: Session) -> int:
     """Builds the implementations, and tries one small case before anything long begins."""
+    PROGRESS.begin(observer(session.facts))
     crew = build_all(session)
     if session.arena is not None:
         return tell_loaded(session, crew)
@@ -182,6 +190,7 @@ def measure_all(session: Session) -> int:
             continue
         place = {"case_id": case.id, "index": index, "of": len(spec.planned)}
         facts.send("case_started", **place)
+        PROGRESS.begin(observer(facts, case.id))
         began = time.monotonic()
         done = measuring.measure_case(session, crew, case, origin, timed_by)
         facts.send(

@@ -176,6 +176,8 @@ class PlainWatch(LiveView):
             yield min(span.started_at, now), f"phase {span.phase} (attempt {span.attempt})"
         for heal in run.heals:
             yield now, f"healed {heal.what}: {heal.detail}"
+        if (observed := run.current.observed) is not None and run.closed is None:
+            yield now, f"{observed.case_id or 'this step'}: at {observed.place} after {observed.seconds:.0f} s"
         for done in run.measured:
             shown = [(name, median) for name, median in done.median_us.items() if not is_control(name)]
             medians = "  ".join(f"{name} {duration(median)}" for name, median in shown) or "nothing timed"

@@ -31,6 +31,7 @@ SIMPLE = {
     "built": ("kernel_built", ("seconds", "compiler", "cached")),
     "correctness": ("correctness_finished", ("checked", "failed")),
     "case_started": ("case_started", ("case_id", "index", "of")),
+    "case_observed": ("case_observed", ("case_id", "place", "seconds")),
     "case_finished": (
         "case_measured",
         ("case_id", "index", "of", "rows", "seconds", "median_us", "skipped"),
@@ -182,6 +183,8 @@ def describe_fact(name: str, fact: Mapping[str, Any]) -> str:
         return f"case {fact['index']}/{fact['of']} {fact['case_id']}: {medians or 'nothing timed'}"
     if name == "case_started":
         return f"case {fact['index']}/{fact['of']} {fact['case_id']} started"
+    if name == "case_observed":
+        return f"{fact['case_id'] or 'the step'}: at {fact['place']} after {fact['seconds']:g} s"
     if name == "correctness":
         return f"correctness: {fact['checked']} checked, {fact['failed']} failed"
     if name == "built":

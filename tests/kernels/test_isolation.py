@@ -58,7 +58,9 @@ def test_each_fault_costs_its_own_row_and_nothing_else(tmp_path: Path) -> None:
 def test_nothing_is_left_running_when_the_agent_hangs_up(tmp_path: Path) -> None:
     asked = own(OWN / "faults.py", implementations=["hangs"], answer_limit_s=600)
     with HarnessProcess("measure", asked, tmp_path) as harness:
-        harness.until("case_started")
+        observed = harness.until("case_observed")
+        assert observed["place"] == "kernel_hangs (faults.py:47)", "whoever waits is told what runs"
+        assert observed["case_id"] == "n1024"
         await_truth(lambda: len(children(harness.process.pid)) >= 3, "the start of its workers", 0.2)
         below = children(harness.process.pid)
         harness.hang_up()

@@ -337,6 +337,15 @@ class CaseStarted(Fact):
     of: Count
 
 
+class CaseObserved(Fact):
+    """Where the machine is in a case that takes long: a function and its line, or an implementation."""
+
+    kind = "case_observed"
+    case_id: str = ""
+    place: str
+    seconds: Seconds = 0
+
+
 class CaseMeasured(Fact):
     kind = "case_measured"
     case_id: str
@@ -408,8 +417,8 @@ FACTS: dict[str, type[Fact]] = {
         RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
         ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed, ChildFinished,
         VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
-        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseMeasured, ImagePrepared, Preempted, Diagnosed,
-        Finished, Kept, Lent, VmExiting, SealRequested,
+        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseObserved, CaseMeasured, ImagePrepared, Preempted,
+        Diagnosed, Finished, Kept, Lent, VmExiting, SealRequested,
     )
 }  # fmt: skip
 

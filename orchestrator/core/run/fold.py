@@ -179,7 +179,7 @@ WRITERS: Final[Mapping[str, str]] = {
          "run_closed", "seal_requested", "child_finished"), CLIENT),
     **dict.fromkeys(
         ("vm_booted", "phase_started", "phase_finished", "healed", "gate_passed", "environment_recorded",
-         "kernel_built", "case_checked", "correctness_finished", "measurement_planned", "case_started",
+         "kernel_built", "case_checked", "correctness_finished", "measurement_planned", "case_started", "case_observed",
          "case_measured", "image_prepared", "preempted", "diagnosed", "finished", "kept", "lent", "vm_exiting"),
         MACHINE),
     "machine_taken": CLAIM,
@@ -209,7 +209,7 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             return _report(run, attempt, booted_at=report.booted_at or event.time)
         case ev.PhaseStarted(phase=phase, limit_s=limit):
             run = replace(run, spans=(*run.spans, PhaseSpan(attempt, phase, event.time, limit)))
-            return _report(run, attempt, case=None)
+            return _report(run, attempt, case=None, observed=None)
         case ev.PhaseFinished() as fact:
             return replace(run, spans=_phase_finished(run.spans, attempt, fact))
         case ev.Healed() as fact:
@@ -230,9 +230,12 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
         case ev.MeasurementPlanned() as fact:
             return _report(run, attempt, measurement=fact)
         case ev.CaseStarted() as fact:
-            return _report(run, attempt, case=fact, first_case_at=report.first_case_at or event.time)
+            first_case_at = report.first_case_at or event.time
+            return _report(run, attempt, case=fact, observed=None, first_case_at=first_case_at)
+        case ev.CaseObserved() as fact:
+            return _report(run, attempt, observed=fact)
         case ev.CaseMeasured(case_id=case_id) as fact:
-            run = _report(run, attempt, measured=report.measured | {case_id}, case=None)
+            run = _report(run, attempt, measured=report.measured | {case_id}, case=None, observed=None)
             is_known = any(done.case_id == case_id for done in run.measured)
             return run if is_known else replace(run, measured=(*run.measured, fact))
         case ev.ImagePrepared() as fact:

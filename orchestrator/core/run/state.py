@@ -121,6 +121,8 @@ class MachineReport:
     last_word_at: datetime | None = None
     measurement: ev.MeasurementPlanned | None = None
     case: ev.CaseStarted | None = None
+    observed: ev.CaseObserved | None = None
+    """Where it was when it last said so, in the present phase or case."""
     first_case_at: datetime | None = None
     measured: frozenset[str] = frozenset()
     """The ids of the cases that it reported as measured."""

@@ -72,6 +72,7 @@ def some_facts() -> list[ev.Fact]:
         ev.CorrectnessFinished(checked=2, failed=1),
         ev.MeasurementPlanned(cases=2, total=2, measurements_per_implementation=100),
         ev.CaseStarted(case_id="c", index=1, of=2),
+        ev.CaseObserved(case_id="c", place="kernel_mine (mine.py:3)", seconds=5),
         measured("c"),
         ev.Preempted(),
         ev.Diagnosed(cause="unknown"),
@@ -208,6 +209,14 @@ def test_how_many_cases_there_are_is_what_the_machine_says_once_it_has_said_so()
     log = running().vm(20, ev.MeasurementPlanned(cases=3, total=7, measurements_per_implementation=350))
     assert replayed(log).cases_total == 7
     assert replayed(Log().add(0, ev.Preempted(), "vm-1")).cases_total == 0
+
+
+def test_where_a_machine_is_is_forgotten_when_it_goes_on() -> None:
+    at_it = ev.CaseObserved(case_id="c", place="kernel_mine (mine.py:3)", seconds=5)
+    log = running().vm(20, ev.CaseStarted(case_id="c", index=1, of=2)).vm(25, at_it)
+    assert replayed(log).current.observed == at_it
+    for later in (ev.CaseStarted(case_id="d", index=2, of=2), measured("c"), ev.PhaseStarted(phase="finish")):
+        assert replayed(running().vm(20, at_it).vm(30, later)).current.observed is None
 
 
 def test_a_repeated_request_is_one_machine() -> None:
