@@ -15,6 +15,13 @@ MEANINGS: Final = {
     "graph": "many calls in one CUDA graph, back to back: the time of a call without the cost of launching it",
 }
 """The regimes of docs/contracts.md, section 6, in the order in which they are shown."""
+SHORT: Final = {
+    "burst": "one call at a time",
+    "sustained": "calls back to back",
+    "program": "times of the program itself",
+    "graph": "calls in a CUDA graph",
+}
+"""The same in a few words, for the legend of a table."""
 CACHES: Final = {
     "cold": "its inputs were not in the cache",
     "warm": "its inputs were in the cache as far as they fit",

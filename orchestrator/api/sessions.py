@@ -180,7 +180,10 @@ class SessionDesk:
         made, refused = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
         plan = session_plan(made, self.idle_s)
         order = RunOrder(
-            new_run_id(wiring.clock.now(), plan.label), plan, payload_of(config), launch_context(wiring, plan)
+            new_run_id(wiring.clock.now(), plan.label_on(wiring.here)),
+            plan,
+            payload_of(config),
+            launch_context(wiring, plan),
         )
         engine = begin_launch(world, order, say=wiring.say, cold=True, refused=refused)
         self.live = LiveSession(world, engine, wiring.user)

@@ -13,9 +13,18 @@ from typer.exceptions import TyperException
 from orchestrator import __version__
 from orchestrator.cli.examples import example_lines
 from orchestrator.cli.lazy import UNSET, LazyGroup
-from orchestrator.cli.terminal import ANSWERED, READER_LEFT, answer_with, endure, hanging, in_any_locale, output_error
+from orchestrator.cli.terminal import (
+    ANSWERED,
+    READER_LEFT,
+    answer_with,
+    columns,
+    endure,
+    hanging,
+    in_any_locale,
+    output_error,
+)
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
-from orchestrator.core.text import log_text
+from orchestrator.core.text import fold_commands, log_text
 
 COMMANDS = {
     "init": "Set up a Google Cloud project: APIs, bucket, accounts, caps.",
@@ -143,7 +152,8 @@ def complain(exc: BenchError) -> None:
     message = hanging(f"error: {log_text(str(exc))}", err=True, indent=7).removeprefix("error")
     typer.echo(f"{'error' if plain else typer.style('error', fg='red', bold=True)}{message}", err=True)
     if exc.hint:
-        typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {log_text(exc.hint)}", err=True)
+        hint = fold_commands(log_text(exc.hint), columns(sys.stderr), 7)
+        typer.echo(f"{'hint' if plain else typer.style('hint', bold=True)}:  {hint}", err=True)
 
 
 app = typer.Typer(

@@ -30,4 +30,4 @@ def demo(json: Json = False) -> None:
         launch_and_follow(wiring, LaunchOptions("cpu", path, SETTINGS), cold=True, detach=False, json=json)
     except KernelIncorrect:
         if not json:
-            typer.echo(f"`careless` is wrong on purpose. The example: {path}; one of your own: bench new NAME")
+            typer.echo(f"`careless` is wrong on purpose. One of your own: bench new NAME\nexample {path}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -34,8 +36,7 @@ def describe_measurements(plan: LaunchPlan) -> str:
 
 def practice_words(gpu: str) -> str:
     """That a run is only practice, and what it measures."""
-    device = practice_device(gpu)
-    return f"practice: nothing is rented, prices are simulated; measuring this machine, {device}"
+    return f"practice: nothing is rented, prices are simulated; measuring {practice_device(gpu)}"
 
 
 def _practice_view(plan: LaunchPlan) -> RenderableType:
@@ -52,7 +53,8 @@ def _practice_view(plan: LaunchPlan) -> RenderableType:
     return Group(*lines, *notes)
 
 
-def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
+def plan_view(plan: LaunchPlan, *, prices_of: date | None = None, most: int = 8) -> RenderableType:
+    """A plan; `prices_of` is the day of the price table by which offers are ranked."""
     if plan.mode.simulated and plan.config.gpu == "cpu":
         return _practice_view(plan)
     facts = Table.grid(padding=(0, 2))
@@ -73,15 +75,17 @@ def plan_view(plan: LaunchPlan, *, most: int = 8) -> RenderableType:
     hidden_count = len(plan.offers) - most
     hidden_line = [Text(f"… and {count(hidden_count, 'more zone')}", "dim")] if hidden_count > 0 else []
     notes = [Text(f"note: {notice}", "yellow") for notice in plan.notices]
+    heading: list[Text] = []
     if plan.margin:  # said before anything else
         first, notes = notes[:1], notes[1:]
     else:
         first = []
     if plan.mode.simulated:
         first = [Text(practice_words(plan.config.gpu), "bold"), *first]
-        facts.add_row("offers", "of shipped prices; no project was asked")
+        when = f" of {prices_of}" if prices_of is not None else ""
+        heading = [Text(f"shipped prices{when}, no project asked", "bold")]
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))
-    return Group(*first, title, facts, Text(), offers, *hidden_line, *notes)
+    return Group(*first, title, facts, Text(), *heading, offers, *hidden_line, *notes)
 
 
 def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
@@ -131,4 +135,4 @@ def plan(ctx: typer.Context, choice: ChoiceParam, terms: Terms, host: Hosts = No
     if json:
         emit_json(plan_document(made))
     else:
-        screen().print(plan_view(made))
+        screen().print(plan_view(made, prices_of=wiring.price_book.usable().as_of))

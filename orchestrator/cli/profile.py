@@ -134,7 +134,7 @@ def _profiled(
     with watching(quiet=quiet, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         payload = _payload(wiring, run_id, made)
-        new = new_run_id(wiring.clock.now(), made.label)
+        new = new_run_id(wiring.clock.now(), made.label_on(wiring.here))
         order = RunOrder(new, made, payload, launch_context(wiring, made))
         world = wiring.world(made.config)
         ended = follow_to_end(

@@ -103,7 +103,7 @@ def live(run: Run, now: datetime, *, followed: bool = False, expected_s: float |
 def _headline(run: Run) -> Text:
     text = Text.assemble((run.run_id, "bold"), "  ", (run.phase.value.replace("_", " "), STYLES.get(run.phase, "cyan")))
     if run.simulated:
-        text.append(f"  embedded cloud, {SIMULATED}", "dim")
+        text.append("  practice", "dim")
     return text
 
 
@@ -197,12 +197,19 @@ def _footer(run: Run, now: datetime, told: Sequence[str], expected_s: float | No
         line.append(f"   about {format_clock(seconds_remaining)} left", "dim")
     rows: list[RenderableType] = [line]
     rows += [Text(words, "red") for words in told]
-    measuring = any(span.phase == "measure" and span.exit_code is None for span in run.spans)
-    if run.case is not None and measuring and run.closed is None:
-        rows.append(Text.assemble(("now   ", "dim"), run.case.case_id))
+    open_phases = {span.phase for span in run.spans if span.exit_code is None} if run.closed is None else set()
+    if now_text := " · ".join(_now_at(run, measuring="measure" in open_phases) if open_phases else ()):
+        rows.append(Text.assemble(("now   ", "dim"), now_text))
     if run.measured:
         rows.append(_last_case(run))
     return Group(*rows)
+
+
+def _now_at(run: Run, *, measuring: bool) -> list[str]:
+    """The case that is measured, and the function that runs where it takes long."""
+    observed = run.current.observed
+    case_id = run.case.case_id if run.case is not None and measuring else ""
+    return [clean_line(text) for text in (case_id, observed.place if observed is not None else "") if text]
 
 
 def diagnoses(run: Run) -> list[str]:

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.analysis.regimes import SHORT
 from orchestrator.api.finding import LOCAL
 from orchestrator.api.results import read_report, write_files
 from orchestrator.cli.screen import Columns, screen
@@ -59,6 +60,8 @@ def answer_parts(run_id: str, state: str, report: Report) -> list[RenderableType
     if shown:
         parts += [_tables(shown, case_labels(study.case_ids), several=len(study.kernels) > 1)]
         parts.append(Text(_legend(shown), "dim"))
+        modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
+        parts += [Text(words, "yellow") for words in modes[:1]]
     parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
     here = failures(study, [HERE])
     parts += [Text(one.text, "dim") for one in here[:1]]
@@ -101,12 +104,14 @@ def results_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> 
 
 
 def _legend(shown: Sequence[AnswerRow]) -> str:
-    """One line: the regime of the table and what the ratio is, and whether two modes were seen."""
-    settings = dict.fromkeys(row.case.setting.name for row in shown if row.case.setting.name)
-    modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
+    """One line: the regime of the table and its caches, what the ratio is, and why something is not compared."""
+    settings = [row.case.setting for row in shown]
+    regimes = dict.fromkeys(f"{one.regime}: {SHORT.get(one.regime, one.regime)}" for one in settings if one.regime)
+    caches = dict.fromkeys(one.cache for one in settings if one.cache)
+    how = [*regimes, *([f"caches {' or '.join(caches)}"] if caches else [])]
     why = dict.fromkeys(f"not compared: {row.why}" for row in shown if row.verdict == UNKNOWN and row.why)
     over = "ratio over 1: the kernel is faster" if any(row.contrast is not None for row in shown) else ""
-    return "; ".join(part for part in (", ".join(settings), over, *why, *modes[:1]) if part)
+    return "; ".join(part for part in (*how, over, *why) if part)
 
 
 def _not_shown(report: Report, hidden: int, failed: int) -> str:

@@ -65,6 +65,19 @@ def fold_lines(text: str, columns: int | None, indent: int) -> str:
     return "\n".join(f"\n{gap}".join(_lines(line, columns, room)) for line in text.split("\n"))
 
 
+def fold_commands(text: str, columns: int | None, indent: int) -> str:
+    """`text`, which begins after `indent` cells, in lines; a command `between backticks` stays on one line and can be
+    copied. As it is where a word or a command has no room on a line, or where there is no limit."""
+    words = re.findall(r"(?:`[^`]*`|\S)+", text)
+    if columns is None or any(count_cells(word) > columns - indent for word in words):
+        return text
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if count_cells(longer) <= columns - indent else [*lines, word]
+    return ("\n" + " " * indent).join(lines)
+
+
 def _lines(line: str, first: int, room: int) -> Iterator[str]:
     """Pieces of a line: the first of `first` cells at most, the others of `room`; broken at a space where there is one
     that does not make a piece much shorter."""

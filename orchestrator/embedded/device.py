@@ -44,9 +44,9 @@ def cpu_name(cpus: Path = CPUS) -> str:
 
 
 def practice_device(gpu: str) -> str:
-    """What a run of the embedded cloud measures: `its GPU, NVIDIA H200`, or `its CPU: AMD EPYC`."""
+    """What a run of the embedded cloud measures: `this machine's GPU: NVIDIA H200`, or its CPU."""
     name = "" if gpu == "cpu" else gpu_name()
-    return f"its GPU, {name}" if name else f"its CPU: {cpu_name()}"
+    return f"this machine's GPU: {name}" if name else f"this machine's CPU: {cpu_name()}"
 
 
 def printable_text(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from orchestrator.core.config.model import (
     harness_settings,
 )
 from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize, headroom
+from orchestrator.core.market.catalog import GPU_NAMES, NOT_RENTED
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import (
     START_S,
@@ -213,8 +215,12 @@ class LaunchPlan:
         return "host" if self.mode is Mode.HOST else self.config.gpu
 
     def label_on(self, here: str) -> str:
-        """The same; for practice on a machine whose GPU is `here`, and that has none, `cpu`, which is measured."""
-        return "cpu" if self.mode.simulated and not here else self.label
+        """The same; for practice on a machine whose GPU is `here` what is measured: `h200`, `gpu` for one that cannot
+        be rented, and `cpu` where there is none."""
+        if not self.mode.simulated:
+            return self.label
+        words = re.findall(r"[a-z0-9]+", here.lower())
+        return next((word for word in words if word in (*GPU_NAMES, *NOT_RENTED)), "gpu" if here else "cpu")
 
     @property
     def usd_per_hour(self) -> Decimal:

@@ -14,12 +14,12 @@ from tests.integration.cli.conftest import Bench
 @pytest.mark.smoke
 def test_the_demo_ends_with_verdicts_and_names_what_is_wrong(bench: Bench) -> None:
     out = bench("demo").out
-    assert out.startswith("practice: nothing is rented, prices are simulated; measuring this machine, its CPU: ")
+    assert out.startswith("practice: nothing is rented, prices are simulated; measuring this machine's CPU: ")
     assert "careless is WRONG in 4 of 4 cases" in out
     rows = [line for line in out.splitlines() if "\ttorch\t" in line]
     assert len(rows) == 4
     assert sum(line.split("\t")[5] == "faster" for line in rows) >= 2, out
-    assert "one of your own: bench new NAME" in out
+    assert "One of your own: bench new NAME" in out
 
 
 def test_the_demo_says_what_is_missing_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,10 @@ def test_a_page_is_found_by_its_name_its_path_or_its_last_part(bench: Bench) -> 
     assert "judge\tWhat the judge refuses" in bench("docs").out
 
 
-def test_practice_of_a_gpu_is_named_after_the_processor_that_it_measures(bench: Bench) -> None:
+def test_the_id_of_a_practice_run_names_what_it_measures(bench: Bench) -> None:
     wiring = wire()
     config, name = wiring.configured(LaunchOptions("l4", None, ()))
     plan = wiring.plan(config, name)
-    assert (plan.label, plan.label_on(""), plan.label_on("NVIDIA H200")) == ("l4", "cpu", "l4")
+    assert (plan.label, plan.label_on("")) == ("l4", "cpu")
+    for here, named in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GeForce RTX 4090", "gpu")):
+        assert plan.label_on(here) == named

@@ -118,7 +118,7 @@ def settled(text: str, home: Path) -> str:
         (r"\b\d written", "8 written"),  # the index tells the minute
         (r"127\.0\.0\.1:\d+", "127.0.0.1:1"),
         (r"running on this machine's .*", "running on this machine's PROCESSOR"),
-        (r"(measuring this machine, its CPU: ).*", r"\1PROCESSOR"),
+        (r"(measuring this machine's CPU:\s).*", r"\1PROCESSOR"),
         (r" +$", ""),
     ):
         text = re.sub(pattern, instead, text, flags=re.MULTILINE)

