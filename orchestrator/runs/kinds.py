@@ -24,6 +24,7 @@ from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, generation_of, hold_key, is_label_of, run_of
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import Close
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.runs.engine import Engine, World, is_done, request_id
 from orchestrator.runs.holds import settle
@@ -129,9 +130,7 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold
         released = max(entry.hold_usd - cost, ZERO)
         engine.log.append(ev.Settled(cost_usd=cost, released_usd=released, generation=run.generation))
         if run.closed is None:
-            engine.log.append(
-                ev.RunClosed(outcome=Phase.EXPIRED.value, detail="its last deadline is over", generation=run.generation)
-            )
+            engine.perform(Close(Phase.EXPIRED, "its last deadline is over"), run)
         engine.write_index(engine.look())
     return settled_hold
 

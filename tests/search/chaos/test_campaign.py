@@ -90,6 +90,14 @@ def test_a_request_that_arrives_after_its_client_died_is_waited_for(shared: Aren
     assert (seen.kills, seen.machines, seen.outcomes) == (1, 1, ("succeeded",))
 
 
+def test_a_run_that_no_client_looked_after_in_time_says_why_it_ended(shared: Arena) -> None:
+    """Its client died as the cloud refused the machine, and the next one came after the last deadline."""
+    dying = Client("launch", dies_on="after insert")
+    stockout = {"fault": "stockout", "zones_available": ["us-central1-b"]}
+    seen = shared.play(Scenario(0, clients=(dying, Client("reap", starts_s=700.0)), faults=(stockout,)))
+    assert (seen.kills, seen.fired["stockout"], seen.outcomes) == (1, 1, ("expired",))
+
+
 # --- the searcher itself --------------------------------------------------------------------------------------------
 
 
