@@ -16,7 +16,7 @@ from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
 from orchestrator.store.documents import swap
 from orchestrator.store.fleets import FleetControl, FleetStore, list_fleets
-from orchestrator.store.ledger import DOCUMENT, MONEY_EVENTS, OF_MONEY
+from orchestrator.store.ledger import DOCUMENT, OF_MONEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,7 @@ def _latest(first: LedgerEntry, control: FleetControl, ends_at: datetime, now: d
 
 def _has_money(name: str) -> str:
     run_id = name.removeprefix("runs/").partition("/")[0]
-    event = parse_event_object(name.rpartition("/")[2])
-    return run_id if is_run_id(run_id) and event is not None and event.kind in MONEY_EVENTS else ""
+    return run_id if is_run_id(run_id) and parse_event_object(name) is not None else ""
 
 
 def _put_aside(world: World) -> str:

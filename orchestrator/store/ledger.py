@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from orchestrator.core.ledger.budget import Ledger, LedgerMissing
-from orchestrator.core.naming import LEDGER, is_client, parse_event_object
+from orchestrator.core.naming import LEDGER, parse_event_object
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.documents import StoredDocument, swap
 
@@ -21,10 +21,9 @@ def _parse(data: bytes | None) -> Ledger:
 DOCUMENT = StoredDocument(LEDGER, Ledger, _parse, Ledger.dump)
 
 
-MONEY_EVENTS: Final = frozenset({"budget_held"})
 OF_MONEY: Final = "runs/*/events/*Z-client-*-budget_held.json"
-"""The names of these events."""
-"""If a run has one of these events, the ledger had an entry before it. The ledger can be rebuilt from such events."""
+"""The names of events in which a client records that it held money. If a run has one of them, the ledger had an entry
+before it, and can be rebuilt from such events."""
 
 
 class LedgerStore:
@@ -55,7 +54,7 @@ class LedgerStore:
         if not ledger.empty:
             return ledger
         held = next(
-            (entry.name for entry in self._bucket.list("runs/", matching=OF_MONEY) if _of_money(entry.name)), ""
+            (one.name for one in self._bucket.list("runs/", matching=OF_MONEY) if parse_event_object(one.name)), ""
         )
         if held:
             blob = self._bucket.read(LEDGER)  # the first hold may have been taken since the ledger was read
@@ -67,10 +66,3 @@ class LedgerStore:
                     hint="`bench budget rebuild` makes it from the events of the runs",
                 )
         return ledger
-
-
-def _of_money(name: str) -> bool:
-    """Whether this is the name of an event in which a client records that it held money. Events of machines do not
-    count."""
-    event = parse_event_object(name) if "/events/" in name else None
-    return event is not None and event.kind in MONEY_EVENTS and is_client(event.writer)
