@@ -37,6 +37,8 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+    searched: bool = False
+    """Whether the searcher is asked for it: one of the twenty defects of money and machines."""
 
     def planted(self, text: str) -> str:
         """The file with the defect in it. Raises `ValueError` where the patch no longer applies."""
@@ -104,9 +106,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="those whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--scenarios", type=int, default=0, help="let the searcher alone find them, in so many")
+    parser.add_argument("--scenarios", type=int, default=0, help="let the searcher alone find the twenty, in so many")
     asked = parser.parse_args()
-    chosen = [one for one in list_mutants() if asked.only in one.name]
+    chosen = [one for one in list_mutants() if asked.only in one.name and (one.searched or not asked.scenarios)]
     counts: dict[str, int] = {"killed": 0, "SURVIVED": 0, "ERROR": 0}
     with ThreadPoolExecutor(max(asked.processes, 1)) as pool:
         for mutant, (verdict, words) in zip(chosen, pool.map(try_mutant, chosen, repeat(asked.scenarios)), strict=True):

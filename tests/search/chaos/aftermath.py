@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.adapters.fetch import fetch_run
 from orchestrator.api.outcome import error_of
-from orchestrator.core.errors import ConfigError, DocumentUnreadable, NotFound
+from orchestrator.core.errors import ConfigError, DocumentUnreadable, NotComparable, NotFound
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.reconcile import reconcile_holds
@@ -65,6 +65,7 @@ def aftermath(play: Play) -> Seen:
     leaked = play.judge.alive()
     faults = [fault for fault in play.cloud.weather.document()["faults"] if fault["id"] not in play.before]
     play.cloud.weather.replace({"faults": []})
+    play.direct = True  # no weather is left between clients and the bucket
     play.hosted.clears_up()
     mend(play)
     world = play.world(None)
@@ -114,8 +115,9 @@ def all_commands(play: Play, world: World, runs: list[Run]) -> None:
     """Every command that protects money or measurements, in fair weather, with all the junk there: none may crash,
     or give up for more than an object that it names. A fetch of a run without a case ends as that run did."""
     ends = {run.run_id: str(error_of(run)) for run in runs}
-    of_a_run = ("status", "stop", "ssh", "logs", "diagnose", "fetch")
-    given = [("status", ""), ("reap", ""), ("costs", ""), *((name, run) for run in ends for name in of_a_run)]
+    of_a_run = ("status", "stop", "ssh", "logs", "diagnose", "fetch", "report", "compare")
+    of_all = ("status", "reap", "costs", "history", "site")
+    given = [*((name, "") for name in of_all), *((name, run) for run in ends for name in of_a_run)]
     for name, run_id in given:
         try:
             error = command(play.arena.home, world, name, run_id)
@@ -123,6 +125,7 @@ def all_commands(play: Play, world: World, runs: list[Run]) -> None:
             raise Broken(CRASHED, f"bench {name} {run_id}: {type(crash).__name__}: {crash}") from crash
         told = isinstance(error, (DocumentUnreadable, NotFound)) or (name == "fetch" and str(error) == ends[run_id])
         told = told or (name == "ssh" and isinstance(error, ConfigError))  # there is no machine to reach
+        told = told or (name == "compare" and isinstance(error, NotComparable))  # nothing was measured
         if error is not None and not told:
             raise Broken(CRASHED, f"bench {name} {run_id}: {type(error).__name__}: {error}")
 

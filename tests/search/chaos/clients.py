@@ -26,7 +26,7 @@ from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.adapters.hosts.router import ZoneRouter
 from orchestrator.adapters.settings import Settings
-from orchestrator.cli import costs, diagnose, fetch, logs, reap, ssh, status, stop
+from orchestrator.cli import compare, costs, diagnose, fetch, history, logs, reap, report, site, ssh, status, stop
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.hosts import HostTarget
@@ -51,7 +51,7 @@ from orchestrator.wiring import Wiring
 from tests.integration.stories.stage import SHEET
 from tests.search.chaos.boxes import Box
 from tests.search.chaos.deeds import Deeds
-from tests.search.chaos.guests import guest
+from tests.search.chaos.guests import case_ids, guest
 from tests.search.chaos.scenario import Client
 from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
@@ -238,7 +238,7 @@ def _no_host(target: HostTarget) -> RemoteShell:
 def command(home: Path, world: World, name: str, run_id: str = "") -> BenchError | None:
     """What `bench status`, `reap --yes`, `stop RUN` or `fetch RUN` ends with, all said and done. Raises what no command
     may raise."""
-    desk = Desk(home, world)
+    desk, folder = Desk(home, world), str(home / "by-command" / run_id)
     ctx: Any = SimpleNamespace(find_root=lambda: SimpleNamespace(obj={"wire": lambda **_: desk}))
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -259,11 +259,25 @@ def command(home: Path, world: World, name: str, run_id: str = "") -> BenchError
                     costs.costs(SimpleNamespace(find_root=ctx.find_root, invoked_subcommand=None), last=20)
                 case "fetch":
                     fetch.fetch(ctx, run_id, into=home / "by-command")
+                case "report":
+                    bare(report.report)(ctx, folder, insertion=report.Insertion(), drawing=report.ReportOptions())
+                case "compare":
+                    pages = compare.ComparisonPages()
+                    bare(compare.compare)(ctx, [folder, folder], compare.NamedBaseline(), compare.Judgement(), pages)
+                case "history":
+                    bare(history.history)(ctx, history.Question(case_ids(1)[0]), span=history.Span())
+                case "site":
+                    site.site(ctx, out=home / f"site-{world.bucket.name}")
     except BenchError as error:
         return error
     except typer.Exit:
         return None
     return None
+
+
+def bare(command: Any) -> Callable[..., None]:
+    """A command that takes its options as the dataclasses that they are grouped in."""
+    return command.__wrapped__  # type: ignore[no-any-return]
 
 
 def lost_its_kept_machine(run: Run) -> bool:

@@ -46,6 +46,7 @@ def hurt(play: Play, damage: Damage) -> None:
     again = damage.rebuilt and damage.how != "newer" and not play.scenario.shared
     play.lost = Lost(there.data, instead, again)
     play.damaged += 1
+    play.judge.damaged = True
     play.timeline.call_later(damage.lasts_s, lambda: mend(play))
 
 

@@ -51,6 +51,8 @@ NAMES: Final = (
     REAPED, OBEYED, CRASHED, FOREIGN, RENTED, LEFT, BEYOND, REPEATED,
 ) = NAMES  # fmt: skip
 WINDOWS: Final = ("run", "day", "month", "total")
+FORMS: Final = {"day": "2026-11-21", "month": "2026-11"}
+"""The part of a time in a ledger that says in which window of the kind it is."""
 LEDGER: Final = "ledger/ledger.json"
 CENT: Final = Decimal("0.01")
 ROUNDING: Final = Decimal("0.00001")
@@ -104,6 +106,18 @@ class Entry:
     settled: Decimal | None
     ttl_s: int = 0
     """The deadline of the machines that it was held for."""
+    key: str = ""
+    held_at: str = ""
+
+    @property
+    def run_id(self) -> str:
+        return self.key.partition("+")[0]
+
+    def in_window_of(self, other: Entry, window: str) -> bool:
+        """Whether both count in one window of this kind."""
+        if window == "run":
+            return self.run_id == other.run_id
+        return window == "total" or self.held_at[: len(FORMS[window])] == other.held_at[: len(FORMS[window])]
 
 
 def books(data: bytes) -> dict[str, list[Entry]] | None:
@@ -114,8 +128,9 @@ def books(data: bytes) -> dict[str, list[Entry]] | None:
         for key, entry in runs.items():
             settled = entry["settled_usd"]
             one = Entry(
-                Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled), int(entry.get("ttl_s") or 0)
-            )
+                Decimal(entry["hold_usd"]), None if settled is None else Decimal(settled), int(entry.get("ttl_s") or 0),
+                key, str(entry.get("held_at")),
+            )  # fmt: skip
             found.setdefault(key.partition("+")[0], []).append(one)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -133,6 +148,9 @@ class Judge:
         told: tuple[str, str],
         hosted: Mapping[str, Decimal] | None = None,
         forged: Sequence[tuple[str, bytes]] = (),
+        *,
+        past: Decimal = Decimal(0),
+        attempts: int = 1,
     ) -> None:
         self.cloud = cloud
         self.bucket = bucket
@@ -143,6 +161,12 @@ class Judge:
         """The runs that are on machines of the user's own, with what their owner says that an hour there counts."""
         self.forged = forged
         """Name and content of all that hosts have offered so far, and that may never stand in the bucket."""
+        self.past = past
+        """The dollars that the bucket's runs of earlier months have cost."""
+        self.attempts = attempts
+        """How many machines each launch may request, and holds for."""
+        self.damaged = False
+        """Whether the ledger was damaged: what it says then may be less than what it said before."""
         self.looked = 0
         self.launchings: list[Launching] = []
         self.entries: dict[str, list[Entry]] = {}
@@ -184,13 +208,20 @@ class Judge:
         for vm in living.values():
             self._in_order(vm, now)
         for account in accounts:
+            if account.vm_id not in self.made_at and account.vm_id in living:
+                self._requested_by_its_id(living[account.vm_id])
             self.made_at.setdefault(account.vm_id, now)
             hold(UNBOUNDED, account.has_deadline, account.vm)
         self._no_run_over_its_hold(accounts, now)
         worst = [(one, self._at_worst(one, living.get(one.vm_id), now)) for one in accounts]
         for one, usd in worst:
-            most = max((entry.held for entry in self.entries.get(one.run_id or "", ())), default=None)
-            hold(BEYOND, most is None or usd <= most + ROUNDING, f"{one.vm} can cost ${usd} alone, held ${most}")
+            held = [entry.held for entry in self.entries.get(one.run_id or "", ())]
+            most = max(held, default=None)
+            launched = [launching for launching in self.launchings if launching.run_id == one.run_id]
+            each = usd * self.attempts if len(launched) == 1 else usd  # a resumption may hold for fewer
+            right = most is None or each <= most + self.attempts * ROUNDING
+            hold(BEYOND, right, f"{one.vm} can cost ${usd} alone, and ${each} were to be held: ${most}")
+        self._no_run_beyond_its_hold(worst)
         self._no_window_over_its_cap([(one, usd) for one, usd in worst if one.run_id not in self.excused])
 
     def _nothing_forged(self, offered: Iterable[tuple[str, bytes]]) -> None:
@@ -209,8 +240,9 @@ class Judge:
         runs = admitted.metadata.get("startup-script"), json.loads(admitted.metadata["bench-payload"])["sha256"]
         hold(OBEYED, runs == self.told, f"{vm.name} was told to run {runs}")
         lives_s = admitted.max_run_s
-        held_for = {entry.ttl_s for entry in entries if entry.ttl_s}
-        hold(BEYOND, not held_for or lives_s in held_for, f"{vm.name} may live for {lives_s} s, held for {held_for}")
+        held_for = max((entry.ttl_s for entry in entries), default=0)
+        short = not held_for or lives_s is None or lives_s <= held_for
+        hold(BEYOND, short, f"{vm.name} may live for {lives_s} s, held for {held_for}")
         late = vm.deadline_at is not None and now > vm.deadline_at + LATENESS
         hold(LEAKED, not late, f"{vm.name} at {now}, deadline {vm.deadline_at}")
         released = bool(entries) and all(entry.settled is not None for entry in entries)
@@ -231,6 +263,16 @@ class Judge:
             held = sum((entry.held for entry in self.entries.get(run_id, ())), Decimal(0))
             hold(OVERSPENT, Decimal(usd) <= held, f"{run_id} has cost ${usd}; ${held} was held")
 
+    def _no_run_beyond_its_hold(self, worst: Iterable[tuple[Account, Decimal]]) -> None:
+        """What the machines of a run have cost, and what those that live can still cost, was held."""
+        totals: dict[str, list[Decimal]] = {}
+        for account, usd in worst:
+            totals.setdefault(account.run_id or "", []).append(usd)
+        for run_id in totals.keys() - self.excused:
+            held = sum((entry.held for entry in self.entries.get(run_id, ())), Decimal(0))
+            total = sum(totals[run_id], Decimal(0)) - ROUNDING * len(totals[run_id])
+            hold(BEYOND, total <= held, f"the machines of {run_id} can cost ${total} together, held ${held}")
+
     def _no_window_over_its_cap(self, worst: list[tuple[Account, Decimal]]) -> None:
         slack = ROUNDING * (1 + len(worst))
         for run_id in {account.run_id for account, _ in worst}:
@@ -242,19 +284,20 @@ class Judge:
             for key in {key for *_, key in placed if key}:
                 mine = [(account, usd) for account, usd, where in placed if where == key]
                 cap = highest([one.caps.get(window) for one in self.launchings])
-                self._within(window, cap, sum((usd for _, usd in mine), Decimal(0)) - slack)
+                extra = self.past - slack if window == "total" else -slack
+                self._within(window, cap, sum((usd for _, usd in mine), Decimal(0)) + extra)
                 for one in self.launchings:
-                    self._as_approved(one, window, mine, slack)
+                    self._as_approved(one, window, mine, extra)
 
     def _as_approved(
-        self, one: Launching, window: str, machines: list[tuple[Account, Decimal]], slack: Decimal
+        self, one: Launching, window: str, machines: list[tuple[Account, Decimal]], extra: Decimal
     ) -> None:
         """Who launches under a cap that is lower than others' counts all that was there before, and itself."""
         cap, mine = one.caps.get(window), [usd for account, usd in machines if account.run_id == one.run_id]
         if cap is None or not mine or sum(other.run_id == one.run_id for other in self.launchings) > 1:
             return
         before = [usd for account, usd in machines if self.made_at[account.vm_id] < one.at]
-        self._within(window, cap, sum(before, Decimal(0)) + sum(mine, Decimal(0)) - slack)
+        self._within(window, cap, sum(before, Decimal(0)) + sum(mine, Decimal(0)) + extra)
 
     @staticmethod
     def _within(window: str, cap: Decimal | None, total: Decimal) -> None:
@@ -280,7 +323,29 @@ class Judge:
         with store.open(found) as file:
             known = books(file.read())
         if known:
+            if not self.damaged:
+                self._every_hold_fits(known)
             self.entries = known
+
+    def _every_hold_fits(self, books: Mapping[str, Sequence[Entry]]) -> None:
+        """What is newly held fits under every cap of whoever launches, beside all that is spent and held; and what was
+        settled is never settled for less."""
+        before = {entry.key: entry for entries in self.entries.values() for entry in entries}
+        entries = [entry for of_run in books.values() for entry in of_run]
+        for entry in entries:
+            was = before.get(entry.key)
+            if was is not None and was.settled is not None:
+                lowered = entry.settled is None or entry.settled < was.settled
+                hold(UNSETTLED, not lowered, f"{entry.key} was ${was.settled}, then ${entry.settled}")
+            if entry.settled is not None or (was is not None and entry.held <= was.held) or not entry.held:
+                continue
+            for window in WINDOWS:
+                cap = highest([one.caps.get(window) for one in self.launchings if one.run_id == entry.run_id])
+                shared = [other for other in entries if other.in_window_of(entry, window)]
+                total = sum((other.held if other.settled is None else other.settled for other in shared), Decimal(0))
+                total += self.past if window == "total" else 0
+                right = cap is None or total <= cap
+                hold(OVER_CAP, right, f"${entry.held} held for {entry.key} makes ${total} in the {window}, cap ${cap}")
 
     # --- judged of what somebody does -------------------------------------------------------------------------------
 
@@ -291,6 +356,18 @@ class Judge:
         what = f"spotbench:{run_id}/{zone}/{attempt}/insert/{kind[0]}/{kind[1]}/"
         right = {str(uuid5(NAMESPACE_URL, f"{what}{generation}")) for generation in range(GENERATIONS)}
         hold(REPEATED, request_id in right, f"{name} in {zone} was requested as {request_id}")
+
+    def _requested_by_its_id(self, vm: EmbeddedVm) -> None:
+        """The cloud has seen the request for a machine under that id too."""
+        operation = self.cloud.fleet.operations.get(vm.zone, vm.insert_operation) or {}
+        kind = vm.admitted.machine.name, "SPOT" if vm.admitted.spot else "STANDARD"
+        self.of_a_request(vm.name, vm.zone, kind, operation.get("clientOperationId", ""))
+
+    def of_a_survey(self, before: Iterable[str], listed: Iterable[str], neighbour: str, *, orphan: bool) -> None:
+        """A reaper sees each machine that was there before it looked and still is, and leaves other buckets' alone."""
+        unseen = set(before) & set(self.alive()) - set(listed)
+        hold(UNLABELLED, not unseen, f"a reaper did not list {sorted(unseen)}")
+        hold(REAPED, not orphan, f"{neighbour} is of another bucket")
 
     def of_a_reaper(self, machine: str, *, orphan: bool, owned: bool, deeds: Deeds) -> None:
         """A machine that is at work for a live run is nobody's to take."""

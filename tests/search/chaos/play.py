@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ from orchestrator.adapters.google.instance_body import instance_body
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, BudgetExceeded, HostUnfit, Unavailable
-from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps
+from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps, settle
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
@@ -30,7 +31,7 @@ from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from orchestrator.runs.planning import RentedFrom
-from orchestrator.runs.reap import reap_orphans, survey_machines
+from orchestrator.runs.reap import MachineFinding, reap_orphans, survey_machines
 from orchestrator.runs.resume import replan_run, resume_run, stored_plan
 from orchestrator.runs.takeover import settle_owner
 from tests.integration.stories.stage import GRIDS, Heard, Killed
@@ -128,8 +129,17 @@ class Play:
         self.before = {fault["id"] for fault in self.cloud.weather.document()["faults"]}
         rates = {run: Decimal(box.host.usd_per_hour) for run, box in self.hosted.by_run.items()}
         told = (PACKED.startup_script, PACKED.sha256)
-        self.judge = Judge(self.cloud, bucket, self.run_ids, told, rates, self.deeds.forged)
         self.ceiling = self.planned("any").ceiling_usd
+        self.past = self.ceiling * int(scenario.past * 10) / 10
+        self.judge = Judge(
+            self.cloud, bucket, self.run_ids, told, rates, self.deeds.forged, past=self.past, attempts=scenario.attempts
+        )
+        if self.past:
+            then = start - timedelta(days=70)
+            self.world(None).accounts.change(
+                lambda books: settle(books, f"{then:%Y%m%d-%H%M%S}-l4-0ld0", self.past, then)
+            )
+        self.surveyed = False
         self.shared = self.caps_for(scenario.fits) if scenario.shared else Caps()
         if scenario.shared:
             self.share(self.shared)
@@ -142,7 +152,8 @@ class Play:
     def caps_for(self, fits: float) -> Caps:
         """Caps under which so many ceilings fit, in the windows of the scenario."""
         cap = self.ceiling * int(fits * 10) / 10
-        return Caps(**dict.fromkeys(self.scenario.windows, cap)) if fits else Caps()
+        caps = dict.fromkeys(self.scenario.windows, cap)
+        return Caps(**caps | ({"total": cap + self.past} if "total" in caps else {})) if fits else Caps()
 
     def own_caps(self, client: Client) -> Caps:
         return self.caps_for(client.fits or (0.0 if self.scenario.shared else self.scenario.fits))
@@ -281,6 +292,10 @@ class Play:
             waiting = [actor for actor in self.actors if not actor.over]
             if not waiting:
                 break
+            if not self.surveyed and self.is_measuring():
+                self.surveyed = True
+                with suppress(BenchError):  # the weather may be against it
+                    self.survey(self.quiet())
             actor = min(waiting, key=lambda one: one.ready)
             ahead = (actor.ready - self.timeline.now()).total_seconds()
             if ahead > 0:
@@ -363,10 +378,7 @@ class Play:
                     actor.tried += 1
                     return WAITS_S  # to look when no machine is at work tells nothing of those that are
                 actor.over = True
-                findings = survey_machines(world)
-                for finding in findings:
-                    self.of_a_reaper(finding.instance.name, finding.run_id, orphan=finding.orphan)
-                reap_orphans(world, findings)
+                reap_orphans(world, self.survey(world))
             case "status":
                 actor.over = True
                 if isinstance(error := command(self.arena.home, world, "status"), HostUnfit):
@@ -396,6 +408,21 @@ class Play:
         """Whether a machine has just taken up a case."""
         now = self.timeline.now()
         return any(now - self.deeds.at_work.get(name, NEVER) < timedelta(minutes=2) for name in self.judge.alive())
+
+    def survey(self, world: World) -> list[MachineFinding]:
+        """What a reaper finds, beside a machine of another bucket in the same project."""
+        before, listed = self.judge.alive(), world.cloud().instances()
+        rented = [instance for instance in listed if instance.name in before]
+        labels = {"bench-run": "20260101-000000-l4-0000", "bench-bucket": "another-bucket"}
+        others = [replace(one, name="bench-neighbour-1", labels={**one.labels, **labels}) for one in rented[:1]]
+        findings = survey_machines(world, (*listed, *others))
+        names = {instance.name for instance in others}
+        orphan = any(finding.orphan for finding in findings if finding.instance.name in names)
+        self.judge.of_a_survey(before, (one.name for one in listed), "bench-neighbour-1", orphan=orphan)
+        own = [finding for finding in findings if finding.instance.name not in names]
+        for finding in own:
+            self.of_a_reaper(finding.instance.name, finding.run_id, orphan=finding.orphan)
+        return own
 
     def of_a_reaper(self, machine: str, run_id: str, *, orphan: bool) -> None:
         live = self.live(run_id)

@@ -84,6 +84,8 @@ class Scenario:
     """How many ceilings fit under the caps; 0: there are none."""
     windows: tuple[Window, ...] = ("day",)
     """The windows that are capped."""
+    past: float = 0.0
+    """How many ceilings the bucket's runs of earlier months have cost."""
     shared: bool = False
     """Whether the caps are the bucket's; else they are each client's own."""
     keep: bool = False
@@ -152,7 +154,7 @@ class Scenario:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
-        names = ("attempts", "cases", "temper", "fits", "seconds_each", "shared", "keep", "midnight_s")
+        names = ("attempts", "cases", "temper", "fits", "seconds_each", "past", "shared", "keep", "midnight_s")
         found += [
             replace(self, **{name: getattr(plain, name)})
             for name in names
@@ -167,7 +169,15 @@ def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 
 def from_seed(seed: int) -> Scenario:
     """The scenario of a seed: the same on every machine and in every process."""
-    return with_hosts(on_rented_machines(seed), random.Random(f"{seed}, hosts"))
+    return with_past(
+        with_hosts(on_rented_machines(seed), random.Random(f"{seed}, hosts")), random.Random(f"{seed}, past")
+    )
+
+
+def with_past(scenario: Scenario, dice: random.Random) -> Scenario:
+    """The same, sometimes in a bucket that is months old: what was spent in it counts under the cap of everything."""
+    counts = scenario.fits and "total" in scenario.windows and not scenario.damage  # no event could restore it
+    return replace(scenario, past=dice.choice((0.0, 0.5, 3.0))) if counts else scenario
 
 
 def with_hosts(scenario: Scenario, dice: random.Random) -> Scenario:
