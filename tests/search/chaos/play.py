@@ -277,7 +277,9 @@ class Play:
         bucket = self.quiet().bucket
         try:
             blob_of = lambda name: blob.data if (blob := bucket.read(name)) is not None else None  # noqa: E731
-            made = written(junk.seed, Place(self.run_ids, self.timeline.now(), blob_of))
+            begun = {one.run_id for one in self.judge.launchings}  # of later ones nobody knows the id, which is drawn
+            runs = [run for run in self.run_ids if run in begun] or self.run_ids[:1]
+            made = written(junk.seed, Place(runs, self.timeline.now(), blob_of))
             if made is not None:
                 bucket.replace(made.name, made.data, generation=None, metadata=made.metadata or None)
                 self.put += 1
