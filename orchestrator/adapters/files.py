@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -29,6 +30,25 @@ def run_attached(command: Sequence[str]) -> int:
         raise LocalError(f"{command[0]} cannot be run: {exc.strerror}", hint=f"install {command[0]}") from exc
     except KeyboardInterrupt:
         return 130
+
+
+def start_bench(arguments: Sequence[str], settings: Mapping[str, str], log: Path) -> int:
+    """Start another process of this tool in a session of its own that outlives this one, and return its id. It has the
+    `settings` that are not empty in its environment, and its output goes to `log`. Raise `LocalError`."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    environment = os.environ | {"PYTHONPATH": path} | {name: value for name, value in settings.items() if value}
+    command = [sys.executable, "-m", "orchestrator.cli", *arguments]
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+    except OSError as exc:
+        hint = "run it without --detach, in tmux or with nohup"
+        raise LocalError(f"nothing can go on in the background: {exc.strerror}", hint=hint) from exc
+    return process.pid
 
 
 LONGEST: Final = 1000

@@ -32,6 +32,7 @@ ABOUT: Final = {
     "run.idle_minutes": "Minutes that a kept machine waits for a run before it deletes itself.",
     "placement.max_usd_per_hour": "Use no machine that costs more an hour.",
     "placement.on_demand_after": "Use an on-demand machine after so many preemptions; null: never.",
+    "placement.wait_minutes": "Minutes to wait for capacity if no machine can be had; 0: the launch ends.",
     "placement.fallback_gpus": "Other GPUs to try, in order, if the first cannot be had.",
     "budget.per_run_usd": "The most that one run may hold and spend; null: no limit.",
     "budget.per_day_usd": "The most that all runs of a day may spend.",

@@ -282,6 +282,7 @@ class RunDocument(OutputDocument):
     measurements_per_implementation: int
     vms: Rows
     phases: Rows
+    waiting: dict[str, Any] | None
 
 
 class MachineOptions(TypedDict):

@@ -22,8 +22,8 @@ the next command goes on with it."""
 @dataclass(frozen=True, slots=True)
 class Driving:
     """One run to follow. `begun` takes the hold and returns the run's engine; `watch` shows the progress; a stop is
-    recorded in the name of `user`. With `detach`, following ends as soon as the run has a machine. `seconds` is a clock
-    that nobody sets."""
+    recorded in the name of `user`. With `detach`, following ends as soon as the run has a machine or waits for one.
+    `seconds` is a clock that nobody sets."""
 
     world: World
     run_id: str
@@ -32,6 +32,8 @@ class Driving:
     user: str
     detach: bool = False
     seconds: Callable[[], float] = time.monotonic
+    wait_on: Callable[[Run], str] | None = None
+    """Leaves the wait for capacity to a process in the background, and returns what to say about it."""
 
     def hold_off(self) -> None:
         """Another Ctrl-C must not interrupt what follows."""
@@ -49,15 +51,26 @@ def _follow(it: Driving) -> Run:
 
     def enough(run: Run) -> bool:
         begun = run.guest_of is None or run.booted_at is not None  # a kept machine may be gone by now
+        if it.detach and it.wait_on is not None and run.waiting is not None:
+            return True
         return run.kept is not None or (run.goes_on_alone and begun and (it.detach or is_stdout_closed()))
 
     engine = None
     try:
         engine = it.begun()
-        return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=enough)
+        run = engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=enough)
+        return _waiting_on(it, run) or run
     except KeyboardInterrupt:
         it.hold_off()
         return _interrupted(it, engine)
+
+
+def _waiting_on(it: Driving, run: Run) -> Run | None:
+    """The run, once a process in the background waits for capacity for it; None if it does not wait."""
+    if run.waiting is None or it.wait_on is None:
+        return None
+    it.watch.say(it.wait_on(run))
+    return run
 
 
 def _interrupted(it: Driving, engine: Engine | None) -> Run:
@@ -69,6 +82,8 @@ def _interrupted(it: Driving, engine: Engine | None) -> Run:
         raise KeyboardInterrupt from None
     if engine is None and run.closed is not None:
         raise KeyboardInterrupt
+    if (handed_over := _waiting_on(it, run)) is not None:
+        return handed_over
     if not run.goes_on_alone:
         asked = engine is not None and any(vm.generation == run.generation for vm in run.vms)
         run = _until_it_goes_on_alone(it, engine) if engine is not None and asked else _stopped(it)

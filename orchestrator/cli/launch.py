@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -24,7 +26,8 @@ from orchestrator.core.errors import BudgetExceeded, ConfigError
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.status import run_document
+from orchestrator.core.run.status import run_document, waiting_text
+from orchestrator.core.text import parse_minutes
 from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import RunOrder, begin_launch
@@ -32,12 +35,12 @@ from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.resume import resume_run
 from orchestrator.runs.takeover import settle_owner
-from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of
+from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of, start_bench
 
 
 @dataclass(frozen=True, slots=True)
 class MachineDocument:
-    """Which machine to use: a kept one, a new one, or the user's own."""
+    """Which machine to use: a kept one, a new one, or the user's own; and how long to wait for one."""
 
     keep: Annotated[
         bool,
@@ -47,6 +50,18 @@ class MachineDocument:
     ] = False
     cold: Annotated[bool, typer.Option("--cold", help="Request a new machine even if one is kept.")] = False
     host: Hosts = None
+    wait: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Wait so long for a machine if none can be had, such as 3h or 90m."),
+    ] = ""
+
+    @property
+    def wait_minutes(self) -> int | None:
+        """How long to wait; None if the configuration says. Raise `ConfigError`."""
+        try:
+            return parse_minutes(self.wait) if self.wait else None
+        except ValueError as exc:
+            raise ConfigError(f"--wait: {exc}", hint="`bench launch --gpu h100 --wait 3h`") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,9 @@ def launch(
     ctx: typer.Context,
     choice: ChoiceParam,
     *,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the machine is running.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the machine is running, or is waited for.")
+    ] = False,
     terms: Terms,
     machine: MachineDocument,
     again: Resumption,
@@ -86,7 +103,7 @@ def launch(
     if again.resume:
         _resume(ctx, again, _limits(choice, terms, machine), detach=detach, json=json)
         return
-    chosen = launch_options(choice, terms, machine.host, keep=machine.keep)
+    chosen = replace(launch_options(choice, terms, machine.host, keep=machine.keep), wait_minutes=machine.wait_minutes)
     launch_and_follow(options(ctx).wiring(), chosen, cold=machine.cold, detach=detach, json=json)
 
 
@@ -109,11 +126,26 @@ def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, deta
         def begun() -> Engine:
             return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)
 
-        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach))
+        wait_on = partial(_wait_in_background, wiring, chosen)
+        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, wait_on=wait_on))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(wiring, ended, json=json)
+
+
+def _wait_in_background(wiring: Wiring, chosen: LaunchOptions, run: Run) -> str:
+    """Start a process that resumes the run for the rest of its wait, under the same limits; return what to say."""
+    assert run.waiting is not None
+    minutes = max(1, math.ceil((run.waiting.until - wiring.clock.now()).total_seconds() / 60))
+    is_yaml = chosen.path is not None and chosen.path.suffix in (".yaml", ".yml")
+    config = [str(chosen.path.resolve())] if is_yaml and chosen.path else []
+    overrides = [part for override in chosen.overrides for part in ("--set", override)]
+    log = wiring.home / "waiting" / f"{run.run_id}.log"
+    settings = {"BENCH_PROJECT": wiring.settings.project, "BENCH_BUCKET": wiring.settings.bucket}
+    arguments = ["launch", "--resume", run.run_id, "--wait", f"{minutes}m", *config, *overrides]
+    pid = start_bench(arguments, settings | {"BENCH_HOME": str(wiring.home.absolute())}, log)
+    return f"{waiting_text(run)}; process {pid} waits in the background, and writes to {log}"
 
 
 def _limits(choice: ChoiceParam, terms: Terms, machine: MachineDocument) -> LaunchOptions:
@@ -122,9 +154,9 @@ def _limits(choice: ChoiceParam, terms: Terms, machine: MachineDocument) -> Laun
     if machine.cold or launch_options(choice, terms, machine.host, keep=machine.keep) != limits:
         raise ConfigError(
             "--resume continues the run's own plan, so options that change what is measured are not allowed",
-            hint="allowed are a configuration and --set keys that limit cost: budget, run.max_minutes, alerts",
+            hint="allowed are --wait, a configuration and --set keys that limit cost: budget, run.max_minutes, alerts",
         )
-    return limits
+    return replace(limits, wait_minutes=machine.wait_minutes)
 
 
 def _planned(wiring: Wiring, config: Config, name: str, *, cold: bool) -> tuple[LaunchPlan, BudgetExceeded | None]:
@@ -171,7 +203,8 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
                 say=watch.say,
             )
 
-        ended = follow_to_end(Driving(world, run_id, begun, watch, wiring.user, detach))
+        wait_on = partial(_wait_in_background, wiring, limits)
+        ended = follow_to_end(Driving(world, run_id, begun, watch, wiring.user, detach=detach, wait_on=wait_on))
         tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(wiring, ended, json=json)
 

@@ -22,7 +22,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, describe_parts, format_span, paid_time
-from orchestrator.core.run.status import StatusLine
+from orchestrator.core.run.status import StatusLine, waiting_text
 from orchestrator.core.text import clean_line, clean_sentence, count, format_clock
 
 STYLES = {
@@ -109,11 +109,13 @@ def _headline(run: Run) -> Text:
 
 def _machines(run: Run) -> Text:
     text = Text()
-    for fact in run.exhausted:
+    for fact in (one for one in run.exhausted if one.round == run.round):
         text.append(f"✗ {fact.zone} ", "red").append(f"{fact.code}\n", "dim")
     vm = run.vm
     if run.guest_of is not None:
         return text.append(f"{run.guest_of.zone}  {run.guest_of.vm}, kept and paid for by {run.guest_of.owner}", "dim")
+    if run.waiting is not None:
+        return text.append(waiting_text(run), "dim")
     if vm is None and run.closed is not None:
         return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:

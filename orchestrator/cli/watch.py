@@ -23,6 +23,7 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
+from orchestrator.core.run.status import waiting_text
 from orchestrator.core.text import format_clock, log_text
 from orchestrator.wiring import utc_now
 
@@ -168,6 +169,8 @@ class PlainWatch(LiveView):
         """What is known of the run, each with its time: that at which it began, or now."""
         for fact in run.exhausted:
             yield now, f"{fact.zone}: {fact.code}"
+        if run.waiting is not None:
+            yield now, waiting_text(run)
         if run.vm is not None and run.vm.started_at is not None:
             price = f" ({usd(run.vm.usd_per_hour)}/h)" if run.vm.usd_per_hour else ""
             where = "on this machine, as practice" if run.simulated else f"in {run.vm.zone}{price}"
@@ -220,5 +223,7 @@ def hint(run: Run) -> str:
         return ""
     if run.goes_on_alone:
         return "Ctrl-C detaches; the run continues"
+    if run.waiting is not None:
+        return "Ctrl-C detaches; a process in the background waits on"
     asked = any(vm.generation == run.generation for vm in run.vms)
     return f"Ctrl-C {'waits for the machine, then detaches' if asked else 'stops the run: no machine exists yet'}"

@@ -121,6 +121,14 @@ def format_clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds_part:02d}" if hours else f"{minutes}:{seconds_part:02d}"
 
 
+def parse_minutes(text: str) -> int:
+    """The minutes of a time such as `3h`, `90m` or `1h30m`; a bare number is minutes. Raise `ValueError`."""
+    match = re.fullmatch(r"(?=.)(?:(\d{1,3})h)?(?:(\d{1,5})m?)?", text.strip())
+    if match is None:
+        raise ValueError(f"'{clean_line(text, 40)}' is not a time: write 3h, 90m or 1h30m")
+    return 60 * int(match[1] or 0) + int(match[2] or 0)
+
+
 def capitalize_first(words: str) -> str:
     """`words` as the beginning of a sentence: the first letter becomes a capital, the others do not change."""
     return f"{words[:1].upper()}{words[1:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -92,6 +92,8 @@ class LaunchTerms:
     request: RequestFor
     ttl_s: int
     """The deadline of the machines that it asks for: a run goes on under a plan of its own, which may have less."""
+    wait_until: datetime | None = None
+    """How long it waits for capacity; None: it requests each machine once."""
 
 
 def request_id(run_id: str, zone: str, attempt: int, verb: str = "insert", of: str = "") -> str:
@@ -169,8 +171,9 @@ class Engine:
         gone = run.guest_of is not None and seen.instance is None  # what it said before it was gone may be new
         if on_host or gone:
             run = self.look()
-        offers, ttl_s = (self.launch.offers, self.launch.ttl_s) if self.launch else (None, None)
-        commands = do.decide_commands(run, seen, self.world.clock.now(), self.world.policy, offers, ttl_s)
+        terms = self.launch
+        offers, ttl_s, until = (terms.offers, terms.ttl_s, terms.wait_until) if terms else (None, None, None)
+        commands = do.decide_commands(run, seen, self.world.clock.now(), self.world.policy, offers, ttl_s, until)
         pause = 0.0
         for command in commands:
             if isinstance(command, do.Wait):
@@ -258,6 +261,8 @@ class Engine:
                 self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
             case do.RecordGone(vm=vm, fact=fact):
                 self._found_gone.add((vm.zone, vm.name))
+                self.log.append(fact)
+            case do.Await(fact=fact):
                 self.log.append(fact)
             case do.Settle(cost_usd=cost):
                 return self._settle(run, cost)
@@ -363,6 +368,7 @@ class Engine:
         assert self.launch is not None, "only a launching engine is told to create"
         name = instance_name(self.run_id, attempt)
         of = f"/{offer.machine_type}/{offer.provisioning}/{run.generation}"
+        of += f"/{run.round}" if run.round else ""  # the cloud answers a request that it knows as it did before
         return self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt, of=of))
 
     def _offer(self, vm: Vm) -> Offer:
@@ -416,6 +422,7 @@ class Engine:
                 zones_available=refusal.zones_available,
                 machine_type=offer.machine_type,
                 provisioning=offer.provisioning,
+                round=run.round,
             )
         )
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 from orchestrator.core.errors import BudgetExceeded, LocalError
 from orchestrator.core.hosts import HOST_KEY, is_host
@@ -150,7 +151,10 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
     def request(offer: Offer, attempt: int, name: str, request_id: str) -> InstanceRequest:
         return instance_request(order, offer, attempt, name, request_id)
 
-    return Engine(world, order.run_id, launch=LaunchTerms(order.plan.offers, request, order.plan.ttl_s), log=log)
+    minutes = order.plan.config.placement.wait_minutes
+    until = world.clock.now() + timedelta(minutes=minutes) if minutes else None
+    terms = LaunchTerms(order.plan.offers, request, order.plan.ttl_s, until)
+    return Engine(world, order.run_id, launch=terms, log=log)
 
 
 def hold_request(plan: LaunchPlan, run_id: str, generation: int = 0) -> HoldRequest:

@@ -46,6 +46,7 @@ class LaunchOptions:
     fallback_gpus: tuple[str, ...] = ()
     keep: bool = False
     hosts: tuple[str, ...] = ()
+    wait_minutes: int | None = None
 
     @property
     def every_override(self) -> tuple[str, ...]:
@@ -57,6 +58,8 @@ class LaunchOptions:
             price_overrides.append(f"placement.fallback_gpus=[{', '.join(gpu.lower() for gpu in self.fallback_gpus)}]")
         if self.keep:
             price_overrides.append("run.keep=true")
+        if self.wait_minutes is not None:
+            price_overrides.append(f"placement.wait_minutes={self.wait_minutes}")
         if self.hosts:
             price_overrides.append(f"host.targets={json.dumps(self.hosts)}")
         return (*self.overrides, *price_overrides)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters import site_server
     from orchestrator.adapters.fetch import Fetched
     from orchestrator.adapters.figure_files import print_figure
+    from orchestrator.adapters.files import start_bench
     from orchestrator.adapters.google.credentials import Bearer
     from orchestrator.adapters.google.market import GoogleMarket
     from orchestrator.adapters.google.storage import GoogleBucket
@@ -81,8 +82,8 @@ __all__ = [
     "configs_folder", "csv_lines", "docs_folder", "download_object", "fetch_run", "files_of", "install_timer_files",
     "is_installed", "launch_context", "living_cloud", "load_chosen_config", "load_settings", "load_weather",
     "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "practice_lacks",
-    "print_figure", "run_attached", "serve_site", "site_server", "sql_ready", "stop_cloud", "utc_now",
-    "wire", "wire_embedded", "write_atomically",
+    "print_figure", "run_attached", "serve_site", "site_server", "sql_ready", "start_bench", "stop_cloud",
+    "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
     "ReapTimer": "timer.ReapTimer",
@@ -97,6 +98,7 @@ HANDED_ON: Final = {
     "practice_lacks": "hosts.local_shell.practice_lacks",
     "site_server": "site_server.",
     "sql_ready": "sql.require_duckdb",
+    "start_bench": "files.start_bench",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
 

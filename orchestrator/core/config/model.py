@@ -93,6 +93,8 @@ class Placement(_Section):
     had."""
     fallback_gpus: tuple[str, ...] = ()
     """Other GPUs to try, in order, if no machine with the first GPU can be had."""
+    wait_minutes: Annotated[Int, Field(ge=0, le=10080)] = 0
+    """How long a launch waits for capacity if no machine can be had; 0: it ends."""
 
 
 class Budget(_Section):

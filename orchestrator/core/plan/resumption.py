@@ -90,6 +90,7 @@ PLACE: Final = re.compile(r"[a-z]+(-[a-z0-9]+){1,3}")
 
 CHOSEN: Final = (
     "zones", "regions", "machine.type", "machine.provisioning", "placement.fallback_gpus", "placement.on_demand_after",
+    "placement.wait_minutes",
     "environment.torch", "environment.allow_install", "environment.min_free_gb", "correctness.max_abs_error",
     "correctness.sanitizer", "run.phase_limits_s",
 )  # fmt: skip
@@ -138,7 +139,8 @@ def resumed_config(today: Config, stored: LaunchPlan, spent: Decimal = ZERO, *, 
     )
     placement = stored_config.placement.model_copy(
         update={
-            "max_usd_per_hour": lower_limit(today.placement.max_usd_per_hour, stored_config.placement.max_usd_per_hour)
+            "max_usd_per_hour": lower_limit(today.placement.max_usd_per_hour, stored_config.placement.max_usd_per_hour),
+            "wait_minutes": today.placement.wait_minutes or (accepted and stored_config.placement.wait_minutes) or 0,
         }
     )
     usd_left = None if today.budget.per_run_usd is None else max(today.budget.per_run_usd - spent, ZERO)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Final
 
 from orchestrator.core.market.machines import Instance, Operation
 from orchestrator.core.market.offers import Offer, blocked_by, rank_offers
 from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.naming import is_client
-from orchestrator.core.run.events import InstanceGone, MachineTaken, ZoneExhausted
+from orchestrator.core.run.events import CapacityAwaited, InstanceGone, MachineTaken, ZoneExhausted
 from orchestrator.core.run.fold import Phase, Run, Vm
 from orchestrator.core.text import count
 
@@ -37,8 +38,7 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     as its plan allows. Zones that the last refusal named come first. Zones in which a machine of this run is gone, or
     which had none for an earlier attempt, come last.
     """
-    attempt = run.next_attempt
-    facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (attempt, run.generation)]
+    facts = [fact for fact in _refusals(run) if fact.round == run.round or fact.code in LASTING]
     never_made = {
         (vm.zone, vm.machine_type) for vm in run.vms if vm.how == "never_made" and vm.generation == run.generation
     }
@@ -54,6 +54,15 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     spot_first = not _on_demand_is_due(run)
     ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
     return tuple(offer for offer in ordered if _affordable(run, offer, ttl_s))
+
+
+LASTING: Final = frozenset({"notFound", "invalid", "conditionNotMet"})
+"""Codes of refusals that no waiting changes: the zone lacks the machine type, or a policy forbids the region."""
+
+
+def _refusals(run: Run) -> list[ZoneExhausted]:
+    """What the present attempt was refused, in every round."""
+    return [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (run.next_attempt, run.generation)]
 
 
 def _blocks(fact: ZoneExhausted, offer: Offer) -> bool:
@@ -108,6 +117,13 @@ class Policy:
     gone."""
     insert_limit_s: float = 180.0
     """A request that has had neither a machine nor an answer for this long made no machine."""
+    request_gap_s: float = 15.0
+    """How far requests are apart while a client waits for capacity, once it has requested every machine."""
+    round_pause_s: float = 60.0
+    """The pause after the first round of requests. Each further one is twice as long."""
+    longest_pause_s: float = 900.0
+    look_s: float = 30.0
+    """How long a waiting client may not see that a stop was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +195,14 @@ class Wait:
     seconds: float
 
 
-Command = Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Close | Wait
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Record that no machine is left, and when the client begins another round of requests."""
+
+    fact: CapacityAwaited
+
+
+Command = Await | Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Close | Wait
 
 
 def decide_commands(
@@ -189,10 +212,11 @@ def decide_commands(
     policy: Policy,
     offers: Sequence[Offer] | None,
     ttl_s: int | None = None,
+    wait_until: datetime | None = None,
 ) -> tuple[Command, ...]:
     """What a client should do now. `offers` is None if the client only looks after the run and must not request
     machines. `ttl_s` is the deadline in seconds with which this client requests them, if it is not that of the first
-    plan."""
+    plan; `wait_until` is how long it waits for capacity, if it does."""
     vm = run.vm
     if run.guest_of is not None and run.closed is None:
         return as_guest(run, run.guest_of, observation, now, policy)
@@ -204,7 +228,18 @@ def decide_commands(
     if run.closed is not None:
         return _after_the_end(run, now)
     if run.goes_on:
-        return _next_machine(run, now, policy, offers, ttl_s)
+        if offers is None or run.rejected is not None:
+            return _no_request(run, now, policy)
+        candidates = open_offers(run, offers, ttl_s)
+        if wait_until is not None:
+            later = replace(run, awaited=_next_round(run, now, now))
+            pause = _pause(run, now, policy, wait_until, (bool(candidates), bool(open_offers(later, offers, ttl_s))))
+            if pause is not None:
+                return (pause,)
+            candidates = candidates if now < wait_until or not run.round else ()
+        if not candidates:
+            return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))
+        return (Create(candidates[0], attempt=run.next_attempt),)
     outcome, detail = run_ending(run, vm) if vm is not None else (Phase.STOPPED, "")
     if run.stop is not None and (vm is None or vm.generation < run.generation):
         outcome, detail = Phase.STOPPED, run.stop.reason
@@ -220,25 +255,48 @@ def _after_the_end(run: Run, now: datetime) -> tuple[Command, ...]:
     return (Settle(due),) if settled is None or due > settled else ()
 
 
-def _next_machine(
-    run: Run, now: datetime, policy: Policy, offers: Sequence[Offer] | None, ttl_s: int | None
-) -> tuple[Command, ...]:
+def _no_request(run: Run, now: datetime, policy: Policy) -> tuple[Command, ...]:
+    """The commands for a run that needs a machine which this client does not request: the cloud rejected the request,
+    or another client launched the run."""
     if run.rejected is not None:
         return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
-    if offers is None:
-        no_client = run.plan is None and run.held is None  # only machines wrote events: no client will request one
-        if not no_client and now - run.updated_at < timedelta(seconds=policy.insert_limit_s):
-            return (Wait(policy.poll_s),)
-        if run.vm is None:
-            return _give_up(
-                run, now, Phase.STOPPED, "the client that launched it stopped before it requested a machine"
-            )
-        remedy = f"`bench launch --resume {run.run_id}` continues it"
-        return _give_up(run, now, Phase.STOPPED, f"no client requested another machine: {remedy}")
-    candidates = open_offers(run, offers, ttl_s)
-    if not candidates:
-        return _give_up(run, now, Phase.NO_CAPACITY, _tried(run))
-    return (Create(candidates[0], attempt=run.next_attempt),)
+    no_client = run.plan is None and run.held is None  # only machines wrote events: no client will request one
+    heard_at = run.updated_at
+    if run.waiting is not None:
+        heard_at = max(heard_at, min(run.waiting.next_at, heard_at + timedelta(seconds=policy.longest_pause_s)))
+    if not no_client and now - heard_at < timedelta(seconds=policy.insert_limit_s):
+        return (Wait(policy.poll_s),)
+    remedy = f"`bench launch --resume {run.run_id}` continues it"
+    if run.waiting is not None:
+        return _give_up(run, now, Phase.STOPPED, f"the client that waited for a machine stopped: {remedy}")
+    if run.vm is None:
+        return _give_up(run, now, Phase.STOPPED, "the client that launched it stopped before it requested a machine")
+    return _give_up(run, now, Phase.STOPPED, f"no client requested another machine: {remedy}")
+
+
+def _next_round(run: Run, next_at: datetime, until: datetime) -> CapacityAwaited:
+    return CapacityAwaited(round=run.round + 1, next_at=next_at, until=until, generation=run.generation)
+
+
+def _pause(run: Run, now: datetime, policy: Policy, until: datetime, offered: tuple[bool, bool]) -> Await | Wait | None:
+    """What a client that waits for capacity until `until` does before its next request; None if it requests a machine
+    at once or gives up. `offered`: whether an offer is left in this round, and whether the next one would have any.
+
+    The first round is as quick as without waiting. Afterwards requests are `request_gap_s` apart, and the pauses
+    between rounds grow. Near the end they shrink to half of what is left."""
+    if now >= until:
+        return None
+    begins_at = run.waiting.next_at if run.waiting is not None else now
+    if run.round and offered[0]:
+        last_request = max((vm.requested_at for vm in run.vms), default=run.created_at)
+        begins_at = max(begins_at, last_request + timedelta(seconds=policy.request_gap_s))
+    if now < begins_at:
+        return Wait(min((begins_at - now).total_seconds(), policy.look_s))
+    seconds_left = (until - now).total_seconds()
+    if offered[0] or not offered[1] or seconds_left <= policy.request_gap_s:
+        return None
+    pause_s = min(policy.round_pause_s * 2 ** min(run.round, 20), policy.longest_pause_s, seconds_left / 2)
+    return Await(_next_round(run, now + timedelta(seconds=pause_s), until))
 
 
 def _give_up(run: Run, now: datetime, outcome: Phase, why: str) -> tuple[Command, ...]:
@@ -264,11 +322,12 @@ def settled_by_another(run: Run, now: datetime) -> tuple[Command, ...]:
 
 
 def _tried(run: Run) -> str:
-    facts = [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (run.next_attempt, run.generation)]
+    facts = _refusals(run)
     zones = list(dict.fromkeys(fact.zone for fact in facts))
     if not zones:
         return "no zone is allowed"
-    return f"no machine in {count(len(zones), 'zone')}: {', '.join(zones)} (last: {facts[-1].code})"
+    rounds = f", asked {run.round + 1} times" if run.round else ""
+    return f"no machine in {count(len(zones), 'zone')}{rounds}: {', '.join(zones)} (last: {facts[-1].code})"
 
 
 def _vanished(

@@ -152,6 +152,20 @@ class ZoneExhausted(Fact):
     provisioning: str = ""
     """The provisioning and machine type that could not be had; empty: no machine can be had there."""
     generation: Count = 0
+    round: Count = 0
+    """The round of requests, if the client waits for capacity; 0 for the first."""
+
+
+class CapacityAwaited(Fact):
+    """A round of requests found no machine, and the client that launched the run waits before it begins another."""
+
+    kind = "capacity_awaited"
+    round: Count
+    """The number of the round that begins at `next_at`; 1 for the first one after a wait."""
+    next_at: Moment
+    until: Moment
+    """When the client stops waiting."""
+    generation: Count = 0
 
 
 class InstanceRejected(Fact):
@@ -414,10 +428,11 @@ class Unrecognised(Fact):
 FACTS: dict[str, type[Fact]] = {
     fact.kind: fact
     for fact in (
-        RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, InstanceRejected, InstanceCreated,
-        ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed, ChildFinished,
-        VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt, CaseChecked,
-        CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseObserved, CaseMeasured, ImagePrepared, Preempted,
+        RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, CapacityAwaited, InstanceRejected,
+        InstanceCreated, ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
+        ChildFinished, VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt,
+        CaseChecked, CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseObserved, CaseMeasured, ImagePrepared,
+        Preempted,
         Diagnosed, Finished, Kept, Lent, VmExiting, SealRequested,
     )
 }  # fmt: skip

@@ -96,8 +96,8 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return _resumed(run, fact)
         case ev.InstanceRequested() as fact:
             return replace(run, vms=_requested(run.vms, fact, event.time))
-        case ev.ZoneExhausted() as fact:
-            return replace(run, exhausted=(*run.exhausted, fact), vms=_refused(run.vms, fact))
+        case ev.ZoneExhausted() | ev.CapacityAwaited() as fact:
+            return _without_capacity(run, fact)
         case ev.InstanceRejected() as fact:
             return replace(run, rejected=_latest(run, run.rejected, fact), vms=_refused(run.vms, fact))
         case ev.InstanceCreated() as fact:
@@ -125,6 +125,14 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return run
         case _:
             return _evolve_machine(run, event)
+
+
+def _without_capacity(run: Run, fact: ev.ZoneExhausted | ev.CapacityAwaited) -> Run:
+    """The run with one more refusal, or one more wait, of which the newest counts."""
+    if isinstance(fact, ev.ZoneExhausted):
+        return replace(run, exhausted=(*run.exhausted, fact), vms=_refused(run.vms, fact))
+    newest = max((run.awaited or fact, fact), key=lambda one: (one.generation, one.round, one.next_at))
+    return replace(run, awaited=newest)
 
 
 def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
@@ -175,8 +183,8 @@ CLIENT, MACHINE, CLAIM = "client", "machine", "claim"
 WRITERS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("run_planned", "budget_held", "payload_stored", "run_resumed", "instance_requested", "zone_exhausted",
-         "instance_rejected", "instance_created", "image_replaced", "instance_gone", "stop_requested", "settled",
-         "run_closed", "seal_requested", "child_finished"), CLIENT),
+         "capacity_awaited", "instance_rejected", "instance_created", "image_replaced", "instance_gone",
+         "stop_requested", "settled", "run_closed", "seal_requested", "child_finished"), CLIENT),
     **dict.fromkeys(
         ("vm_booted", "phase_started", "phase_finished", "healed", "gate_passed", "environment_recorded",
          "kernel_built", "case_checked", "correctness_finished", "measurement_planned", "case_started", "case_observed",

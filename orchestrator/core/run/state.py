@@ -179,6 +179,8 @@ class Run:
     """The reports of each attempt that has written any event, by ascending attempt."""
     exhausted: tuple[ev.ZoneExhausted, ...] = ()
     rejected: ev.InstanceRejected | None = None
+    awaited: ev.CapacityAwaited | None = None
+    """The last wait for capacity, of any generation."""
     spans: tuple[PhaseSpan, ...] = ()
     heals: tuple[ev.Healed, ...] = ()
     gates: tuple[ev.GatePassed, ...] = ()
@@ -283,6 +285,16 @@ class Run:
         return next((report.measurement for report in reversed(self.reports) if report.measurement is not None), None)
 
     # --- attempts ---
+
+    @property
+    def round(self) -> int:
+        """The round of requests in this generation; 0 until a client waits for capacity."""
+        return self.awaited.round if self.awaited is not None and self.awaited.generation == self.generation else 0
+
+    @property
+    def waiting(self) -> ev.CapacityAwaited | None:
+        """The wait for capacity if the run has no machine because of it; else None."""
+        return self.awaited if self.round and self.closed is None and self.goes_on else None
 
     @property
     def next_attempt(self) -> int:

@@ -17,7 +17,7 @@ from orchestrator.core.run.diagnose import remedy_for
 from orchestrator.core.run.events import Fact
 from orchestrator.core.run.fold import OUTCOMES, Run
 from orchestrator.core.run.state import Vm
-from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name
+from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name, count
 
 DETAIL: Final = 400
 FIELD: Final = 250
@@ -80,7 +80,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
     return StatusLine(
         run_id=run.run_id,
         phase=run.phase.value,
-        vm_phase="" if run.closed else run.vm_phase,
+        vm_phase="" if run.closed else "waiting" if run.waiting else run.vm_phase,
         gpu=run.plan.gpu if run.plan else "",
         mode=run.plan.mode if run.plan else "",
         user=run.plan.user if run.plan else "",
@@ -95,7 +95,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         attempts=len({vm.attempt for vm in run.vms if vm.instance_id}),
         vm=f"{open_vm.zone}/{open_vm.name}" if open_vm else "",
         usd_per_hour=str(open_vm.usd_per_hour) if open_vm else "0",
-        detail=run.closed.detail[:DETAIL] if run.closed else "",
+        detail=run.closed.detail[:DETAIL] if run.closed else waiting_text(run),
         cold_start_s=cold_start_s,
         billed_start_s=billed_start_s,
         start_parts=paid_time.format_parts(paid_time.cold_start_parts(run)),
@@ -104,6 +104,15 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         config=run.plan.config if run.plan else "",
         image=run.image.rpartition("/")[2],
     )
+
+
+def waiting_text(run: Run) -> str:
+    """How long a run waits for capacity and when its client asks again; empty if it does not wait."""
+    if run.waiting is None:
+        return ""
+    pools = len({(fact.zone, fact.machine_type, fact.provisioning) for fact in run.exhausted})
+    asks = f"round {run.waiting.round + 1} of requests from {iso_time(run.waiting.next_at)} on"
+    return f"waiting for capacity until {iso_time(run.waiting.until)}: none in {count(pools, 'place')}, {asks}"
 
 
 def cold_start(run: Run) -> tuple[int, int]:
@@ -223,6 +232,7 @@ def run_document(run: Run, now: datetime) -> dict[str, object]:
         "cases": _dumped(run.measured),
         "diagnoses": [{**fact.model_dump(), "remedy": remedy_for(fact.cause)} for fact in run.diagnoses],
         "exhausted": _dumped(run.exhausted),
+        "waiting": None if run.waiting is None else run.waiting.model_dump(mode="json", exclude={"generation"}),
     }
 
 
