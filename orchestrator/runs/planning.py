@@ -110,7 +110,7 @@ def load_config(
         read_workload_spec = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
-        return config.model_copy(update={"workload": load.select_cases(read_workload_spec)}), path.stem
+        return load.select_cases(config, read_workload_spec), path.stem
     return (load.baseline_only(config) if options.baseline_only else config), path.stem
 
 

@@ -41,7 +41,17 @@ LISTED: Final = 20
 """How many choices a message lists."""
 
 
-def select_cases(workload: Workload) -> Workload:
+def select_cases(config: Config, workload: Workload) -> Config:
+    """The configuration with a workload that was read. Raises `ConfigError` for what is asked of it and impossible."""
+    if workload.form == "program" and config.correctness.sanitizer is not None:
+        raise ConfigError(
+            f"correctness.sanitizer: {workload.name} is a program; only functions are called under compute-sanitizer",
+            hint="leave it out, or start the program under compute-sanitizer in its `command`",
+        )
+    return config.model_copy(update={"workload": _chosen_cases(workload)})
+
+
+def _chosen_cases(workload: Workload) -> Workload:
     """The workload with only the cases that have the chosen values. If the cases cannot be read from its text, it is
     returned unchanged, and the machine checks the choice. Raises `ConfigError` for an axis that the workload does not
     have, for a value that no case has, and for values that no case has together."""
@@ -295,6 +305,11 @@ def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
         return
     yield from _impossible_machine(config, gpu)
     yield from _impossible_places(config, gpu)
+    if config.correctness.sanitizer is not None and config.workload is None:
+        yield (
+            ("correctness", "sanitizer"),
+            "is for a workload of your own: the bundled kernels are not called under compute-sanitizer. Leave it out",
+        )
     for name in config.placement.fallback_gpus:
         if find_gpu(name) is None:
             yield ("placement", "fallback_gpus"), unknown_gpu_message(name)

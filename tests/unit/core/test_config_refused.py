@@ -147,6 +147,10 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
         ("gpu: l4\nrun: {max_minutes: 10081}", "my.yaml:2: run.max_minutes: must be at most 10080, not 10081"),
         ("gpu: l4\nmeasure: {seed: 9223372036854775808}", "my.yaml:2: measure.seed: must be less than 9223372036854775808, not 9223372036854775808"),
         ("gpu: l4\nbudgets: {}", "my.yaml:2: budgets: unknown key; did you mean 'budget'? valid: gpu, machine, zones, regions, run, placement, budget, alerts, measure, correctness, environment, host, payload, profile, workload"),
+        (
+            "gpu: h100\ncorrectness: {sanitizer: memcheck}",
+            "my.yaml:2: correctness.sanitizer: is for a workload of your own: the bundled kernels are not called under compute-sanitizer. Leave it out",
+        ),
         ("gpu: l4\nzones: us-central1-a", "my.yaml:2: zones: expected a list, got 'us-central1-a'"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from orchestrator.core.config.load import select_cases
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.program import parse_program
 from orchestrator.runs.planning import is_workload
+from tests.unit.core.asked import asked
 
 DESCRIBED = """command: ./saxpy
 build: make saxpy
@@ -43,7 +44,9 @@ def test_a_folder_or_its_description_brings_the_sources_and_nothing_that_was_bui
 def test_a_choice_of_axes_is_refused_for_a_program_that_chooses_its_own_cases(folder: Path) -> None:
     own = own_workload(folder)
     with pytest.raises(ConfigError, match=r"workload.axes: saxpy is a program, which chooses its own cases"):
-        select_cases(own.model_copy(update={"axes": {"n": (4,)}}))
+        select_cases(asked("gpu: cpu"), own.model_copy(update={"axes": {"n": (4,)}}))
+    with pytest.raises(ConfigError, match=r"correctness.sanitizer: saxpy is a program; only functions are called"):
+        select_cases(asked("gpu: l4\nworkload: saxpy.yaml\ncorrectness: {sanitizer: memcheck}"), own)
 
 
 def test_a_configuration_is_no_program(tmp_path: Path) -> None:
