@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -27,6 +28,7 @@ from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.reading import BadSpec
+from kernels.harness.rivals import Rivals, probe_of
 from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
 from kernels.harness.scratch import Scratch
 from kernels.harness.spec import Spec, original_name
@@ -99,6 +101,10 @@ class Arena:
     case_began: float = 0.0
     collecting_s: float = 0.0
     """The seconds since then in which collected answers were copied and judged."""
+    rivals: Rivals | None = None
+    """What the processes do while others are timed in this case; None before it is timed."""
+    probe: Callable[[], bool] | None = None
+    """Whether the device is busy, as no worker says."""
     places: dict[str, list[int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
     """The implementations that have answered at least once. If the device fails before that, the device itself may be
@@ -263,6 +269,9 @@ class Arena:
             copies = tuple(Call(bound.backend, Place(hand, n), scope=bound.scope) for n in range(1, sets))
             return replace(outcome, bound=replace(bound, copies=copies, peak_bytes=peak))
 
+        self.probe = self.probe or probe_of(self.device)
+        timed = {one.implementation: self.hand(one.implementation) for one in bounds}
+        self.rivals = Rivals(timed, self.probe)
         turns = wanted if sets == wanted.sets else plan_rotation(self.cache, size, cache_size, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
@@ -440,7 +449,8 @@ class Arena:
                     hand.fault = None  # it cannot be timed in this regime, and may be in others
                 raise Unavailable(exc.reason(f"while its timer was made ({regime})")) from exc
             turn = self.turns.setdefault(contender.implementation, Turn(int(reply["answers"]), regime != "graph"))
-            return RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
+            made = RemoteTimer(hand, regime, int(reply["calls_made"]), float(reply["overhead_us"]), turn)
+            return made if self.rivals is None else replace(made, watch=partial(self.rivals.watch, hand.name))
 
         return make
 
@@ -453,7 +463,7 @@ class Arena:
         typical = statistics.median(each for _, _, each in hand.walls) if hand.walls else 0.0
         enough_samples = len(hand.walls) >= CLOCK_LEAST_SAMPLES
         hand.walls.clear()
-        beyond = self.beyond_roof(case, typical)
+        beyond = (self.rivals.fault_of(name) if self.rivals is not None else "") or self.beyond_roof(case, typical)
         if beyond:
             return beyond
         pings = [self.round_trip_s(hand) for _ in range(PINGS)]

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,12 +24,10 @@ def end_with_parent() -> None:
         pass
 
 
-def list_descendants(root: int | None) -> list[int]:
-    """The ids of all processes below `root`, from /proc; empty where there is no /proc."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+def list_descendants(root: int | None, parents: Mapping[int, int] | None = None) -> list[int]:
+    """The ids of all processes below `root`, by their parents now or as they were read; empty where there is no
+    /proc."""
+    parents = read_parents() if parents is None else parents
     descendants: list[int] = []
     front = [root] if root is not None else []
     while front:
@@ -37,6 +36,15 @@ def list_descendants(root: int | None) -> list[int]:
         descendants += below
         front += below
     return descendants
+
+
+def read_parents() -> dict[int, int]:
+    """The parent of each process, from /proc."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    return parents
 
 
 def end_with_descendants(pid: int | None) -> None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class Place:
 
 
 FIRST_BATCH = 32
+MOST_RETAKEN = 2
+"""How often a sample is taken again while something else uses the device."""
 
 
 class Hand:
@@ -160,22 +162,35 @@ class RemoteTimer:
     calls_made: int
     overhead_us: float
     turn: Turn
+    watch: Callable[[], Callable[[], bool]] = lambda: lambda: False
+    """Called before a sample; what it returns says after it whether anything else used the device meanwhile."""
     rest: float = 0.0
     waited: Callable[[int | None], float] = waited_s
 
     def __call__(self, plans: Sequence[Any]) -> Timed:
+        """Takes one sample, and takes it again if anything else used the device meanwhile."""
+        retaken = 0
+        while True:
+            was_disturbed = self.watch()
+            timed = self.take_sample(plans[0].at)
+            disturbed = was_disturbed()
+            if not disturbed or retaken == MOST_RETAKEN:
+                self.turn.collect = 0
+                return replace(timed, retaken=retaken, shared=disturbed)
+            retaken += 1
+
+    def take_sample(self, first: int) -> Timed:
         """Takes one sample. Time in which one of the two processes waited for a processor is not counted here, as on a
         busy host an honest short sample may take long on this side."""
         queued = self.queued()
         began = time.perf_counter()
         try:
-            reply = self.hand.ask("sample", regime=self.regime, first=plans[0].at, **self.turn.asked())
+            reply = self.hand.ask("sample", regime=self.regime, first=first, **self.turn.asked())
         except (Lost, Answered) as exc:
             raise Unavailable(exc.reason(f"while it was timed ({self.regime})")) from exc
         wall = max(0.0, time.perf_counter() - began - (self.queued() - queued))
         self.hand.collected += self.turn.collect
         self.turn.collecting_s += min(wall, max(0.0, float(reply["collecting_s"])))
-        self.turn.collect = 0
         timed = Timed(**reply["timed"])
         if not timed.latency_us >= 0:
             raise Unavailable("untrusted: it reports a negative time for a call")

@@ -97,6 +97,8 @@ CELLS: Mapping[str, Callable[[Sample], str]] = {
     "cover": lambda sample: sample.cover,
     "hidden": lambda sample: "" if sample.hidden is None else format_boolean(sample.hidden),
     "cover_us": lambda sample: "" if sample.cover_us is None else f"{sample.cover_us:.1f}",
+    "retaken": lambda sample: str(sample.retaken or ""),
+    "shared": lambda sample: format_boolean(sample.shared) if sample.retaken else "",
 }
 """The cells that differ from measurement to measurement, and how each is written."""
 

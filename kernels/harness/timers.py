@@ -54,7 +54,8 @@ class Timed:
     what kept the device busy meanwhile (`gate`, `spin`, or empty), and `cover_us` for how long: a gate from its launch
     until the host opened it, a spin as long as it was set to. `hidden` says whether it is certain that the device never
     waited for the host; None where no device runs in parallel with the host. `tries` is how often it was enqueued until
-    it was hidden."""
+    it was hidden. `retaken` is how often it was taken again because something else used the device, and `shared`
+    whether that was so the last time too; only processes of users' implementations are watched for it."""
 
     latency_us: float
     host_us: float | None = None
@@ -62,6 +63,8 @@ class Timed:
     hidden: bool | None = None
     tries: int = 1
     cover_us: float | None = None
+    retaken: int = 0
+    shared: bool = False
 
 
 class Timer(Protocol):

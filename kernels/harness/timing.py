@@ -39,8 +39,7 @@ from kernels.harness.workload import Unavailable
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement: microseconds per call, its block and its place in the block (from 1), the device's sensors right
-    after it, and the host's state before the block. `host_us`, `cover`, `hidden` and `cover_us` are those of
-    `Timed`."""
+    after it, and the host's state before the block. The last fields are those of `Timed`."""
 
     implementation: str
     block: int
@@ -55,6 +54,8 @@ class Sample:
     cover: str = ""
     hidden: bool | None = None
     cover_us: float | None = None
+    retaken: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,8 @@ class Course:
                 cover=timed.cover,
                 hidden=timed.hidden,
                 cover_us=timed.cover_us,
+                retaken=timed.retaken,
+                shared=timed.shared,
             )
             rest_s = timer.rest_s(timed.latency_us)
             if rest_s:

@@ -14,6 +14,9 @@ from orchestrator.core.text import count
 
 EXPOSED: Final = "launch not hidden"
 DISAGREE: Final = "regimes disagree"
+DISTURBED: Final = "something else used the device"
+MOST_DISTURBED: Final = 0.1
+"""The largest share of an implementation's measurements in which something else may have used the device."""
 TIMER: Final = "below the timer's resolution"
 MOST_APART: Final = 1.3
 """How many times longer one regime may take than the other, burst or graph, for one implementation. Both time the
@@ -72,6 +75,8 @@ def reason_for_doubt(case: Case, one: CaseTiming, other: CaseTiming, disagreeing
     """Why there is no verdict between two implementations of a case; empty where nothing prevents one."""
     if one.group.exposed or other.group.exposed:
         return EXPOSED
+    if any(timing.group.disturbed > MOST_DISTURBED * timing.count for timing in (one, other)):
+        return DISTURBED
     pair = ((case.case_id, timing.implementation) for timing in (one, other))
     if case.setting.regime in BOTH and any(each in disagreeing for each in pair):
         return DISAGREE
@@ -125,7 +130,13 @@ def notes_of(cases: Sequence[Case]) -> list[str]:
         return ["The run has no rows: it measured nothing."]
     if not timed:
         return ["Every implementation was skipped in every case: there are reasons, but no times."]
-    return [*_of_launches(cases, timed), *_of_controls(timed), *_of_timings(cases, timed), *_of_settings(cases)]
+    return [
+        *_of_launches(cases, timed),
+        *_of_others(timed),
+        *_of_controls(timed),
+        *_of_timings(cases, timed),
+        *_of_settings(cases),
+    ]
 
 
 def _of_launches(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator[str]:
@@ -143,6 +154,17 @@ def _of_launches(cases: Sequence[Case], timed: Sequence[CaseTiming]) -> Iterator
         yield (
             f"In {len(exposed)} of {len(timed)} timings the launch could not be hidden: they include some of the "
             "host's time, so nothing is decided from them."
+        )
+
+
+def _of_others(timed: Sequence[CaseTiming]) -> Iterator[str]:
+    disturbed = [one for one in timed if one.group.disturbed]
+    if disturbed:
+        samples = sum(one.group.disturbed for one in disturbed)
+        yield (
+            f"In {count(samples, 'measurement')} of {len(disturbed)} of {len(timed)} timings something else used the "
+            f"device, each time that they were taken again. Where that is over {MOST_DISTURBED:.0%} nothing is decided "
+            f"({DISTURBED})."
         )
 
 

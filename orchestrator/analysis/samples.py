@@ -78,6 +78,8 @@ class Group:
     exposed: bool = False
     """Whether the file records if launches were hidden and no measurement of the group had a hidden launch. If some had
     one, the measurements without one are left out and this is False."""
+    disturbed: int = 0
+    """In how many measurements something else used the device, however often they were taken again."""
 
     @property
     def count(self) -> int:
@@ -99,6 +101,7 @@ class _Growing:
     latency_us: array[float] = field(default_factory=lambda: array("d"))
     at: array[float] = field(default_factory=lambda: array("d"))
     throttled: array[int] = field(default_factory=lambda: array("b"))
+    disturbed: array[int] = field(default_factory=lambda: array("b"))
     exposed: array[int] = field(default_factory=lambda: array("b"))
     sensors: dict[str, array[float]] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
@@ -124,6 +127,7 @@ class _Places:
     started_at: int
     throttle: int
     hidden: int
+    shared: int
     nowhere: int
     sensors: tuple[int, ...]
     words: tuple[tuple[str, int], ...]
@@ -224,6 +228,7 @@ class Reader:
         group.at.append(parse_moment(cells[at.started_at]))
         group.throttled.append(cells[at.throttle] not in ("", "none"))
         group.exposed.append(cells[at.hidden] == "false")
+        group.disturbed.append(cells[at.shared] == "true")
         for values, place in zip(group.sensors.values(), at.sensors, strict=True):
             values.append(parse_cell(text) if (text := cells[place]) else math.nan)
 
@@ -291,6 +296,7 @@ class Reader:
                     at=np.frombuffer(group.at)[kept],
                     sensors={name: np.frombuffer(values)[kept] for name, values in group.sensors.items()},
                     throttled=np.frombuffer(group.throttled, dtype=np.bool_)[kept],
+                    disturbed=int(np.frombuffer(group.disturbed, dtype=np.bool_)[kept].sum()),
                     max_abs_error=group.max_abs_error,
                     skipped=group.skipped if wrong or kept.size else "no usable measurement",
                     words=group.words,

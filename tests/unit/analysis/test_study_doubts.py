@@ -93,6 +93,19 @@ def test_a_measurement_whose_launch_was_not_hidden_is_no_material_for_a_verdict(
     assert judged["sdpa:default"].verdict is Verdict.FASTER
 
 
+@pytest.mark.parametrize(("every", "decided"), [(20, True), (5, False)])
+def test_an_implementation_that_was_often_disturbed_is_not_decided(every: int, decided: bool) -> None:
+    rows = [
+        row | {"shared": str(row["implementation"] == "sdpa:math" and int(row["block"]) % every == 0).lower()}
+        for row in records(lengths=(1024,))
+    ]
+    found = studied(csv_text(rows, [*rows[0]]))
+    judged = {one.baseline: one for one in found.contrasts}
+    assert judged["sdpa:default"].verdict is Verdict.FASTER
+    assert (judged["sdpa:math"].said == "inconclusive: something else used the device") is not decided
+    assert any("something else used the device, each time" in note for note in found.notes)
+
+
 def test_what_differs_by_less_than_the_timer_takes_is_not_decided() -> None:
     found = studied(csv_text(records(lengths=(128,), timer_overhead_us="3")))
     assert {one.baseline: one.said for one in found.contrasts} == {
