@@ -21,6 +21,7 @@ from orchestrator.core.errors import (
     RunPreempted,
     RunStopped,
 )
+from spotbench.money import Dollars
 from spotbench.results import Results, Timing, Verdict, results_in
 from spotbench.runs import Plan, Run, find, launch, plan, results
 from spotbench.sessions import Session, Version, session
@@ -29,6 +30,7 @@ __all__ = [
     "BenchError",
     "BudgetExceeded",
     "ConfigError",
+    "Dollars",
     "NoCapacity",
     "NotFound",
     "Plan",

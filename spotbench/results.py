@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from orchestrator.analysis.case import Contrast
 from orchestrator.api.results import read_report, write_files
 from orchestrator.report.answer import wrong_first
 from orchestrator.report.report import Report
+from spotbench.money import Dollars, dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Results:
     run_id: str
     device: str
     status: str
-    cost_usd: Decimal | None
+    cost_usd: Dollars | None
     headlines: tuple[str, ...]
     warnings: tuple[str, ...]
     timings: tuple[Timing, ...]
@@ -163,7 +163,7 @@ def of_report(report: Report, folder: Path, status: str) -> Results:
         run_id=report.study.run_id,
         device=report.study.device,
         status=status,
-        cost_usd=None if cost is None or math.isnan(cost) else Decimal(str(cost)),
+        cost_usd=None if cost is None or math.isnan(cost) else dollars(cost),
         headlines=tuple(report.headlines()),
         warnings=tuple(report.warnings()),
         timings=tuple(timings),

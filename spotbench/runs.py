@@ -20,6 +20,7 @@ from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.wiring import Wiring, fetch_run, launch_context, new_run_id, payload_of, wire
+from spotbench.money import Dollars, dollars, own_words
 from spotbench.results import Results, with_files
 
 Say = Callable[[str], None]
@@ -35,8 +36,8 @@ class Plan:
     gpu: str
     workload: str
     cases: tuple[str, ...]
-    ceiling_usd: Decimal
-    usd_per_hour: Decimal
+    ceiling_usd: Dollars
+    usd_per_hour: Dollars
     minutes: float
     zones: tuple[str, ...]
     notices: tuple[str, ...]
@@ -64,10 +65,11 @@ class Run:
         return self._engine.look().closed is not None
 
     @property
-    def cost_usd(self) -> Decimal:
+    def cost_usd(self) -> Dollars:
         """What it has cost until now."""
-        return self._engine.look().cost(self._wiring.clock.now())
+        return Dollars(self._engine.look().cost(self._wiring.clock.now()))
 
+    @own_words()
     def wait(
         self, timeout_s: float | None = None, *, watch: Callable[[str], None] | None = None, into: Path = FOLDER
     ) -> Results:
@@ -107,6 +109,7 @@ class Run:
             self._engine.follow()
 
 
+@own_words()
 def plan(
     workload: str | Path = "", *, gpu: str = "", max_usd: float | str | Decimal | None = None, host: str = "",
     settings: Settings | None = None,
@@ -118,8 +121,8 @@ def plan(
         gpu=made.label,
         workload="" if config.workload is None else config.workload.name,
         cases=made.cases,
-        ceiling_usd=made.ceiling_usd,
-        usd_per_hour=made.usd_per_hour,
+        ceiling_usd=Dollars(made.ceiling_usd),
+        usd_per_hour=Dollars(made.usd_per_hour),
         minutes=made.ttl_s / 60,
         zones=tuple(offer.zone for offer in made.offers),
         notices=made.notices,
@@ -127,6 +130,7 @@ def plan(
     )
 
 
+@own_words()
 def launch(
     workload: str | Path = "", *, gpu: str = "", max_usd: float | str | Decimal | None = None, host: str = "",
     settings: Settings | None = None, say: Say | None = None,
@@ -153,6 +157,7 @@ def launch(
     return Run(wiring, engine)
 
 
+@own_words()
 def find(run: str = "last") -> Run:
     """A run by its id, a unique part of it, or `last`. Raises `NotFound`."""
     wiring = _wired(None)
@@ -190,7 +195,7 @@ def wire_options(
     """The wiring, and the options of the command line for these arguments. Raises `ConfigError`."""
     overrides = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     if max_usd is not None:
-        overrides.append(f"budget.per_run_usd={Decimal(str(max_usd))}")
+        overrides.append(f"budget.per_run_usd={dollars(max_usd)}")
     path = Path(workload) if str(workload) else None
     if path is not None and not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`bench docs library` says what launch and plan take")

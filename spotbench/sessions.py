@@ -10,6 +10,7 @@ from types import TracebackType
 from orchestrator.api.sessions import SessionDesk, VersionLine
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import ConfigError
+from spotbench.money import Dollars, own_words
 from spotbench.runs import Say, Settings, wire_options
 
 
@@ -51,10 +52,10 @@ class Session:
         return "" if self._desk.live is None else self._desk.live.id
 
     @property
-    def cost_usd(self) -> Decimal:
+    def cost_usd(self) -> Dollars:
         """What its machines have cost until now."""
         live = self._desk.live
-        return Decimal(0) if live is None else live.engine.look().cost(self._desk.wiring.clock.now())
+        return Dollars(0 if live is None else live.engine.look().cost(self._desk.wiring.clock.now()))
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -85,6 +86,7 @@ class Session:
         self._desk.live = None
 
 
+@own_words()
 def session(
     workload: str | Path, *, gpu: str = "", max_usd: float | str | Decimal | None = None, host: str = "",
     settings: Settings | None = None, idle_minutes: float = 10, say: Say | None = None,

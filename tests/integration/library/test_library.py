@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import operator
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,9 +14,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import spotbench
 from orchestrator.embedded.client import stop_cloud
+from spotbench.money import translate_hint
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 WORKLOAD = """import torch
 
@@ -69,8 +76,12 @@ def test_a_plan_costs_nothing_and_says_the_most_that_a_launch_can(workload: Path
     made = spotbench.plan(workload, max_usd="0.10")
     assert (made.workload, made.cases, made.simulated) == ("twice", ("n64",), True)
     assert Decimal(0) < made.ceiling_usd <= Decimal("0.10")
-    with pytest.raises(spotbench.BudgetExceeded):
+    assert [spotbench.plan(workload, max_usd=usd) for usd in (0.10, Decimal("0.10"))] == [made, made]
+    assert 0.5 - made.ceiling_usd == Decimal("0.5") - made.ceiling_usd > 0.4
+    with pytest.raises(spotbench.BudgetExceeded) as refused:
         spotbench.plan(workload, max_usd="0.0001")
+    assert "max_usd" in refused.value.hint
+    assert "budget.per_run_usd" not in f"{refused.value} {refused.value.hint}"
 
 
 def test_a_mistake_is_an_error_with_file_and_line(workload: Path) -> None:
@@ -125,9 +136,58 @@ def test_rows_become_a_frame_of_whatever_library_is_there(
         assert getattr(found, made)() == found.rows()
 
 
+@given(st.decimals(0, 10**6, places=6), st.floats(0.001, 1e6), st.sampled_from(["add", "sub", "mul", "truediv"]))
+def test_dollars_and_floats_are_counted_together_and_stay_dollars(usd: Decimal, other: float, name: str) -> None:
+    apply = getattr(operator, name)
+    for found, exact in (
+        (apply(spotbench.Dollars(usd), other), apply(usd, Decimal(repr(other)))),
+        (sum([spotbench.Dollars(usd), other], 0.0), Decimal(repr(other)) + usd),
+        (other - spotbench.Dollars(usd), Decimal(repr(other)) - usd),
+        (2 * spotbench.Dollars(usd), 2 * usd),
+    ):
+        assert type(found) is spotbench.Dollars
+        assert found == exact
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        ("raise budget.per_run_usd, or --set budget.per_run_usd=0.50", "raise max_usd, or max_usd=0.50"),
+        (
+            "--set machine.external_ip=false (`bench doctor`)",
+            'settings={"machine.external_ip": "false"} (`bench doctor`)',
+        ),
+        ("choose one of them with --gpu; or --host user@box:22", 'choose one of them with gpu; or host="user@box:22"'),
+        ("`bench launch --gpu l4` makes one", "`bench launch --gpu l4` makes one"),
+    ],
+)
+def test_a_hint_says_what_to_do_in_the_words_of_the_library(hint: str, words: str) -> None:
+    assert translate_hint(hint) == words
+
+
+def test_the_notebook_of_the_documentation_runs(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells, one after the other, in one namespace and an empty folder, as Jupyter does it."""
+    assert workload.is_file(), "its home is that of the other runs"
+    notebook = json.loads((DOCS / "notebook.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code), "outputs are not kept"
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for cell in code:
+        exec("".join(cell["source"]), space)
+    assert space["run"].over
+    assert space["left"] < 0.5
+    assert {one.verdict for one in space["results"].verdicts} <= {"faster", "slower", "same", "inconclusive"}
+    assert space["results"].timings[0].axes["cols"] == 256
+
+
 def test_what_is_exported_is_what_the_documentation_promises() -> None:
     assert sorted(spotbench.__all__) == [
-        "BenchError", "BudgetExceeded", "ConfigError", "NoCapacity", "NotFound", "Plan", "Results", "Run", "RunFailed",
+        "BenchError", "BudgetExceeded", "ConfigError", "Dollars", "NoCapacity", "NotFound", "Plan", "Results", "Run", "RunFailed",
         "RunPreempted", "RunStopped", "Session", "Timing", "Verdict", "Version", "__version__", "find", "launch",
         "plan", "results", "results_in", "session",
     ]  # fmt: skip
@@ -136,7 +196,7 @@ def test_what_is_exported_is_what_the_documentation_promises() -> None:
     ]  # fmt: skip
     names = {one.name for one in dataclasses.fields(spotbench.Verdict)}
     assert {"case_id", "subject", "baseline", "verdict", "ratio", "low", "high"} <= names
-    page = (Path(__file__).resolve().parents[3] / "docs" / "library.md").read_text(encoding="utf-8")
+    page = (DOCS / "library.md").read_text(encoding="utf-8")
     assert not [name for name in spotbench.__all__ if f"`{name}" not in page]
 
 
