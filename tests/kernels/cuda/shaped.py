@@ -103,7 +103,7 @@ class Shaped:
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     """The norm of the error, over that of what is right."""
-    return float((got.double() - want).norm() / want.norm().clamp_min(1e-30))
+    return float((got.detach().double() - want).norm() / want.norm().clamp_min(1e-30))
 
 
 CAPPED = Shaped((2, 4, 2, 70, 133, 64, 64), softcap=2.0, causal=True, alignment="bottom-right")
