@@ -74,6 +74,8 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     batch_invariant: bool = False,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
@@ -92,7 +94,8 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     key is seen if nothing hides it. `sinks`, float32 [H], are a score for each head that every row has besides, with no
     value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf, or its
     sink. With `batch_invariant` the bits of a row and of its gradients depend on nothing but the row, its keys and the
-    kernel, which is chosen without regard to the batch; for gradients, on nothing but its sequence. `out`, if given, is
+    kernel, which is chosen without regard to the batch; for gradients, on nothing but its sequence. With `k_scale` and
+    `v_scale` k and v are float8_e4m3fn, as for `attention_paged`. `out`, if given, is
     like q but as wide as v, shares memory with no input, and is returned.
 
     Returns the output, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for
@@ -100,11 +103,12 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     gradient with `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention or
     attention_shaped. Raises `Unsupported`, ValueError, TypeError; never computes by other means.
     """
-    shaped = softcap != 0.0 or alibi_slopes is not None or sinks is not None or batch_invariant
+    more = {"slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    shaped = softcap != 0.0 or any(x is not None for x in more.values()) or batch_invariant
     plain = window is None and attn_mask is None and out is None and engine is None and not shaped
     if plain and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": attn_mask, "slopes": alibi_slopes, "sinks": sinks, "out": out}
+    given = {"q": q, "k": k, "v": v, "mask": attn_mask, **more, "out": out}
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), softcap=softcap)
     options = options._replace(invariant=batch_invariant)
     return call_given(given, options, engine)

@@ -34,6 +34,8 @@ class Terms:
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
     batch_invariant: bool = False
     lse: torch.Tensor | None = None
     splits: int | None = None
@@ -43,12 +45,13 @@ class Terms:
 
     @property
     def shaping(self) -> Shaping:
-        return Shaping(self.softcap, self.alibi_slopes, self.sinks)
+        return Shaping(self.softcap, self.alibi_slopes, self.sinks, self.k_scale, self.v_scale)
 
     @property
     def shaping_tensors(self) -> dict[str, torch.Tensor]:
         """Those that are given, by their names."""
         given = {"alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
+        given |= {"k_scale": self.k_scale, "v_scale": self.v_scale}
         return {name: x for name, x in given.items() if x is not None}
 
     def buffers_for(self, device: torch.device) -> Buffers:
@@ -73,6 +76,8 @@ if TYPE_CHECKING:
         softcap: float
         alibi_slopes: torch.Tensor | None
         sinks: torch.Tensor | None
+        k_scale: torch.Tensor | None
+        v_scale: torch.Tensor | None
         batch_invariant: bool
         lse: torch.Tensor | None
         splits: int | None
@@ -247,6 +252,8 @@ def bind_call(
         "softcap": options.softcap,
         "alibi_slopes": tensors.get("slopes"),
         "sinks": tensors.get("sinks"),
+        "k_scale": tensors.get("k_scale"),
+        "v_scale": tensors.get("v_scale"),
         "batch_invariant": options.invariant,
         "lse": lse,
         "way": way,

@@ -122,7 +122,7 @@ def differentiable_function(name: str) -> Callable[..., Pair]:
         tensors = named_tensors(name, given)
         inputs.refuse_tangents(tensors)
         wanting = inputs.wanting_gradient(tensors)
-        differentiable = {*QKV, "sinks", "mask"}
+        differentiable = set() if "k_scale" in tensors else {*QKV, "sinks", "mask"}
         if not set(wanting) <= differentiable:
             inputs.refuse_derivatives({key: x for key, x in tensors.items() if key not in differentiable})
         if wanting:

@@ -31,7 +31,7 @@ Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
 VECTOR_MASK = 15
 ADDRESSED = (
     *("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths"),
-    *("slopes", "sinks"),
+    *("slopes", "sinks", "k_scale", "v_scale"),
 )
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))

@@ -37,7 +37,7 @@ PAGED = (*QKV, "block_table", "k_lengths")
 
 class Options(NamedTuple):
     """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
-    k_lengths; slopes; sinks; out.
+    k_lengths; slopes; sinks; k_scale; v_scale; out.
 
     `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
     """
@@ -187,7 +187,9 @@ class Quick:
         inputs.refuse_strange(given)
         inputs.refuse_tangents(given)
         wanting = inputs.wanting_gradient(given)
-        if not set(wanting) <= {*QKV, "sinks", "mask"} or "out" in given or options.paged:
+        if not set(wanting) <= {*QKV, "sinks", "mask"} or not given.keys().isdisjoint(
+            {"out", "block_table", "k_scale"}
+        ):
             inputs.refuse_derivatives(given)
         tracing = torch._C._get_tracing_state() is not None
         strange = any(type(x) not in inputs.PLAIN_TYPES for x in tensors) or tensors[0].device.type == "meta"

@@ -24,11 +24,12 @@ library.define(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
     "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
 )
-SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks")
-"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores; all but the first three
-may be missing."""
+SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks", "k_scale", "v_scale")
+"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores or keys of eight bits;
+all but the first three may be missing."""
 SHAPED_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, Tensor? mask, Tensor? slopes, Tensor? sinks, "
+    "Tensor? k_scale, Tensor? v_scale, "
     "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap, "
     "bool invariant"
 )
@@ -40,7 +41,8 @@ library.define(
 library.define(
     "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
     "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, "
-    "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None, bool invariant=False) -> (Tensor, Tensor)"
+    "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None, bool invariant=False, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> (Tensor, Tensor)"
 )
 
 
@@ -75,9 +77,10 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     option_values = (options.causal, scale, options.alignment, *window_sides(options.window))
     if options.paged:
         pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
-        shaping = options.softcap, tensors.get("slopes"), tensors.get("sinks"), options.invariant
+        sums, scales = map(tensors.get, ("slopes", "sinks")), map(tensors.get, ("k_scale", "v_scale"))
+        shaping = options.softcap, *sums, options.invariant, *scales
         return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
-    if options.softcap or options.invariant or "slopes" in tensors or "sinks" in tensors:
+    if options.softcap or options.invariant or not tensors.keys().isdisjoint(SHAPED[6:]):
         lengths, last = options.longest or (-1, -1), (options.softcap, options.invariant)
         given = (*map(tensors.get, SHAPED), *lengths, *option_values, *last)
         return "attention_shaped", given
@@ -106,11 +109,12 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         return run(tuple(tensors), Options(causal, scale, alignment, True, sides_window(left, right), names, longest))
 
     def attention_paged(*given: Any) -> Pair:
-        shaping: tuple[Any, ...] = (0.0, None, None, False)
+        shaping: tuple[Any, ...] = (0.0, None, None, False, None, None)
         pages, (starts, *longest), terms = given[:5], given[5:8], given[8:13]
         causal, scale, alignment, left, right = terms
-        softcap, slopes, sinks, invariant = (*given[13:], *shaping[len(given[13:]) :])
+        softcap, slopes, sinks, invariant, k_scale, v_scale = (*given[13:], *shaping[len(given[13:]) :])
         named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
+        named |= {"k_scale": k_scale, "v_scale": v_scale}
         tensors = {name: x for name, x in named.items() if x is not None}
         options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors))
         options = options._replace(longest=tuple(longest), softcap=softcap, invariant=invariant)

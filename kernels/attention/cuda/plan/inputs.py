@@ -46,8 +46,8 @@ def refuse_derivatives(tensors: Mapping[str, torch.Tensor]) -> None:
     wants = wanting_gradient(tensors)
     if wants:
         raise Unsupported(
-            f"there is no gradient of {', '.join(wants)}: bound calls, out=, engine=, slopes, paged caches and second "
-            "derivatives have no backward pass. Detach the tensors, or call this under torch.no_grad()"
+            f"there is no gradient of {', '.join(wants)}: bound calls, out=, engine=, slopes, paged caches, float8 and "
+            "second derivatives have no backward pass. Detach the tensors, or call this under torch.no_grad()"
         )
     refuse_tangents(tensors)
 

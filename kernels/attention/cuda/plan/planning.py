@@ -112,6 +112,15 @@ class Slopes:
 
 
 @dataclass(frozen=True, slots=True)
+class Float8:
+    """K and V are float8 e4m3, each element times a scale of its head: the addresses of the scales, float32 by head of
+    K. The layouts of K and V count pairs of elements."""
+
+    k_scale: int
+    v_scale: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One attention call without its data.
 
@@ -120,7 +129,7 @@ class Problem:
     that of the scale: -1, 0 or 1; kernels are given its absolute value, and 1 in the place of 0. `value_dim` is the
     width of V and the output, 0 where it is that of Q and K. `softcap` limits scores to +-softcap, 0 does not. `sinks`
     is the address of a score for each head of Q that has no value, 0 where there is none. `invariant`: the bits of a
-    row may depend on nothing but the row, its keys and the kernel.
+    row may depend on nothing but the row, its keys and the kernel. `float8`: K and V have eight bits an element.
     """
 
     dtype: str
@@ -146,6 +155,7 @@ class Problem:
     slopes: Slopes | None = None
     sinks: int = 0
     invariant: bool = False
+    float8: Float8 | None = None
 
     @property
     def width(self) -> int:
@@ -162,7 +172,7 @@ class Problem:
     def is_plain(self) -> bool:
         """Whether it has no window, mask, lengths, pages, shaped scores or odd scale: what the kernels without features
         compute."""
-        if self.is_shaped:
+        if self.is_shaped or self.float8:
             return False
         features = (self.window_offset, self.mask, self.lengths, self.pages)
         return self.sign == 1 and all(feature is None for feature in features)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.planning import Layout, Lengths, Mask, Problem, Slopes
+from kernels.attention.cuda.plan.planning import Float8, Layout, Lengths, Mask, Problem, Slopes
 from kernels.attention.cuda.plan.variants import WIDE_HEAD_DIMS
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -21,11 +21,35 @@ WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or Non
 @dataclass(frozen=True, slots=True)
 class Shaping:
     """What a call does to its scores beside hiding some: a limit of +-`softcap`, 0 for none; `slopes`, by which they
-    fall with the distance; and `sinks`, which take part of the weights."""
+    fall with the distance; and `sinks`, which take part of the weights. `k_scale` and `v_scale` are by what keys and
+    values of eight bits are multiplied."""
 
     softcap: float = 0.0
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+    def float8(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_heads: int) -> Float8 | None:
+        """The scales of keys and values of eight bits; None for others. Raises `Unsupported` or ValueError."""
+        scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        if torch.float8_e4m3fn not in (k.dtype, v.dtype):
+            if self.k_scale is not None or self.v_scale is not None:
+                raise ValueError(f"k_scale and v_scale are for float8_e4m3fn keys and values, not for {k.dtype}")
+            return None
+        for name, x in scales.items():
+            if x is None:
+                raise ValueError(
+                    f"keys and values of float8_e4m3fn need {name}, float32 [{kv_heads}]: one for each head"
+                )
+            if x.shape != (kv_heads,) or x.dtype != torch.float32 or not x.is_contiguous() or x.device != q.device:
+                raise ValueError(
+                    f"{name} must be contiguous float32 [{kv_heads}] on {q.device}, one for each head of K, not "
+                    f"{x.dtype} {tuple(x.shape)} on {x.device}"
+                )
+        assert self.k_scale is not None
+        assert self.v_scale is not None
+        return Float8(self.k_scale.data_ptr(), self.v_scale.data_ptr())
 
     def fields(self, q: torch.Tensor, v: torch.Tensor, sizes: tuple[int, int], level: int) -> dict[str, Any]:
         """The fields of a problem of so many batches and heads of Q, in which key i + level is the nearest to query i.
@@ -84,7 +108,8 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
     """The problem that these tensors pose. Raises `Unsupported`, or ValueError where they contradict each other."""
     check_rank(q, k, v, 4)
     check_shapes(q, k, v, (0,))
-    check_kinds(q, k, v, out, alignment)
+    float8 = shaping.float8(q, k, v, k.shape[1])
+    check_kinds(q, k, v, out, alignment, float8)
     batch, heads, seq_q, head_dim = q.shape
     seq_k = k.shape[2]
     window = window_of(window)
@@ -100,10 +125,11 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
         causal=right is not None,
         causal_offset=right or 0,
         q=tensor_layout(q, "q"),
-        k=tensor_layout(k, "k"),
-        v=tensor_layout(v, "v"),
+        k=tensor_layout(pairs_of(k), "k"),
+        v=tensor_layout(pairs_of(v), "v"),
         out=tensor_layout(out, "out"),
         window_offset=left,
+        float8=float8,
         mask=None if mask is None else mask_of(mask, (batch, heads, seq_q, seq_k), q),
         **shaping.fields(q, v, (batch, heads), seq_k - seq_q if alignment == "bottom-right" else 0),
     )
@@ -151,12 +177,32 @@ def output_like(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return made.permute([*(order.index(axis) for axis in range(q.dim() - 1)), q.dim() - 1])
 
 
-def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, alignment: str) -> None:
+def pairs_of(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with eight bits an element as one with sixteen; any other as it is. Raises `Unsupported`."""
+    if x.element_size() != 1:
+        return x
+    try:
+        return x.view(torch.int16)
+    except RuntimeError as exc:
+        raise Unsupported(
+            f"float8 keys and values need contiguous heads and even strides, not sizes {tuple(x.shape)} with strides "
+            f"{x.stride()}"
+        ) from exc
+
+
+def check_kinds(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    alignment: str,
+    float8: Float8 | None = None,
+) -> None:
     """What holds for padded and packed tensors alike."""
     wanted = output_shape(q, v)
     if out.shape != wanted or out.dtype != q.dtype:
         raise ValueError(f"out must be {wanted} {q.dtype}, not {tuple(out.shape)} {out.dtype}")
-    if not (q.dtype == k.dtype == v.dtype):
+    if k.dtype != v.dtype or (float8 is None and q.dtype != k.dtype):
         raise Unsupported(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     if any(tensor.device != q.device for tensor in (q, k, v, out)):
         raise Unsupported("q, k, v and out must be on one device")

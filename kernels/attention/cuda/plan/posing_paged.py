@@ -18,6 +18,7 @@ from kernels.attention.cuda.plan.posing import (
     key_limits,
     longest_of,
     packed_layout,
+    pairs_of,
     planned_length,
     tensor_layout,
     window_of,
@@ -82,7 +83,7 @@ def check_table(q: torch.Tensor, given: Mapping[str, torch.Tensor]) -> int:
 
 def pages_layout(cache: torch.Tensor, name: str) -> Layout:
     """The layout of a [pages, page_size, H_kv, D] cache, with pages as batches."""
-    return tensor_layout(cache.transpose(1, 2), name)
+    return tensor_layout(pairs_of(cache).transpose(1, 2), name)
 
 
 def queries_of(
@@ -118,7 +119,8 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
     """
     table = given["block_table"]
     check_paged_shapes(q, k_cache, v_cache, "cu_seqlens_q" in given)
-    check_kinds(q, k_cache, v_cache, out, alignment)
+    float8 = shaping.float8(q, k_cache, v_cache, k_cache.shape[2])
+    check_kinds(q, k_cache, v_cache, out, alignment, float8)
     batch, size, align_ends = check_table(q, given), k_cache.shape[1], alignment == "bottom-right"
     most = min(table.shape[1] * size, MOST_KEYS) if k_cache.shape[0] else 0
     seq_q, lengths, q_layout, out_layout = queries_of(q, out, given.get("cu_seqlens_q"), max_seqlen_q, align_ends)
@@ -138,6 +140,7 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
         v=pages_layout(v_cache, "v_cache"),
         out=out_layout,
         window_offset=left,
+        float8=float8,
         lengths=lengths,
         pages=Pages(
             table.data_ptr(), given["seqused_k"].data_ptr(), table.stride(0), size, most, align_ends, k_cache.shape[0]

@@ -12,25 +12,31 @@
 #pragma once
 #include "paged.cuh"
 
-template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_, bool PAGED_ = false>
+// With FLOAT8, K and V have eight bits an element and are widened in registers, times a scale for each head. A fragment of
+// eight keys and 16 bytes has 16 elements of a row, and a lane gets four that follow each other where 16-bit elements give it
+// two and two; so Q lies in the same order. Of V a lane gets two columns of two keys, so fragments of O have every other column.
+template <class T_, int D_, int MI_, int KEYS_, int WARPS_, int STAGES_, bool PAGED_ = false, bool FLOAT8_ = false>
 struct DecodeConfig {
   typedef T_ T;
   static constexpr int D = D_, MI = MI_, KEYS = KEYS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool VECTOR = true, ASYNC = HAS_ASYNC_COPY, CAUSAL = true;
   static constexpr bool Q_IN_REGISTERS = MI * D <= 128;
   static constexpr bool PAGED = PAGED_;  // keys are in pages, which a table lists
+  static constexpr bool FLOAT8 = FLOAT8_;
+  static constexpr bool EXACT = !FLOAT8 || D <= 128 || HAS_FLOAT8;  // widened without an instruction, wide rows leave no registers
 
   static constexpr int BM = MI * 16, BN = KEYS, THREADS = WARPS * 32;
-  static constexpr int ROW_BYTES = D * 2;
-  static constexpr int CHUNKS = D / 8;
+  static constexpr int PER_CHUNK = FLOAT8 ? 16 : 8;  // elements of K or V
+  static constexpr int ROW_BYTES = D * 16 / PER_CHUNK, Q_ROW_BYTES = D * 2;
+  static constexpr int CHUNKS = D / PER_CHUNK, Q_CHUNKS = D / 8;
   static constexpr int ROWS_PER_PASS = 32 / CHUNKS;  // one warp copies a tile
   static constexpr int PASSES = KEYS / ROWS_PER_PASS;
   static constexpr int KQ = D / 16, NS = KEYS / 8, NO = D / 8, KV = KEYS / 16;
-  static constexpr int Q_BYTES = BM * ROW_BYTES, TILE_BYTES = KEYS * ROW_BYTES;
+  static constexpr int Q_BYTES = BM * Q_ROW_BYTES, TILE_BYTES = KEYS * ROW_BYTES;
   static constexpr int RING_BYTES = STAGES * 2 * TILE_BYTES;  // of a warp
   static constexpr int MOST_SPLITS = 128;
 
-  static_assert(D == 64 || D == 128 || D == 256, "D must be 64, 128 or 256");
+  static_assert((D == 64 && !FLOAT8) || D == 128 || D == 256, "D must be 64, 128 or 256, and rows have at least 128 bytes");
   static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "KEYS must be a multiple of 16 and of the rows of a pass");
   static_assert(!PAGED || KEYS == 16 || KEYS == 32, "with pages, KEYS must be 16 or 32: a lane looks up the page of one key");
   static_assert(STAGES == 1 || ASYNC, "more than one stage needs asynchronous copies (sm_80 or newer)");
@@ -49,6 +55,7 @@ struct DecodeWarp {
   int valid;          // whether the lane's chunk lies inside the head dimension
   u32 q_lane;         // the start of this lane's ldmatrix rows of Q
   u32 ring;           // this warp's tiles: K and V of each stage
+  float scale_log2;
 
   // The address of the lane's chunk in pass i, from the address of its first chunk. The swizzle XORs the row's low three bits
   // into the chunk's index; these bits are those of the lane's first row plus those of a number known at compile time.
@@ -181,17 +188,17 @@ struct DecodeWarp {
       sync_warp();
       fetch_k(first_chunk() + stage, ahead, pages);
       if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
-      warp.template softmax<true>(p.scale_log2);
+      warp.template softmax<true>(scale_log2);
       copy_async_wait<2 * C::STAGES - 1>();
       sync_warp();
-      warp.template accumulate<true>(v_lane() + stage);
+      warp.template accumulate<C::EXACT>(v_lane() + stage);
       sync_warp();
       fetch_v(first_chunk() + stage + C::TILE_BYTES, ahead, pages);
       pages = pages_of(ahead + C::WARPS);
       stage = stage + 2 * C::TILE_BYTES == C::RING_BYTES ? 0 : stage + 2 * C::TILE_BYTES;
     }
 #else
-    if constexpr (C::D > 128 || C::MI > 1) {  // there are no registers that could hold tiles during the computation
+    if constexpr (C::D > 128 || C::MI > 1 || (C::FLOAT8 && C::PAGED)) {  // there are no registers that could hold tiles during the computation
       for (int n = first; n < scope.last; n += C::WARPS) {
         Chunk tile[C::PASSES];
         sync_warp();
@@ -203,7 +210,7 @@ struct DecodeWarp {
         sync_warp();
         warp.scores(q_lane, k_lane());
         if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
-        warp.template softmax<true>(p.scale_log2);
+        warp.template softmax<true>(scale_log2);
         warp.accumulate(v_lane());
       }
       return;
@@ -223,7 +230,7 @@ struct DecodeWarp {
       pages = pages_of(n + 2 * C::WARPS);
       warp.scores(q_lane, k_lane());
       if (!is_open<C>(scope, n)) hide(p, scope, warp, n, 0, lane);
-      warp.template softmax<true>(p.scale_log2);
+      warp.template softmax<true>(scale_log2);
       warp.accumulate(v_lane());
     }
 #endif
@@ -298,6 +305,16 @@ DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
         if ((lane & 3) == 0) store_shared(sums + (C::WARPS * C::BM + row) * 8, Pair{top, total});
       }
       const float factor = exp2_approx(of.warp.top[i][r] - top_of(top));
+      if constexpr (C::FLOAT8) {
+#pragma unroll
+        for (int j = 0; j < C::NO; j += 2) {
+          const float(&even)[4] = of.warp.o[i][j], (&odd)[4] = of.warp.o[i][j + 1];
+          store_shared(of.ring + float_chunk<C>(row, 2 * j + (lane & 3)),
+                       Chunk{(u32)__float_as_int(even[2 * r] * factor), (u32)__float_as_int(odd[2 * r] * factor),
+                             (u32)__float_as_int(even[2 * r + 1] * factor), (u32)__float_as_int(odd[2 * r + 1] * factor)});
+        }
+        continue;
+      }
 #pragma unroll
       for (int j = 0; j < C::NO; j++) {
         const Pair pair = {of.warp.o[i][j][2 * r] * factor, of.warp.o[i][j][2 * r + 1] * factor};
@@ -329,7 +346,7 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, int parts,
       x[2] += __int_as_float((int)part.z), x[3] += __int_as_float((int)part.w);
     }
     const Pair sum = load_shared_pair(sums + (C::WARPS * C::BM + row) * 8);
-    const float inverse = inverse_of(sum.y), lse = sum.y == 0.0f ? MINUS_INFINITY : sum.x + log2_approx(sum.y);
+    const float inverse = inverse_of(sum.y) * (C::FLOAT8 ? p.v_scale[scope.kv_head] : 1.0f), lse = sum.y == 0.0f ? MINUS_INFINITY : sum.x + log2_approx(sum.y);
 #pragma unroll
     for (int e = 0; e < 4; e++) x[e] *= inverse;
     const Place at = place_of_row(p, scope, row);
@@ -420,16 +437,29 @@ DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights
   }
 }
 
+// The byte offset of a chunk of Q: as `swizzled`, in longer rows.
+template <class C>
+DEVICE u32 q_chunk(int row, int chunk) {
+  return (u32)(row * C::Q_ROW_BYTES + ((chunk ^ (row & 7)) << 4));
+}
+
 template <class C>
 DEVICE void copy_q(const AttentionParams& p, const Scope& scope, u32 q_tile, int thread) {
-  for (int index = thread; index < C::BM * C::CHUNKS; index += C::THREADS) {
-    const int row = index / C::CHUNKS, chunk = index % C::CHUNKS;
+  for (int index = thread; index < C::BM * C::Q_CHUNKS; index += C::THREADS) {
+    const int row = index / C::Q_CHUNKS, chunk = index % C::Q_CHUNKS;
     const bool inside = row < scope.rows && chunk * 8 < p.head_dim;
     const char* source = inside ? q_row(p, scope, place_of_row(p, scope, row)) + chunk * 16 : p.q;
+    if constexpr (C::FLOAT8) {  // of two chunks, the even words come first
+      const Chunk words = inside ? *(const Chunk*)source : Chunk{0, 0, 0, 0};
+      const u32 even = q_tile + q_chunk<C>(row, chunk & ~1) + (chunk & 1) * 8, odd = q_tile + q_chunk<C>(row, chunk | 1) + (chunk & 1) * 8;
+      store_shared(even, words.x), store_shared(even + 4, words.z);
+      store_shared(odd, words.y), store_shared(odd + 4, words.w);
+      continue;
+    }
 #if HAS_ASYNC_COPY
-    copy_async_or_zero(q_tile + swizzled<C>(row, chunk), source, inside);
+    copy_async_or_zero(q_tile + q_chunk<C>(row, chunk), source, inside);
 #else
-    store_shared(q_tile + swizzled<C>(row, chunk), inside ? *(const Chunk*)source : Chunk{0, 0, 0, 0});
+    store_shared(q_tile + q_chunk<C>(row, chunk), inside ? *(const Chunk*)source : Chunk{0, 0, 0, 0});
 #endif
   }
 #if HAS_ASYNC_COPY
@@ -462,8 +492,9 @@ DEVICE void attention_decode(const AttentionParams& p) {
 
     DecodeWarp<C> of = {p, scope};
     of.lane = lane;
-    of.valid = lane % C::CHUNKS * 8 < p.head_dim;
-    of.q_lane = q_tile + swizzled<C>(lane & 15, lane >> 4);
+    of.valid = lane % C::CHUNKS * C::PER_CHUNK < p.head_dim;
+    of.q_lane = q_tile + q_chunk<C>(lane & 15, lane >> 4);
+    of.scale_log2 = C::FLOAT8 ? p.scale_log2 * p.k_scale[scope.kv_head] : p.scale_log2;
     of.ring = rings + w * C::RING_BYTES;
     const i64 row0 = lane / C::CHUNKS, chunk0 = lane % C::CHUNKS * 16;
     if constexpr (C::PAGED) {

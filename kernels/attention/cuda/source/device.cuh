@@ -41,6 +41,12 @@ struct alignas(8) Words {  // four 16-bit elements
 #else
 #define HAS_ASYNC_COPY 0
 #endif
+// Ada and Hopper convert float8.
+#if __CUDA_ARCH__ >= 890
+#define HAS_FLOAT8 1
+#else
+#define HAS_FLOAT8 0
+#endif
 
 // Not volatile: the compiler may move these freely.
 DEVICE float exp2_approx(float x) {
@@ -115,6 +121,15 @@ SPECIALISED float unpack<Half>(u16 bits) {
   return x;
 }
 SPECIALISED float unpack<BFloat16>(u16 bits) { return __int_as_float((int)((u32)bits << 16)); }
+
+#if HAS_FLOAT8
+// Two elements of float8 e4m3 in the lower 16 bits of `two` as float16. Every one is exact.
+DEVICE u32 half_of_float8(u32 two) {
+  u32 packed;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(packed) : "h"((u16)two));
+  return packed;
+}
+#endif
 
 // c += a b for a 16x16 A, a 16x8 B and a 16x8 C spread over the warp as PTX lays out mma.m16n8k16.
 template <class T>

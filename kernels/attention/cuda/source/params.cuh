@@ -66,6 +66,10 @@ struct AttentionParams {
   float cap;               // scores, scaled, approach +-cap; 0: they are not capped
   int value_dim;           // of V and the output
   int level;               // key i + level is the one nearest to query i, before the ends are aligned
+
+  // Read only by the kernels for keys and values of eight bits.
+  const float* k_scale;    // by head of K: what an element is multiplied by
+  const float* v_scale;
 };
 
 // "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.

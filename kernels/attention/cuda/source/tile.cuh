@@ -38,11 +38,12 @@ struct Config {
   typedef T_ T;
   static constexpr int D = D_, BM = BM_, BN = BN_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_, CAUSAL = CAUSAL_;
+  static constexpr bool FLOAT8 = false;
   static constexpr bool VECTOR = VECTOR_;  // 16-byte accesses; else element by element, for any alignment and head dimension
   static constexpr bool ASYNC = VECTOR && HAS_ASYNC_COPY;
 
   static constexpr int THREADS = WARPS * 32;
-  static constexpr int ROW_BYTES = D * 2;
+  static constexpr int ROW_BYTES = D * 2, Q_ROW_BYTES = ROW_BYTES;
   static constexpr int CHUNKS = D / 8;                 // 16-byte chunks in a row
   static constexpr int ROWS_PER_PASS = THREADS / CHUNKS;
   static constexpr int MI = BM / WARPS / 16;           // 16-row fragments of a warp

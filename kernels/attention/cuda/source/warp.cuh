@@ -7,6 +7,32 @@
 // multiplication of all of O.
 #define RESCALE_THRESHOLD 8.0f
 
+#if HAS_FLOAT8
+template <class T>
+DEVICE u32 widen_two(u32 two);
+SPECIALISED u32 widen_two<Half>(u32 two) { return half_of_float8(two); }
+SPECIALISED u32 widen_two<BFloat16>(u32 two) {
+  const u32 half = half_of_float8(two);
+  return pack<BFloat16>(unpack<Half>((u16)half), unpack<Half>((u16)(half >> 16)));
+}
+#else
+// The bits of e4m3 are those of a float with 2^-120 of its value; all but those of NaN, which has no exponent of its own.
+DEVICE float float_of_float8(u32 bits) {
+  const float x = __int_as_float((int)((bits & 0x80) << 24 | (bits & 0x7f) << 20)) * 1.329227995784916e36f;
+  return (bits & 0x7f) == 0x7f ? __int_as_float(0x7fffffff) : x;
+}
+template <class T>
+DEVICE u32 widen_two(u32 two) {
+  return pack<T>(float_of_float8(two & 0xff), float_of_float8(two >> 8 & 0xff));
+}
+#endif
+
+// Four elements of float8 e4m3 as two pairs of 16-bit ones.
+template <class T>
+DEVICE void widen(u32 four, u32& low, u32& high) {
+  low = widen_two<T>(four & 0xffff), high = widen_two<T>(four >> 16);
+}
+
 // A warp owns MI * 16 rows. In each 16-row fragment a lane holds rows lane / 4 and lane / 4 + 8, and of every eight columns
 // the two from 2 * (lane % 4) on; index [i][r] below is fragment i, row r of the two.
 template <class C>
@@ -38,7 +64,7 @@ struct Warp {
 #pragma unroll
       for (int i = 0; i < C::MI; i++)
 #pragma unroll
-        for (int kk = 0; kk < C::KQ; kk++) load_matrices(q[i][kk], along<C>(q_lane, 2 * kk) + i * 16 * C::ROW_BYTES);
+        for (int kk = 0; kk < C::KQ; kk++) load_matrices(q[i][kk], along<C>(q_lane, 2 * kk) + i * 16 * C::Q_ROW_BYTES);
     }
   }
 
@@ -50,7 +76,9 @@ struct Warp {
       for (int j = 0; j < C::NS; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[i][j][e] = 0.0f;
-    constexpr int AT_ONCE = C::KQ > 16 ? 4 : C::KQ;  // of the widest rows, whose addresses would take too many registers
+    u32 bytes[C::FLOAT8 ? C::NS / 2 : 1][4];  // 32 elements of a row, as many bytes as 16 elements elsewhere
+    // Of the widest rows, whose addresses or widened elements would take too many registers.
+    constexpr int AT_ONCE = C::KQ > 16 ? 4 : C::FLOAT8 && C::KQ > 8 && HAS_ASYNC_COPY ? (HAS_FLOAT8 ? 4 : 2) : C::KQ;
 #pragma unroll AT_ONCE
     for (int kk = 0; kk < C::KQ; kk++) {
       u32 a[C::MI][4];
@@ -60,13 +88,19 @@ struct Warp {
 #pragma unroll
           for (int e = 0; e < 4; e++) a[i][e] = q[i][kk][e];
         } else {
-          load_matrices(a[i], along<C>(q_lane, 2 * kk) + i * 16 * C::ROW_BYTES);
+          load_matrices(a[i], along<C>(q_lane, 2 * kk) + i * 16 * C::Q_ROW_BYTES);
         }
       }
 #pragma unroll
       for (int j = 0; j < C::NS; j += 2) {
         u32 b[4];
-        load_matrices(b, along<C>(k_lane, 2 * kk) + j * 8 * C::ROW_BYTES);
+        if constexpr (C::FLOAT8) {
+          if (kk % 2 == 0) load_matrices(bytes[j / 2], along<C>(k_lane, kk) + j * 8 * C::ROW_BYTES);
+          widen<T>(bytes[j / 2][kk % 2], b[0], b[1]);
+          widen<T>(bytes[j / 2][2 + kk % 2], b[2], b[3]);
+        } else {
+          load_matrices(b, along<C>(k_lane, 2 * kk) + j * 8 * C::ROW_BYTES);
+        }
 #pragma unroll
         for (int i = 0; i < C::MI; i++) {
           mma<T>(s[i][j], a[i], b[0], b[1]);
@@ -174,6 +208,11 @@ struct Warp {
     return pack<T>(low - unpack<T>((u16)packed), high - unpack<T>((u16)(packed >> 16)));
   }
 
+  // Two columns of one key and two of the next, as two keys of one column and two of the next.
+  static __device__ __forceinline__ u32 pair_keys(u32 bytes) {
+    return (bytes & 0xff0000ffu) | (bytes >> 8 & 0xff00u) | (bytes & 0xff00u) << 8;
+  }
+
   // O += P V. If EXACT, every weight has two parts, the rounded weight and the rounding error: this is as exact as float32, and
   // takes twice as many products, in kernels that wait for memory anyway.
   template <bool EXACT = false>
@@ -189,10 +228,17 @@ struct Warp {
           a[i][part] = pack<T>(low, high);
           if constexpr (EXACT) rest[i][part] = lost(a[i][part], low, high);
         }
+      u32 bytes[4];  // 32 columns
 #pragma unroll
       for (int j = 0; j < C::NO; j += 2) {
         u32 b[4];
-        load_matrices_transposed(b, along<C>(v_lane, j) + kk * 16 * C::ROW_BYTES);
+        if constexpr (C::FLOAT8) {  // fragment j has the even columns of 16, fragment j + 1 the odd ones
+          if (j % 4 == 0) load_matrices_transposed(bytes, along<C>(v_lane, j / 2) + kk * 16 * C::ROW_BYTES);
+          widen<T>(pair_keys(bytes[j % 4]), b[0], b[2]);
+          widen<T>(pair_keys(bytes[j % 4 + 1]), b[1], b[3]);
+        } else {
+          load_matrices_transposed(b, along<C>(v_lane, j) + kk * 16 * C::ROW_BYTES);
+        }
 #pragma unroll
         for (int i = 0; i < C::MI; i++) {
           mma<T>(o[i][j], a[i], b[0], b[1]);

@@ -53,11 +53,12 @@ class DecodeKernel:
     head_dim: int
     tile: DecodeTile
     paged: bool = False
+    float8: bool = False
 
     @property
     def name(self) -> str:
-        """The entry point's name, e.g. `decode_bf16_d128_16x16w8s3`, `decode_paged_bf16_d128_16x16w8s3`."""
-        kind = "decode_paged" if self.paged else "decode"
+        """The entry point's name, e.g. `decode_bf16_d128_16x16w8s3`, `decode_paged_float8_bf16_d128_16x32w8s3`."""
+        kind = f"decode{'_paged' if self.paged else ''}{'_float8' if self.float8 else ''}"
         return f"{kind}_{SHORT[self.dtype]}_d{self.head_dim}_{self.tile.name}"
 
     @property
@@ -68,17 +69,17 @@ class DecodeKernel:
     def shared_bytes(self) -> int:
         """The bytes of dynamic shared memory: Q once, and K and V for every stage of every warp."""
         t = self.tile
-        return (t.rows + 2 * t.warps * t.stages * t.keys) * self.head_dim * 2
+        return (2 * t.rows + 2 * t.warps * t.stages * t.keys * (1 if self.float8 else 2)) * self.head_dim
 
     @property
     def source(self) -> str:
         """The text of a translation unit with this kernel as its only entry point."""
         t = self.tile
         config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {t.rows // 16}, {t.keys}, {t.warps}, {t.stages}"
-        config += ", true" if self.paged else ""
+        config += f", {'true' if self.paged else 'false'}, true" if self.float8 else ", true" if self.paged else ""
         call = f"attention_decode<DecodeConfig<{config}>>(p)"
         # Without a limit the compiler plans for two blocks per SM, for which shared memory has no room, and spills.
-        alone = self.paged or t.warps == 8
+        alone = self.paged or self.float8 or t.warps == 8
         return entry_point(self.name, self.threads, call, header="decode.cuh", blocks=1 if alone else None)
 
 
@@ -112,12 +113,23 @@ TILES = {
     },
 }
 """By chip, then by padded head dimension and rows of a tile (16 or 32): the tile."""
+FLOAT8_TILES = {
+    "turing": {128: DecodeTile(16, 32, 4, 1), 256: DecodeTile(16, 32, 2, 1)},
+    "ampere": {128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 4, 4)},
+    "ada": {128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 2, 4)},
+    "hopper": {128: DecodeTile(16, 32, 8, 3), 256: DecodeTile(16, 16, 4, 6)},
+}
+"""The same for keys of eight bits, by the padded head dimension."""
 
 
 def every_kernel(chip: Chip) -> Iterator[DecodeKernel]:
     """Yield all kernels that a plan may choose on a chip."""
     for paged, dtype, ((head_dim, _), tile) in itertools.product((False, True), chip.dtypes, TILES[chip.name].items()):
         yield DecodeKernel(dtype, head_dim, tile, paged)
+    for paged, dtype, (head_dim, tile) in itertools.product(
+        (False, True), chip.dtypes, FLOAT8_TILES[chip.name].items()
+    ):
+        yield DecodeKernel(dtype, head_dim, tile, paged, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,8 @@ class DecodeLaunch:
 
 def why_not(problem: Problem) -> str | None:
     """Return why decoding cannot compute a problem; None if it can."""
+    if problem.float8 and (problem.is_shaped or problem.head_dim % 16):
+        return "they need a head dimension that is a multiple of 16, values as wide as keys, and no shaped scores"
     if not problem.is_vector:
         return "decoding needs a head dimension that is a multiple of 8, and rows that start on 16-byte boundaries"
     if problem.mask is not None:
@@ -145,7 +159,7 @@ def why_not(problem: Problem) -> str | None:
     if problem.sign != 1:
         return "decoding needs a positive scale"
     rows = problem.seq_q * problem.group
-    if rows > MOST_ROWS:
+    if rows > MOST_ROWS and not problem.float8:
         return (
             f"{problem.seq_q} queries times {problem.group} heads per head of K are {rows} rows, more than {MOST_ROWS}"
         )
@@ -154,10 +168,17 @@ def why_not(problem: Problem) -> str | None:
     return None
 
 
+def padded_size(problem: Problem) -> int:
+    """Return the head dimension that a kernel computes: at least 128 with keys of eight bits."""
+    return padded_head_dim(max(problem.head_dim, 128 if problem.float8 else 1))
+
+
 def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
     """Return the tile for a problem: 32 rows if 16 would read the keys twice and the chip has a tile of 32; but 16 if
     there are many rows and so few heads of K that the keys are read from the L2 cache and there are too few blocks."""
-    tiles, size = TILES[chip.name], padded_head_dim(problem.head_dim)
+    tiles, size = TILES[chip.name], padded_size(problem)
+    if problem.float8:
+        return FLOAT8_TILES[chip.name][size]
     wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
     return tiles.get((size, wanted), tiles[size, 16])
 
@@ -191,7 +212,8 @@ def plan_decode(
     """Return the launch for a problem for which `why_not` returns None. `tile`, `splits` and `tickets` override the
     choice."""
     tile = tile or tile_for(problem, machine.chip)
-    kernel = DecodeKernel(problem.dtype, padded_head_dim(problem.head_dim), tile, problem.pages is not None)
+    paged, float8 = problem.pages is not None, problem.float8 is not None
+    kernel = DecodeKernel(problem.dtype, padded_size(problem), tile, paged, float8)
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.planning import Machine, Problem, plan_problem
+from kernels.attention.cuda.plan.planning import Machine, Problem, check_kind, plan_problem
 from kernels.attention.cuda.plan.variants import padded_head_dim
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways import hopper, small, small_hopper
@@ -37,6 +37,8 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     With `dependent`, return only the ways that begin while the previous launch on the stream is ending; there may be
     none.
     """
+    if problem.float8:
+        return [] if dependent else [float8_way(problem, machine)]
     if problem.is_shaped:
         return [] if dependent else [General(plan_general(problem, machine))]
     few_keys: list[Way] = []
@@ -57,9 +59,20 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     return [*ways, *hopper.bias_ways(problem, machine)]
 
 
+def float8_way(problem: Problem, machine: Machine) -> Way:
+    """Return the way for keys and values of eight bits. Raises `Unsupported`."""
+    check_kind(problem, machine)
+    reason = why_not_decode(problem)
+    if reason:
+        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}")
+    return Decode(plan_decode(problem, machine))
+
+
 def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
     `Unsupported` if no way computes the problem."""
+    if problem.float8:
+        return float8_way(problem, machine), "only decoding reads keys of eight bits"
     if problem.invariant:
         return choose_invariant(problem, machine), "the same kernel and parts whatever the batch and its lengths"
     way_list = list_ways(problem, machine)

@@ -123,6 +123,8 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
     if problem.slopes:
         parameters.slopes, parameters.slopes_batch = problem.slopes.address, problem.slopes.batch
         parameters.level = problem.slopes.level
+    if problem.float8:
+        parameters.k_scale, parameters.v_scale = problem.float8.k_scale, problem.float8.v_scale
     if lengths:
         parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
         parameters.align_ends = lengths.align_ends

@@ -17,6 +17,7 @@
 #endif
 #define __CUDA_ARCH__ SIMT_ARCH
 #define HAS_ASYNC_COPY (SIMT_ARCH >= 800)
+#define HAS_FLOAT8 0
 
 #define __global__
 #define __device__
