@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
+from kernels.attention.cuda.operator import attention
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.posing import Shaping, problem_of
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
@@ -108,6 +110,20 @@ def test_every_byte_means_what_pytorch_says(programs: dict[str, Program], tmp_pa
     programs["hopper"].run(steps, [q, k.view(torch.uint8), v.view(torch.uint8), one, out, lse], tmp_path)
     assert torch.equal(out.float().nan_to_num(1e9), v.float().nan_to_num(1e9))
     assert out.isnan().sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "float8"),
+    [({}, False), ({"softcap": 3.0}, False), ({"sinks": torch.ones(8, device="meta")}, False), ({}, True)],
+)
+def test_the_compiler_sees_one_operator_whatever_is_given(given: dict[str, Any], float8: bool) -> None:
+    q, k = (torch.empty(2, heads, 70, 64, dtype=torch.float16, device="meta") for heads in (8, 2))
+    if float8:
+        k, given = k.to(torch.float8_e4m3fn), {name: torch.ones(2, device="meta") for name in ("k_scale", "v_scale")}
+    else:
+        given = {**given, "attn_mask": torch.ones(70, 70, dtype=torch.bool, device="meta")}
+    compiled = torch.compile(lambda: attention(q, k, k, **given), backend="eager", fullgraph=True)
+    assert compiled().shape == q.shape
 
 
 def refusal(change: dict[str, torch.Tensor | float]) -> str:

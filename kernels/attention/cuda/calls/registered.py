@@ -80,7 +80,7 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
         sums, scales = map(tensors.get, ("slopes", "sinks")), map(tensors.get, ("k_scale", "v_scale"))
         shaping = options.softcap, *sums, options.invariant, *scales
         return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
-    if options.softcap or options.invariant or not tensors.keys().isdisjoint(SHAPED[6:]):
+    if options.softcap or options.invariant or any(name in tensors for name in SHAPED[6:]):
         lengths, last = options.longest or (-1, -1), (options.softcap, options.invariant)
         given = (*map(tensors.get, SHAPED), *lengths, *option_values, *last)
         return "attention_shaped", given

@@ -36,7 +36,7 @@ struct DecodeConfig {
   static constexpr int RING_BYTES = STAGES * 2 * TILE_BYTES;  // of a warp
   static constexpr int MOST_SPLITS = 128;
 
-  static_assert((D == 64 && !FLOAT8) || D == 128 || D == 256, "D must be 64, 128 or 256, and rows have at least 128 bytes");
+  static_assert(D == 64 || D == 128 || D == 256, "D must be 64, 128 or 256");
   static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "KEYS must be a multiple of 16 and of the rows of a pass");
   static_assert(!PAGED || KEYS == 16 || KEYS == 32, "with pages, KEYS must be 16 or 32: a lane looks up the page of one key");
   static_assert(STAGES == 1 || ASYNC, "more than one stage needs asynchronous copies (sm_80 or newer)");

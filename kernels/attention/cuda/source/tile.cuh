@@ -60,7 +60,8 @@ struct Config {
 // that eight rows of one column of chunks are in eight different groups of banks, and ldmatrix and stores have no conflicts.
 template <class C>
 DEVICE u32 swizzled(int row, int chunk) {
-  return (u32)(row * C::ROW_BYTES + ((chunk ^ (row & 7)) << 4));
+  const int flip = C::ROW_BYTES == 64 ? row >> 1 & 3 : row & 7;  // two rows of 64 bytes pass all banks once
+  return (u32)(row * C::ROW_BYTES + ((chunk ^ flip) << 4));
 }
 
 // The address of a chunk further on in the same row, by a number of chunks known at compile time, from the address of a chunk of

@@ -114,10 +114,10 @@ TILES = {
 }
 """By chip, then by padded head dimension and rows of a tile (16 or 32): the tile."""
 FLOAT8_TILES = {
-    "turing": {128: DecodeTile(16, 32, 4, 1), 256: DecodeTile(16, 32, 2, 1)},
-    "ampere": {128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 4, 4)},
-    "ada": {128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 2, 4)},
-    "hopper": {128: DecodeTile(16, 32, 8, 3), 256: DecodeTile(16, 16, 4, 6)},
+    "turing": {64: DecodeTile(16, 32, 4, 1), 128: DecodeTile(16, 32, 4, 1), 256: DecodeTile(16, 32, 2, 1)},
+    "ampere": {64: DecodeTile(16, 32, 4, 4), 128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 4, 4)},
+    "ada": {64: DecodeTile(16, 32, 4, 4), 128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 2, 4)},
+    "hopper": {64: DecodeTile(16, 32, 8, 6), 128: DecodeTile(16, 32, 8, 3), 256: DecodeTile(16, 16, 4, 6)},
 }
 """The same for keys of eight bits, by the padded head dimension."""
 
@@ -168,15 +168,10 @@ def why_not(problem: Problem) -> str | None:
     return None
 
 
-def padded_size(problem: Problem) -> int:
-    """Return the head dimension that a kernel computes: at least 128 with keys of eight bits."""
-    return padded_head_dim(max(problem.head_dim, 128 if problem.float8 else 1))
-
-
 def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
     """Return the tile for a problem: 32 rows if 16 would read the keys twice and the chip has a tile of 32; but 16 if
     there are many rows and so few heads of K that the keys are read from the L2 cache and there are too few blocks."""
-    tiles, size = TILES[chip.name], padded_size(problem)
+    tiles, size = TILES[chip.name], padded_head_dim(problem.head_dim)
     if problem.float8:
         return FLOAT8_TILES[chip.name][size]
     wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
@@ -213,7 +208,7 @@ def plan_decode(
     choice."""
     tile = tile or tile_for(problem, machine.chip)
     paged, float8 = problem.pages is not None, problem.float8 is not None
-    kernel = DecodeKernel(problem.dtype, padded_size(problem), tile, paged, float8)
+    kernel = DecodeKernel(problem.dtype, padded_head_dim(problem.head_dim), tile, paged, float8)
     rows = problem.seq_q * problem.group
     row_tiles = -(-rows // tile.rows)
     items = problem.batch * problem.kv_heads * row_tiles
