@@ -95,8 +95,8 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf, or its
     sink. With `batch_invariant` the bits of a row and of its gradients depend on nothing but the row, its keys and the
     kernel, which is chosen without regard to the batch; for gradients, on nothing but its sequence. With `k_scale` and
-    `v_scale` k and v are float8_e4m3fn, as for `attention_paged`. `out`, if given, is
-    like q but as wide as v, shares memory with no input, and is returned.
+    `v_scale` k and v are float8_e4m3fn, as for `attention_paged`. `out`, if given, is like q but as wide as v, shares
+    memory with no input, and is returned.
 
     Returns the output, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for
     q, k, v, sinks and a mask that is added; slopes that want one, or a second derivative, are refused, and so is any
@@ -109,9 +109,8 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     if plain and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
     given = {"q": q, "k": k, "v": v, "mask": attn_mask, **more, "out": out}
-    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), softcap=softcap)
-    options = options._replace(invariant=batch_invariant)
-    return call_given(given, options, engine)
+    terms = causal, scale, causal_alignment, return_lse, window_of(window)
+    return call_given(given, Options(*terms, softcap=softcap, invariant=batch_invariant), engine)
 
 
 def call_given(given: Mapping[str, torch.Tensor | None], options: Options, engine: Engine | None) -> Answer:
