@@ -34,9 +34,9 @@ def attention(
     """softmax(scale * Q K^T) V in float64 on the device of `q`; shapes as in `AttentionKernel`."""
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
-    for one in _parts(q, k, v, causal, _factor(q, scale), chunk_elements):
-        lse[one.place] = torch.logsumexp(one.scores, dim=-1)
-        out[one.place] = torch.softmax(one.scores, dim=-1) @ one.v
+    for part in _parts(q, k, v, causal, _factor(q, scale), chunk_elements):
+        lse[part.place] = torch.logsumexp(part.scores, dim=-1)
+        out[part.place] = torch.softmax(part.scores, dim=-1) @ part.v
     return Reference(out, lse)
 
 
@@ -62,14 +62,14 @@ def attention_backward(
     """The gradients of the sum of `dout` times the output, in float64 on the device of `q`."""
     factor = _factor(q, scale)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v))
-    for one in _parts(q, k, v, causal, factor, chunk_elements):
-        slope = dout[one.place].double()
-        weights = torch.softmax(one.scores, dim=-1)
-        of_weights = slope @ one.v.T
+    for part in _parts(q, k, v, causal, factor, chunk_elements):
+        slope = dout[part.place].double()
+        weights = torch.softmax(part.scores, dim=-1)
+        of_weights = slope @ part.v.T
         of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
-        dv[one.group] += weights.T @ slope
-        dk[one.group] += factor * (of_scores.T @ one.q)
-        dq[one.place] = factor * (of_scores @ one.k)
+        dv[part.group] += weights.T @ slope
+        dk[part.group] += factor * (of_scores.T @ part.q)
+        dq[part.place] = factor * (of_scores @ part.k)
     return Gradients(dq, dk, dv)
 
 

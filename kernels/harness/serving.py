@@ -82,13 +82,13 @@ def probe_torch() -> dict[str, object]:
     import numpy
     import torch
 
-    found: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "numpy": numpy.__version__}
-    found |= {"usable": bool(torch.cuda.is_available()), "exchange": False}
+    facts: dict[str, object] = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "numpy": numpy.__version__}
+    facts |= {"usable": bool(torch.cuda.is_available()), "exchange": False}
     with contextlib.suppress(Exception):
         torch.from_numpy(numpy.zeros(1))
         torch.zeros(1).numpy()
-        found["exchange"] = True
-    return found
+        facts["exchange"] = True
+    return facts
 
 
 def in_fork(question: Callable[[], dict[str, object]]) -> dict[str, object]:
@@ -103,8 +103,8 @@ def in_fork(question: Callable[[], dict[str, object]]) -> dict[str, object]:
     with os.fdopen(reading, "rb") as file:
         answer = file.read()
     os.waitpid(pid, 0)
-    found: dict[str, object] = json.loads(answer or '{"error": "no answer about torch"}')
-    return found
+    facts: dict[str, object] = json.loads(answer or '{"error": "no answer about torch"}')
+    return facts
 
 
 def adopt_orphans() -> None:
