@@ -58,7 +58,8 @@ def find_run(wiring: Wiring, text: str) -> str:
     """The run id that is meant by an id, `last`, or a unique part of an id. Raises `NotFound`, `ConfigError`."""
     if is_run_id(require_name(text, "run", "`bench status` lists the runs in this bucket; `last` is the newest")):
         return text
-    ids = [line.run_id for line in wiring.index.list_runs()]
+    index = wiring.index
+    ids = [line.run_id for line in (index.list_recent(wiring.clock.now())[0] if text == "last" else index.list_runs())]
     remember(wiring.home, ids)
     if text == "last":
         if not ids:

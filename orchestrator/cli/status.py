@@ -31,6 +31,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Ledger
 from orchestrator.core.ledger.unlisted import OpenHold
+from orchestrator.core.naming import is_run_id, run_of
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.keeping import ColdStart, advise_keeping, cold_starts
 from orchestrator.core.run.status import StatusLine, decode_status, run_document, status_line
@@ -38,6 +39,7 @@ from orchestrator.core.text import clean_sentence
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reap import MachineFinding, survey_machines
 from orchestrator.runs.reconcile import is_due, reconcile_holds
+from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring
 
 
@@ -105,7 +107,9 @@ def _cold(wiring: Wiring, run: Run) -> ColdStart | None:
     if run.plan is None:
         return None
     lines = [
-        line for entry in wiring.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
+        line
+        for entry in wiring.index.list_recent(wiring.clock.now())[0]
+        if (line := decode_status(entry.run_id, entry.status)) is not None
     ]
     return cold_starts(lines, run.plan.gpu, run.plan.mode)
 
@@ -115,7 +119,9 @@ class _Seen:
     """What the list shows."""
 
     lines: Sequence[StatusLine]
-    """Every run, oldest first."""
+    """The newest runs, oldest first."""
+    complete: bool
+    """Whether they are all."""
     findings: Sequence[MachineFinding]
     unasked: str
     """Why the cloud could not be asked for its machines; empty if it was."""
@@ -124,7 +130,8 @@ class _Seen:
 
 
 def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
-    lines, left_out, first = _lines(wiring)
+    entries, complete = _entries(wiring, limit)
+    lines, left_out, first = _lines(wiring, entries)
     remember(wiring.home, [line.run_id for line in lines])
     ledger, unsettled = _ledger(wiring)
     if isinstance(unsettled, DocumentUnreadable):
@@ -139,7 +146,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     except BenchError as exc:
         findings, unasked = (), str(exc)
     left_out |= wiring.hosts.odd
-    seen = _Seen(lines, findings, unasked, holds)
+    seen = _Seen(lines, complete, findings, unasked, holds)
     if json:
         emit_json({**_document(wiring, seen, limit), "left_out": left_out})
     else:
@@ -168,8 +175,9 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         console.print("there are no runs yet; start one with `bench launch --gpu l4`")
     else:
         console.print(runs_table(lines[::-1][:limit], wiring.clock.now()))
-        if len(lines) > limit:
-            console.print(f"… and {len(lines) - limit} older runs; --limit N shows more", style="dim")
+        if len(lines) > limit or not seen.complete:
+            number = f"{len(lines) - limit} " if seen.complete else ""
+            console.print(f"… and {number}older runs; --limit N shows more", style="dim")
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for hold in seen.holds or ():
@@ -195,14 +203,27 @@ def _alive(wiring: Wiring) -> tuple[MachineFinding, ...]:
     return survey_machines(wiring.world(), instances, price_of(wiring.price_book.usable()))
 
 
-def _lines(wiring: Wiring) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:
-    """Every run, oldest first; by object what could not be read; and the first that the cloud would not do. Finished
+def _entries(wiring: Wiring, limit: int) -> tuple[Sequence[IndexLine], bool]:
+    """The newest runs and those under which the ledger holds money, oldest first, and whether they are all."""
+    entries, complete = wiring.index.list_recent(wiring.clock.now(), max(limit, RECENT))
+    if complete:
+        return entries, True
+    try:
+        held = {run_of(key) for key, entry in wiring.ledger.read().runs.items() if entry.settled_usd is None}
+    except BenchError:  # it is said where the ledger is looked at
+        return entries, False
+    older = wiring.index.find(sorted(filter(is_run_id, held - {entry.run_id for entry in entries})))
+    return (*older, *entries), False
+
+
+def _lines(wiring: Wiring, entries: Sequence[IndexLine]) -> tuple[list[StatusLine], dict[str, str], BenchError | None]:
+    """These runs; by object what could not be read; and the first that the cloud would not do. Finished
     runs cost nothing but the one listing; open ones are driven as far as they go now, so that one whose machine is gone
     is closed before it is shown. One that cannot be hides no other."""
     lines = []
     left_out: dict[str, str] = {}
     first: BenchError | None = None
-    for entry in wiring.index.list_runs():
+    for entry in entries:
         line = decode_status(entry.run_id, entry.status)
         if line is None or not line.over:
             try:

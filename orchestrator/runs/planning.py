@@ -208,7 +208,9 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
         stock_outs=world.history.stock_outs(config.machine_type) if world.history else {},
         here=site.here,
         runs=[
-            line for entry in world.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
+            line
+            for entry in world.index.list_recent(world.clock.now())[0]
+            if (line := decode_status(entry.run_id, entry.status)) is not None
         ],
     )
     made = plan_launch(config, name, around)

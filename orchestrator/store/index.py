@@ -3,17 +3,22 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.naming import INDEX_PREFIX, index_object, is_run_id
-from orchestrator.ports import Bucket
+from orchestrator.ports import Bucket, ObjectEntry
 
 METADATA_BYTES: Final = 8192
 """The most bytes that Cloud Storage allows for all custom metadata of an object, keys and values together."""
+PAGE: Final = 1000
+"""As many runs as one request lists."""
+RECENT: Final = 200
+"""As many runs are looked at for what earlier runs show, at least."""
+WINDOWS_DAYS: Final = (16, 64, 256, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,29 @@ class RunIndex:
 
     def list_runs(self) -> tuple[IndexLine, ...]:
         """Every run, newest last; one request per thousand runs in the bucket."""
-        return tuple(
-            IndexLine(run_id, entry.metadata, entry.updated, entry.generation)
-            for entry in self._bucket.list(INDEX_PREFIX)
-            if is_run_id(run_id := entry.name.removeprefix(INDEX_PREFIX).removesuffix(".json"))
-        )
+        return _lines(self._bucket.list(INDEX_PREFIX))
+
+    def list_recent(self, now: datetime, least: int = RECENT) -> tuple[tuple[IndexLine, ...], bool]:
+        """The newest runs, newest last, and whether they are all: all where one request lists them, else at least
+        `least`, in a number of requests that does not grow with the bucket."""
+        first = self._bucket.list(INDEX_PREFIX, most=PAGE)
+        if len(first) < PAGE:
+            return _lines(first), True
+        for days in WINDOWS_DAYS:
+            after = f"{INDEX_PREFIX}{now - timedelta(days=days):%Y%m%d}"
+            lines = _lines(self._bucket.list(INDEX_PREFIX, after=after))
+            if len(lines) >= least:
+                return lines, lines[0].run_id <= _lines(first)[0].run_id
+        return self.list_runs(), True
+
+    def find(self, run_ids: Iterable[str]) -> tuple[IndexLine, ...]:
+        """The lines of these runs, as far as they have one; one request for each."""
+        return tuple(line for run_id in run_ids for line in _lines(self._bucket.list(index_object(run_id))))
+
+
+def _lines(entries: Sequence[ObjectEntry]) -> tuple[IndexLine, ...]:
+    return tuple(
+        IndexLine(run_id, entry.metadata, entry.updated, entry.generation)
+        for entry in entries
+        if is_run_id(run_id := entry.name.removeprefix(INDEX_PREFIX).removesuffix(".json"))
+    )

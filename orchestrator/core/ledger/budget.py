@@ -42,6 +42,8 @@ from orchestrator.core.naming import run_of
 
 GRACE: Final = timedelta(days=7)
 """A month is archived once this much of the next month has passed, so that late changes still find its last entries."""
+EACH_KEPT: Final = timedelta(days=100)
+"""For how long the archive knows the cost of each run: none is settled again so late, and the document stays small."""
 
 
 def compact_ledger(ledger: Ledger, now: datetime) -> Ledger:
@@ -73,6 +75,8 @@ def compact_ledger(ledger: Ledger, now: datetime) -> Ledger:
             days=dict(sorted(days.items())),
             each={**previous.each, key: amount} if key else previous.each,
         )
+    oldest = key_of("month", now - EACH_KEPT)
+    archive = {name: one.model_copy(update={"each": {}}) if name < oldest else one for name, one in archive.items()}
     return ledger.model_copy(
         update={
             "runs": {run_id: entry for run_id, entry in ledger.runs.items() if run_id not in settled},

@@ -117,7 +117,8 @@ class ArchivedMonth(_Document):
     """The sum of each day (`2026-11-21`). A client whose clock is far ahead may archive days that others still
     count."""
     each: dict[str, Amount] = Field(default_factory=dict)
-    """The cost of each settled run, so that it can be corrected upward later. Older archives have none."""
+    """The cost of each settled run, so that it can be corrected upward later. The archives of months that are long past
+    have none."""
 
 
 def _hold_key(key: str) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from decimal import Decimal
 
 from orchestrator.core.ledger.arming import REBUILT
-from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry, with_run
+from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry, key_of, with_run
 from orchestrator.core.naming import hold_key, is_client
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
@@ -55,7 +54,7 @@ def rebuild_entries(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: dat
     before such a client has requested its machine or counts as dead."""
     for log in logs:
         for key, entry in entries_of(log).items():
-            if key not in ledger.runs and key not in archived_totals(ledger):
+            if not is_counted(ledger, key, entry):
                 armed = now if entry.settled_usd is None else None
                 ledger = with_run(ledger, key, entry.model_copy(update={"armed_at": armed}))
     return ledger
@@ -64,10 +63,13 @@ def rebuild_entries(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: dat
 def with_fleets(ledger: Ledger, holds: Mapping[str, LedgerEntry]) -> Ledger:
     """The ledger with the holds of fleets that it lacks."""
     for key, entry in holds.items():
-        if key not in ledger.runs and key not in archived_totals(ledger):
+        if not is_counted(ledger, key, entry):
             ledger = with_run(ledger, key, entry)
     return ledger
 
 
-def archived_totals(ledger: Ledger) -> dict[str, Decimal]:
-    return {key: usd for month in ledger.archive.values() for key, usd in month.each.items()}
+def is_counted(ledger: Ledger, key: str, entry: LedgerEntry) -> bool:
+    """Whether a hold is in the ledger or in its archive. A month that is long past has all of its runs in one sum."""
+    past = ledger.archive.get(key_of("month", entry.held_at))
+    summed = past is not None and past.runs > 0 and not past.each and entry.settled_usd is not None
+    return key in ledger.runs or summed or any(key in month.each for month in ledger.archive.values())

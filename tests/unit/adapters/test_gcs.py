@@ -7,6 +7,8 @@ import gzip
 import json
 import time
 import tracemalloc
+from bisect import bisect_left
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -26,8 +28,9 @@ from orchestrator.core.errors import (
     QuotaExceeded,
     Unavailable,
 )
+from orchestrator.core.naming import index_object, run_id
 from orchestrator.ports import ObjectEntry
-from orchestrator.store.index import RunIndex
+from orchestrator.store.index import RECENT, RunIndex
 from tests.support.patience import PATIENCE_S
 from tests.support.ports import deaf_port
 from tests.support.scripted_server import (
@@ -234,15 +237,17 @@ def listing_of(names: list[str]) -> Handle:
     """A bucket of `names`, listed as Google does: at most `maxResults` a page."""
 
     def handle(request: Request) -> Answer:
+        matching = [name for name in names if name.startswith(request.query.get("prefix", ""))]
+        matching = matching[bisect_left(matching, request.query.get("startOffset", "")) :]
         first = int(request.query.get("pageToken", "0"))
         size = int(request.query["maxResults"])
         page: dict[str, Any] = {
             "items": [
                 {"name": name, "size": "2", "generation": "1", "crc32c": "AAAAAA==", "metadata": {"phase": "done"}}
-                for name in names[first : first + size]
+                for name in matching[first : first + size]
             ]
         }
-        if first + size < len(names):
+        if first + size < len(matching):
             page["nextPageToken"] = str(first + size)
         return Reply(json=page)
 
@@ -258,6 +263,35 @@ def test_a_thousand_runs_are_one_request() -> None:
         assert lines[-1].status == {"phase": "done"}
         assert ours.calls == len(server.requests) == 1
         assert "metadata" in server.requests[0].query["fields"]
+
+
+def three_years(runs: int, now: datetime) -> list[str]:
+    """The names of the index of a bucket that got its last run an hour ago."""
+    step = timedelta(days=1095) / runs
+    moments = (now - timedelta(hours=1) - step * (runs - number) for number in range(1, runs + 1))
+    return [index_object(run_id(moment, "l4", f"{number % 65536:04x}")) for number, moment in enumerate(moments)]
+
+
+@pytest.mark.parametrize(("runs", "calls"), [(999, 1), (2000, 4), (20_000, 2), (60_000, 2)])
+def test_the_newest_runs_cost_as_many_requests_however_many_there_are(runs: int, calls: int) -> None:
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    names = three_years(runs, now)
+    with scripted_server(listing_of(names)) as server:
+        ours = bucket(server.url)
+        lines, complete = RunIndex(ours).list_recent(now)
+        assert len(server.requests) == ours.calls == calls
+        assert complete == (runs == 999)
+        assert [line.run_id for line in lines] == [name[6:-5] for name in names[-len(lines) :]]
+        assert len(lines) >= RECENT
+        assert RunIndex(ours).find([lines[3].run_id, "20200101-000000-l4-0000"]) == (lines[3],)
+        assert ours.calls == calls + 2
+
+
+def test_a_bucket_that_was_left_alone_for_years_is_listed_whole() -> None:
+    names = three_years(1500, datetime(2020, 1, 1, tzinfo=UTC))
+    with scripted_server(listing_of(names)) as server:
+        lines, complete = RunIndex(bucket(server.url)).list_recent(datetime(2026, 11, 27, tzinfo=UTC))
+        assert (len(lines), complete) == (1500, True)
 
 
 def test_pages_are_followed_to_the_last() -> None:

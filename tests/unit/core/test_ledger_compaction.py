@@ -12,12 +12,16 @@ from orchestrator.core.ledger.budget import (
     WINDOWS,
     Caps,
     Ledger,
+    LedgerEntry,
     add_cost,
     compact_ledger,
     hold,
     settle,
     window_exposure,
 )
+from orchestrator.core.ledger.rebuild import rebuild_entries
+from orchestrator.core.run.events import BudgetHeld, Event, Settled
+from tests.unit.core.builders import planned
 from tests.unit.core.ledgers import NOON, D, Step, caps, play, steps
 
 
@@ -80,6 +84,39 @@ def test_the_ledger_stays_small_over_years() -> None:
     assert len(ledger.archive) <= 36
     assert len(ledger.alerts) <= 3 * 50
     assert window_exposure(ledger, "total", now).spent == 3 * 365
+
+
+def twenty_thousand_runs() -> tuple[Ledger, datetime]:
+    """Three years of a team, as a client that holds money every month leaves them."""
+    ledger, now = Ledger(), datetime(2024, 1, 1, tzinfo=UTC)
+    for number in range(20_000):
+        at = now + timedelta(days=1095) / 20_000 * number
+        entry = LedgerEntry(
+            hold_usd=D("0.18"), held_at=at, ttl_s=1800, gpu="l4", settled_usd=D("0.012345"), settled_at=at, attempt=1,
+            armed_by="0123abcd", armed_at=at, caps={"day": D(5), "month": D(50)},
+        )  # fmt: skip
+        ledger.runs[f"{at:%Y%m%d-%H%M%S}-l4-{number % 65536:04x}"] = entry
+        if number % 500 == 499:
+            ledger = compact_ledger(ledger, at)
+    return ledger, at
+
+
+def test_a_ledger_of_twenty_thousand_runs_stays_under_a_megabyte() -> None:
+    ledger, now = twenty_thousand_runs()
+    assert len(ledger.dump()) < 1_000_000
+    assert window_exposure(ledger, "total", now).spent == 20_000 * D("0.012345")
+    assert ledger.archive["2024-05"].each == {}
+    assert sum(len(month.each) for month in ledger.archive.values()) < 3_000
+
+
+def test_a_run_of_a_month_that_is_long_past_is_not_restored_beside_its_sum() -> None:
+    ledger, now = twenty_thousand_runs()
+    run, at = "20240504-000000-l4-beef", datetime(2024, 5, 4, tzinfo=UTC)
+    facts = (planned(), BudgetHeld(hold_usd=D(2)), Settled(cost_usd=D(1), released_usd=D(1)))
+    log = [Event(run_id=run, time=at, writer="client-000000", seq=seq, fact=fact) for seq, fact in enumerate(facts, 1)]
+    assert rebuild_entries(ledger, [log], now) == ledger
+    assert list(rebuild_entries(ledger, [log[:2]], now).runs)[-1] == run, "one that was never settled is held"
+    assert run in rebuild_entries(Ledger(), [log], now).runs
 
 
 def test_a_sent_alert_about_an_archived_run_is_forgotten_with_it() -> None:
