@@ -19,6 +19,7 @@ from orchestrator.cli.screen import Columns
 from orchestrator.core.hosts import PROVISIONING as OWN
 from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import describe_wrong
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
 from orchestrator.core.run.paid_time import cold_start_parts, describe_parts, format_span, paid_time
@@ -94,9 +95,17 @@ LEAST_BAR: Final = 4
 def live(run: Run, now: datetime, *, followed: bool = False, expected_s: float | None = None) -> RenderableType:
     """The view of `bench launch`: where the machine is, what each phase did, the cases, the money. Of a run that is
     `followed`, the end is left to the command's last words."""
-    notes = beside_the_end(run) if followed and run.closed is not None else diagnoses(run)
+    is_told_at_the_end = followed and run.closed is not None
+    notes = beside_the_end(run) if is_told_at_the_end else diagnoses(run)
+    wrong = "" if is_told_at_the_end else clean_sentence(describe_wrong(run))
     return Group(
-        _headline(run), _machines(run), Text(), _phases(run, now), Text(), _footer(run, now, notes, expected_s)
+        _headline(run),
+        *([Text(wrong, style="bold red")] if wrong else []),
+        _machines(run),
+        Text(),
+        _phases(run, now),
+        Text(),
+        _footer(run, now, notes, expected_s),
     )
 
 

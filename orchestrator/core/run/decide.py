@@ -472,7 +472,7 @@ def run_ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     finished = run.current.verdict
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):
         # A later machine does not measure again what an earlier one found wrong.
-        return Phase.INCORRECT if run.wrong else Phase(finished.outcome), _wrong(run) or finished.detail
+        return Phase.INCORRECT if run.wrong else Phase(finished.outcome), describe_wrong(run) or finished.detail
     if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
             Phase.PREEMPTED,
@@ -492,7 +492,8 @@ def run_ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     return Phase.FAILED, reason or f"{vm.name} disappeared without a message ({vm.how})"
 
 
-def _wrong(run: Run) -> str:
+def describe_wrong(run: Run) -> str:
+    """A sentence about the implementations that were wrong so far; empty if none was."""
     if not run.wrong:
         return ""
     first = run.wrong[0]

@@ -97,6 +97,18 @@ def test_the_view_of_a_run_that_failed(snapshot: SnapshotAssertion) -> None:
     assert shown(live(replayed(log), at(999))) == snapshot
 
 
+def test_what_is_wrong_is_the_second_line_of_a_run_while_it_goes_on_and_after() -> None:
+    fact = ev.CaseChecked(
+        implementation="mine", case_id="a", passed=False, max_abs_error=3.0, limit=1.0, reason="max abs error 3"
+    )
+    log = measuring().vm(22, fact)
+    told = "mine was wrong on 1 case, first a: max abs error 3"
+    assert shown(live(replayed(log), at(90))).splitlines()[1].strip() == told
+    over = log.add(70, gone(64)).add(71, ev.RunClosed(outcome="incorrect"))
+    assert shown(live(replayed(over), at(99))).splitlines()[1].strip() == told
+    assert told not in shown(live(replayed(over), at(99), followed=True)), "the command's last words say it"
+
+
 def test_the_last_words_of_a_launch(snapshot: SnapshotAssertion) -> None:
     log = running().vm(20, measured("a")).add(70, gone(64)).add(71, ev.RunClosed(outcome="succeeded"))
     assert list(ending_lines(replayed(log), at(99))) == snapshot
