@@ -175,6 +175,12 @@ class Tally:
         if not hit:
             self.misses.add(case)
 
+    def merge(self, other: Tally) -> None:
+        self.verdicts += other.verdicts
+        self.cases |= other.cases
+        self.misses |= other.misses
+        self.median_us += other.median_us
+
 
 def count_verdicts(out: Path) -> dict[tuple[str, ...], Tally]:
     """The verdicts of all rounds below a folder, by device, pairs, kind, size, regime and rule to stop. A verdict on
@@ -254,13 +260,37 @@ def rows_of(
         }  # fmt: skip
 
 
-def write_rates(out: Path) -> list[dict[str, str]]:
-    """Writes `rates.csv` and `rates.md`, and returns the rows."""
+def read_published(path: Path) -> dict[tuple[str, ...], Tally]:
+    """The counts of a `rates.csv` of earlier rounds whose rows are no longer there. How many cases had a wrong verdict
+    follows from the limit by case."""
+    tallies: dict[tuple[str, ...], Tally] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            cases, limit = int(row["cases"]), float(row["limit_by_case"])
+            limit = 1 - limit if row["kind"] == "2 % slower" else limit
+            misses = min(range(cases + 1), key=lambda number: abs(upper_limit(number, cases) - limit))
+            names = [f"{path.name}/{number}" for number in range(cases)]
+            verdicts = Counter({name: int(row[name]) for name in ("faster", "slower", "same", "inconclusive")})
+            place = tuple(row[name] for name in ("device", "pairs", "kind", "size", "regime", "stop"))
+            median_us = [float(row["median_us"])] * int(row["comparisons"])
+            tallies[place] = Tally(verdicts, set(names), set(names[:misses]), median_us)
+    return tallies
+
+
+def write_rates(out: Path, published: Path | None = None) -> list[dict[str, str]]:
+    """Writes `rates.csv` and `rates.md`, and returns the rows. The counts of a published `rates.csv` are added."""
+    tallies = count_verdicts(out)
+    for place, tally in (read_published(published) if published else {}).items():
+        tallies.setdefault(place, Tally()).merge(tally)
     ratios = {}
+    if published:
+        with published.open(encoding="utf-8", newline="") as file:
+            earlier = [row for row in csv.DictReader(file) if row["cupti_ratio"]]
+        ratios = {(row["device"], row["size"]): float(row["cupti_ratio"]) for row in earlier}
     for path in out.rglob("spin.json"):
         device = json.loads((path.parent / "spin-device.json").read_text())
         ratios |= {(device, size): float(found["ratio"]) for size, found in json.loads(path.read_text()).items()}
-    rows = list(rows_of(count_verdicts(out), ratios))
+    rows = list(rows_of(tallies, ratios))
     with (out / "rates.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -312,6 +342,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--regime", default="", help="burst+graph on a CUDA device, else burst")
     parser.add_argument("--cases", type=int, default=25, help="so many cases of each size in a round")
     parser.add_argument("--stop-at-relative-ci", type=float, help="end each case early, to measure what that costs")
+    parser.add_argument("--published", type=Path, help="a rates.csv of other rounds, whose counts are added")
     parser.add_argument("--confirm-spin", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.confirm_spin:
@@ -324,7 +355,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = Plan(out, asked.pairs.split(","), regime, asked.cases, asked.stop_at_relative_ci)
         measure_rounds(plan, asked.seconds)
     try:
-        rows = write_rates(out)
+        rows = write_rates(out, asked.published)
     except ImportError as exc:
         print(f"measured, not counted: {exc}; `python3 -m scripts.error_rates OUT` counts where bench is installed")
         return 0

@@ -11,7 +11,20 @@ import pytest
 from kernels.forms.load import load_workload
 from kernels.harness.columns import measurement_columns
 from kernels.harness.spec import parse_spec
-from scripts.error_rates import PAIRS, Plan, at_most, spec_of, unfinished_round, upper_limit, write_rates
+from scripts.error_rates import (
+    COLUMNS,
+    PAIRS,
+    ROOT,
+    Plan,
+    Tally,
+    at_most,
+    read_published,
+    rows_of,
+    spec_of,
+    unfinished_round,
+    upper_limit,
+    write_rates,
+)
 from tests.unit.report.written import csv_text, records
 
 SPEEDS = {"plain": 1.0, "plain:aa": 1.0, "same1": 1.0, "same2": 1.0, "slow": 1 / 1.02}
@@ -80,3 +93,22 @@ def test_the_limits_are_those_of_clopper_and_pearson(events: int, trials: int, l
     assert upper_limit(events, trials) == pytest.approx(limit, abs=2e-6)
     if events < trials:
         assert at_most(events, trials, upper_limit(events, trials)) == pytest.approx(0.05, abs=1e-9)
+
+
+def test_published_counts_are_read_back_whole_and_added_to_new_ones() -> None:
+    published = ROOT / "results" / "error-rates.csv"
+    with published.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    ratios = {(row["device"], row["size"]): float(row["cupti_ratio"]) for row in rows if row["cupti_ratio"]}
+    tallies = read_published(published)
+    assert list(rows_of(tallies, ratios)) == sorted(rows, key=lambda row: [row[name] for name in COLUMNS[:6]])
+    place = next(iter(tallies))
+    before = sum(tallies[place].verdicts.values())
+    more = Tally()
+    for case in range(3):
+        more.add(f"new/{case}", "same", 6.0, hit=True)
+    tallies[place].merge(more)
+    (row,) = rows_of({place: tallies[place]}, {})
+    assert int(row["comparisons"]) == before + 3
+    assert int(row["cases"]) == int(rows[0]["cases"]) + 3
+    assert float(row["limit_by_case"]) < float(rows[0]["limit_by_case"])
