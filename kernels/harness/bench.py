@@ -416,8 +416,9 @@ class Bench:
         elif regime == "graph" and collect and self.graph_answers:
             wanted = [self.graph_answers[(at + n) % len(self.graph_answers)] for n in range(collect)]
             self.collect([answer for answer, _ in wanted])
-            for _, outs in wanted:  # the next replay has to write them again
-                map_tensors(outs, spoil_memory)
+            if not keep:  # the answer that is judged alone may be one of these
+                for _, outs in wanted:  # the next replay has to write them again
+                    map_tensors(outs, spoil_memory)
         collecting_s = time.perf_counter() - collecting_began
         if self.updates and (again or not keep):
             synchronize(self.device)

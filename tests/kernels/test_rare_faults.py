@@ -186,6 +186,24 @@ def test_every_call_of_a_replayed_graph_is_judged(tmp_path: Path, form: str, eve
     assert verdict["calls"] == calls if passed else 0 < verdict["calls"] <= 2 * every
 
 
+def test_an_answer_that_is_judged_alone_is_there_when_the_others_were_collected(tmp_path: Path) -> None:
+    """The outputs of collected answers are overwritten, so that the next replay has to write them: not the one that is
+    judged alone, on new inputs, after the same sample."""
+    file = tmp_path / "graph.py"
+    file.write_text(GRAPH.replace("EVERY", "0"))
+    definition = load_workload("file", file)
+    bench, judge = Bench(definition, "mine", CPU), Judge(definition, CPU)
+    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
+    bench.bind({"n": 16}, 7)
+    made = bench.timer("graph", slots=2048)
+    for seed in (8, 9):
+        bench.renew(seed)
+        bench.sample("graph", 0, keep=True, collect=made["answers"])
+        answer = bench.answered(str(tmp_path))
+        verdict = judge.judge({"n": 16}, "n16", seed, answer["tree"], answer["files"], baseline=False)
+        assert (answer["fault"], verdict["passed"]) == ("", True)
+
+
 def test_calls_of_a_graph_that_share_memory_count_as_one(tmp_path: Path) -> None:
     file = tmp_path / "graph.py"
     file.write_text(GRAPH.replace("EVERY", "0") + "\n\nkept = []\n\n\ndef kernel_same(out, x):\n"
