@@ -25,7 +25,7 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         "-g",
-        help="GPU to rent: l4, t4, a100, h100; or cpu.",
+        help="GPU to rent: l4, t4, a100, a100-80gb, h100, h200, b200, g4; or cpu.",
         autocompletion=known_gpus,
     ),
 ]

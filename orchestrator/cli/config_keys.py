@@ -11,7 +11,7 @@ from orchestrator.core.config.grids import Grid
 from orchestrator.core.config.model import Config
 
 ABOUT: Final = {
-    "gpu": "The GPU to rent: l4, t4, a100, h100; or cpu.",
+    "gpu": "The GPU to rent: l4, t4, a100, a100-80gb, h100, h200, b200, g4; or cpu.",
     "zones": "The zones that may be tried, in any order; empty: all that have the GPU.",
     "regions": "The regions whose zones may be tried, if no zones are named.",
     "machine.type": "Machine type; empty: the GPU's own.",

@@ -92,7 +92,6 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
     """The price and the parts of a rented machine, and the amount that is held with its calculation."""
     usd_per_hour, each_s = max(offer.usd_per_hour for offer in plan.offers), plan.ttl_s + DEADLINE_SLACK_S
     times = f"{count(plan.attempts, 'attempt')} of {format_clock(each_s)} in the dearest zone, {usd(usd_per_hour)}/h"
-    disk = plan.config.machine
     margin_text = f" and {plan.margin:.0%} for the age of the prices" if plan.margin else ""
     return (
         (
@@ -101,7 +100,7 @@ def _rented(plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
         ),
         *_expected(plan),
         ("image", plan.image.rpartition("/")[2]),
-        ("disk", f"{disk.disk_gb} GB {disk.disk_type}"),
+        ("disk", f"{plan.config.machine.disk_gb} GB {plan.config.disk_type}"),
     )
 
 

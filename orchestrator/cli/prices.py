@@ -23,7 +23,7 @@ from orchestrator.wiring import Wiring, utc_now
 def prices(
     ctx: typer.Context,
     region: Annotated[str, typer.Option(help="Only this region, e.g. us-central1.")] = "",
-    gpu: Annotated[str, typer.Option("--gpu", "-g", help="Only this GPU: l4, t4, a100, h100 or cpu.")] = "",
+    gpu: Annotated[str, typer.Option("--gpu", "-g", help="Only this GPU, such as l4, h100 or cpu.")] = "",
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Ask the Cloud Billing Catalog for today's, and keep them.")
     ] = False,
@@ -89,9 +89,9 @@ def _say(made: Refreshed, wiring: Wiring) -> None:
 def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for one in CATALOG:
-        machine = PricedMachine(one.default_machine, one.accelerator, 1 if one.accelerator else 0)
+        machine = PricedMachine(one.default_machine, one.accelerator, one.gpus_of(one.default_machine))
         for place in one.regions if gpu in ("", one.name) else ():
-            quotes = {way: sheet.quote(machine, place, way, 60, True) for way in ("spot", "standard")}
+            quotes = {way: sheet.quote(machine, place, way, 60, True, one.disk_type) for way in ("spot", "standard")}
             if region in ("", place) and any(quotes.values()):
                 figures = {f"{way}_usd_per_hour": str(q.usd_per_hour) if q else None for way, q in quotes.items()}
                 source = next(quote.source for quote in quotes.values() if quote)

@@ -102,7 +102,7 @@ def price_of(sheet: PriceSheet) -> PriceOf:
     def price(instance: Instance) -> Decimal | None:
         gpu = carrier_of(instance.machine_type)
         accelerator = gpu.accelerator if gpu is not None else None
-        spec = PricedMachine(instance.machine_type, accelerator, 1 if accelerator else 0)
+        spec = PricedMachine(instance.machine_type, accelerator, gpu.gpus_of(instance.machine_type) if gpu else 0)
         provisioning = "spot" if instance.preemptible else "standard"
         return sheet.hourly(spec, region_of(instance.zone), provisioning, USUAL_DISK_GB, external_ip=True)
 

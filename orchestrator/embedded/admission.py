@@ -124,6 +124,9 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
             "resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only."
         )
     image, disk = _boot_disk(body, project, zone, inventory)
+    if machine.name.startswith(inventory.hyperdisk_only) and not disk["disk_type"].startswith("hyperdisk"):
+        why = f"[{disk['disk_type']}, {machine.name}] features are not compatible for creating instance."
+        raise ApiError(400, why, "badRequest")
     account, scopes = _service_account(body)
     return Admitted(
         name=name,
@@ -167,11 +170,11 @@ def _accelerator(
             "resource.guestAccelerators", len(requested), "Only one type of accelerator can be attached."
         )
     if not requested:
-        return (machine.bundled, 1) if machine.bundled else (None, 0)
+        return (machine.bundled, machine.gpus) if machine.bundled else (None, 0)
     name, count = last_name(requested[0].get("acceleratorType", "")), int(requested[0].get("acceleratorCount", 0))
     if name not in {entry.name for entry in inventory.accelerators_in(zone)}:
         raise not_found(f"projects/{project}/zones/{zone}/acceleratorTypes/{name}")
-    if name == machine.bundled and count == 1:
+    if name == machine.bundled and count == machine.gpus:
         return name, count
     if name not in machine.attachable:
         raise ApiError(

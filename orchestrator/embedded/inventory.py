@@ -24,6 +24,8 @@ class InventoryMachineType:
     bundled: str | None
     attachable: tuple[str, ...]
     spot_only: bool
+    gpus: int = 1
+    """How many of the bundled GPU it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Inventory:
                 entry.get("bundled"),
                 tuple(entry.get("attachable", ())),
                 bool(entry.get("spot_only", False)),
+                int(entry.get("gpus", 1)),
             )
             for name, entry in document["machine_types"].items()
         }
@@ -90,6 +93,7 @@ class Inventory:
             for name, entry in document["accelerators"].items()
         }
         self.disk_types: tuple[str, ...] = tuple(document["disk_types"])
+        self.hyperdisk_only: tuple[str, ...] = tuple(document["hyperdisk_only"])
         self.images = tuple(
             InventoryImage(project, entry["family"], entry["name"], int(entry["disk_gb"]))
             for project, entries in document["images"].items()

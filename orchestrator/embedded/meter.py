@@ -76,10 +76,10 @@ class Tariff:
     ) -> Rate:
         """The hourly rate of one VM with `gpu_count` GPUs. Raises `UnknownSku` if there is no price."""
         provisioning = "spot" if spot else "standard"
-        if not self.sells(machine_type, region):
-            raise UnknownSku(f"{machine_type} in {region}")
         base, times = self._base(machine_type)
-        prices = self.document["machines"][base]["regions"][region][provisioning]
+        prices = self.document["machines"].get(base, {"regions": {}})["regions"].get(region, {}).get(provisioning)
+        if prices is None:
+            raise UnknownSku(f"{provisioning} {machine_type} in {region}")
         disks = self.document["disk_gib_month"].get(disk_type)
         if disks is None:
             raise UnknownSku(f"disk type {disk_type}")

@@ -94,7 +94,8 @@ class Resources:
             "architecture": "X86_64",
         }
         if machine.bundled:
-            document["accelerators"] = [{"guestAcceleratorType": machine.bundled, "guestAcceleratorCount": 1}]
+            bundled = {"guestAcceleratorType": machine.bundled, "guestAcceleratorCount": machine.gpus}
+            document["accelerators"] = [bundled]
         return document
 
     def machine_types(self, zone: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -100,34 +100,41 @@ class EmbeddedCatalogue:
         return sku_page("skus", self.skus.get(service, []), query)
 
     def _machines(self) -> Iterator[Document]:
-        machines = self.inventory.tariff.document["machines"]
-        for name, entry in machines.items():
+        """The SKUs of vCPUs, memory and GPUs. Machine types of one family share the first two, and the last may be sold
+        with the machine, which then costs nothing."""
+        families: dict[tuple[str, str, str], list[tuple[InventoryMachineType, str, tuple[str, ...]]]] = {}
+        for name, entry in self.inventory.tariff.document["machines"].items():
             machine = self.inventory.machine_types[name]
-            family = self.names["families"][name.partition("-")[0]]
             for provisioning in ("standard", "spot"):
                 if provisioning == "standard" and machine.spot_only:
                     continue
                 figures: dict[tuple[str, str, str], list[str]] = {}
                 for region, prices in entry["regions"].items():
-                    place = self.names["places"].get(region, region)
-                    price = prices[provisioning]
-                    figures.setdefault((place, price["machine"], price["gpu"]), []).append(region)
+                    if (price := prices.get(provisioning)) is not None:
+                        place = self.names["places"].get(region, region)
+                        figures.setdefault((place, price["machine"], price["gpu"]), []).append(region)
                 for (place, machine_usd, gpu_usd), regions in figures.items():
-                    yield from self._parts(machine, family, provisioning, place, machine_usd, tuple(regions))
                     if entry["gpu"]:
                         yield from self._gpu(entry["gpu"], provisioning, place, gpu_usd, tuple(regions))
+                    if Decimal(machine_usd):
+                        family = next(key for key in self.names["families"] if name.startswith(f"{key}-"))
+                        sold = machine, machine_usd, tuple(regions)
+                        families.setdefault((family, provisioning, place), []).append(sold)
+        for (key, provisioning, place), machines in families.items():
+            yield from self._parts(self.names["families"][key], provisioning, place, machines)
 
     def _parts(
         self,
-        machine: InventoryMachineType,
         family: Document,
         provisioning: str,
         place: str,
-        usd: str,
-        regions: tuple[str, ...],
+        machines: list[tuple[InventoryMachineType, str, tuple[str, ...]]],
     ) -> Iterator[Document]:
-        gib = machine.memory_mb // 1024
-        core, ram = split_price(to_nanos(usd), machine.vcpus, gib, Decimal(family["ratio"]))
+        """The SKUs of a family's vCPUs and memory: prices with which each of its machine types costs what it costs."""
+        core, ram = solve_prices(
+            [(one.vcpus, one.memory_mb // 1024, to_nanos(usd)) for one, usd, _ in machines], Decimal(family["ratio"])
+        )
+        regions = tuple(dict.fromkeys(region for _, _, sold in machines for region in sold))
         usage, prefix = kind_of(provisioning)
         for part, unit, group, price in (
             ("Core", "h", family["groups"][0], core),
@@ -231,6 +238,17 @@ def to_nanos(usd: str) -> int:
     if whole_nanos != amount:
         raise ValueError(f"{usd} dollars are no whole number of nanodollars")
     return whole_nanos
+
+
+def solve_prices(machines: Sequence[tuple[int, int, int]], ratio: Decimal) -> tuple[int, int]:
+    """(price of one core, price of one GiB) in nanodollars, from (cores, GiB, price) of one or two machine types."""
+    (cores, gib, total), *others = machines
+    more = next(((c, g, t) for c, g, t in others if c * gib != g * cores), None)
+    if more is None:
+        return split_price(total, cores, gib, ratio)
+    determinant = cores * more[1] - more[0] * gib
+    core = (total * more[1] - more[2] * gib) // determinant
+    return core, (total - cores * core) // gib
 
 
 def split_price(total: int, cores: int, gib: int, ratio: Decimal) -> tuple[int, int]:

@@ -200,7 +200,7 @@ def instance_request(order: RunOrder, offer: Offer, attempt: int, name: str, req
         max_run_s=plan.ttl_s,
         image=plan.image,
         disk_gb=machine.disk_gb,
-        disk_type=machine.disk_type,
+        disk_type=plan.config.disk_type,
         network=machine.network,
         external_ip=machine.external_ip,
         service_account=machine.service_account or None,

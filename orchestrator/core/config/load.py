@@ -21,6 +21,7 @@ from orchestrator.core.config.grids import Grid, case_ids, resolve_grid
 from orchestrator.core.config.model import Config, Workload, baseline_only, effective_grids, harness_settings
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import (
+    FRACTIONS,
     GPU_NAMES,
     Gpu,
     carrier_of,
@@ -327,10 +328,16 @@ def _impossible(config: Config) -> Iterator[tuple[yamltext.Path, str]]:
 
 def _impossible_machine(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path, str]]:
     machine, names = config.machine, tuple(machine.name for machine in gpu.machine_types)
-    if machine.type and machine.type not in names:
+    if machine.type in FRACTIONS:
+        why = "has a part of a GPU and needs NVIDIA's vGPU driver, which no image here has"
+        yield ("machine", "type"), f"{machine.type} {why}; machine types for {gpu.name}: {', '.join(names)}"
+    elif machine.type and machine.type not in names:
         other = carrier_of(machine.type)
         why = f"carries {other.title}" if other else f"is not known to carry {gpu.title}"
         yield ("machine", "type"), f"{machine.type} {why}; machine types for {gpu.name}: {', '.join(names)}"
+    hyperdisk = "hyperdisk-balanced"
+    if machine.disk_type and (machine.disk_type == hyperdisk) != (gpu.disk_type == hyperdisk):
+        yield ("machine", "disk_type"), f"{config.machine_type} boots from {gpu.disk_type} disks only; leave it out"
     if not machine.image_family and machine.disk_gb < gpu.min_disk_gb:
         yield (
             ("machine", "disk_gb"),

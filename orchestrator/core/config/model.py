@@ -57,7 +57,8 @@ class MachineSpec(_Section):
     type: MachineType | Literal[""] = ""
     """Empty: the GPU's default."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
-    disk_type: Literal["pd-balanced", "pd-standard", "pd-ssd"] = "pd-balanced"
+    disk_type: Literal["", "pd-balanced", "pd-standard", "pd-ssd", "hyperdisk-balanced"] = ""
+    """Empty: the GPU's default."""
     image_project: ProjectId | Literal[""] = ""
     image_family: ImageName | Literal[""] = ""
     prepared: bool = True
@@ -276,6 +277,10 @@ class Config(_Section):
         return self.machine.type or self.gpu_spec.default_machine
 
     @property
+    def disk_type(self) -> str:
+        return self.machine.disk_type or self.gpu_spec.disk_type
+
+    @property
     def image_source(self) -> tuple[ProjectId, ImageName]:
         """(project, family) of the boot image."""
         gpu = self.gpu_spec
@@ -301,6 +306,7 @@ def with_gpu(config: Config, gpu: Gpu) -> Config:
     machine = config.machine.model_copy(
         update={
             "type": "",
+            "disk_type": "",
             "image_project": "",
             "image_family": "",
             "disk_gb": max(config.machine.disk_gb, gpu.min_disk_gb),

@@ -96,7 +96,7 @@ def settings_of(gpu: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "accelerator": gpu_spec.accelerator if gpu_spec.attached else None,
         "disk_gb": int(machine["disk_gb"]),
-        "disk_type": str(machine["disk_type"]),
+        "disk_type": str(machine["disk_type"]) or gpu_spec.disk_type,
         "network": str(machine["network"]),
         "external_ip": bool(machine["external_ip"]),
         "service_account": machine.get("service_account") or None,

@@ -20,11 +20,12 @@ class MachineSize:
     name: str
     vcpus: int
     memory_gb: float
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU and the machine types with one such GPU. The entry `cpu` has machine types without a GPU."""
+    """One kind of GPU and the machine types that have it. The entry `cpu` has machine types without a GPU."""
 
     name: str
     title: str
@@ -33,7 +34,7 @@ class Gpu:
     attached: bool
     """True if the accelerator is attached to a general machine type (T4); False if the machine type includes it."""
     machine_types: tuple[MachineSize, ...]
-    """Machine types with one GPU each. The first is the default."""
+    """The first is the default: the one with the fewest GPUs."""
     compute_capability: str
     """Such as `8.9`; empty for `cpu`."""
     memory_gb: int
@@ -47,6 +48,8 @@ class Gpu:
     """The size of the default image in GB. A boot disk cannot be smaller."""
     image_project: str = "deeplearning-platform-release"
     image_family: str = "common-cu129-ubuntu-2404-nvidia-580"
+    disk_type: str = "pd-balanced"
+    """The default type of the boot disk. Machines with `hyperdisk-balanced` boot from no other type."""
 
     @property
     def default_machine(self) -> str:
@@ -58,6 +61,11 @@ class Gpu:
 
     def machine(self, name: str) -> MachineSize | None:
         return next((machine for machine in self.machine_types if machine.name == name), None)
+
+    def gpus_of(self, machine_type: str) -> int:
+        """How many GPUs a machine of this type has; 1 for a type that is not known, and 0 for `cpu`."""
+        machine = self.machine(machine_type)
+        return 0 if self.accelerator is None else machine.gpus if machine else 1
 
 
 def _zones(text: str) -> tuple[str, ...]:
@@ -137,11 +145,35 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         min_disk_gb=50,
     ),
     Gpu(
+        name="a100-80gb",
+        title="NVIDIA A100 80 GB",
+        accelerator="nvidia-a100-80gb",
+        attached=False,
+        machine_types=(
+            MachineSize("a2-ultragpu-1g", 12, 170),
+            MachineSize("a2-ultragpu-2g", 24, 340, 2),
+            MachineSize("a2-ultragpu-4g", 48, 680, 4),
+            MachineSize("a2-ultragpu-8g", 96, 1360, 8),
+        ),
+        compute_capability="8.0",
+        memory_gb=80,
+        zones=_zones("us-central1-a/c us-east4-c us-east5-a/b europe-west4-a asia-southeast1-c"),
+        quota_standard="NVIDIA_A100_80GB_GPUS",
+        quota_preemptible="PREEMPTIBLE_NVIDIA_A100_80GB_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+    ),
+    Gpu(
         name="h100",
         title="NVIDIA H100 80 GB",
         accelerator="nvidia-h100-80gb",
         attached=False,
-        machine_types=(MachineSize("a3-highgpu-1g", 26, 234),),
+        machine_types=(
+            MachineSize("a3-highgpu-1g", 26, 234),
+            MachineSize("a3-highgpu-2g", 52, 468, 2),
+            MachineSize("a3-highgpu-4g", 104, 936, 4),
+            MachineSize("a3-highgpu-8g", 208, 1872, 8),
+        ),
         compute_capability="9.0",
         memory_gb=80,
         zones=_zones("us-central1-a/b/c us-east4-a/b europe-west4-b"),
@@ -150,6 +182,59 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         quota_preemptible="PREEMPTIBLE_NVIDIA_H100_GPUS",
         dtypes=_TENSOR_DTYPES,
         min_disk_gb=50,
+    ),
+    Gpu(
+        name="h200",
+        title="NVIDIA H200 141 GB",
+        accelerator="nvidia-h200-141gb",
+        attached=False,
+        machine_types=(MachineSize("a3-ultragpu-8g", 224, 2952, 8),),
+        compute_capability="9.0",
+        memory_gb=141,
+        zones=_zones("us-central1-b us-east4-b us-west1-c us-south1-b europe-west1-b europe-west4-a asia-south1-b"),
+        quota_standard=None,
+        quota_preemptible="PREEMPTIBLE_NVIDIA_H200_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+        disk_type="hyperdisk-balanced",
+    ),
+    Gpu(
+        name="b200",
+        title="NVIDIA B200",
+        accelerator="nvidia-b200",
+        attached=False,
+        machine_types=(MachineSize("a4-highgpu-8g", 224, 3968, 8),),
+        compute_capability="10.0",
+        memory_gb=180,
+        zones=_zones(
+            "us-central1-b us-east1-b us-east4-b us-south1-b us-west2-c us-west3-b/c europe-north1-b europe-west4-b"
+            " asia-northeast1-b asia-southeast1-b"
+        ),
+        quota_standard=None,
+        quota_preemptible="PREEMPTIBLE_NVIDIA_B200_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+        disk_type="hyperdisk-balanced",
+    ),
+    Gpu(
+        name="g4",
+        title="NVIDIA RTX PRO 6000",
+        accelerator="nvidia-rtx-pro-6000",
+        attached=False,
+        machine_types=(
+            MachineSize("g4-standard-48", 48, 180),
+            MachineSize("g4-standard-96", 96, 360, 2),
+            MachineSize("g4-standard-192", 192, 720, 4),
+            MachineSize("g4-standard-384", 384, 1440, 8),
+        ),
+        compute_capability="12.0",
+        memory_gb=96,
+        zones=_zones("us-central1-b/f europe-west1-c"),
+        quota_standard="NVIDIA_RTX_PRO_6000_GPUS",
+        quota_preemptible="PREEMPTIBLE_NVIDIA_RTX_PRO_6000_GPUS",
+        dtypes=_TENSOR_DTYPES,
+        min_disk_gb=50,
+        disk_type="hyperdisk-balanced",
     ),
     Gpu(
         name="cpu",
@@ -189,7 +274,8 @@ def nearest_gpu(capability: str) -> Gpu:
         (gpu for gpu in CATALOG if gpu.accelerator is not None), key=lambda gpu: _number(gpu.compute_capability)
     )
     able = [gpu for gpu in cards if _number(gpu.compute_capability) <= _number(capability)]
-    return (able or cards[:1])[-1]
+    best = (able or cards[:1])[-1].compute_capability
+    return next(gpu for gpu in cards if gpu.compute_capability == best)
 
 
 def _number(capability: str) -> tuple[int, ...]:
@@ -208,20 +294,14 @@ def closest_word(word: str, choices: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-NOT_RENTED: Final = {"h200": ("a3-ultragpu-8g", "H200"), "b200": ("a4-highgpu-8g", "B200")}
-"""GPUs that Google offers and this catalog does not have: (machine type, title) by name."""
+FRACTIONS: Final = ("g4-standard-6", "g4-standard-12", "g4-standard-24")
+"""Machine types that Google sells with a part of a GPU. They need NVIDIA's vGPU driver, which the images do not have,
+and a part of a GPU has other times than the whole."""
 
 
 def unknown_gpu_message(name: str) -> str:
     """The error message for a GPU that the catalog does not have, with the GPUs that it has."""
-    not_rented = NOT_RENTED.get(name.strip().lower().removeprefix("nvidia-"))
-    if not_rented is None:
-        return f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
-    machine, title = not_rented
-    return (
-        f"{title} cannot be rented here: Google sells it only eight at a time ({machine}), and a run uses one. "
-        f"To measure on one of your own, use --host; GPUs to rent: {', '.join(GPU_NAMES)}"
-    )
+    return f"unknown GPU '{name}'; {suggest(name, GPU_NAMES)}"
 
 
 def suggest(word: str, choices: Iterable[str], listed: Iterable[str] = ()) -> str:

@@ -53,10 +53,10 @@ def counted_quotas(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tup
     vcpus = machine.vcpus if machine else 1
     needed: list[tuple[Quota, int]] = []
     if gpu.accelerator:
-        if everywhere := listed.get((ALL_REGIONS, "")):
-            needed.append((everywhere, 1))
         standard: str | None = gpu.quota_standard
-        preemptible, needs = gpu.quota_preemptible, 1
+        preemptible, needs = gpu.quota_preemptible, gpu.gpus_of(offer.machine_type)
+        if everywhere := listed.get((ALL_REGIONS, "")):
+            needed.append((everywhere, needs))
     else:
         series = offer.machine_type.partition("-")[0]
         standard, preemptible, needs = (

@@ -132,6 +132,10 @@ def _machine(name: str, gpu: Gpu) -> Costs:
     assert shape is not None, "its own machine type"
 
     def costs(search: _Search, region: str, way: str, wanted: bool) -> Decimal | None:
+        if name.startswith(skus.WHOLE):
+            assert gpu.accelerator is not None, "its price is that of its GPUs"
+            sold = search.figure(skus.of_gpu(gpu.accelerator, way), region, wanted=wanted)
+            return None if sold is None else Decimal(0)
         core = search.figure(skus.of_machine(name, "Core", way), region, wanted=wanted)
         ram = search.figure(skus.of_machine(name, "Ram", way), region, wanted=wanted)
         if core is None or ram is None:

@@ -81,6 +81,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "g2": "G2 Instance",
     "n1": "N1 Predefined Instance",
     "a2": "A2 Instance",
+    "a3-ultragpu": "A3Ultra Instance",
     "a3": "A3 Instance",
     "e2": "E2 Instance",
     "n2": "N2 Instance",
@@ -90,11 +91,18 @@ GPUS: Final[Mapping[str, str]] = {
     "nvidia-tesla-t4": "Nvidia Tesla T4 GPU",
     "nvidia-tesla-a100": "Nvidia Tesla A100 GPU",
     "nvidia-h100-80gb": "Nvidia H100 80GB GPU",
+    "nvidia-a100-80gb": "Nvidia Tesla A100 80GB GPU",
+    "nvidia-h200-141gb": "H200 141GB GPU",
+    "nvidia-b200": "A4 Nvidia B200 (1 gpu slice)",
+    "nvidia-rtx-pro-6000": "RTX 6000 96GB",
 }
+WHOLE: Final = ("a4-", "g4-")
+"""Series whose GPUs are sold with their share of the machine."""
 DISKS: Final[Mapping[str, str]] = {
     "pd-balanced": "Balanced PD Capacity",
     "pd-standard": "Storage PD Capacity",
     "pd-ssd": "SSD backed PD Capacity",
+    "hyperdisk-balanced": "Hyperdisk Balanced Capacity",
     "local-ssd": "SSD backed Local Storage",
 }
 ADDRESSES: Final[Mapping[str, str]] = {
@@ -106,7 +114,7 @@ USAGE: Final[Mapping[str, str]] = {"standard": "OnDemand", "spot": "Preemptible"
 
 def of_machine(machine_type: str, kind: str, way: str) -> PricedPart | None:
     """The part `Core` or `Ram` of a machine's series, for `standard` or `spot` use; None for an unknown series."""
-    family = FAMILIES.get(machine_type.partition("-")[0])
+    family = next((name for series, name in FAMILIES.items() if machine_type.startswith(f"{series}-")), None)
     if family is None:
         return None
     before = "Spot Preemptible " if way == "spot" else ""

@@ -29,7 +29,7 @@ def allowed_offers(
     config: Config, prices: PriceSheet, quotas: Mapping[str, Sequence[Quota]] | None
 ) -> tuple[tuple[Offer, ...], list[str]] | PlanRefused:
     """(offers that prices, limits and quotas allow, notices about the others), or why there is none."""
-    notices: list[str] = []
+    notices = _about_machine(config)
     offers, unpriced = _offers(config, prices)
     if unpriced and (config.zones or config.regions):
         notices.append(f"left out, no price known: {', '.join(unpriced)}")
@@ -54,6 +54,17 @@ def allowed_offers(
     return offers, notices
 
 
+def _about_machine(config: Config) -> list[str]:
+    """What one person cannot buy of this GPU, or must buy with it."""
+    gpu, notices = config.gpu_spec, []
+    if gpu.quota_standard is None and config.placement.on_demand_after is not None:
+        notices.append(f"Google sells {config.machine_type} on demand to no single person: only spot is requested")
+    if (gpus := gpu.gpus_of(config.machine_type)) > 1:
+        fewer = "" if gpu.gpus_of(gpu.default_machine) == 1 else ", and Google sells no smaller machine with it"
+        notices.append(f"{config.machine_type} has {gpus} GPUs: a run measures on one and pays for all{fewer}")
+    return notices
+
+
 def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
     """Every offer with a price, in no particular order. Advice is requested for these."""
     return _offers(config, prices)[0]
@@ -62,14 +73,14 @@ def priced_offers(config: Config, prices: PriceSheet) -> tuple[Offer, ...]:
 def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
     """(an offer for each allowed zone with a price, the zones without a price)."""
     gpu, machine = config.gpu_spec, config.machine
-    count = 1 if gpu.accelerator else 0
+    count = gpu.gpus_of(config.machine_type)
     spec = PricedMachine(config.machine_type, gpu.accelerator, count)
     offers: list[Offer] = []
     unpriced: list[str] = []
     for zone in config.allowed_zones():
         region = region_of(zone)
         for model in _models(config):
-            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, machine.disk_type)
+            hourly = prices.hourly(spec, region, model, machine.disk_gb, machine.external_ip, config.disk_type)
             if hourly is None:
                 unpriced += [zone] if model == machine.provisioning else []
                 continue

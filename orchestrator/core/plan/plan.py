@@ -20,7 +20,7 @@ from orchestrator.core.config.model import (
     harness_settings,
 )
 from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize, headroom
-from orchestrator.core.market.catalog import GPU_NAMES, NOT_RENTED
+from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import (
     START_S,
@@ -161,12 +161,10 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
     """Notices about prices whose source is not a published record."""
     notices = []
     gpu, machine = config.gpu_spec, config.machine
-    spec = PricedMachine(config.machine_type, gpu.accelerator, 1 if gpu.accelerator else 0)
+    spec = PricedMachine(config.machine_type, gpu.accelerator, gpu.gpus_of(config.machine_type))
     sources: set[str] = set()
     for region in {offer.region for offer in offers}:
-        quote = prices.quote(
-            spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, machine.disk_type
-        )
+        quote = prices.quote(spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, config.disk_type)
         if quote is not None and quote.source not in prices.trusted:
             sources.add(quote.source)
     notices += [f"some prices do not come from a published table: {prices.sources[name]}" for name in sorted(sources)]
@@ -220,7 +218,7 @@ class LaunchPlan:
         if not self.mode.simulated:
             return self.label
         words = re.findall(r"[a-z0-9]+", here.lower())
-        return next((word for word in words if word in (*GPU_NAMES, *NOT_RENTED)), "gpu" if here else "cpu")
+        return next((word for word in words if word in GPU_NAMES), "gpu" if here else "cpu")
 
     @property
     def usd_per_hour(self) -> Decimal:

@@ -43,9 +43,9 @@ def test_a_part_of_an_id_that_is_several_runs_says_what_to_do(bench: Bench) -> N
     assert "give a longer part of the id" in bench("status", "20", code=2).err
 
 
-@pytest.mark.parametrize("command", [["plan", "--gpu", "l4", "--set", "gpu=b200"], ["fleet", "plan", "--gpu", "b200"]])
+@pytest.mark.parametrize("command", [["plan", "--gpu", "l4", "--set", "gpu=b300"], ["fleet", "plan", "--gpu", "b300"]])
 def test_a_gpu_that_is_not_rented_is_told_as_that_wherever_it_is_named(bench: Bench, command: list[str]) -> None:
-    assert "B200 cannot be rented" in bench(*command, code=2).err
+    assert "did you mean 'b200'" in bench(*command, code=2).err
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("failed", 5), ("preempted", 8), ("stopped", 9), ("no_capacity", 4)])

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.market.catalog import GPU_NAMES
 from tests.integration.cli.conftest import Bench
 
 
 def test_every_gpu_has_prices_and_spot_is_never_dearer(bench: Bench) -> None:
     document = bench("prices", "--json").document
-    assert {row["gpu"] for row in document["prices"]} == {"l4", "t4", "a100", "h100", "cpu"}
+    assert {row["gpu"] for row in document["prices"]} == set(GPU_NAMES)
     for row in document["prices"]:
         spot, standard = row["spot_usd_per_hour"], row["standard_usd_per_hour"]
         assert spot is None or standard is None or Decimal(spot) <= Decimal(standard)

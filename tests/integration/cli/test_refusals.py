@@ -25,7 +25,7 @@ def nothing_was_asked_for(bench: Bench) -> bool:
     [
         (["launch"], "what should be measured?"),
         (["launch", "--gpu", "l5"], "did you mean 'l4'?"),
-        (["plan", "--gpu", "v100"], "valid: l4, t4, a100, h100, cpu"),
+        (["plan", "--gpu", "v100"], "valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"),
         (["launch", "nowhere.yaml"], "cannot read nowhere.yaml"),
         (["launch", "--gpu", "l4", "--set", "machine.type=n1-standard-4"], "machine.type"),
         (["launch", "--gpu", "t4", "--set", "measure.dtypes=[bfloat16]"], "t4 has no bfloat16 arithmetic"),

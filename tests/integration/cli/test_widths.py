@@ -63,14 +63,6 @@ def test_in_a_pipe_nothing_is_cut_or_wrapped_and_tables_are_cells_between_tabs(f
         assert [line.split("\t")[0] for line in table] == ["run", *(one for one in re.findall(r"2026\S+", out))]
 
 
-@pytest.mark.parametrize(("name", "machine"), [("h200", "a3-ultragpu-8g"), ("B200", "a4-highgpu-8g")])
-def test_a_gpu_that_is_not_rented_is_refused_with_the_reason(bench: Bench, name: str, machine: str) -> None:
-    said = bench("plan", "--gpu", name, code=2).err
-    assert machine in said
-    assert "--host" in said
-    assert "did you mean 'l4'" in bench("plan", "--gpu", "l5", code=2).err
-
-
 @pytest.mark.parametrize("width", [40, 60])
 def test_where_the_minutes_of_a_run_went_is_broken_between_words(
     bench: Bench, width: int, monkeypatch: pytest.MonkeyPatch

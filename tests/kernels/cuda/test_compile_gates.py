@@ -41,7 +41,7 @@ from kernels.attention.cuda.ways.hopper_kernels import (
 from kernels.attention.interface import BuildFailed
 from tests.kernels.cuda.lean import Lean, lean
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 @pytest.fixture(scope="module")

@@ -46,5 +46,5 @@ def test_a_machine_type_says_what_it_carries() -> None:
 def test_a_slip_of_the_pen_is_answered_with_the_closest_name() -> None:
     assert closest_word("A10", GPU_NAMES) == "a100"
     assert closest_word("quantum", GPU_NAMES) is None
-    assert suggest("h10", GPU_NAMES) == "did you mean 'h100'? valid: l4, t4, a100, h100, cpu"
-    assert suggest("quantum", GPU_NAMES) == "valid: l4, t4, a100, h100, cpu"
+    assert suggest("h10", GPU_NAMES) == "did you mean 'h100'? valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"
+    assert suggest("quantum", GPU_NAMES) == "valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"

@@ -174,8 +174,8 @@ def test_a_fingerprint_holds_no_serial_number() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "gpu"),
-    [("7.0", "t4"), ("7.5", "t4"), ("8.0", "a100"), ("8.6", "a100"), ("8.9", "l4"), ("9.0", "h100"), ("10.0", "h100"),
-     ("12.0", "h100"), ("[N/A]", "t4")],
+    [("7.0", "t4"), ("7.5", "t4"), ("8.0", "a100"), ("8.6", "a100"), ("8.9", "l4"), ("9.0", "h100"), ("10.0", "b200"),
+     ("12.0", "g4"), ("[N/A]", "t4")],
 )  # fmt: skip
 def test_a_host_is_asked_for_what_its_gpu_can_do(capability: str, gpu: str) -> None:
     assert gpu_for(probe(gpus=[{**CARD, "compute_capability": capability}])) == gpu

@@ -35,7 +35,7 @@ def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     assert accepted(asked(TWO), now=late).notices == (
         f"prices are from 2026-06-03, 393 days old, and spot prices change every month: {more}",
     )
-    (notice,) = accepted(asked("gpu: a100")).notices
+    (notice,) = accepted(asked("gpu: h100")).notices
     assert notice == f"some prices do not come from a published table: {SHEET.sources['recalled']}"
 
 

@@ -148,7 +148,7 @@ def test_a_machine_without_a_gpu_costs_no_gpu() -> None:
         (L4, "europe-west2", "spot", "pd-balanced"),
         (PricedMachine("g9-mega-1", "nvidia-l4", 1), "us-central1", "spot", "pd-balanced"),
         (PricedMachine("g2-standard-4", "nvidia-l5", 1), "us-central1", "spot", "pd-balanced"),
-        (L4, "us-central1", "spot", "hyperdisk-balanced"),
+        (L4, "us-central1", "spot", "hyperdisk-extreme"),
     ],
     ids=["region", "machine", "accelerator", "disk"],
 )
@@ -163,7 +163,7 @@ def test_every_price_is_the_one_that_the_embedded_cloud_charges() -> None:
     for name, machine in TARIFF["machines"].items():
         for region, kinds in machine["regions"].items():
             for provisioning, figures in kinds.items():
-                spec = PricedMachine(name, machine["gpu"], 1 if machine["gpu"] else 0)
+                spec = PricedMachine(name, machine["gpu"], 1 if machine["gpu"] else 0)  # as the tariff: for one GPU
                 quote = SHEET.quote(spec, region, provisioning, 60, external_ip=True)
                 assert quote is not None, (name, region)
                 assert quote.gpu == Decimal(figures["gpu"]), (name, region, provisioning)
