@@ -125,10 +125,18 @@ class Rivals:
             self.listed_at = time.monotonic()
         return sum(map(self.cpu_s, (pid, *self.started.get(pid, ()))))
 
+    def used_share(self, name: str) -> float:
+        """How many processors an implementation has used while others were timed."""
+        return self.used_s[name] / self.others_s[name] if self.others_s[name] else 0.0
+
     def fault_of(self, name: str) -> str:
-        """Why an implementation is not trusted because of what it did while others were timed; empty where it is."""
-        if self.used_s[name] > max(ACCUSED_S, SHARE * self.others_s[name]):
-            share = self.used_s[name] / self.others_s[name]
+        """Why an implementation is not trusted because of what it did while others were timed; empty where it is. What
+        all of them do is their library's: threads that wait for more work without sleeping."""
+        share, least = (
+            self.used_share(name),
+            min((self.used_share(one) for one in self.hands if one != name), default=0),
+        )
+        if self.used_s[name] > ACCUSED_S and share > SHARE + 2 * least:
             return f"untrusted: it used {share:.2g} of a processor while others were timed"
         others = Counter({rival: count for rival, count in self.samples.items() if rival != name})
         busy_others = sum(self.busy_after[rival] for rival in others)

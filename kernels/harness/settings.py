@@ -15,4 +15,5 @@ case."""
 def apply_worker_settings() -> None:
     """Sets what the workers of this process inherit, where the user has not set it."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # the same for the OpenMP of Intel and LLVM
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", COMPILE_THREADS)
