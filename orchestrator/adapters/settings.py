@@ -6,7 +6,9 @@ import grp
 import json
 import os
 import pwd
+import shlex
 import stat
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -30,6 +32,14 @@ CAPS: Final = ("per_run_usd", "per_day_usd", "per_month_usd", "total_usd")
 
 def default_home() -> Path:
     return user_data_path("spotbench")
+
+
+def another_home() -> str:
+    """The command that chooses a folder that can be written for BENCH_HOME, in this shell."""
+    for folder in (Path.home() / ".bench", Path(tempfile.gettempdir()) / f"bench-{os.geteuid()}"):
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent):
+            return f"export BENCH_HOME={shlex.quote(str(folder))}"
+    return "export BENCH_HOME=DIR, a folder that you may write"
 
 
 def others_may_write(found: os.stat_result) -> bool:
@@ -157,7 +167,7 @@ def _from_file(path: Path, environment: Settings) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as exc:
-        hint = "set BENCH_HOME to another folder" if isinstance(exc, NotADirectoryError) else MEND
+        hint = another_home() if isinstance(exc, NotADirectoryError) else MEND
         raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint=hint) from exc
     from orchestrator.core import yamltext
 

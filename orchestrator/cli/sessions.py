@@ -61,7 +61,9 @@ def watch(
     Rents or takes one machine, keeps it warm, and prints a line for each version: time, ratio to the fastest baseline,
     verdict, and what was wrong. Ctrl-C gives the machine back.
     """
-    if choice.config is None or not is_workload(choice.config) or not choice.config.exists():
+    if choice.config is not None and not choice.config.exists():
+        raise ConfigError(f"there is no file {choice.config}", hint="`bench new NAME` writes one")
+    if choice.config is None or not is_workload(choice.config):
         raise ConfigError(
             f"bench watch needs a file of your own, not {choice.config or 'nothing'}",
             hint="`bench new NAME` writes one",

@@ -177,7 +177,9 @@ def _before(folder: Path, bucket: str) -> State:
             ) from None
         return State()
     except OSError as exc:
-        raise LocalError(f"cannot read {folder / STATE}: {exc.strerror or exc}") from exc
+        raise LocalError(
+            f"cannot read {folder / STATE}: {exc.strerror or exc}", hint="choose a folder that can be read with --out"
+        ) from exc
     try:
         state = State.model_validate_json(data)
     except ValidationError:

@@ -7,6 +7,7 @@ anything is paid for.
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import itertools
 import math
@@ -81,6 +82,8 @@ def sketch_workload(source: str, file: str) -> Sketch:
 def _sketch(tree: ast.Module, file: str) -> Sketch:
     bound = dict(_bound(tree))
     names = _implementations(tree, file)
+    for line, words in _misspelt(tree):
+        raise ConfigError(f"{file}:{line}: {words}", hint=HINT)
     for needed in ("inputs", "reference"):
         if needed not in bound:
             near = closest_word(needed, bound)
@@ -99,6 +102,17 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
         needs=_needs(bound, file),
         entries=tuple(_entries(bound)),
     )
+
+
+def _misspelt(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Functions that nothing uses and whose names nearly say that they are implementations, with what to call them."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and "_" in node.name and not node.name.startswith(KINDS):
+            kind, _, called = node.name.partition("_")
+            near = difflib.get_close_matches(f"{kind}_", KINDS, n=1, cutoff=0.8)
+            if near and node.name not in used:
+                yield node.lineno, f"nothing uses {node.name}; did you mean {near[0]}{called}?"
 
 
 def _entries(bound: Mapping[str, tuple[int, ast.expr | None]]) -> Iterator[SketchEntry]:

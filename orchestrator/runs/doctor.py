@@ -139,6 +139,8 @@ class Surroundings:
     now: Callable[[], datetime]
     """This machine's time: the checks of this machine ask nobody else."""
     computer: Computer
+    another_home: Callable[[], str]
+    """The command that chooses another BENCH_HOME."""
     embedded: here.Embedded
     """The embedded cloud, before another check starts it."""
 
@@ -231,7 +233,7 @@ def here_tasks(around: Surroundings, config: Path | None) -> tuple[TaskRun, ...]
     return (
         TaskRun(checks.PYTHON, lambda: here.check_python(tuple(sys.version_info[:3]))),
         TaskRun(checks.LIBRARIES, lambda: here.check_libraries(needed, computer.installed_versions(needed))),
-        TaskRun(checks.HOME, lambda: here.check_home(str(home), *computer.writable(home))),
+        TaskRun(checks.HOME, lambda: here.check_home(str(home), *computer.writable(home), around.another_home())),
         TaskRun(checks.DOCUMENTS, lambda: _documents(around, config)),
         TaskRun(checks.PRICES, lambda: here.check_prices(around.prices().as_of, around.now().date())),
         TaskRun(checks.EMBEDDED, lambda: here.check_embedded(around.embedded)),

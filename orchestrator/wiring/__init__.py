@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.adapters.files import is_installed, run_attached, write_atomically
-from orchestrator.adapters.settings import Settings, load_settings
+from orchestrator.adapters.settings import Settings, another_home, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
 from orchestrator.core.mode import Mode
 from orchestrator.core.naming import plan_name, run_id
@@ -224,7 +224,7 @@ class Wiring:
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise LocalError(f"cannot make {home}: {exc.strerror}", hint="set BENCH_HOME to another folder") from exc
+            raise LocalError(f"cannot make {home}: {exc.strerror}", hint=another_home()) from exc
         try:
             return ensure_running(home, weather, partial(print, file=sys.stderr))
         except NoRoom as exc:
@@ -449,15 +449,10 @@ class Wiring:
         from orchestrator.runs import doctor
 
         return doctor.Surroundings(
-            mode=self.mode,
-            home=self.home,
-            configs=configs_folder(),
-            prices=self.price_book.current,
-            load=load_chosen_config,
-            now=utc_now,
-            computer=local_shell,
+            mode=self.mode, home=self.home, configs=configs_folder(), prices=self.price_book.current,
+            load=load_chosen_config, now=utc_now, computer=local_shell, another_home=another_home,
             embedded=here.Embedded(*cloud_standing(self.home / "cloud", local_shell.newest_source)),
-        )
+        )  # fmt: skip
 
     def checking_session(self) -> DoctorSession:
         from orchestrator.adapters import setup

@@ -52,10 +52,10 @@ def parse_release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts[0].split(".")) if parts else ()
 
 
-def check_home(path: str, trouble: str, free_bytes: int) -> CheckVerdict:
-    """Checks BENCH_HOME. `trouble` says why it cannot be written; empty if it can."""
+def check_home(path: str, trouble: str, free_bytes: int, another: str) -> CheckVerdict:
+    """Checks BENCH_HOME. `trouble` says why it cannot be written; empty if it can. `another` chooses one that can."""
     if trouble:
-        return fail_verdict(f"{path} cannot be written: {trouble}", "export BENCH_HOME=$HOME/.bench")
+        return fail_verdict(f"{path} cannot be written: {trouble}", another)
     if free_bytes < ROOM_BYTES:
         return warn_verdict(f"{path} has {free_bytes / 1e9:.1f} GB left", f"du -sh {path}/*")
     return pass_verdict(f"{path}, {free_bytes / 1e9:.0f} GB free")

@@ -45,4 +45,4 @@ def test_a_home_that_is_a_file_is_told_from_settings_that_are_broken(
     monkeypatch.setenv("BENCH_HOME", str(bench.home / "file"))
     said = bench("status", code=2, width=400).err
     assert "Not a directory" in said
-    assert "set BENCH_HOME to another folder" in said
+    assert "hint:  export BENCH_HOME=/" in said

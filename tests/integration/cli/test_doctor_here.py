@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict, DoctorCheck, pass_verdict
 from orchestrator.core.errors import LocalError
@@ -96,3 +99,24 @@ class SilentHost:
 
     def close(self) -> None:
         return None
+
+
+def test_the_remedy_for_a_home_that_is_read_only_works_when_it_is_pasted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/proc")  # nobody can write there, root neither
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("BENCH_HOME")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    refused = bench("plan", "--gpu", "cpu", code=11).err
+    remedies = {
+        one["remedy"] for one in bench("doctor", "--json", code=11).document["checks"] if one["level"] == "fail"
+    }
+    (remedy,) = remedies
+    assert remedy.startswith(f"export BENCH_HOME={tmp_path}/bench-")
+    assert f"hint:  {remedy}" in refused
+    name, _, value = remedy.removeprefix("export ").partition("=")
+    monkeypatch.setenv(name, value)
+    assert "practice" in bench("plan", "--gpu", "cpu").out
+    bench("cloud", "stop")

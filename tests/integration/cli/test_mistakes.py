@@ -58,6 +58,23 @@ MISTAKES = [
     ("costs add x --category ai", 2, "not an amount in dollars: x", "1.50"),
     ("docs juge", 10, "page not found: juge; did you mean judge?", "`bench docs`"),
     ("new torch", 2, "torch is the name of a module", "bench new my_torch"),
+    ("plan kernl.py", 2, "kernl.py:9: nothing uses kernl_mine; did you mean kernel_mine?", NEW),
+    ("plan takes_two.py", 2, "takes_two.py:9: kernel_mine takes 2 arguments; inputs returns 1", NEW),
+    ("plan number.py", 2, "number.py:2: axis n must be a list with at least one value, not 8", NEW),
+    ("plan same.py", 2, "same.py:11: two implementations are called mine: kernel_mine is at line 9", NEW),
+    ("plan good.py --set workload.axes.m=[1]", 2, "workload.axes.m: good has no such axis; valid: n", NEW),
+    ("plan good.py --set measure.regime=brust", 2, "'brust' is not a choice; did you mean 'burst'?", KEYS),
+    ("plan good.py --set measure.repeats=-1", 2, "measure.repeats: must be at least 1, not -1", KEYS),
+    ("plan tab.yaml", 2, "tab.yaml:2: not YAML: found character '\\t'", KEYS),
+    ("plan again.yaml", 2, "again.yaml:2: gpu: given twice, first on line 1", KEYS),
+    ("plan --gpu h200", 2, "H200 cannot be rented here: Google sells it only eight at a time", "--gpu"),
+    ("compare a", 2, "compare needs at least two runs", "`bench compare A B`"),
+    ("watch nosuch.py", 2, "there is no file nosuch.py", "`bench new NAME` writes one"),
+    ("tune good.py", 2, "good.py declares no parameters: tune = {", "`bench docs sessions` has an example"),
+    ("site --out good.py", 11, "cannot read good.py/site.json: Not a directory", "--out"),
+    ("baseline show nosuch", 10, "there is no baseline called nosuch", "`bench baseline list`"),
+    ("cloud weather nosuch.yaml", 2, "cannot read nosuch.yaml: No such file", "`bench docs embedded-cloud`"),
+    ("schema nosuch", 2, "schema not found: 'nosuch'", "`bench schema`"),
 ]
 FILES = {
     "bad.yaml": "gpu: l4\nmeasure:\n  repeat: 5\n",
@@ -67,6 +84,13 @@ FILES = {
     "twice.py": GOOD + "def reference(x):\n    return x\n",
     "axis.py": GOOD.replace("inputs(n", "inputs(m"),
     "empty.py": GOOD.replace("[8]", "[]"),
+    "good.py": GOOD,
+    "kernl.py": GOOD.replace("kernel_mine", "kernl_mine"),
+    "takes_two.py": GOOD.replace("kernel_mine(x)", "kernel_mine(x, y)"),
+    "number.py": GOOD.replace("[8]", "8"),
+    "same.py": GOOD + "def baseline_mine(x):\n    return x\n",
+    "tab.yaml": "measure:\n\trepeats: 5\n",
+    "again.yaml": "gpu: l4\ngpu: t4\n",
 }
 
 

@@ -20,9 +20,9 @@ def test_this_machines_python_and_libraries_are_new_enough_or_named() -> None:
 
 
 def test_the_folder_the_files_and_the_prices_are_judged() -> None:
-    assert here.check_home("/h", "read-only", 0).level is CheckLevel.FAIL
-    assert here.check_home("/h", "", 10).level is CheckLevel.WARN
-    assert here.check_home("/h", "", 1 << 40).level is CheckLevel.OK
+    assert here.check_home("/h", "read-only", 0, "export BENCH_HOME=/tmp/h").level is CheckLevel.FAIL
+    assert here.check_home("/h", "", 10, "export BENCH_HOME=/tmp/h").level is CheckLevel.WARN
+    assert here.check_home("/h", "", 1 << 40, "export BENCH_HOME=/tmp/h").level is CheckLevel.OK
     assert here.check_documents((), 5).level is CheckLevel.OK
     mine = here.check_documents((("my.yaml", "my.yaml:2: x\nmore"), ("l4", "y")), 5)
     assert (mine.why, mine.remedy) == ("my.yaml:2: x (and 1 more)", "bench plan my.yaml")

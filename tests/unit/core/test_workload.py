@@ -310,3 +310,12 @@ def test_a_folder_of_two_gigabytes_is_refused_by_a_plan_already(tmp_path: Path) 
         data.truncate(2 << 30)
     with pytest.raises(ConfigError, match=r"more than 20 MB and 500 files \(at data.csv\)"):
         own_workload(folder)
+
+
+@pytest.mark.parametrize("name", ["kernl_mine", "kernels_mine", "baselin_mine"])
+def test_a_function_is_no_misspelt_kernel_where_something_uses_it(name: str) -> None:
+    text = "axes = {'n': [8]}\ndef inputs(n): return n\ndef reference(x): return x\n"
+    helper, kernel = f"def {name}(x): return x\n", "def kernel_right(x): return {}(x)\n"
+    with pytest.raises(ConfigError, match=rf"own.py:4: nothing uses {name}; did you mean (kernel|baseline)_mine\?"):
+        sketch_workload(text + helper + kernel.format("abs"), "own.py")
+    assert sketch_workload(text + helper + kernel.format(name), "own.py").implementations == ("right",)
