@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final
 
 import google.auth
 import google.auth.exceptions
+
+# Off Google's machines the library would ask a metadata server that is not there three times, for up to 12 s.
+os.environ.setdefault("GCE_METADATA_TIMEOUT", "1")
+os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
+
 from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
 from google.auth.transport.requests import Request
@@ -20,7 +25,6 @@ from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.errors import CredentialsMissing, LocalError
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
-METADATA_TIMEOUT_S: Final = 1.0
 TOKEN_TIMEOUT_S: Final = 30.0
 
 # What the library logs while it looks is said better by the error; without a handler Python prints it raw.
@@ -55,20 +59,13 @@ class Bearer(Credentials):
 
 
 def default_credentials() -> Credentials:
-    """The application-default credentials, with the cloud-platform scope. Raises `CredentialsMissing`.
-
-    Off Google's machines the library asks a metadata server that is not there, three times with pauses, up to 12 s.
-    Here it is asked once.
-    """
-    probe: Any = MetadataProbe()
+    """The application-default credentials, with the cloud-platform scope. Raises `CredentialsMissing`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on quota projects, which matter to other APIs
-            found, _project = google.auth.default(scopes=SCOPES, request=probe)
+            found, _project = google.auth.default(scopes=SCOPES, request=Request(PlainSession()))
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as exc:
         raise CredentialsMissing(f"no usable Google credentials: {brief_message(exc)}", hint=REMEDY) from exc
-    if isinstance(found, compute_engine.Credentials) and not probe.answered:
-        raise CredentialsMissing("no Google credentials, and no metadata server answers here", hint=REMEDY)
     return found
 
 
@@ -108,31 +105,3 @@ def prove_identity(found: Credentials) -> Identity:
                 f"no token can be got with the credentials: {brief_message(exc)}", hint=REMEDY
             ) from exc
     return credential_identity(found)
-
-
-SILENCE: Final = SimpleNamespace(status=404, headers={}, data=b"")
-"""What a metadata server that is not there answers."""
-
-
-class MetadataProbe:
-    """A transport for `google.auth.default` that asks an absent metadata server once, briefly, and then gives up."""
-
-    def __init__(self) -> None:
-        self.answered = False
-        """Whether something spoke that calls itself Google's metadata server."""
-        self._silent = False
-        self._request = Request(PlainSession())
-
-    def __call__(self, url: str, *, timeout: float | None = None, **request: Any) -> Any:
-        if "metadata-flavor" not in {key.lower() for key in request.get("headers") or {}}:
-            return self._request(url, timeout=timeout or TOKEN_TIMEOUT_S, **request)
-        if self._silent:
-            return SILENCE
-        try:
-            answer = self._request(url, timeout=METADATA_TIMEOUT_S, **request)
-        except google.auth.exceptions.TransportError:
-            # An error would be retried with pauses; an answer that is not Google's is taken at its word.
-            self._silent = True
-            return SILENCE
-        self.answered |= "metadata-flavor" in {key.lower() for key in answer.headers}
-        return answer

@@ -79,19 +79,14 @@ class PlainSession(requests.Session):
         return {**settings, "verify": trusted or settings["verify"]}
 
 
-class Pieces:
-    """A body that is sent piece by piece, so that the socket's time limit is one for silence. Raises
-    `requests.Timeout` if it takes too long as a whole."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = memoryview(body)
-
-    def __iter__(self) -> Iterator[memoryview]:
-        end = time.monotonic() + transfer_limit_s(len(self._body))
-        for start in range(0, len(self._body), PIECE_BYTES):
-            if time.monotonic() > end:
-                raise requests.Timeout(f"{len(self._body)} bytes could not be sent in time")
-            yield self._body[start : start + PIECE_BYTES]
+def send_pieces(body: bytes) -> Iterator[memoryview]:
+    """A body, piece by piece, so that the socket's time limit is one for silence. Raises `requests.Timeout` if it takes
+    too long as a whole."""
+    end = time.monotonic() + transfer_limit_s(len(body))
+    for start in range(0, len(body), PIECE_BYTES):
+        if time.monotonic() > end:
+            raise requests.Timeout(f"{len(body)} bytes could not be sent in time")
+        yield memoryview(body)[start : start + PIECE_BYTES]
 
 
 class Session(PlainSession, AuthorizedSession):
@@ -150,7 +145,7 @@ class Session(PlainSession, AuthorizedSession):
 
     def send(self, request: Any, **options: Any) -> requests.Response:
         if isinstance(request.body, bytes) and len(request.body) > PIECE_BYTES:
-            request.body = Pieces(request.body)
+            request.body = send_pieces(request.body)
         request.headers["User-Agent"] = AGENT
         limit = options.get("timeout")
         if isinstance(limit, int | float):
