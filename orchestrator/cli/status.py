@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,17 +30,18 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import OpenHold
+from orchestrator.core.ledger.unlisted import OpenHold, is_due
 from orchestrator.core.naming import is_run_id, run_of
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.keeping import ColdStart, advise_keeping, cold_starts
 from orchestrator.core.run.status import StatusLine, decode_status, run_document, status_line
 from orchestrator.core.text import clean_sentence
-from orchestrator.runs.engine import Engine
-from orchestrator.runs.reap import MachineFinding, survey_machines
-from orchestrator.runs.reconcile import is_due, reconcile_holds
 from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring
+from orchestrator.wiring.drivers import engine_of, reconcile, survey
+
+if TYPE_CHECKING:
+    from orchestrator.runs.reap import MachineFinding
 
 
 def status(
@@ -74,7 +75,7 @@ def status(
 
 
 def _one(wiring: Wiring, text: str, *, json: bool) -> None:
-    engine = Engine(wiring.world(), find_run(wiring, text))
+    engine = engine_of(wiring, find_run(wiring, text))
     state = engine.look()
     try:
         state = engine.catch_up()
@@ -200,7 +201,7 @@ def _alive(wiring: Wiring) -> tuple[MachineFinding, ...]:
     instances = wiring.alive()
     if not instances:
         return ()
-    return survey_machines(wiring.world(), instances, price_of(wiring.price_book.usable()))
+    return survey(wiring, instances, price_of(wiring.price_book.usable()))
 
 
 def _entries(wiring: Wiring, limit: int) -> tuple[Sequence[IndexLine], bool]:
@@ -227,7 +228,7 @@ def _lines(wiring: Wiring, entries: Sequence[IndexLine]) -> tuple[list[StatusLin
         line = decode_status(entry.run_id, entry.status)
         if line is None or not line.over:
             try:
-                state = Engine(wiring.world(), entry.run_id).catch_up()
+                state = engine_of(wiring, entry.run_id).catch_up()
             except NotFound:
                 continue
             except CredentialsMissing:
@@ -253,7 +254,7 @@ def _ledger(wiring: Wiring) -> tuple[Ledger | None, BenchError | None]:
     try:
         ledger = wiring.ledger.read()
         if is_due(ledger):
-            reconcile_holds(wiring.world())
+            reconcile(wiring)
             ledger = wiring.ledger.read()
     except CredentialsMissing:
         raise

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.fleet import trust
 from orchestrator.cli.render import usd
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import OpenHold, stored_amounts, unlisted_holds, unlisted_runs
+from orchestrator.core.ledger.unlisted import OpenHold, is_due, stored_amounts, unlisted_holds, unlisted_runs
 from orchestrator.core.market.catalog import carrier_of
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import region_of
@@ -21,13 +21,11 @@ from orchestrator.core.market.pricing import PricedMachine, PriceSheet
 from orchestrator.core.run.keeping import KeepAdvice, advise_keeping, cold_starts
 from orchestrator.core.run.status import StatusLine, iso_time
 from orchestrator.core.text import clean_line
-from orchestrator.runs.reap import MachineFinding, PriceOf
-from orchestrator.runs.reconcile import is_due, known_of
-from orchestrator.store.fleets import FleetStore
-from orchestrator.wiring import Wiring
+from orchestrator.wiring import Wiring, drivers
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import MachineOptions, OpenHoldDocument
+    from orchestrator.runs.reap import MachineFinding, PriceOf
 
 # Shows what the ledger holds for something that is not an open run of the list, as lines and as JSON.
 
@@ -39,7 +37,7 @@ def holds_of(wiring: Wiring, ledger: Ledger, lines: Sequence[StatusLine]) -> tup
         return ()
     open_runs = frozenset(line.run_id for line in lines if not line.over)
     world = wiring.world()
-    known_holds = known_of(world, ledger, open_runs)
+    known_holds = drivers.known_holds(world, ledger, open_runs)
     fleets = {name for name in unlisted_runs(ledger, open_runs) - known_holds.lost if is_fleet_id(name)}
     foreign = frozenset(name for name in fleets if not _believed(wiring, name))
     return unlisted_holds(ledger, replace(known_holds, foreign=foreign), world.policy.insert_limit_s)
@@ -47,13 +45,14 @@ def holds_of(wiring: Wiring, ledger: Ledger, lines: Sequence[StatusLine]) -> tup
 
 def _believed(wiring: Wiring, fleet: str) -> bool:
     """Whether this client acts on a fleet; it can only show one that it did not launch, or whose documents are odd."""
-    store = FleetStore(wiring.bucket, wiring.clock, fleet)
+    trust = import_module("orchestrator.cli.fleet.trust")  # only where there is a fleet
+    store = trust.FleetStore(wiring.bucket, wiring.clock, fleet)
     try:
         store.record()
         store.children()
     except BenchError:
         return False
-    return trust.is_trusted(wiring, store)
+    return bool(trust.is_trusted(wiring, store))
 
 
 def hold_line(hold: OpenHold) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from orchestrator.core.errors import BenchError, BudgetExceeded, CredentialsMissing, StillThere, Unavailable
 from orchestrator.core.images import image_recorded_in
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import KnownHolds, stored_amounts, unlisted_runs
+from orchestrator.core.ledger.unlisted import KnownHolds, is_due, stored_amounts, unlisted_runs
 from orchestrator.core.text import count
 from orchestrator.runs.engine import World
 from orchestrator.runs.kinds import KINDS, How, ReconciledHold, kind_of
@@ -64,11 +64,6 @@ def after_settling_abandoned(world: World, attempt: Callable[[], T], say: Callab
 def concerns_every_hold(error: BenchError) -> bool:
     """Whether looking at the next hold would most likely fail too, after as long a wait."""
     return isinstance(error, CredentialsMissing | Unavailable) and not isinstance(error, StillThere)
-
-
-def is_due(ledger: Ledger) -> bool:
-    """Whether there is anything to look after."""
-    return any(True for kind in KINDS for _ in kind.open_keys(ledger))
 
 
 def known_of(world: World, ledger: Ledger, open_runs: frozenset[str]) -> KnownHolds:

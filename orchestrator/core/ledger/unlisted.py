@@ -66,6 +66,11 @@ def name_of_most(key: str) -> str:
     return key.removeprefix(cost_of("")).removesuffix(MOST)
 
 
+def is_due(ledger: Ledger) -> bool:
+    """Whether there is any hold to look after."""
+    return any(entry.settled_usd is None for entry in ledger.runs.values()) or bool(outstanding_images(ledger))
+
+
 def outstanding_images(ledger: Ledger) -> dict[str, datetime]:
     """The images for which an amount is set aside, and since when."""
     return {name: cost.at for name, cost in unmade_amounts(ledger).items()}

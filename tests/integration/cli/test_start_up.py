@@ -125,6 +125,27 @@ def test_what_is_asked_every_day_loads_few_modules_and_the_storage_client_alone(
         assert foreign <= most, arguments
 
 
+DRIVING = ("orchestrator.runs.engine", "orchestrator.runs.kinds", "orchestrator.store.fleets")
+"""What drives runs and fleets."""
+LOOKS: dict[tuple[str, ...], set[str]] = {
+    ("status",): STORAGE,
+    ("status", "--json"): STORAGE,
+    ("costs",): STORAGE,
+    ("budget",): STORAGE,
+    ("prices",): set(),
+    ("cloud", "status"): set(),
+    ("config", "keys"): set(),
+    ("stop", "--help"): set(),
+}
+
+
+@pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
+def test_a_look_that_finds_nothing_to_do_loads_no_client_but_its_own(bench: Bench, arguments: tuple[str, ...]) -> None:
+    bench("cloud", "start")
+    drivers = DRIVING if arguments[0] == "status" else ()
+    assert loaded_by(*arguments, heavy=(*HEAVY, *drivers)) <= LOOKS[arguments]
+
+
 def test_the_doctor_of_practice_loads_the_storage_client_alone(bench: Bench) -> None:
     bench("cloud", "start")
     assert loaded_by("doctor", "--json") <= STORAGE
