@@ -31,10 +31,13 @@ from orchestrator.core.fleet.slurm import (
     max_array,
     not_answering,
     parse_tasks,
+    partitions,
     sbatch,
     scancel,
     sinfo,
     squeue,
+    time_limits,
+    time_problem,
 )
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.names import FleetId, JobName
@@ -108,6 +111,10 @@ class Slurm:
         if not self._most:
             self._most = max(1, max_array(self._run(("scontrol", "show", "config"))))
         return self._most
+
+    def time_problem(self, child_s: int) -> str:
+        """Why no child that may take `child_s` seconds can start here; empty if one can. Raises as `most_children`."""
+        return time_problem(time_limits(self._run(partitions())), self.cluster.partition, child_s)
 
     def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
         there = {task.job for task in self._queue([job.name for job in jobs])}

@@ -45,11 +45,18 @@ def check_launchable(wiring: Wiring, sweep: Sweep) -> None:
         check_gate(wiring)
 
 
-def check_cluster(wiring: Wiring, sweep: Sweep) -> None:
-    """Raises what the adapters raise where a sweep's cluster does not answer: before anything is stored or held."""
-    if sweep.engine == "slurm":
-        wiring.name_hosts(logins_of(sweep))
-        _ = scheduler_of(sweep, wiring).most_children
+def check_cluster(wiring: Wiring, sweep: Sweep, child_s: int) -> None:
+    """Before anything is stored or held: raises what the adapters raise where a sweep's cluster does not answer, and
+    `ConfigError` where it would never start a child that may take `child_s` seconds."""
+    if sweep.engine != "slurm":
+        return
+    wiring.name_hosts(logins_of(sweep))
+    scheduler = scheduler_of(sweep, wiring)
+    assert isinstance(scheduler, Slurm), "the engine is slurm"
+    _ = scheduler.most_children
+    if problem := scheduler.time_problem(child_s):
+        hint = "set run.max_minutes lower, or slurm.partition to another one: `sinfo -o '%P %l'` lists their limits"
+        raise ConfigError(problem, hint=hint)
 
 
 def machine_seconds_of(scheduler: Scheduler) -> Callable[[Sequence[str]], Mapping[str, float]] | None:

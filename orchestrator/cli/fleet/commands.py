@@ -18,7 +18,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet import trust
-from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, find_fleet, plan_sweep
+from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, configurations, find_fleet, plan_sweep
 from orchestrator.cli.fleet.results import costs_document, fetch_fleet, report_fleet, sql
 from orchestrator.cli.fleet.trust import Accept
 from orchestrator.cli.fleet.view import (
@@ -35,12 +35,13 @@ from orchestrator.cli.fleet.view import (
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, is_stdout_closed
-from orchestrator.core.errors import BudgetExceeded, ConfigError, RunFailed
+from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.names import fleet_id
+from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.market.pricing import usd
-from orchestrator.core.text import count, os_error_text, read_text
+from orchestrator.core.text import clean_line, count, os_error_text, read_text
 from orchestrator.runs.fleet.follow import FleetSighting
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.local_scheduler import RunFleet
@@ -198,7 +199,21 @@ class SweepOptions:
 def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     """Show what a fleet would do and cost, at worst and as expected. Spends nothing."""
     wiring = options(ctx).wiring()
-    _show_plan(plan_sweep(wiring, sweep.asked()), json=json)
+    found = plan_sweep(wiring, sweep.asked())
+    try:
+        check_cluster(wiring, found.sweep, child_seconds(wiring, found))
+    except ConfigError as exc:
+        found = replace(found, notices=(*found.notices, f"a launch would be refused: {exc}; {exc.hint}"))
+    except BenchError:
+        pass  # a plan needs no cluster
+    _show_plan(found, json=json)
+
+
+def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
+    """The longest time in seconds that a child of a plan for a cluster may take; 0 for other engines."""
+    configured = configurations(wiring, found.sweep)
+    cells = dict.fromkeys(child.cell for child in found.children) if found.sweep.engine == "slurm" else ()
+    return max((60 * configured(cell).run.max_minutes for cell in cells), default=0)
 
 
 def _show_plan(found: FleetPlan, *, json: bool) -> None:
@@ -226,7 +241,7 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
             f"--detach is not possible with engine {asked.engine}: this command starts its children",
             hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
         )
-    check_cluster(wiring, asked)
+    check_cluster(wiring, asked, child_seconds(wiring, fleet_plan))
     desk = begin_fleet(wiring, fleet_plan)
     for line in (desk.record.fleet, *plan_lines(fleet_plan)):
         wiring.say(line)
@@ -400,7 +415,8 @@ def _followed(desk: Desk, look: Callable[[], FleetSighting], *, json: bool) -> N
     seen = look()
     try:
         while not seen.over and not is_stdout_closed():
-            line = counts_line(seen.state)
+            reasons = dict.fromkeys(job.reason for job in seen.jobs if job.pending and not job.running and job.reason)
+            line = counts_line(seen.state) + "".join(f"; {waiting_reason(clean_line(one, 80))}" for one in reasons)
             if line != last:
                 desk.wiring.say(line)
                 last = line

@@ -11,6 +11,7 @@ from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.text import clean_line, count, format_clock
 from orchestrator.runs.fleet.follow import FleetSighting, cap_of
@@ -82,7 +83,7 @@ def seen_lines(record: FleetRecord, seen: FleetSighting) -> list[str]:
             lines.append(f"`bench fleet resume {record.fleet}` continues anyway")
     for job in seen.jobs:
         if job.running or job.pending:
-            why = f"  ({clean_line(job.reason, 80)})" if job.reason else ""
+            why = f"  ({waiting_reason(clean_line(job.reason, 80))})" if job.reason else ""
             lines.append(f"{job.name}  {job.running} running, {job.pending} queued{why}")
     return lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -142,6 +142,69 @@ def max_array(text: str) -> int:
     """How many tasks an array may have, from the output of `scontrol show config`; the default if it does not say."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else DEFAULT_ARRAY
+
+
+def partitions() -> tuple[str, ...]:
+    return ("scontrol", "show", "partition", "--oneliner")
+
+
+def time_limits(text: str) -> Mapping[str, int | None]:
+    """The longest time of a job in seconds by partition, from the output of `partitions`; None for one without a limit.
+    The default partition is also there under an empty name."""
+    limits: dict[str, int | None] = {}
+    for line in text.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        if "PartitionName" in fields and "MaxTime" in fields:
+            names = [fields["PartitionName"], *([""] if fields.get("Default") == "YES" else [])]
+            limits |= dict.fromkeys(names, _seconds(fields["MaxTime"]))
+    return limits
+
+
+def _seconds(text: str) -> int | None:
+    """The seconds in a time of Slurm's (`5`, `12:00:00`, `2-00:00:00`, `1-6`); None if it is none, as `UNLIMITED`."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = (int(part) if part else 0 for part in match.groups())
+    if match[1]:
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    return (first * 60 + second) * 60 + third if match[4] else first * 60 + second
+
+
+def time_problem(limits: Mapping[str, int | None], partition: str, child_s: int) -> str:
+    """Why no child that may take `child_s` seconds can start in a partition, or in any of several that are named with
+    commas; empty if one can, or if their limits are not known."""
+    known = [limits[name] for name in partition.split(",") if name in limits]
+    longest = max((limit for limit in known if limit is not None), default=0)
+    asked_s = 60 * math.ceil((child_s + SLACK_S) / 60)
+    if not known or None in known or longest >= asked_s:
+        return ""
+    where = f"partition {partition}" if partition else "the default partition"
+    return (
+        f"{where} allows a job {longest // 60} min, and a child asks for {asked_s // 60} min, so Slurm would start none"
+    )
+
+
+WAITING: Final[Mapping[str, str]] = {
+    "PartitionTimeLimit": "the partition allows less time than a child asks for",
+    "PartitionNodeLimit": "the partition allows fewer nodes",
+    "PartitionConfig": "the partition's settings do not allow the job",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "QOSMaxWallDurationPerJobLimit": "the QOS allows less time than a child asks for",
+    "AssocGrpGRES": "the account has no GPU left",
+    "ReqNodeNotAvail": "a node that fits is down, drained or reserved",
+    "Resources": "no node that fits is free",
+    "Priority": "other jobs come first",
+    "BeginTime": "its time to begin has not come",
+}
+"""Slurm's reasons why a job does not start, in words."""
+
+
+def waiting_reason(reason: str) -> str:
+    """A reason of Slurm's with what it means."""
+    plain = reason.partition(",")[0].strip("() ")
+    return f"{reason}: {WAITING[plain]}" if plain in WAITING else reason
 
 
 def job_status(name: JobName, seen: Iterable[SlurmTask]) -> JobStatus:

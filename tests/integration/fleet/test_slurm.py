@@ -16,6 +16,7 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.names import job_name
+from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.runs.fleet.follow import FleetSighting, Follower
@@ -94,6 +95,27 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_again(stage: FleetStage, c
     assert len(set(ids.split("\n")) - {""}) == len(control.jobs)
     assert followed(other).state.counts == {"stored": 6}
     assert len(stage.claims()) == 6
+
+
+def test_a_partition_that_allows_less_time_is_known_and_why_a_job_waits_is_told(
+    stage: FleetStage, cluster: SlurmCluster
+) -> None:
+    follower = stage.launch()
+    assert isinstance(follower.scheduler, Slurm)
+    assert follower.scheduler.time_problem(10**6) == ""
+    cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=2")
+    try:
+        assert "the default partition allows a job 2 min" in follower.scheduler.time_problem(600)
+        seen = followed(follower, lambda seen: any(job.reason for job in seen.jobs))
+        told = {waiting_reason(job.reason) for job in seen.jobs if job.reason}
+        assert told
+        assert told <= {
+            "PartitionTimeLimit: the partition allows less time than a child asks for",
+            "PartitionConfig: the partition's settings do not allow the job",
+        }
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=UNLIMITED")
+    assert followed(stage.again()).state.counts == {"stored": 6}
 
 
 def test_a_stopped_fleet_keeps_its_results_and_resumes_without_measuring_again(
