@@ -11,8 +11,8 @@ from orchestrator.embedded.errors import ApiError, Document, invalid_field
 from orchestrator.embedded.inventory import Inventory
 
 Zones = Mapping[str, Mapping[str, float]]
-"""The advice by zone: `obtainability` and `preemption_rate` (0 to 1), and `uptime_s`. Answers leave out missing
-values."""
+"""The advice by zone: `obtainability` and `preemption_rate` (0 to 1), `uptime_s`, and `list_usd`. Answers leave out
+missing values."""
 
 
 def advise_capacity(body: Document, zones: Zones, inventory: Inventory) -> Document:
@@ -39,8 +39,8 @@ def advise_capacity(body: Document, zones: Zones, inventory: Inventory) -> Docum
 
 
 def capacity_history(body: Document, zones: Zones, inventory: Inventory, now: datetime) -> Document:
-    """The answer with thirty days of the zone's preemption rate. Raises `ApiError` (400) if the request is not
-    complete, or for N1 machines with an attached GPU, which have no history."""
+    """The answer with thirty days of the zone's preemption rate, and two list prices. Raises `ApiError` (400) if the
+    request is not complete, or for N1 machines with an attached GPU, which have no history."""
     properties = body.get("instanceProperties", {})
     machine = properties.get("machineType", "")
     if not machine or not body.get("types"):
@@ -62,7 +62,22 @@ def capacity_history(body: Document, zones: Zones, inventory: Inventory, now: da
             }
             for day in days
         ]
+    if "PRICE" in body["types"] and "list_usd" in zones.get(zone, {}):
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        spans = [(month - timedelta(days=61), month, 1.1), (month, now, 1.0)]
+        answer["priceHistory"] = [
+            {
+                "interval": {"startTime": utc_stamp(begin), "endTime": utc_stamp(end)},
+                "listPrice": _money(zones[zone]["list_usd"] * factor),
+            }
+            for begin, end, factor in spans
+        ]
     return answer
+
+
+def _money(usd: float) -> Document:
+    nanos = round(usd * 10**9)
+    return {"currencyCode": "USD", "units": str(nanos // 10**9), "nanos": nanos % 10**9}
 
 
 def _zone(url: str, inventory: Inventory) -> str:

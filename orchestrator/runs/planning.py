@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -26,6 +26,7 @@ from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE, ImageUrl, Region
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
+from orchestrator.core.run.decide import SPOT
 from orchestrator.core.run.status import decode_status
 from orchestrator.core.text import clean_line, count, os_error_text, read_text
 from orchestrator.runs.engine import World
@@ -216,7 +217,14 @@ def _for_one_gpu(world: World, config: Config, name: str, site: RentedFrom, unde
     made = plan_launch(config, name, around)
     if isinstance(made, PlanRefused):
         return made
-    return replace(made, base_image=base if ready else NO_IMAGE, notices=(*made.notices, *image_notices))
+    unadvised = site.mode is Mode.GCE and not around.advice and any(one.provisioning == SPOT for one in made.offers)
+    notices = (*made.notices, *image_notices, *([UNADVISED] if unadvised else []))
+    return replace(made, base_image=base if ready else NO_IMAGE, notices=notices)
+
+
+UNADVISED: Final = (
+    "Google gives no capacity advice here (compute.advice): zones are in the order of prices and of stock-outs seen"
+)
 
 
 def prepared_image(world: World, config: Config, base: ImageUrl) -> tuple[ImageUrl, tuple[str, ...]]:

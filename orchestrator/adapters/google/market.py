@@ -4,14 +4,17 @@ machines.
 `compute_v1` answers the same questions and takes seconds to import; neither a plan nor a listing must wait for it.
 
 Advice is optional and asked in few requests: `advice.capacity` says how obtainable a machine is and how long it lasts,
-`advice.capacityHistory` how many were taken back. Both are in preview: a project without them (403, 404, 501) is ranked
-by price and by its own history.
+`advice.capacityHistory` how many were taken back, and the list price. Both are in preview: a project without them (403,
+404, 501) is ranked by price and by its own history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from typing import Any, Final
 
 from google.auth.credentials import Credentials
@@ -111,7 +114,7 @@ class GoogleMarket:
         """None where Google gives none, for whatever reason: a plan goes on without it."""
         try:
             obtainable, uptime_s = self._capacity(offer)
-            return ZoneAdvice(offer.zone, obtainable, uptime_s, self._preemption_rate(offer))
+            return self._with_history(offer, ZoneAdvice(offer.zone, obtainable, uptime_s))
         except FOREIGN:
             return None
 
@@ -134,17 +137,24 @@ class GoogleMarket:
         uptime = scores.get("estimatedUptime")
         return float(scores.get("obtainability", 0)), float(uptime.removesuffix("s")) if uptime else None
 
-    def _preemption_rate(self, offer: Offer) -> float | None:
+    def _with_history(self, offer: Offer, advice: ZoneAdvice) -> ZoneAdvice:
+        """The advice with the preemption rate of the last days and the list price that holds now."""
         if offer.accelerator:  # there is no history of machines to which a GPU is attached
-            return None
+            return advice
         body = {
-            "types": ["PREEMPTION"],
+            "types": ["PREEMPTION", "PRICE"],
             "instanceProperties": {"machineType": offer.machine_type, "scheduling": {"provisioningModel": "SPOT"}},
             "locationPolicy": {"location": f"zones/{offer.zone}"},
         }
         history = self._once(f"{self._project}/regions/{offer.region}/advice/capacityHistory", body)
-        days = sorted(history.get("preemptionHistory", ()), key=lambda day: str(day["interval"]["startTime"]))[-DAYS:]
-        return sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
+        days = _by_time(history.get("preemptionHistory", ()))[-DAYS:]
+        rate = sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
+        advice = replace(advice, preemption_rate=rate)
+        if not (prices := _by_time(history.get("priceHistory", ()))):
+            return advice
+        money, began = prices[-1].get("listPrice", {}), str(prices[-1]["interval"]["startTime"])
+        usd = Decimal(int(money.get("units", 0))) + Decimal(int(money.get("nanos", 0))).scaleb(-9)
+        return replace(advice, list_usd=usd, list_since=date.fromisoformat(began[:10])) if usd else advice
 
     # --- the wire ---
 
@@ -157,3 +167,7 @@ class GoogleMarket:
         """The answer. Raises `errors.FOREIGN`."""
         method = "GET" if body is None else "POST"
         return self._session.ask(method, f"{self._base}/{path}", query, body, timeout_s=self._request_s)
+
+
+def _by_time(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(records, key=lambda record: str(record["interval"]["startTime"]))

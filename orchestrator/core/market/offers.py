@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -92,6 +92,10 @@ class ZoneAdvice:
     """How long a machine lasts."""
     preemption_rate: float | None = None
     """The share of machines that ended by preemption, 0 to 1."""
+    list_usd: Decimal | None = None
+    """The list price of a spot machine in dollars per hour."""
+    list_since: date | None = None
+    """Since when it is the list price."""
 
 
 def region_of(zone: str) -> str:
@@ -174,6 +178,10 @@ def _weighed(
         if advice.uptime_s is not None and advice.uptime_s > 0:
             taken_back = max(taken_back, 1 - math.exp(-work.work_s / advice.uptime_s))
             why.append(f"lasts {advice.uptime_s / 3600:.1f} h")
+        if advice.list_usd is not None:
+            why.append(
+                f"listed at ${advice.list_usd:.4f}/h" + (f" since {advice.list_since}" if advice.list_since else "")
+            )
     if dry_at is not None:
         age = (now - dry_at) / timedelta(seconds=1)
         obtainable *= after_stock_out(age)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core.market.offers import ZoneAdvice
+from orchestrator.core.mode import Mode
 from orchestrator.core.run.fold import Phase
+from orchestrator.runs.planning import UNADVISED, RentedFrom, plan_on_cloud
 from orchestrator.store.stockouts import StockOuts
-from tests.integration.stories.stage import Stage, staged, weather
+from tests.integration.stories.stage import SHEET, Stage, staged, weather
 
 SIX = ("us-central1-a", "us-central1-b", "us-central1-c", "us-east1-b", "us-east1-c", "us-east1-d")
 WIDE = f"zones=[{','.join(SIX)}]"
@@ -62,6 +65,15 @@ def test_what_a_plan_expects_is_explained_zone_by_zone(home: Path) -> None:
         assert made.offers[-1] == worst
         assert worst.why == "obtainable 0.10"
         assert {offer.why for offer in made.offers[:-1]} == {"obtainable 0.90, 10% preempted"}
+
+
+def test_a_list_price_is_shown_with_its_date_and_a_project_without_advice_is_told(home: Path) -> None:
+    with staged(home) as stage:
+        listed = ZoneAdvice(SIX[0], list_usd=Decimal("0.3612"), list_since=date(2026, 11, 1))
+        offers = stage.plan(WIDE, advice=[listed]).offers
+        assert next(offer.why for offer in offers if offer.zone == SIX[0]) == "listed at $0.3612/h since 2026-11-01"
+        made = plan_on_cloud(stage.world(), stage.plan().config, "story", RentedFrom(Mode.GCE, SHEET))
+        assert UNADVISED in made.notices
 
 
 @pytest.mark.parametrize("after", [0, 3])

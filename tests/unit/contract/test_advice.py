@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.support.simulated_clock import TimelineClock
 from tests.support.simulated_timeline import SimulatedTimeline
 
 ADVICE = {
-    "us-central1-a": {"obtainability": 0.8, "uptime_s": 7200.0, "preemption_rate": 0.125},
+    "us-central1-a": {"obtainability": 0.8, "uptime_s": 7200.0, "preemption_rate": 0.125, "list_usd": 0.3612},
     "us-east1-b": {"obtainability": 0.25},
 }
 
@@ -61,7 +62,7 @@ def plain_sky(home: Path) -> Iterator[Sky]:
 def test_what_is_known_of_a_zone_is_told_and_what_is_not_is_none(sky: Sky) -> None:
     told = sky.cloud.advice([offer("us-central1-a"), offer("us-east1-b"), offer("us-central1-b")])
     assert set(told) == {
-        ZoneAdvice("us-central1-a", 0.8, 7200.0, 0.125),
+        ZoneAdvice("us-central1-a", 0.8, 7200.0, 0.125, Decimal("0.3612"), date(2026, 11, 1)),
         ZoneAdvice("us-east1-b", 0.25, None, None),
         ZoneAdvice("us-central1-b", None, None, None),
     }
