@@ -53,7 +53,10 @@ def over_quota(
     for place, wanted in ((region, of_region), (None, project_wide(admitted))):
         in_use = quota_usage(vms, inventory, weather, place)
         for metric, amount in wanted.items():
-            limit = quota_limit(inventory, weather, metric, place) or 0
+            listed = quota_limit(inventory, weather, metric, place)
+            if listed is None and admitted.gpu and metric.endswith(inventory.accelerators[admitted.gpu].metric):
+                continue  # the lists of Compute Engine lack this GPU
+            limit = listed or 0
             if in_use.get(metric, 0) + amount > limit:
                 return quota_exceeded(metric, limit, place)
     return None

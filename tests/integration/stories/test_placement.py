@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.config.load import load
+from orchestrator.core.config.model import Budget
+from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.offers import ZoneAdvice
 from orchestrator.core.mode import Mode
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.planning import UNADVISED, RentedFrom, plan_on_cloud
 from orchestrator.store.stockouts import StockOuts
-from tests.integration.stories.stage import SHEET, Stage, staged, weather
+from tests.integration.stories.stage import GRIDS, SHEET, Stage, same_to_the_cent, staged, weather
 
+FREE = Budget(per_run_usd=None, per_day_usd=None, per_month_usd=None, total_usd=None)
 SIX = ("us-central1-a", "us-central1-b", "us-central1-c", "us-east1-b", "us-east1-c", "us-east1-d")
 WIDE = f"zones=[{','.join(SIX)}]"
 
@@ -74,6 +78,20 @@ def test_a_list_price_is_shown_with_its_date_and_a_project_without_advice_is_tol
         assert next(offer.why for offer in offers if offer.zone == SIX[0]) == "listed at $0.3612/h since 2026-11-01"
         made = plan_on_cloud(stage.world(), stage.plan().config, "story", RentedFrom(Mode.GCE, SHEET))
         assert UNADVISED in made.notices
+
+
+@pytest.mark.parametrize("gpu", ["h200", "g4"])
+def test_a_gpu_whose_quota_google_does_not_list_is_rented_and_billed_whole(home: Path, gpu: str) -> None:
+    with staged(home) as stage:
+        config = load(f"gpu: {gpu}", source="story", overrides=("run.attempts=1", "measure.repeats=2"), grids=GRIDS)
+        made = plan_on_cloud(
+            stage.world(Caps()), config.model_copy(update={"budget": FREE}), "story", RentedFrom(Mode.GCE, SHEET)
+        )
+        run = stage.begin(stage.world(Caps()), made).follow()
+        assert run.phase is Phase.SUCCEEDED
+        settled = stage.ledger().runs[run.run_id].settled_usd
+        assert settled is not None
+        assert same_to_the_cent(settled, stage.billed())
 
 
 @pytest.mark.parametrize("after", [0, 3])
