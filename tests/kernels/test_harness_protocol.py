@@ -243,9 +243,9 @@ def test_by_hand_nothing_is_waited_for_and_input_may_be_empty(tmp_path: Path, ke
         harness.hang_up()
         facts = []
         while (fact := harness.next()) is not ENDED:
-            facts.append(fact)
+            facts += [fact] if fact["fact"] != "case_observed" else []  # a machine that is slow says where it is
         assert harness.process.wait(600) == 0
-    assert [fact["fact"] for fact in facts if fact["fact"] != "case_observed"] == ["built", "gate", "checked", "gate"]
+    assert [fact["fact"] for fact in facts] == ["built", "gate", "checked", "gate"]
     assert facts[0]["cached"] is True
     assert [(fact["name"], fact["passed"]) for fact in named(facts, "gate")] == [
         ("kernel_loads", True),
