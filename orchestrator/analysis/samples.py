@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.analysis.regimes import Setting
+from orchestrator.core.case_file import is_latency
 from orchestrator.core.results import ResultsUnreadable, axes_of
 
 Vector = NDArray[np.float64]
@@ -219,7 +220,7 @@ class Reader:
             group.skipped = max(reason, group.skipped)
             return
         latency = parse_cell(cells[at.latency_us])
-        if not 0 < latency < math.inf:
+        if not is_latency(latency):
             self._fault("rows have no usable latency", source, line)
             return
         block = parse_cell(cells[at.block])

@@ -168,11 +168,12 @@ class SessionDesk:
             return self._added(VersionLine(version, REFUSED, reason=str(exc)))
         try:
             found = self.live.wait(number)
+            rows = {} if found is None else self.live.rows(found)
         except (ResultsUnreadable, DocumentUnreadable) as exc:
             return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
         if found is None:
             return self._added(VersionLine(version, LOST, reason=lost_reason(self.live.engine.look())))
-        return self._added(read_line(version, found, self.live.rows(found).items()))
+        return self._added(read_line(version, found, rows.items()))
 
     def open(self, config: Config, name: str) -> LiveSession:
         """Holds the money for a session, and gets its machine. Raises as a launch does."""

@@ -11,11 +11,17 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.errors import ConfigError
+from orchestrator.core.names import CaseId
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.text import clean_line
 
 MOST_BYTES: Final = 1 << 20
 """The most that the files of a candidate may have together."""
+MOST_CASES: Final = 1_000
+MOST_NAMES: Final = 200
+"""The most cases, kernels and baselines of a verdict."""
+ROWS_BYTES: Final = 64 << 20
+"""The most bytes that are read of all rows of a candidate."""
 UNSEEN_S: Final = 30.0
 """How long the first candidate of a session is assumed to take, in seconds."""
 END_S: Final = 90.0
@@ -60,7 +66,7 @@ class _FromMachine(BaseModel):
 class CandidateCase(_FromMachine):
     """One measured case of a candidate; `file` holds its rows."""
 
-    case_id: Name
+    case_id: CaseId
     file: Annotated[str, Field(pattern=r"^case-[0-9]{1,5}\.csv$")]
     skipped: dict[Name, Annotated[str, Field(max_length=1000)]] = {}
     stopped: dict[Name, Name] = {}
@@ -71,9 +77,9 @@ class CandidateVerdict(_FromMachine):
 
     number: int
     reason: Annotated[str, Field(max_length=1000)] = ""
-    kernels: tuple[Name, ...] = ()
-    baselines: tuple[Name, ...] = ()
-    cases: Annotated[tuple[CandidateCase, ...], Field(max_length=10_000)] = ()
+    kernels: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMES)] = ()
+    baselines: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMES)] = ()
+    cases: Annotated[tuple[CandidateCase, ...], Field(max_length=MOST_CASES)] = ()
     seconds: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     def fault(self, kernel: str) -> str:

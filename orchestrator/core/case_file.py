@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable
-from math import isfinite
 from typing import Final
 
 from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.core.text import clean_line
 
+SHORTEST_US: Final = 1e-6
 LONGEST_US: Final = 1e12
-"""The longest latency that is accepted, in microseconds: about eleven days."""
+"""The shortest and the longest latency that is accepted, in microseconds: a picosecond, and about eleven days. Of what
+lies between, no ratio or product leaves the range of a float."""
 LONGEST: Final = 500_000
 """The most characters of a line. Readers of tables have such limits too."""
 HEADER: Final = 4_000
@@ -67,7 +68,11 @@ def _row(
 
 def _latency(text: str) -> bool:
     try:
-        value = float(text)
+        return is_latency(float(text))
     except ValueError:
         return False
-    return isfinite(value) and 0 < value <= LONGEST_US
+
+
+def is_latency(value_us: float) -> bool:
+    """Whether a call can have taken so many microseconds; False for what is no number."""
+    return SHORTEST_US <= value_us <= LONGEST_US

@@ -13,6 +13,7 @@ from typing import Final
 
 from orchestrator.core.candidates import (
     CLOSING,
+    ROWS_BYTES,
     Candidate,
     CandidateVerdict,
     parse_verdict,
@@ -23,6 +24,7 @@ from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound, Unav
 from orchestrator.core.hosts import is_host
 from orchestrator.core.naming import candidate_object, candidates_prefix, verdict_object
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import clean_line
 from orchestrator.runs.engine import Engine, World, is_done
@@ -103,20 +105,30 @@ class LiveSession:
     def wait(self, number: int) -> CandidateVerdict | None:
         """The verdict on a candidate once there is one; None if the session ends without it. Meanwhile the session is
         driven on: a machine that is lost is replaced under the same hold."""
+        begun = self.world.clock.now().timestamp()
         while True:
             run = self._turn()
             found = self.verdict(number)
             if found is not None:
-                self.taken_s.append(found.seconds)
+                waited_s = self.world.clock.now().timestamp() - begun
+                self.taken_s.append(min(found.seconds, waited_s))  # the machine may say any number
                 return found
             if is_done(run):
                 return None
             self.world.clock.sleep(LOOK_S)
 
     def rows(self, found: CandidateVerdict) -> Mapping[str, bytes]:
-        """The files of rows of a candidate, by case id; those that are there."""
+        """The files of rows of a candidate, by case id. Raises `ResultsUnreadable` if one of them is missing, or has
+        more bytes than its share of `ROWS_BYTES`: a ratio over the other cases would not be the candidate's."""
         names = {verdict_object(self.id, found.number, case.file): case.case_id for case in found.cases}
-        return {names[name]: blob.data for name, blob in self.world.bucket.read_many(list(names)).items()}
+        share = ROWS_BYTES // max(len(names), 1)
+        blobs = self.world.bucket.read_many(list(names), largest=share)
+        missing = [names[name] for name in names if name not in blobs]
+        if missing:
+            raise ResultsUnreadable(
+                f"the rows of {missing[0]} of candidate {found.number} are missing, or more than {share} bytes"
+            )
+        return {names[name]: blob.data for name, blob in blobs.items()}
 
     def close(self) -> Run:
         """Ends the session, gives its machine back and settles its hold. Work that is under way is not waited for."""

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.candidates import Candidate, session_settings
+from orchestrator.core.candidates import ROWS_BYTES, Candidate, CandidateCase, session_settings
 from orchestrator.core.errors import BudgetExceeded, NotFound
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.names import CaseId
 from orchestrator.core.naming import candidate_object, candidates_prefix, verdict_object
+from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.reconcile import reconcile_holds
@@ -183,3 +185,25 @@ def test_a_session_that_is_closed_while_it_judges_gives_its_machine_back_at_once
         assert run.phase is Phase.STOPPED
         assert judged.verdicts == [1]
         assert_settled(stage, run)
+
+
+def test_a_verdict_whose_rows_are_missing_or_too_large_is_none_and_its_seconds_are_our_own(home: Path) -> None:
+    with staged(home, session_vm(Judged())) as stage:
+        live = begin(stage)
+        number = live.submit(version(1))
+        found = live.wait(number)
+        assert found is not None
+        listed = tuple(CandidateCase(case_id=CaseId(f"c{at}"), file=f"case-{at}.csv") for at in (1, 2))
+        assert dict(live.rows(found.model_copy(update={"cases": listed[:1]}))) == {"c1": b"rows"}
+        with pytest.raises(ResultsUnreadable, match="rows of c2 of candidate 1 are missing"):
+            live.rows(found.model_copy(update={"cases": listed}))
+        large = b"x" * (ROWS_BYTES // 2 + 1)
+        live.world.bucket.create(verdict_object(RUN, number, "case-2.csv"), large)
+        with pytest.raises(ResultsUnreadable, match="rows of c2 of candidate 1 are missing, or more than"):
+            live.rows(found.model_copy(update={"cases": listed}))
+        lie = {"schema": 1, "number": 2, "seconds": 1e6, "reason": "x"}
+        live.world.bucket.create(verdict_object(RUN, 2), json.dumps(lie).encode())
+        live.wait(live.submit(version(2)))
+        assert max(live.taken_s) < 60
+        live.submit(version(3))
+        assert_settled(stage, live.close())

@@ -133,3 +133,27 @@ def test_each_save_is_one_version_and_waiting_looks_after_the_session(tmp_path: 
 def test_the_best_version_is_marked_and_a_lost_one_is_not(tmp_path: Path) -> None:
     assert line_text(line(1, 0.8), best=True).endswith("faster  best  (3.0 s)")
     assert "best" not in line_text(VersionLine(3, LOST, reason="the session failed"), best=True)
+
+
+@pytest.mark.parametrize("far", ["1e300", "1e-300", "5e-324", "1e13", "1e-7"])
+def test_no_latency_that_nothing_can_have_taken_is_counted(far: str) -> None:
+    """Such rows came from a machine; of the others no ratio leaves the range of a float."""
+    text = rows("c1", random.Random(1)).decode().splitlines()
+    cells = text[3].split(",")
+    cells[8] = far
+    hostile = "\n".join([*text[:3], ",".join(cells), *text[4:], ""]).encode()
+    usual, other = (read_line(1, verdict(1), [("c1", data)]) for data in (rows("c1", random.Random(1)), hostile))
+    assert usual.ratio is not None
+    assert other.ratio is not None
+    assert other.ratio.mid == pytest.approx(usual.ratio.mid, rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [
+    {"kernels": ["mine"] * 100_000}, {"cases": [{"case_id": "c", "file": "case-1.csv"}] * 2_000},
+    {"cases": [{"case_id": "../x", "file": "case-1.csv"}]}, {"cases": [{"case_id": "c", "file": "../case-1.csv"}]},
+], ids=["kernels", "cases", "case id", "file"])  # fmt: skip
+def test_a_verdict_is_bounded_in_all_that_it_names(changes: dict[str, object]) -> None:
+    made = {"number": 1, "kernels": ["mine"], "cases": [{"case_id": "c", "file": "case-1.csv"}]}
+    assert parse_verdict(json.dumps(made).encode(), 1).kernels == ("mine",)
+    with pytest.raises(ResultsUnreadable, match="cannot be read"):
+        parse_verdict(json.dumps(made | changes).encode(), 1)
