@@ -134,9 +134,11 @@ class DocumentUnreadable(BenchError):
 
 def too_large(name: str, most: int) -> DocumentUnreadable:
     """The error for an object that is larger than any that bench stores in its place."""
+    is_ledger = name.endswith("/ledger/ledger.json")
+    again = "look at who wrote it; `bench budget rebuild` puts it aside and makes it again from the events of the runs"
     return DocumentUnreadable(
         f"{name} has more than {most} bytes, so it is not read: bench stores nothing so large there",
-        hint="look at who wrote it, and delete it",
+        hint=again if is_ledger else "look at who wrote it, and delete it",
     )
 
 

@@ -105,7 +105,7 @@ class RunId(CheckedName):
 class CaseId(CheckedName):
     """A case: the name of its file below `cases/`."""
 
-    FORM = r"[A-Za-z0-9][A-Za-z0-9._+=,-]{0,199}"
+    FORM = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}"
     KIND = "case"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orchestrator.core.names import CaseId
 from orchestrator.core.naming import parse_event_object, run_prefix
 from orchestrator.core.text import clean_line
 
@@ -21,7 +22,7 @@ RUN_BYTES: Final = 2 * 1024**3
 RUN_FILES: Final = 50_000
 """The most files of a run. A large run has a few hundred cases, and a dozen events for each."""
 
-_CASE = re.compile(r"cases/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\.csv")
+_CASE = re.compile(rf"cases/{CaseId.FORM}\.csv")
 _ARTIFACT = re.compile(r"artifacts(?:/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){1,4}")
 _MACHINES_OWN = re.compile(r"(?:vm|boot)(?:-[a-z0-9]+)+")
 

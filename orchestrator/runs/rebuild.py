@@ -86,7 +86,16 @@ def _has_money(name: str) -> str:
 
 
 def _put_aside(world: World) -> str:
-    blob = world.bucket.read(LEDGER)
+    try:
+        blob = world.bucket.read(LEDGER)
+    except DocumentUnreadable:  # it has more bytes than any ledger: it is moved without being read
+        entry = next((one for one in world.bucket.list(LEDGER, most=1) if one.name == LEDGER), None)
+        if entry is None:
+            raise
+        place = f"ledger/unreadable-{entry.generation}.json"
+        world.bucket.compose(place, [LEDGER])
+        world.bucket.replace(LEDGER, Ledger().dump(), generation=entry.generation)
+        return place
     if blob is None:
         return ""
     try:

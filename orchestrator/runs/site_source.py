@@ -9,6 +9,7 @@ from typing import Final
 
 from orchestrator.core.errors import BenchError, CredentialsMissing, Unavailable
 from orchestrator.core.material import Material
+from orchestrator.core.names import CaseId
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import StatusLine, decode_status, iso_time, status_body, status_line
@@ -82,11 +83,12 @@ def unreadable_line(run_id: str) -> StatusLine:
     return StatusLine(run_id, UNREADABLE, created_at=iso_time(began), updated_at=iso_time(began))
 
 
-def _case_ids(body: bytes) -> tuple[str, ...]:
-    """The cases that were stored, by the state of the run."""
+def _case_ids(body: bytes) -> tuple[CaseId, ...]:
+    """The cases that were stored, by the state of the run; what is no name of a case is left out."""
     try:
         case_list = json.loads(body)["cases"] if body else []
-        return tuple(dict.fromkeys(str(one["case_id"]) for one in case_list))
+        names = dict.fromkeys(str(one["case_id"]) for one in case_list)
+        return tuple(CaseId(name) for name in names if CaseId.fits(name))
     except (ValueError, LookupError, TypeError, RecursionError):
         return ()
 

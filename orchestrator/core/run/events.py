@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
-from orchestrator.core.names import NO_ID, NO_IMAGE, ImageUrl, MachineName, ResourceId, RunId, Zone
+from orchestrator.core.names import NO_ID, NO_IMAGE, CaseId, ImageUrl, MachineName, ResourceId, RunId, Zone
 from orchestrator.core.naming import EventName
 from orchestrator.core.text import clean_value, of_schema, parse_unversioned
 
@@ -324,7 +324,7 @@ class KernelBuilt(Fact):
 class CaseChecked(Fact):
     kind = "case_checked"
     implementation: str
-    case_id: str
+    case_id: CaseId
     passed: bool
     max_abs_error: Finite = None
     limit: Finite = None
@@ -346,7 +346,7 @@ class MeasurementPlanned(Fact):
 
 class CaseStarted(Fact):
     kind = "case_started"
-    case_id: str
+    case_id: CaseId
     index: Count
     of: Count
 
@@ -362,7 +362,7 @@ class CaseObserved(Fact):
 
 class CaseMeasured(Fact):
     kind = "case_measured"
-    case_id: str
+    case_id: CaseId
     index: Count
     of: Count
     rows: Count

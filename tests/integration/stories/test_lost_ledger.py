@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import BudgetExceeded
+from orchestrator.core.errors import BudgetExceeded, DocumentUnreadable
 from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, window_exposure
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.run.fold import Phase
+from orchestrator.ports import DOCUMENT_BYTES
 from orchestrator.runs.rebuild import rebuild_from_events
 from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
@@ -49,7 +50,23 @@ def test_a_machine_that_says_it_held_money_makes_no_ledger_missing(home: Path) -
         assert stage.begin(stage.world()).follow().phase is Phase.SUCCEEDED
 
 
-@pytest.mark.parametrize("how", ["gone", "{}", "not json", '{"schema": 1, "runs": {"x": 1}}'])
+TOO_LARGE = " " * (DOCUMENT_BYTES + 1)
+
+
+def test_a_ledger_that_is_larger_than_any_is_refused_unread_and_says_what_helps(home: Path) -> None:
+    with staged(home, good_vm()) as stage:
+        stage.launch()
+        lose(stage, TOO_LARGE)
+        with pytest.raises(DocumentUnreadable, match="so it is not read") as refusal:
+            stage.begin(stage.world(), stage.plan(), NEXT)
+        assert "bench budget rebuild" in refusal.value.hint
+        assert refusal.value.exit_code == 16
+
+
+HOW = ["gone", "{}", "not json", '{"schema": 1, "runs": {"x": 1}}', pytest.param(TOO_LARGE, id="too large")]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_it_is_rebuilt_from_the_events_and_binds_as_before(home: Path, how: str) -> None:
     with staged(home, good_vm()) as stage:
         stage.launch()
