@@ -197,6 +197,12 @@ def machine_of(writer: str) -> int:
     return int(attempt) if role in ("vm", "boot") and attempt.isdecimal() else 0
 
 
+SHORTEST_DIGEST: Final = 32
+"""How many hexadecimal digits of a SHA-256 a person must give to accept what others wrote. Whoever writes two documents
+with the same digits, one to be shown and one to be followed, needs about the square root of all values: with 12 digits
+that is seconds, with 32 it is out of reach."""
+
+
 def is_client(writer: str) -> bool:
     """Whether the writer is a client. No machine's account can store an event with such a name
     (`core.setup.plan.own_objects`)."""

@@ -17,7 +17,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.ledger.budget import window_exposure
 from orchestrator.core.mode import Mode
-from orchestrator.core.naming import hold_key, launch_command, payload_object, plan_object
+from orchestrator.core.naming import SHORTEST_DIGEST, hold_key, launch_command, payload_object, plan_object
 from orchestrator.core.plan.document import plan_from
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_differences, resumed_config, resumed_on_hosts, same_image
@@ -71,7 +71,6 @@ def replan_run(
 
 
 SCRIPT = "startup/startup.sh"
-SHORTEST_SHA = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,14 @@ class StoredPlan:
         """Whether all of the plan may be followed: if it is the user's own, or if `digest` names it. Asks by `confirm`
         if it chooses otherwise than today's configuration does; one that chooses alike needs no consent. Raises
         `ConfigError`."""
-        short = self.digest[:SHORTEST_SHA]
-        if digest and not (len(digest) >= SHORTEST_SHA and self.digest.startswith(digest)):
+        short = self.digest[:SHORTEST_DIGEST]
+        if digest and not (len(digest) >= SHORTEST_DIGEST and self.digest.startswith(digest)):
             raise ConfigError(
                 f"--accept {clean_line(digest, 80)} does not match: the plan of {self.run_id} is {short} in the bucket",
-                hint=f"without --accept, the command shows what the plan asks for; give at least {SHORTEST_SHA} digits",
+                hint=(
+                    "without --accept, the command shows what the plan asks for; give at least "
+                    f"{SHORTEST_DIGEST} digits"
+                ),
             )
         if self.is_own or digest:
             return True
@@ -225,12 +227,12 @@ def payload_of_run(world: World, run: Run, fresh: Callable[[], PayloadSource], a
     if run.payload is None or run.payload.sha256 == fresh_payload.sha256:
         return fresh_payload
     theirs = run.payload.sha256
-    if len(accept) < SHORTEST_SHA or not theirs.startswith(accept):
+    if len(accept) < SHORTEST_DIGEST or not theirs.startswith(accept):
         raise ConfigError(
             f"{run.run_id} runs payload {theirs[:12]}, but this installation has payload {fresh_payload.sha256[:12]}",
             hint=(
                 "use the version of bench that launched it; or, if you trust that payload: `bench launch --resume "
-                f"{run.run_id} --accept-payload {theirs[:12]}`"
+                f"{run.run_id} --accept-payload {theirs[:SHORTEST_DIGEST]}`"
             ),
         )
     name = payload_object(theirs)

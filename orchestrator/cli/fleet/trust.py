@@ -6,18 +6,18 @@ Every machine can write to the bucket, so a document there alone is not trusted.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.naming import SHORTEST_DIGEST
 from orchestrator.core.text import clean_line
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
 
-SHORTEST: Final = 12
 """The number of digits of a digest that identify a fleet's documents."""
 Accept = Annotated[
     str, typer.Option("--accept", metavar="SHA256", help="Accept this fleet, which was launched from another computer.")
@@ -38,11 +38,11 @@ def accept(wiring: Wiring, store: FleetStore, digest: str) -> None:
     """Raises `ConfigError` if this is not the digest of the fleet as it is in the bucket."""
     if not digest:
         return
-    if len(digest) < SHORTEST or not store.digest.startswith(digest):
+    if len(digest) < SHORTEST_DIGEST or not store.digest.startswith(digest):
         raise ConfigError(
-            f"--accept {clean_line(digest, 80)} does not match: {store.fleet} is {store.digest[:SHORTEST]} in the "
-            "bucket",
-            hint=f"`bench fleet status --look {store.fleet}` shows it; give at least {SHORTEST} digits",
+            f"--accept {clean_line(digest, 80)} does not match: {store.fleet} is {store.digest[:SHORTEST_DIGEST]} in "
+            "the bucket",
+            hint=f"`bench fleet status --look {store.fleet}` shows it; give at least {SHORTEST_DIGEST} digits",
         )
     remember(wiring, store)
 
@@ -53,7 +53,7 @@ def check(wiring: Wiring, store: FleetStore, sweep: Sweep, children: tuple[Child
         raise ConfigError(
             f"{store.fleet} was not launched from this computer; the bucket says it wants {asked_of(sweep, children)}",
             hint=(
-                f"to accept it: `bench fleet resume {store.fleet} --accept {store.digest[:SHORTEST]}`; to only "
+                f"to accept it: `bench fleet resume {store.fleet} --accept {store.digest[:SHORTEST_DIGEST]}`; to only "
                 f"look: `bench fleet status --look {store.fleet}`"
             ),
         )

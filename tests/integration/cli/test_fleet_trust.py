@@ -120,11 +120,11 @@ def test_a_digest_from_the_command_line_is_what_lets_a_fleet_of_others_be_driven
     planted(wiring, sweep())
     desk = Desk.of(wiring, FLEET)
     digest = desk.store.digest
-    assert "at least 12 digits" in bench("fleet", "stop", "--accept", digest[:8], code=2).err
-    assert digest[:12] in bench("fleet", "stop", "--accept", "0" * 64, code=2).err
+    assert "at least 32 digits" in bench("fleet", "stop", "--accept", digest[:31], code=2).err
+    assert digest[:32] in bench("fleet", "stop", "--accept", "0" * 64, code=2).err
     with pytest.raises(ConfigError):
         desk.believed()
-    bench("fleet", "stop", "--accept", digest[:12])
+    bench("fleet", "stop", "--accept", digest[:32])
     desk.believed()
 
 

@@ -208,7 +208,7 @@ def test_a_cut_short_run_is_resumed_by_another_process_without_measuring_twice(
     assert cut["cases_done"] == 1
     (payload,) = wire().bucket.list("payloads/")  # not this installation's own
     sha256 = payload.name.removeprefix("payloads/").partition(".")[0]
-    whole = bench("launch", "--resume", cut["run_id"], "--accept-payload", sha256[:12], "--json").document
+    whole = bench("launch", "--resume", cut["run_id"], "--accept-payload", sha256, "--json").document
     assert (whole["run_id"], whole["state"], whole["cases_done"]) == (cut["run_id"], "succeeded", 2)
     fetched = bench("fetch", cut["run_id"], "--into", "out", "--json").document
     assert fetched["complete"] is True

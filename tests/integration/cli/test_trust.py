@@ -171,11 +171,11 @@ def test_a_digest_lets_a_plan_of_others_be_followed_and_is_then_remembered(
     wiring = wire()
     digest = follow_plan_of_another(wiring, **{name: value})
     options = LaunchOptions("", None, ())
-    wrong = {"bench launch --resume {}": digest[:11], "bench profile {}": "0" * 64}
+    wrong = {"bench launch --resume {}": digest[:31], "bench profile {}": "0" * 64}
     for text, accept in wrong.items():
         with pytest.raises(ConfigError, match="does not match"):
             consented_plan(wiring, RUN, RUN, options, accept, text)
-    made = consented_plan(wiring, RUN, RUN, options, digest[:12], "")()
+    made = consented_plan(wiring, RUN, RUN, options, digest[:32], "")()
     assert getattr(made.config, name).model_dump().items() >= value.items()
     assert consented_plan(wiring, RUN, RUN, options, "", "")().config == made.config, "asked once"
     own = wiring.stored_plan(RUN, options).today.machine

@@ -175,13 +175,13 @@ def test_a_payload_that_is_gone_or_not_what_its_name_says_is_never_run(home: Pat
         bucket, name = stage.world().bucket, payload_object(PAYLOAD.sha256)
         bucket.replace(name, b"something else", generation=None)
         upgraded = replace(PAYLOAD, sha256="cd" * 32)
-        for accept in ("", PAYLOAD.sha256[:11], upgraded.sha256):
+        for accept in ("", PAYLOAD.sha256[:31], upgraded.sha256):
             with pytest.raises(
                 ConfigError, match=f"runs payload {PAYLOAD.sha256[:12]}, but this installation has payload cdcdcd"
             ):
                 resumed(stage, payload=upgraded, accept=accept)
         with pytest.raises(ConfigError, match="not have the checksum that its name gives"):
-            resumed(stage, payload=upgraded, accept=PAYLOAD.sha256[:12])
+            resumed(stage, payload=upgraded, accept=PAYLOAD.sha256[:32])
         stage.delete_objects(name)
         with pytest.raises(NotFound, match="payload"):
             resumed(stage, payload=upgraded, accept=PAYLOAD.sha256)
