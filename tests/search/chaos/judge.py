@@ -167,6 +167,8 @@ class Judge:
         """How many machines each launch may request, and holds for."""
         self.damaged = False
         """Whether the ledger was damaged: what it says then may be less than what it said before."""
+        self.asked: dict[str, int] = {}
+        """For how many seconds a client last asked for each machine, by name."""
         self.looked = 0
         self.launchings: list[Launching] = []
         self.entries: dict[str, list[Entry]] = {}
@@ -243,6 +245,8 @@ class Judge:
         held_for = max((entry.ttl_s for entry in entries), default=0)
         short = not held_for or lives_s is None or lives_s <= held_for
         hold(BEYOND, short, f"{vm.name} may live for {lives_s} s, held for {held_for}")
+        asked = self.asked.get(vm.name)
+        hold(UNBOUNDED, asked in (None, lives_s), f"{vm.name} lives for {lives_s} s, a client asked for {asked}")
         late = vm.deadline_at is not None and now > vm.deadline_at + LATENESS
         hold(LEAKED, not late, f"{vm.name} at {now}, deadline {vm.deadline_at}")
         released = bool(entries) and all(entry.settled is not None for entry in entries)

@@ -196,6 +196,7 @@ class Play:
                 asked: InstanceRequest = arguments[0]
                 kind = asked.machine_type, asked.provisioning
                 self.judge.of_a_request(asked.name, asked.zone, kind, asked.request_id)
+                self.judge.asked[asked.name] = asked.max_run_s
             try:
                 self.moment(actor, f"before {call}", arguments)
             except Killed:
