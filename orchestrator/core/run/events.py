@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -355,7 +355,7 @@ class CaseObserved(Fact):
     """Where the machine is in a case that takes long: a function and its line, or an implementation."""
 
     kind = "case_observed"
-    case_id: str = ""
+    case_id: CaseId | Literal[""] = ""
     place: str
     seconds: Seconds = 0
 

@@ -58,7 +58,7 @@ NAMED: dict[str, tuple[str, ...]] = {
     "instance_created": ("vm", "zone", "instance_id"), "zone_exhausted": ("zone",), "instance_rejected": ("zone",),
     "vm_booted": ("vm", "zone", "instance_id"), "image_replaced": ("image", "instead"), "seal_requested": ("image",),
     "run_planned": ("image",), "lent": ("to",), "case_checked": ("case_id",), "case_started": ("case_id",),
-    "case_measured": ("case_id",),
+    "case_measured": ("case_id",), "case_observed": ("case_id",),
 }  # fmt: skip
 GOOD: dict[str, Any] = {
     "vm": VM, "zone": "us-central1-a", "owner": RUN, "attempt": 1, "instance_id": "12", "image": "projects/p/global/images/i",
@@ -66,7 +66,7 @@ GOOD: dict[str, Any] = {
     "usd_per_hour": "1", "max_run_s": 60, "request_id": "r", "started_at": "2026-11-21T04:05:06Z", "how": "deleted",
     "deadline_at": "2026-11-21T05:05:06Z", "ended_at": "2026-11-21T05:05:06Z", "gpu": "l4", "config": "l4", "user": "ada",
     "mode": "gce", "ceiling_usd": "1", "ttl_s": 60, "attempts": 1, "cases": 1, "measurements_per_implementation": 1,
-    "case_id": "rows64-float32", "implementation": "mine[/x]", "passed": True, "index": 1, "of": 2, "rows": 1, "seconds": 1,
+    "case_id": "rows64-float32", "implementation": "mine[/x]", "passed": True, "index": 1, "of": 2, "rows": 1, "seconds": 1, "place": "x",
 }  # fmt: skip
 
 
