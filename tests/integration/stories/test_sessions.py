@@ -187,7 +187,7 @@ def test_a_session_that_is_closed_while_it_judges_gives_its_machine_back_at_once
         assert_settled(stage, run)
 
 
-def test_a_verdict_whose_rows_are_missing_or_too_large_is_none_and_its_seconds_are_our_own(home: Path) -> None:
+def test_a_verdict_without_its_rows_is_none_and_its_seconds_are_our_own(home: Path) -> None:
     with staged(home, session_vm(Judged())) as stage:
         live = begin(stage)
         number = live.submit(version(1))
