@@ -133,6 +133,7 @@ BEFORE_A_NAME = re.compile(
 )
 """What stands in a URL, or in a resource's name, right before a name."""
 PROGRAMS = {
+    "adapters/files.py start_bench": "this interpreter and this tool; the command line of the user's own launch",
     "adapters/files.py run_attached": "cli/ssh.py is its only caller",
     "cli/ssh.py ssh": "core.attach: MachineName, Zone and ProjectId, or a host that this user has named",
     "adapters/hosts/local_shell.py LocalShell._ran": "the user's shell, with a line that hosts/shell.py quotes",
