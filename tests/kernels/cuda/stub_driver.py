@@ -111,9 +111,17 @@ class Stub:
         return Launch.from_buffer_copy(ctypes.string_at(self.library.stub_launch(number), ctypes.sizeof(Launch)))
 
 
+PRESENT: list[Stub] = []
+"""The stub that is in libcuda's place now, if any."""
+
+
 @contextmanager
 def stub_libcuda(folder: Path) -> Iterator[Stub]:
-    """Put the stub in libcuda's place for this process, and take it away again."""
+    """Put the stub in libcuda's place for this process, and take it away again. Within another, that one is used: there
+    is one libcuda in a process."""
+    if PRESENT:
+        yield PRESENT[-1]
+        return
     command = [
         "gcc",
         "-std=gnu11",
@@ -136,8 +144,10 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
         getattr(library, name).restype = ctypes.c_long
     try:
         assert cuda_driver().library.stub_launches() == 0
-        yield Stub(library)
+        PRESENT.append(Stub(library))
+        yield PRESENT[-1]
     finally:
+        PRESENT.clear()
         cuda_driver.cache_clear()
         while str(path) in Path("/proc/self/maps").read_text():  # every driver that was made of it holds it once
             _ctypes.dlclose(library._handle)
