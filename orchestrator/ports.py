@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+    from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, SchedulerTraits
+    from orchestrator.core.fleet.state import FleetState
     from orchestrator.core.hosts import HostRecord, HostTarget
     from orchestrator.core.images import CloudImage
     from orchestrator.core.market.machines import (
@@ -252,13 +253,37 @@ class Bucket(Protocol):
 # --- Fleets ---------------------------------------------------------------------------------------------------------
 
 
+class FleetProgress(Protocol):
+    """How far a fleet is."""
+
+    @property
+    def state(self) -> FleetState: ...
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether it is paused or stopped, so that nothing more is started."""
+
+
+class FleetDriver(Protocol):
+    """Records what the children of a fleet did, and decides what is started."""
+
+    def step(self, *, start: bool = True) -> FleetProgress:
+        """Records and judges what the scheduler knows, and submits what is missing if `start`."""
+
+    def pause(self, why: str) -> object:
+        """Starts no more children until a person resumes the fleet."""
+
+
 class Scheduler(Protocol):
     """Starts the children of fleets on machines, somewhere: the engine of a fleet. It hands out no work of its own
     accord, knows no dollars, and is asked by our names alone, never by an id that it gave out."""
 
     @property
     def name(self) -> str:
-        """`slurm`, `batch`."""
+        """The name of the engine."""
+
+    @property
+    def traits(self) -> SchedulerTraits: ...
 
     @property
     def most_children(self) -> int:
@@ -279,6 +304,10 @@ class Scheduler(Protocol):
     def cancel(self, names: Sequence[JobName]) -> None:
         """Ends jobs and their machines. Idempotent: what is gone is cancelled. Returns when the scheduler has taken it
         on; `counts` says when it is done."""
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:
+        """Waits for about so long; where children are runs of this process, until they are over, while `driver` judges
+        each. Returns whether more can happen: false once this process has left the fleet or has nothing to do."""
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------

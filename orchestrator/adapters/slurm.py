@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from orchestrator.adapters.hosts.host_operations import ANSWER
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobStatus, SchedulerTraits
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.slurm import (
     SlurmTask,
@@ -43,7 +43,7 @@ from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.names import FleetId, JobName
 from orchestrator.core.spool import Spooled, sort_spool
 from orchestrator.core.text import clean_line, log_text
-from orchestrator.ports import Bucket, Clock, HostShell
+from orchestrator.ports import Bucket, Clock, FleetDriver, HostShell
 from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS
 
@@ -99,6 +99,7 @@ class Slurm:
     bucket: Bucket
     clock: Clock
     name: str = "slurm"
+    traits: SchedulerTraits = ELSEWHERE
     odd: list[str] = field(default_factory=list)
     """What children offered that is not theirs to store."""
     _copies: Copies = field(default_factory=Copies)
@@ -154,6 +155,10 @@ class Slurm:
                 if tasks := self._queue([job.name]):
                     return tasks[0].id
         return self._run(sbatch(job, self.cluster, folder, self.clock.now()), again=False).strip()
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:  # noqa: ARG002 - its children need no client
+        self.clock.sleep(seconds)
+        return True
 
     def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
         seen = self._queue(names)

@@ -1,9 +1,13 @@
-"""Which scheduler stands behind a fleet's engine. Each is loaded when a fleet of its kind is looked at."""
+"""What stands behind the name of a fleet's engine: its scheduler, its machines and their prices. No other module
+compares these names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
+from typing import Final
 
 from orchestrator.adapters.batch.scheduler import GoogleBatch, Service, task_script
 from orchestrator.adapters.slurm import Slurm
@@ -11,27 +15,115 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.batch import check_object
 from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict, gate_refusal, parse_gate
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.children import Child, SweepCell
+from orchestrator.core.fleet.state import MACHINES
+from orchestrator.core.fleet.sweep import EngineName, Sweep
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.mode import Mode
 from orchestrator.core.names import ImageName, ProjectId
 from orchestrator.core.naming import TOOL, TOOL_LABEL
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.ports import Scheduler
-from orchestrator.wiring import Wiring
+from orchestrator.runs.engine import World
+from orchestrator.runs.fleet.local_scheduler import Leaving, LocalScheduler
+from orchestrator.runs.fleet.planning import CellPrice, hourly_price, price_of
+from orchestrator.runs.launch import LaunchContext, PayloadSource
+from orchestrator.runs.reconcile import after_settling_abandoned
+from orchestrator.store.fleets import FleetRecord, FleetStore
+from orchestrator.wiring import Wiring, launch_context, payload_of
 
 
-def scheduler_of(sweep: Sweep, wiring: Wiring) -> Scheduler:
-    """Raises `ConfigError` for an engine that has no scheduler here."""
+@dataclass(frozen=True, slots=True)
+class FleetEngine:
+    """The kind of machines of an engine, and who starts children there."""
+
+    is_rented: bool
+    """Whether its machines are rented, within quotas. Others are the user's own."""
+    is_detachable: bool
+    """Whether children start without a client, so that the fleet holds its worst case as a whole. Others are runs that
+    a client drives, and each holds its own."""
+
+
+ENGINES: Final[Mapping[EngineName, FleetEngine]] = {
+    "cloud": FleetEngine(is_rented=True, is_detachable=False),
+    "hosts": FleetEngine(is_rented=False, is_detachable=False),
+    "slurm": FleetEngine(is_rented=False, is_detachable=True),
+    "batch": FleetEngine(is_rented=True, is_detachable=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetParts:
+    """One fleet, for its scheduler."""
+
+    store: FleetStore
+    record: FleetRecord
+    children: tuple[Child, ...]
+    configured: Callable[[SweepCell], Config]
+    leaving: Leaving = field(default_factory=Leaving)
+
+
+def scheduler_of(wiring: Wiring, fleet: FleetParts) -> Scheduler:
+    """The scheduler of a fleet."""
+    sweep = fleet.record.sweep
     if sweep.engine == "slurm":
-        login = parse_target(sweep.slurm.login or "local", wiring.machine)
-        return Slurm(wiring.shell(login), sweep.slurm, wiring.bucket, wiring.clock)
+        return slurm_of(wiring, sweep)
     if sweep.engine == "batch":
         return batch_of(wiring, partial(check_gate, wiring))
-    raise ConfigError(
-        f"engine {sweep.engine} cannot be used in this project yet",
-        hint="--engine cloud rents a machine for each child",
-    )
+    rented = ENGINES[sweep.engine].is_rented
+    return LocalScheduler(
+        fleet.store, fleet.record, fleet.children, fleet.configured,
+        sites=lambda: OwnSite(Wiring(wiring.settings, say=wiring.say)),
+        targets=("",) * sweep.parallel if rented else sweep.hosts,
+        machines=MACHINES if rented else len(set(sweep.hosts)),
+        world=wiring.world, say=wiring.say, leaving=fleet.leaving,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSite:
+    """A worker's own connections and its own name in the logs."""
+
+    wiring: Wiring
+
+    def plan(self, config: Config, name: str) -> LaunchPlan:
+        world, say = self.wiring.world(config), self.wiring.say
+        return after_settling_abandoned(world, lambda: self.wiring.plan(config, name), say)
+
+    def world(self, config: Config) -> World:
+        return self.wiring.world(config)
+
+    def payload(self, config: Config) -> PayloadSource:
+        return payload_of(config)
+
+    def where(self, plan: LaunchPlan) -> LaunchContext:
+        return launch_context(self.wiring, plan)
+
+
+def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
+    """What a fleet's machines are."""
+    return wiring.mode if ENGINES[sweep.engine].is_rented else Mode.HOST
+
+
+def prices_of(wiring: Wiring, sweep: Sweep) -> Callable[[Config], CellPrice]:
+    """What a machine of a configuration costs. Raises `NoCapacity` where no price is known."""
+    prices, engine = wiring.price_book.current(), ENGINES[sweep.engine]
+    margin = prices.margin(wiring.clock.now()) if mode_of(wiring, sweep) is Mode.GCE else Decimal(0)
+
+    def price(config: Config) -> CellPrice:
+        if not engine.is_rented:
+            return CellPrice(config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour)
+        if engine.is_detachable:
+            return CellPrice(hourly_price(config, prices), margin=margin)
+        return price_of(config, prices, margin)
+
+    return price
+
+
+def slurm_of(wiring: Wiring, sweep: Sweep) -> Slurm:
+    login = parse_target(sweep.slurm.login or "local", wiring.machine)
+    return Slurm(wiring.shell(login), sweep.slurm, wiring.bucket, wiring.clock)
 
 
 def logins_of(sweep: Sweep) -> tuple[str, ...]:
@@ -45,16 +137,15 @@ def check_launchable(wiring: Wiring, sweep: Sweep) -> None:
         check_gate(wiring)
 
 
-def check_cluster(wiring: Wiring, sweep: Sweep, child_s: int) -> None:
+def check_cluster(wiring: Wiring, sweep: Sweep, child_s: Callable[[], int]) -> None:
     """Before anything is stored or held: raises what the adapters raise where a sweep's cluster does not answer, and
-    `ConfigError` where it would never start a child that may take `child_s` seconds."""
+    `ConfigError` where it would never start a child that may take `child_s()` seconds."""
     if sweep.engine != "slurm":
         return
     wiring.name_hosts(logins_of(sweep))
-    scheduler = scheduler_of(sweep, wiring)
-    assert isinstance(scheduler, Slurm), "the engine is slurm"
+    scheduler = slurm_of(wiring, sweep)
     _ = scheduler.most_children
-    if problem := scheduler.time_problem(child_s):
+    if problem := scheduler.time_problem(child_s()):
         hint = "set run.max_minutes lower, or slurm.partition to another one: `sinfo -o '%P %l'` lists their limits"
         raise ConfigError(problem, hint=hint)
 

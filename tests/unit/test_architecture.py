@@ -178,6 +178,31 @@ def test_paid_work_takes_and_gives_back_money_in_one_module_alone() -> None:
     assert users == {"orchestrator.runs.holds"}
 
 
+ENGINE_NAMES = {"cloud", "slurm", "batch", "hosts"}
+
+
+def test_only_wiring_compares_the_name_of_an_engine() -> None:
+    found = []
+    for path in modules():
+        if part_of(path) in ("wiring", "embedded"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                asks = any(isinstance(part, ast.Attribute) and part.attr == "engine" for part in ast.walk(node))
+                if asks and texts & ENGINE_NAMES:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
+def test_one_class_alone_drives_fleets() -> None:
+    """Any other that judges what children did would have rules of its own."""
+    callers = [
+        path.relative_to(ROOT).as_posix() for path in modules() if "judge_retry(" in path.read_text(encoding="utf-8")
+    ]
+    assert sorted(callers) == ["orchestrator/core/fleet/state.py", "orchestrator/runs/fleet/follow.py"]
+
+
 def test_the_public_package_stands_on_the_api_and_not_on_the_command_line() -> None:
     for path in (ROOT / "spotbench").rglob("*.py"):
         reached = {name.split(".")[1] for name in imports(path) if name.startswith("orchestrator.")}

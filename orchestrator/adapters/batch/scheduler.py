@@ -22,12 +22,12 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch import ChildCost
 from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus
+from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobState, JobStatus
 from orchestrator.core.fleet.money import Life, machine_seconds
 from orchestrator.core.fleet.names import job_name
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.names import FleetId, ImageName, ImageUrl, JobName, ProjectId, Region
-from orchestrator.ports import Bucket, Clock
+from orchestrator.ports import Bucket, Clock, FleetDriver
 from orchestrator.store.batch_jobs import BatchRecord, KnownJob, Records
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ class GoogleBatch:
     """Jobs of one project. `gate` raises where a fleet may not be launched; `image` gives the dated image of a project
     and family; `known` remembers what was asked for."""
 
+    name: Final = "batch"
+    traits: Final = ELSEWHERE
+
     def __init__(
         self,
         service: Service,
@@ -124,10 +127,6 @@ class GoogleBatch:
         self.records = Records(bucket, clock)
         self._words: dict[str, QueueWords] = {}
         self._jobs: dict[str, tuple[datetime, batch_v1.Job | None]] = {}
-
-    @property
-    def name(self) -> str:
-        return "batch"
 
     @property
     def most_children(self) -> int:
@@ -169,6 +168,10 @@ class GoogleBatch:
             elif record.stage == "placed":
                 self._create(record)  # the answer to an earlier submit may have been lost
         return notices
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:  # noqa: ARG002 - its children need no client
+        self.clock.sleep(seconds)
+        return True
 
     def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
         return [self._status(name, self.records.read(fleet_of(name), name)) for name in names]

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.api.finding import LOCAL, remember_fleets
-from orchestrator.cli import interrupts
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet import trust
@@ -34,7 +34,7 @@ from orchestrator.cli.fleet.view import (
 )
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.terminal import Unheard, answer, emit_json, hanging, is_stdout_closed
+from orchestrator.cli.terminal import answer, emit_json, hanging, is_stdout_closed
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.names import fleet_id
@@ -42,15 +42,14 @@ from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.market.pricing import usd
 from orchestrator.core.text import clean_line, count, os_error_text, read_text
-from orchestrator.runs.fleet.follow import FleetSighting
+from orchestrator.runs.fleet.follow import FleetSighting, Follower
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.fleet.local_scheduler import RunFleet
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.store.fleets import FleetRecord, list_fleets
 from orchestrator.wiring import Wiring
+from orchestrator.wiring.schedulers import ENGINES, check_cluster
 from orchestrator.wiring.schedulers import check_batch as checked
-from orchestrator.wiring.schedulers import check_cluster
 
 # `bench fleet check-batch`: tests with a small job whether Google Cloud Batch keeps a fleet within its cap.
 
@@ -201,7 +200,7 @@ def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     wiring = options(ctx).wiring()
     found = plan_sweep(wiring, sweep.asked())
     try:
-        check_cluster(wiring, found.sweep, child_seconds(wiring, found))
+        check_cluster(wiring, found.sweep, partial(child_seconds, wiring, found))
     except ConfigError as exc:
         found = replace(found, notices=(*found.notices, f"a launch would be refused: {exc}; {exc.hint}"))
     except BenchError:
@@ -210,9 +209,9 @@ def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
 
 
 def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
-    """The longest time in seconds that a child of a plan for a cluster may take; 0 for other engines."""
+    """The longest time in seconds that a child of a plan for a cluster may take."""
     configured = configurations(wiring, found.sweep)
-    cells = dict.fromkeys(child.cell for child in found.children) if found.sweep.engine == "slurm" else ()
+    cells = dict.fromkeys(child.cell for child in found.children)
     return max((60 * configured(cell).run.max_minutes for cell in cells), default=0)
 
 
@@ -236,12 +235,8 @@ def launch(ctx: typer.Context, sweep: SweepOptions, detach: Detach = False, json
     asked = sweep.asked()
     wiring.say = _voice(json=json)
     fleet_plan = plan_sweep(wiring, asked)
-    if detach and not asked.is_scheduled:
-        raise ConfigError(
-            f"--detach is not possible with engine {asked.engine}: this command starts its children",
-            hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
-        )
-    check_cluster(wiring, asked, child_seconds(wiring, fleet_plan))
+    _check_detach(asked, detach=detach)
+    check_cluster(wiring, asked, partial(child_seconds, wiring, fleet_plan))
     desk = begin_fleet(wiring, fleet_plan)
     for line in (desk.record.fleet, *plan_lines(fleet_plan)):
         wiring.say(line)
@@ -260,7 +255,7 @@ def status(
 ) -> None:
     """Show a fleet's progress. Also downloads new results and starts what is missing."""
     desk = _desk(ctx, fleet, json=json, accept=accept)
-    seen = desk.runs().look() if look else desk.driver().step()
+    seen = desk.look() if look else desk.driver().step(start=desk.engine.is_detachable)
     _show(desk, seen, json=json)
 
 
@@ -268,7 +263,7 @@ def status(
 def watch(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> None:
     """Follow a fleet until it ends. Ctrl-C only stops watching."""
     desk = _desk(ctx, fleet, json=json)
-    _followed(desk, desk.driver().step, json=json)
+    _follow(desk, desk.driver(), json=json, start=desk.engine.is_detachable)
 
 
 @app.command("ls")
@@ -304,6 +299,7 @@ def resume(
 ) -> None:
     """Measure what is missing, after a pause, a stop or a lost client."""
     desk = _desk(ctx, fleet, json=json, accept=accept).believed()
+    _check_detach(desk.sweep, detach=detach)
     if cap:
         desk = desk.under(_dollars(cap))
     desk.driver().resume(wall=timedelta(minutes=wall_minutes) if wall_minutes else None)
@@ -319,7 +315,7 @@ def retry(
 ) -> None:
     """Retry children that failed or were lost; with --failed, given-up ones too."""
     desk = _desk(ctx, fleet, json=json).believed()
-    seen = desk.runs().look()
+    seen = desk.look()
     again = [line for line in seen.state.lines.values() if line.state == "given_up" and failed]
     fresh = [replace(line, state="waiting", attempt=line.attempt + 1, reason="", failed_on=()) for line in again]
     desk.store.write_over(fresh)
@@ -393,39 +389,47 @@ def _voice(*, json: bool) -> Callable[[str], None]:
     return lambda text: typer.echo(hanging(text, err=json), err=json)
 
 
+def _check_detach(sweep: Sweep, *, detach: bool) -> None:
+    if detach and not ENGINES[sweep.engine].is_detachable:
+        raise ConfigError(
+            f"--detach is not possible with engine {sweep.engine}: this command starts its children",
+            hint="Ctrl-C loses nothing: `bench fleet resume FLEET` continues",
+        )
+
+
 def _drive(desk: Desk, *, json: bool, detach: bool = False) -> None:
     """Follows the fleet until it ends or until Ctrl-C, then prints its state and exits with the code of its outcome."""
     driver = desk.believed().driver()
-    if isinstance(driver, RunFleet):
-        driver.stopping, driver.offer = Unheard(), interrupts.listen
-        try:
-            seen = driver.follow()
-        except BudgetExceeded:
-            _show(desk, driver.look(), json=json)
-            raise
-        _end(desk, seen, json=json)
-    elif detach:
+    if detach:
         _show(desk, driver.step(), json=json)
-    else:
-        _followed(desk, driver.step, json=json)
-
-
-def _followed(desk: Desk, look: Callable[[], FleetSighting], *, json: bool) -> None:
-    last = ""
-    seen = look()
+        return
     try:
-        while not seen.over and not is_stdout_closed():
-            reasons = dict.fromkeys(job.reason for job in seen.jobs if job.pending and not job.running and job.reason)
-            line = counts_line(seen.state) + "".join(f"; {waiting_reason(clean_line(one, 80))}" for one in reasons)
-            if line != last:
-                desk.wiring.say(line)
-                last = line
-            desk.wiring.clock.sleep(POLL_S if desk.record.mode != "embedded" else 2.0)
-            seen = look()
+        _follow(desk, driver, json=json)
+    except BudgetExceeded:
+        _show(desk, desk.look(), json=json)
+        raise
+
+
+def _follow(desk: Desk, driver: Follower, *, json: bool, start: bool = True) -> None:
+    shown = ""
+
+    def show(seen: FleetSighting) -> bool:
+        nonlocal shown
+        reasons = dict.fromkeys(job.reason for job in seen.jobs if job.pending and not job.running and job.reason)
+        line = counts_line(seen.state) + "".join(f"; {waiting_reason(clean_line(one, 80))}" for one in reasons)
+        if line != shown:
+            desk.wiring.say(line)
+            shown = line
+        return not is_stdout_closed()
+
+    try:
+        seen = driver.follow(POLL_S if desk.record.mode != "embedded" else 2.0, show, start=start)
     except KeyboardInterrupt:
+        if start and not desk.engine.is_detachable:
+            raise
         desk.wiring.say(f"detached; `bench fleet watch {desk.record.fleet}` shows it again")
         return
-    if not seen.over:
+    if not seen.over and is_stdout_closed():
         typer.echo(f"output closed; `bench fleet watch {desk.record.fleet}` shows it again", err=True)
         return
     _end(desk, seen, json=json)

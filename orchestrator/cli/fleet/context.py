@@ -14,30 +14,37 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.finding import remember_fleets, require_name
+from orchestrator.cli import interrupts
 from orchestrator.cli.completion import known_fleets
 from orchestrator.cli.fleet import trust
+from orchestrator.cli.terminal import Unheard
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import fleet_id, is_fleet_id
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.mode import Mode
 from orchestrator.core.naming import payload_object
-from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.text import count
-from orchestrator.runs.engine import World
 from orchestrator.runs.fleet import planning
-from orchestrator.runs.fleet.follow import Follower, record_fleet
+from orchestrator.runs.fleet.follow import FleetSighting, Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
-from orchestrator.runs.fleet.local_scheduler import RunFleet
-from orchestrator.runs.fleet.planning import CellPrice, FleetPlan, Orders, check_cap, plan_fleet, price_of, with_quotas
-from orchestrator.runs.launch import LaunchContext, PayloadSource
+from orchestrator.runs.fleet.local_scheduler import Leaving
+from orchestrator.runs.fleet.planning import FleetPlan, Orders, check_cap, plan_fleet, with_quotas
 from orchestrator.runs.planning import LaunchOptions
-from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.store.fleets import FleetRecord, FleetStore, list_fleets
-from orchestrator.wiring import Wiring, launch_context, payload_of
-from orchestrator.wiring.schedulers import check_launchable, logins_of, machine_seconds_of, scheduler_of
+from orchestrator.wiring import Wiring, payload_of
+from orchestrator.wiring.schedulers import (
+    ENGINES,
+    FleetEngine,
+    FleetParts,
+    check_launchable,
+    logins_of,
+    machine_seconds_of,
+    mode_of,
+    prices_of,
+    scheduler_of,
+)
 
 FleetName = Annotated[
     str,
@@ -76,29 +83,14 @@ def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[SweepCell], Config
     return configured
 
 
-def mode_of(wiring: Wiring, sweep: Sweep) -> Mode:
-    """What a fleet's machines are."""
-    return wiring.mode if sweep.is_rented else Mode.HOST
-
-
 def plan_sweep(wiring: Wiring, sweep: Sweep) -> FleetPlan:
     """The plan of a sweep; nothing is sent but reads."""
-    prices, now = wiring.price_book.current(), wiring.clock.now()
-    margin = prices.margin(now) if mode_of(wiring, sweep) is Mode.GCE else Decimal(0)
-
-    def price(config: Config) -> CellPrice:
-        if not sweep.is_rented:
-            hourly = config.host.hourly_usd if sweep.usd_per_hour is None else sweep.usd_per_hour
-            return CellPrice(hourly)
-        if sweep.is_scheduled:
-            return CellPrice(planning.hourly_price(config, prices), margin=margin)
-        return price_of(config, prices, margin)
-
     configured = configurations(wiring, sweep)
-    plan = plan_fleet(sweep, configured, mode_of(wiring, sweep), price)
+    plan = plan_fleet(sweep, configured, mode_of(wiring, sweep), prices_of(wiring, sweep))
     check_cap(plan, sweep.cap_usd)
-    if not sweep.is_rented:
+    if not ENGINES[sweep.engine].is_rented:
         return plan
+    prices = wiring.price_book.current()
     examples = {child.cell.gpu: child.cell for child in reversed(plan.children)}
     offers = {gpu: planning.by_region(configured(cell), prices) for gpu, cell in examples.items()}
     return with_quotas(plan, offers, cache(wiring.cloud().quotas))
@@ -134,9 +126,19 @@ class Desk:
     def sweep(self) -> Sweep:
         return self.record.sweep
 
-    def follower(self) -> Follower:
-        """For a fleet that a scheduler runs. Raises `ConfigError` for one that is not believed."""
-        self.believed()
+    @property
+    def engine(self) -> FleetEngine:
+        return ENGINES[self.sweep.engine]
+
+    def look(self) -> FleetSighting:
+        """What the bucket says about the fleet; its scheduler is not asked."""
+        return FleetSighting(self.store.state(self.children), self.store.control())
+
+    def driver(self) -> Follower:
+        """What drives the fleet from here. Raises `ConfigError` for one that is not believed and whose scheduler would
+        be connected to."""
+        if self.engine.is_detachable:
+            self.believed()
         wiring, configured = self.wiring, configurations(self.wiring, self.sweep)
 
         @cache
@@ -155,7 +157,10 @@ class Desk:
             name = payload_object(made.sha256)
             return PayloadRef(wiring.bucket.name, name, made.sha256, made.startup_script, made.data)
 
-        scheduler = scheduler_of(self.sweep, wiring)
+        parts = FleetParts(
+            self.store, self.record, self.children, configured, Leaving(Unheard(), offer=interrupts.listen)
+        )
+        scheduler = scheduler_of(wiring, parts)
         return Follower(
             world=wiring.world(),
             store=self.store,
@@ -168,65 +173,26 @@ class Desk:
             ),
             payload=packed,
             say=wiring.say,
-            place=self._place if self.sweep.is_rented else None,
+            place=self._place if self.engine.is_rented else None,
             machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
     def _place(self, config: Config, held_at: Decimal) -> planning.BatchPlacement:
         return planning.job_placement(config, self.wiring.price_book.current(), held_at)
 
-    def driver(self) -> Follower | RunFleet:
-        """What drives the fleet from here."""
-        return self.follower() if self.sweep.is_scheduled else self.runs()
-
-    def runs(self) -> RunFleet:
-        """For a fleet whose children are runs of this client's."""
-        targets = ("",) * self.sweep.parallel if self.sweep.is_rented else self.sweep.hosts
-        return RunFleet(
-            store=self.store,
-            record=self.record,
-            children=self.children,
-            configured=configurations(self.wiring, self.sweep),
-            sites=lambda: OwnSite(Wiring(self.wiring.settings, say=self.wiring.say)),
-            targets=targets,
-            world=self.wiring.world,
-            say=self.wiring.say,
-        )
-
 
 def look_after(wiring: Wiring, fleet: str) -> None:
     """One look at a fleet whose client may be gone: nothing is started, what is over is settled, nothing is said."""
-    desk = Desk.of(wiring, fleet)
-    if desk.sweep.is_scheduled:
-        follower = desk.follower()
-        follower.say = lambda _: None
-        follower.step(start=False)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnSite:
-    """A worker's own connections and its own name in the logs."""
-
-    wiring: Wiring
-
-    def plan(self, config: Config, name: str) -> LaunchPlan:
-        world, say = self.wiring.world(config), self.wiring.say
-        return after_settling_abandoned(world, lambda: self.wiring.plan(config, name), say)
-
-    def world(self, config: Config) -> World:
-        return self.wiring.world(config)
-
-    def payload(self, config: Config) -> PayloadSource:
-        return payload_of(config)
-
-    def where(self, plan: LaunchPlan) -> LaunchContext:
-        return launch_context(self.wiring, plan)
+    follower = Desk.of(wiring, fleet).driver()
+    follower.say = lambda _: None
+    follower.step(start=False)
 
 
 def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
     """A fleet that is stored, with its worst case held where it is held as a whole. Nothing is started yet. Raises
     `BudgetExceeded`."""
     now, sweep = wiring.clock.now(), plan.sweep
+    holds = ENGINES[sweep.engine].is_detachable
     fleet = fleet_id(now, secrets.token_hex(2))
     record = FleetRecord(
         fleet=fleet,
@@ -236,15 +202,14 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         sweep=sweep,
         created_at=now,
         ends_at=now + timedelta(minutes=sweep.wall_minutes),
-        hold_usd=plan.hold_usd if sweep.is_scheduled else Decimal(0),
+        hold_usd=plan.hold_usd if holds else Decimal(0),
         usd_per_hour={job.gpu: job.usd_per_hour for job in plan.jobs},
         price_margin=max(job.margin for job in plan.jobs),
         machines={job.gpu: job.machines for job in plan.jobs},
     )
     check_launchable(wiring, sweep)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
-    record_fleet(
-        store, record, plan.children, Purse(wiring.world(), record, wiring.say) if sweep.is_scheduled else None
-    )
+    purse = Purse(wiring.world(), record, wiring.say) if holds else None
+    record_fleet(store, record, plan.children, purse)
     trust.remember(wiring, store)
     return Desk(wiring, store, record, plan.children)

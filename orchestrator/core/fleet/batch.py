@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, ChildState, JobSpec, JobStatus
+from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus
+from orchestrator.core.fleet.state import ATTEMPTS
 from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.text import clean_line
 

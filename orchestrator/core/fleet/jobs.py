@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
 from orchestrator.core.fleet.children import Child
 from orchestrator.core.fleet.names import job_name
+from orchestrator.core.fleet.state import ATTEMPTS, ChildLine
 from orchestrator.core.names import FleetId, JobName
 from orchestrator.core.text import clean_line, parse_document
 
@@ -18,10 +19,6 @@ from orchestrator.core.text import clean_line, parse_document
 # clock is involved. A scheduler may start a child twice (a controller that lost its memory does). Each start is a
 # separate attempt with its own machine name, and begins with the claim of that attempt. Each case is also created
 # only once: a second copy of a child finds the stored case and measures the next one.
-
-
-ATTEMPTS = 12
-"""The most attempts of a child. Claims have no names for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +138,24 @@ class ChildSeen:
     silent: bool = False
     """Whether it is lost because its machine gave no sign of life. It is then lost whatever its scheduler still
     reports."""
+    line: ChildLine | None = None
+    """What a run of this process has come to, from its own log."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerTraits:
+    """What a driver of fleets must know about a scheduler."""
+
+    is_here: bool = False
+    """Whether children are runs of this process, each with a hold of its own; they start only while it drives them."""
+    machines: int = 3
+    """How many different machines a configuration can be tried on, as far as is known."""
+    patience: timedelta = timedelta(seconds=30)
+    """How long it may not know a child before the child is started again: a controller may be restarting."""
+
+
+ELSEWHERE = SchedulerTraits()
+"""Of a scheduler whose children need no client."""
 
 
 def split_into_jobs(children: Sequence[Child], most: int) -> tuple[tuple[Child, ...], ...]:

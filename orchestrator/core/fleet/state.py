@@ -13,7 +13,6 @@ from decimal import Decimal, InvalidOperation
 from typing import Final, Literal, get_args
 
 from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.jobs import ATTEMPTS
 from orchestrator.core.text import clean_line, count
 
 State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]
@@ -24,6 +23,8 @@ STATES: Final[tuple[State, ...]] = get_args(State)
 OVER: Final = frozenset(("given_up", "wrong", "stored"))
 """A child in one of these states is not measured again, unless it was given up and `retry` takes it back in."""
 REASON: Final = 300
+ATTEMPTS: Final = 12
+"""The most attempts of a child. Claims have no names for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def fold_fleet(children: Sequence[Child], lines: Iterable[ChildLine]) -> FleetSt
 
 
 # Decides about children without measurements: they are tried again, given up with a reason, or the fleet pauses. - A
-# child whose machine was preempted or lost is tried again, up to `claims.ATTEMPTS` times. - A wrong kernel is a
+# child whose machine was preempted or lost is tried again, up to `ATTEMPTS` times. - A wrong kernel is a
 # result, and is never tried again. - A configuration that failed on three different machines, in any of its repeats,
 # is given up. Every repeat that is not measured gets a row with the reason. If there are fewer machines, it is given
 # up once it failed on each of them and was tried three times. - If four of the first twenty children that ended have

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -64,6 +64,13 @@ class Cluster(BaseModel):
     """The interpreter on the nodes that has torch."""
 
 
+NEEDED: Final = {
+    "hosts": "`hosts: [user@box, …]`, or --host user@box for each",
+    "slurm": "`slurm: {folder: /shared/folder}`, which all nodes have",
+}
+"""What an engine cannot do without."""
+
+
 class Sweep(BaseModel):
     """Axes over GPUs, workloads and settings, and how much time and money they may take."""
 
@@ -100,17 +107,6 @@ class Sweep(BaseModel):
     seed: Whole = 20261122
     """Shuffles the order of configurations, so that a drift over time follows no axis."""
 
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether a scheduler starts the children, and goes on without a client. Others are runs that a client drives,
-        and each holds its own money."""
-        return self.engine in ("slurm", "batch")
-
-    @property
-    def is_rented(self) -> bool:
-        """Whether its machines are rented, within quotas. Others are the user's own."""
-        return self.engine in ("cloud", "batch")
-
     @model_validator(mode="after")
     def makes_sense(self) -> Sweep:
         gpus = self.gpus
@@ -132,10 +128,9 @@ class Sweep(BaseModel):
             raise ValueError(f"shares names {', '.join(unknown)}, which is not among the GPUs: {', '.join(gpus)}")
         if sum(self.shares.values()) > 1 + 1e-9:
             raise ValueError(f"shares add up to {sum(self.shares.values()):.0%}: at most 100 %")
-        if self.engine == "hosts" and not self.hosts:
-            raise ValueError("engine hosts needs `hosts: [user@box, …]`, or --host user@box for each")
-        if self.engine == "slurm" and not self.slurm.folder:
-            raise ValueError("engine slurm needs `slurm: {folder: /shared/folder}`, which all nodes have")
+        settings = {"hosts": self.hosts, "slurm": self.slurm.folder}
+        if not settings.get(self.engine, True):
+            raise ValueError(f"engine {self.engine} needs {NEEDED[self.engine]}")
         return self
 
     @property

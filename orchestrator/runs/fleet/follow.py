@@ -1,4 +1,4 @@
-"""Follows a fleet on a scheduler: each look records what its children did and starts again what is missing."""
+"""Follows a fleet: each look records what its children did and starts again what is missing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Final
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.jobs import ATTEMPTS, ChildSeen, JobSpec, JobStatus, PayloadRef, split_into_jobs
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, split_into_jobs
 from orchestrator.core.fleet.money import OVERLAP, JobCost, worst_case_usd
 from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
-from orchestrator.core.fleet.state import ChildLine, FleetState, State, judge_retry
+from orchestrator.core.fleet.state import ATTEMPTS, ChildLine, FleetState, State, judge_retry
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.pricing import billed_usd, round_up
 from orchestrator.core.names import JobName, Zone
@@ -105,8 +105,6 @@ def fleet_summary(record: FleetRecord, state: FleetState, control: FleetControl)
     }
 
 
-PATIENCE: Final = timedelta(seconds=30)
-"""How long a child may be unknown to the scheduler before it is started again: a controller may be restarting."""
 ENDINGS: Final = 30
 """How many times, two seconds apart, to check that the last machines are gone; after that, the next look settles."""
 WRONG: Final = 10
@@ -127,7 +125,11 @@ class FleetSighting:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do or to wait for."""
-        return self.state.over or (bool(self.control.stopped or self.control.paused) and self.idle)
+        return self.state.over or (self.is_halted and self.idle)
+
+    @property
+    def is_halted(self) -> bool:
+        return bool(self.control.stopped or self.control.paused)
 
     @property
     def idle(self) -> bool:
@@ -137,7 +139,7 @@ class FleetSighting:
 
 @dataclass(slots=True)
 class Follower:
-    """Drives one fleet on a scheduler."""
+    """Drives one fleet."""
 
     world: World
     store: FleetStore
@@ -171,12 +173,12 @@ class Follower:
         is over."""
         seen = self.look()
         control = seen.control
-        names = [job_name(self.record.fleet, job.number) for job in control.jobs]
+        names = self._names(control)
         jobs_seen = self.scheduler.reconcile(self.record.fleet, names, [child.index for child in seen.state.open])
         with ThreadPoolExecutor(READERS) as pool:  # each that ended is read from the bucket
             lines = [line for line in pool.map(lambda one: self._line(one, seen.state), jobs_seen) if line is not None]
         state = self._tell(seen.state, lines)
-        verdict = judge_retry(state, persisted=control.persisted)
+        verdict = judge_retry(state, persisted=control.persisted, machines=self.scheduler.traits.machines)
         hopeless = verdict.given_up.items()
         state = self._tell(
             state, [replace(state.line(self.children[index]), state="given_up", reason=why) for index, why in hopeless]
@@ -185,10 +187,10 @@ class Follower:
         late = not awaited and self.world.clock.now() >= self._ends_at(control)
         why = verdict.pause or (self._over(control) if late else "")
         if why and not control.paused and not control.stopped and not state.over:
-            control = self._pause(why, names)
+            control = self.pause(why)
         if start and not awaited and not control.paused and not control.stopped:
             control = self._start(state, control, jobs_seen, set(verdict.again))
-        names = [job_name(self.record.fleet, job.number) for job in control.jobs]
+        names = self._names(control)
         ended = state.over or bool(control.stopped or control.paused)
         after = FleetSighting(state, control, self._counts(names, over=ended))
         if after.over and (after.idle or self.machine_seconds is None):
@@ -196,10 +198,25 @@ class Follower:
         self.store.list_as(fleet_summary(self.record, after.state, after.control))
         return after
 
+    def follow(
+        self, poll_s: float = 2.0, show: Callable[[FleetSighting], bool] = lambda _: True, *, start: bool = True
+    ) -> FleetSighting:
+        """Steps until the fleet is over, this process has nothing more to do for it, or `show` returns false. Raises
+        what stops the whole fleet."""
+        seen = self.step(start=start)
+        while not seen.over and show(seen):
+            if not start:
+                self.world.clock.sleep(poll_s)
+                self._state = None
+            elif not self.scheduler.wait(poll_s, self):
+                return self.look()
+            seen = self.step(start=start)
+        return seen
+
     def stop(self, by: str) -> FleetSighting:
         """Ends every job. What is stored stays, and `resume` continues with the rest."""
         control = self.store.decide(lambda one: end_control(one, stopped=one.stopped or by))
-        self.scheduler.cancel([job_name(self.record.fleet, job.number) for job in control.jobs])
+        self.scheduler.cancel(self._names(control))
         return self.step(start=False)
 
     def resume(self, *, wall: timedelta | None = None) -> FleetControl:
@@ -207,10 +224,12 @@ class Follower:
         again. Where its hold is settled, or its time is over, the rest is held anew. Raises `BudgetExceeded`."""
         state, control, now = self.look().state, self.store.control(), self.world.clock.now()
         entry = self.world.ledger.read().runs.get(hold_key(self.record.fleet, control.generation))
+        lasts = wall or self.record.ends_at - self.record.created_at
+        if self.scheduler.traits.is_here:  # each child holds its own
+            return self.store.decide(lambda one: resume_control(one).model_copy(update={"ends_at": now + lasts}))
         settled = entry is None or entry.settled_usd is not None
         if not settled and now < self._ends_at(control):
             return self.store.decide(resume_control)
-        lasts = wall or self.record.ends_at - self.record.created_at
         counted, seconds = Counter(child.cell.gpu for child in state.open), int(lasts.total_seconds())
         most, margin = self.record.machines, self.record.price_margin
         usd = worst_case_usd(
@@ -238,6 +257,8 @@ class Follower:
     # --- what children did ---
 
     def _line(self, one: ChildSeen, state: FleetState) -> ChildLine | None:
+        if self.scheduler.traits.is_here:
+            return one.line
         child = self.children[one.index]
         known_line = state.line(child)
         attempt = max(one.attempt, known_line.attempt)
@@ -320,10 +341,14 @@ class Follower:
 
     # --- what is missing ---
 
-    def _pause(self, why: str, names: Sequence[JobName]) -> FleetControl:
+    def pause(self, why: str) -> FleetControl:
+        """Starts no more children until a person resumes the fleet."""
         self.say(f"paused: {why}")
-        self.scheduler.cancel(names)
-        return self.store.decide(lambda one: end_control(one, paused=one.paused or why))
+        self.scheduler.cancel(self._names(self.store.control()))
+        return self.store.decide(lambda one: end_control(one, paused=one.paused or why[:300]))
+
+    def _names(self, control: FleetControl) -> list[JobName]:
+        return [job_name(self.record.fleet, job.number) for job in control.jobs]
 
     def _over(self, control: FleetControl) -> str:
         """Why nothing more is asked for under the present hold."""
@@ -353,8 +378,7 @@ class Follower:
             return control
         parallel = {**self.record.machines, **{job.gpu: job.parallel for job in control.jobs}}
         if not self.purse.holds(control.generation):
-            names = [job_name(self.record.fleet, job.number) for job in control.jobs]
-            return self._pause(self._over(control), names)
+            return self.pause(self._over(control))
         number = next_job_number(control)
         fresh = [
             JobRecord(
@@ -383,7 +407,8 @@ class Follower:
         for text in self.scheduler.submit([self._spec(state, job, ends_at) for job in jobs]):
             self.say(text)
         children = sum(len(job.children) for job in jobs)
-        self.say(f"{count(children, 'child', 'children')} in {count(len(jobs), 'job')} on {self.scheduler.name}")
+        if not self.scheduler.traits.is_here:
+            self.say(f"{count(children, 'child', 'children')} in {count(len(jobs), 'job')} on {self.scheduler.name}")
 
     def _spec(self, state: FleetState, job: JobRecord, ends_at: datetime) -> JobSpec:
         price = self._price(job.gpu)
@@ -441,7 +466,8 @@ class Follower:
 
     def _overdue(self, index: int, now: datetime, again: bool) -> bool:
         since = self._missing_since.setdefault(index, now)
-        return (again and now - since >= PATIENCE) or now - since >= 2 * PATIENCE
+        patience = self.scheduler.traits.patience
+        return now - since >= (patience if again else 2 * patience)
 
     def _price(self, gpu: str) -> Decimal:
         return self.record.usd_per_hour.get(gpu, Decimal(0))

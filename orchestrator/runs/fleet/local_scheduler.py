@@ -1,4 +1,4 @@
-"""A fleet as ordinary runs, one for each child, driven by this process.
+"""The scheduler of fleets whose children are ordinary runs, which this process drives.
 
 Several children run at a time on rented machines; each host runs one at a time. Every child holds its own worst case,
 and running children outlive the client. A host that cannot be reached for a minute is not used any more: its child goes
@@ -26,14 +26,17 @@ from orchestrator.core.errors import (
     Unavailable,
 )
 from orchestrator.core.fleet.children import Child, SweepCell
-from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State, judge_retry
+from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus, SchedulerTraits
+from orchestrator.core.fleet.names import MOST_CHILDREN, child_run
+from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State
+from orchestrator.core.names import FleetId, JobName
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone
 from orchestrator.core.run.fold import Phase, Run, replay
+from orchestrator.ports import FleetDriver, FleetProgress
 from orchestrator.runs.engine import Engine, World
-from orchestrator.runs.fleet.follow import FleetSighting, cap_of, fleet_summary
+from orchestrator.runs.fleet.follow import cap_of
 from orchestrator.runs.fleet.planning import chunk_plan
 from orchestrator.runs.fleet.results import store_rows
 from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch
@@ -105,9 +108,23 @@ class AgentSite(Protocol):
 
 
 @dataclass(slots=True)
-class RunFleet:
-    """Drives one fleet. `sites` makes a worker's view; `targets` are hosts, or as many empty names as machines may be
-    rented at a time."""
+class Leaving:
+    """How far the user has gone in leaving the runs of a fleet, one Ctrl-C after another."""
+
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """No more children are started; those that run without this client are left running."""
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Children that wait for a machine are stopped too."""
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """The end of these is not waited for either: the next client ends them."""
+    offer: Callable[[], None] = lambda: None
+    """Called before another Ctrl-C is offered: it counts from then on."""
+
+
+@dataclass(slots=True)
+class LocalScheduler:
+    """The `Scheduler` of one fleet whose children are runs of this process. `sites` makes a worker's view; `targets`
+    are hosts, or as many empty names as machines may be rented at a time."""
 
     store: FleetStore
     record: FleetRecord
@@ -117,96 +134,127 @@ class RunFleet:
     targets: Sequence[str]
     world: Callable[[], World]
     say: Callable[[str], None] = lambda _: None
-    stopping: threading.Event = field(default_factory=threading.Event)
-    """No more children are started; those that run without this client are left running."""
-    abandoned: threading.Event = field(default_factory=threading.Event)
-    """Children that wait for a machine are stopped too."""
-    given_up: threading.Event = field(default_factory=threading.Event)
-    """That these are over is not waited for either: whoever looks next ends them."""
-    offer: Callable[[], None] = lambda: None
-    """Called before another Ctrl-C is offered: it counts from then on."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    leaving: Leaving = field(default_factory=Leaving)
+    machines: int = MACHINES
+    """How many there are, where they are not rented."""
+    most_children: int = MOST_CHILDREN
+    driver: FleetDriver | None = None
+    """Who judges what has ended, while this process waits for it."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _state: FleetState | None = None
+    _queue: set[int] = field(default_factory=set)
     _taken: set[int] = field(default_factory=set)
-    _left: set[int] = field(default_factory=set)
-    """Children whose run somebody stopped meanwhile: `resume` continues them."""
+    _detached: set[int] = field(default_factory=set)
+    """Children that this process has left: their run goes on alone, or somebody stopped it. `resume` continues them."""
     _away: set[str] = field(default_factory=set)
     """Hosts that are not used any more."""
     _held: dict[int, Decimal] = field(default_factory=dict)
     """What running children may cost."""
+    _lines: dict[int, ChildLine] = field(default_factory=dict)
+    """What the driver has not recorded yet."""
+    _jobs: dict[JobName, frozenset[int]] = field(default_factory=dict)
 
-    def look(self) -> FleetSighting:
-        if self._state is None:
-            self._state = self.store.state(self.children)
-        return FleetSighting(self._state, self.store.control())
+    @property
+    def name(self) -> str:
+        return self.record.engine
 
-    def follow(self) -> FleetSighting:
-        """Measures the open children until the fleet ends, pauses or is stopped. Raises what stops the whole fleet."""
-        self.look()
+    @property
+    def traits(self) -> SchedulerTraits:
+        return SchedulerTraits(is_here=True, machines=self.machines, patience=timedelta(0))
+
+    def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
+        with self._lock:
+            for job in jobs:
+                self._jobs[job.name] = frozenset(order.index for order in job.children)
+                self._queue |= self._jobs[job.name] - self._taken
+        return ()
+
+    def counts(self, names: Sequence[JobName]) -> Sequence[JobStatus]:
+        with self._lock:
+            return [self._status(name) for name in names]
+
+    def _status(self, name: JobName) -> JobStatus:
+        children = self._jobs.get(name, frozenset())
+        pending, running = len(children & self._queue), len(children & self._taken)
+        return JobStatus(name, "running" if running else "queued" if pending else "absent", pending, running)
+
+    def reconcile(self, fleet: FleetId, names: Sequence[JobName], indexes: Sequence[int]) -> Sequence[ChildSeen]:  # noqa: ARG002
+        """What the runs of this process have come to since the last call, and which children it has in hand."""
+        with self._lock:
+            lines, self._lines = self._lines, {}
+            states: dict[int, ChildState] = dict.fromkeys(self._taken | self._detached, "running")
+            states |= dict.fromkeys(self._queue, "queued")
+            seen = {*indexes} & {*states, *lines}
+            return [ChildSeen(index, states.get(index, "absent"), line=lines.get(index)) for index in sorted(seen)]
+
+    def cancel(self, names: Sequence[JobName]) -> None:  # noqa: ARG002
+        """Starts no more children. Those that run go on to their end, unless the fleet was stopped: then their machines
+        are deleted, whichever client started them."""
+        with self._lock:
+            self._queue.clear()
+        control = self.store.control()
+        if not control.stopped:
+            return
+        self._state, world = self.store.state(self.children), self.world()
+        for child in self._state.open:
+            if self._line(child).state != "running":
+                continue
+            engine = Engine(world, child_run(self.record.fleet, child.cell.gpu, child.index))
+            engine.request_stop(control.stopped, f"{self.record.fleet} was stopped")
+            host = self._line(child).machine if any(self.targets) else ""
+            self._lines[child.index] = self._line_of(child, engine.follow(), world, host)
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:  # noqa: ARG002 - it ends when its children do
+        """Measures what was submitted, until the fleet ends, pauses or is stopped. Raises what stops the whole
+        fleet."""
         failures: list[BaseException] = []
+        self.driver, leaving = driver, self.leaving
+        self._look()
         with ThreadPoolExecutor(len(self.targets)) as pool:
             try:
                 futures = [pool.submit(self._work, target) for target in self.targets]
-                wait_with_interrupts(futures, self._interrupted, self.abandoned.set)
+                wait_with_interrupts(futures, self._interrupted, leaving.abandoned.set)
             except KeyboardInterrupt:  # at a moment in which it was not waited: the workers end all the same
-                self.stopping.set()
-                self.abandoned.set()
+                leaving.stopping.set()
+                leaving.abandoned.set()
                 raise
             for future in futures:
                 try:
                     future.result()
                 except BenchError as exc:
                     failures.append(exc)
-        seen = self.look()
-        self.store.list_as(fleet_summary(self.record, seen.state, seen.control))
-        if failures and not seen.state.over and not self.stopping.is_set():
+        self._queue.clear()
+        if failures and not self._look().state.over and not leaving.stopping.is_set():
             raise failures[0]
-        return seen
+        return False
 
     def _interrupted(self) -> None:
-        if self.abandoned.is_set():
-            self.given_up.set()
+        leaving = self.leaving
+        if leaving.abandoned.is_set():
+            leaving.given_up.set()
             self.say(f"what is not over yet is left: `bench fleet stop {self.record.fleet}` ends it")
             return
-        if self.stopping.is_set():
-            self.abandoned.set()
+        if leaving.stopping.is_set():
+            leaving.abandoned.set()
             return
-        self.stopping.set()
-        self.offer()
+        leaving.stopping.set()
+        leaving.offer()
         waits = "; waiting for machines that were requested; Ctrl-C again ends their runs"
         self.say(f"detached; running children continue{'' if any(self.targets) else waits}")
 
-    def step(self) -> FleetSighting:
-        """What the bucket says now. Only `follow` starts children of such a fleet."""
-        self._state = None
-        return self.look()
-
-    def resume(self, *, wall: timedelta | None = None) -> None:
-        """End a pause or a stop; `follow` measures the rest, for `wall` or for as long as the fleet was to last."""
-        ends_at = self.store.clock.now() + (wall or self.record.ends_at - self.record.created_at)
-        fresh = {"paused": "", "stopped": "", "persisted": True, "ends_at": ends_at}
-        self.store.decide(lambda one: one.model_copy(update=fresh))
-
-    def stop(self, by: str) -> FleetSighting:
-        """Stops the fleet for every client: no more children are started, and machines are deleted. What is stored
-        stays."""
-        world = self.world()
-        self.store.decide(lambda one: one.model_copy(update={"stopped": one.stopped or by}))
-        for child in self.look().state.open:
-            run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
-            if self._line(child).state != "running":
-                continue
-            engine = Engine(world, run_id)
-            engine.request_stop(by, f"{self.record.fleet} was stopped")
-            host = self._line(child).machine if any(self.targets) else ""
-            self._tell(self._told(child, engine.follow(), world, host))
-        seen = self.look()
-        self.store.list_as(fleet_summary(self.record, seen.state, seen.control))
-        return seen
+    def _look(self) -> FleetProgress:
+        """Has the driver record and judge what is known now."""
+        assert self.driver is not None
+        with self._lock:
+            progress = self.driver.step(start=not self.leaving.stopping.is_set())
+            self._state = progress.state
+            if progress.is_halted:
+                self._queue.clear()
+            return progress
 
     def _work(self, target: str) -> None:
         site = self.sites()
-        while not self.stopping.is_set():
+        while not self.leaving.stopping.is_set():
             child = self._next(target)
             if child is None and not self._may_come(target):
                 return
@@ -216,72 +264,64 @@ class RunFleet:
             try:
                 self._measure(site, child, target)
             except OURS as exc:
-                self._pause(str(exc))
+                assert self.driver is not None
+                with self._lock:
+                    self.driver.pause(str(exc))
+                    self._queue.clear()
                 raise
             except BenchError as exc:
+                line = self._line(child)
                 if target:  # the others, or `resume`, have its chunk
                     self.say(f"{target} is not used any more: {exc}")
-                    self._tell(replace(self._line(child), state="lost", reason=str(exc)))
                     with self._lock:
                         self._away.add(target)
+                        self._lines[child.index] = replace(line, state="lost", reason=str(exc))
                     return
-                line = self._line(child)
-                self._tell(replace(line, state="lost", attempt=line.attempt + 1, reason=str(exc)))
                 self.say(f"child {child.index}: {exc}")
+                self._lines[child.index] = replace(line, state="lost", attempt=line.attempt + 1, reason=str(exc))
             finally:
                 with self._lock:
                     self._taken.discard(child.index)
                     self._held.pop(child.index, None)
-            self._judge()
+                    self._look()
 
     def _next(self, target: str) -> Child | None:
-        """The next child that is nobody's: first what is under way without a client, then what was never tried, then
+        """Takes the next child of the queue: first what is under way without a client, then what was never tried, then
         what is tried again. What is under way on another host that takes part is that host's; what failed on this one
         is for those that have not tried it."""
-        control = self.store.control()
-        if control.paused or control.stopped:
-            return None
-        if self.store.clock.now() >= (control.ends_at or self.record.ends_at):
-            self._pause(f"its {self.record.sweep.wall_minutes} minutes (wall_minutes) are over")
-            return None
         with self._lock:
-            assert self._state is not None
-            taken, others = self._taken | self._left, set(self.targets) - self._away - {target}
+            self._look()
+            others = set(self.targets) - self._away - {target}
             free = [
                 child
-                for child in self._state.open
-                if child.index not in taken and not (target and self._for_others(child, target, others))
+                for child in map(self.children.__getitem__, self._queue)
+                if not (target and self._is_for_others(child, target, others))
             ]
-            free.sort(key=self._place)
-            if free:
-                self._taken.add(free[0].index)
-            return free[0] if free else None
+            if not free:
+                return None
+            child = min(free, key=self._rank)
+            self._queue.discard(child.index)
+            self._taken.add(child.index)
+            return child
 
-    def _for_others(self, child: Child, target: str, others: set[str]) -> bool:
+    def _is_for_others(self, child: Child, target: str, others: set[str]) -> bool:
         line = self._line(child)
         if line.state == "failed":
             return target in line.failed_on and bool(others - {*line.failed_on})
         return line.machine in others
 
-    def _place(self, child: Child) -> tuple[bool, bool, int]:
+    def _rank(self, child: Child) -> tuple[bool, bool, int]:
         line = self._line(child)
         return line.state != "running", line.attempt > 0, child.index
 
     def _may_come(self, target: str) -> bool:
-        """Whether an idle host may still get a child: those of other hosts, if these die."""
-        control = self.store.control()
+        """Whether an idle host may still get a child: one of another host, if that host dies."""
         with self._lock:
-            assert self._state is not None
-            return bool(target and not (control.paused or control.stopped) and self._open())
-
-    def _open(self) -> bool:
-        """Whether a child is open that another host may leave behind."""
-        assert self._state is not None
-        here = set(self.targets) - self._away
-        return any(
-            child.index in self._taken or (child.index not in self._left and self._line(child).machine in here)
-            for child in self._state.open
-        )
+            here = set(self.targets) - self._away
+            waiting = [
+                child for child in map(self.children.__getitem__, self._queue) if self._line(child).machine in here
+            ]
+            return bool(target and (self._taken or waiting))
 
     def _measure(self, site: AgentSite, child: Child, target: str) -> None:
         """Drives one child to the end of its run, also one that another client began."""
@@ -291,7 +331,7 @@ class RunFleet:
         world, run_id = site.world(config), child_run(self.record.fleet, child.cell.gpu, child.index)
         run = replay(world.log(run_id).read())
         if run is not None and run.closed is not None and run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
-            self._tell(self._told(child, run, world))
+            self._report(self._line_of(child, run, world))
             return
         if target and run is not None and run.closed is None and self._line(child).machine == target:
             # Not looked at anew: it is busy, with this very run.
@@ -302,33 +342,35 @@ class RunFleet:
         self._afford(child, plan)
         if run is not None and run.phase is Phase.REFUSED:
             why = "another launch took the money before it began; `bench fleet launch` measures it in a new fleet"
-            self._tell(replace(self._line(child), state="given_up", reason=why))
+            self._report(replace(self._line(child), state="given_up", reason=why))
             return
         before = self._line(child)
         if before.state in ("lost", "failed") and before.attempt > 0 and target in ("", before.machine):
             self.store.clock.sleep(AGAIN_S)
         if target and run is not None:
-            run = self._parted(world, run, plan)
+            run = self._without_machine(world, run, plan)
         if run is None:
             engine = begin_launch(world, RunOrder(run_id, plan, site.payload(config), where), cold=True)
         else:
             engine = resume_run(world, plan, run_id=run_id, where=where, fresh=lambda: site.payload(config))
         at = target or before.machine
-        self._tell(
+        self._report(
             replace(before, state="running", attempt=before.attempt + 1, machine=at, cases_total=len(plan.cases))
         )
-        ended = self._followed(engine, target, where.user)
-        if ended.closed is not None:
-            line = self._told(child, ended, world, target)
+        ended = self._follow_run(engine, target, where.user)
+        if ended.closed is None:
+            self._detached.add(child.index)
+        else:
+            line = self._line_of(child, ended, world, target)
             if line.state == "stopped":
-                self._left.add(child.index)
+                self._detached.add(child.index)
             if line.state in MEASURED:
                 store_rows(self.store.bucket, self.record.fleet, child)
-            self._tell(line)
+            self._report(line)
             self.say(f"child {child.index}  {child.cell.gpu}  {child.cell.title}  {line.state}  ${line.usd}")
 
-    def _followed(self, engine: Engine, target: str, user: str) -> Run:
-        """The run to its end, or to where it goes on by itself. Raises `Unavailable` where its host was not to be
+    def _follow_run(self, engine: Engine, target: str, user: str) -> Run:
+        """The run to its end, or to where it goes on by itself. Raises `Unavailable` if its host could not be
         reached for too long."""
         away = 0.0
 
@@ -343,17 +385,17 @@ class RunFleet:
             away = 0.0
 
         def left(run: Run) -> bool:
-            return self.stopping.is_set() and run.goes_on_alone
+            return self.leaving.stopping.is_set() and run.goes_on_alone
 
-        run = follow_until(engine, self.abandoned, reached, trouble, left)
+        run = follow_until(engine, self.leaving.abandoned, reached, trouble, left)
         if run.goes_on_alone:
             return run
         engine.request_stop(user, "interrupted before a machine existed")
-        return follow_until(engine, self.given_up)
+        return follow_until(engine, self.leaving.given_up)
 
-    def _parted(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
+    def _without_machine(self, world: World, run: Run, plan: LaunchPlan) -> Run | None:
         """The run without its machine on another host, which takes no more part. Its cost is counted to its deadline:
-        nobody can end it there."""
+        it cannot be ended there."""
         vm = run.vm
         if run.closed is not None or vm is None or not vm.open or vm.zone == plan.offers[0].zone:
             return run
@@ -362,7 +404,7 @@ class RunFleet:
         log.append(RecordGone(vm, vm.deadline_at or vm.requested_at, "lost", None).fact)
         return replay(log.read())
 
-    def _told(self, child: Child, run: Run, world: World, target: str = "") -> ChildLine:
+    def _line_of(self, child: Child, run: Run, world: World, target: str = "") -> ChildLine:
         before, vm = self._line(child), run.vm
         state: State = ENDED.get(run.phase, "lost")
         machine = target or (vm.name if vm is not None else "")
@@ -398,32 +440,11 @@ class RunFleet:
                 )
             self._held[child.index] = plan.ceiling_usd
 
-    def _judge(self) -> None:
-        assert self._state is not None
-        control = self.store.control()
-        verdict = judge_retry(self._state, persisted=control.persisted, machines=self._machines)
-        for index, why in verdict.given_up.items():
-            self._tell(replace(self._line(self.children[index]), state="given_up", reason=why))
-        if verdict.pause and not self._state.over:
-            self._pause(verdict.pause)
-        self.store.list_as(fleet_summary(self.record, self._state, control))
-
-    @property
-    def _machines(self) -> int:
-        """How many there are, where they are not rented."""
-        return len(set(self.targets)) if any(self.targets) else MACHINES
-
-    def _pause(self, why: str) -> None:
-        control = self.store.decide(lambda one: one.model_copy(update={"paused": one.paused or why[:300]}))
-        if control.paused == why[:300]:
-            self.say(f"paused: {why}")
-
     def _line(self, child: Child) -> ChildLine:
         assert self._state is not None
-        return self._state.line(child)
+        return self._lines.get(child.index) or self._state.line(child)
 
-    def _tell(self, line: ChildLine) -> None:
+    def _report(self, line: ChildLine) -> None:
         with self._lock:
-            assert self._state is not None
-            self.store.write([line])
-            self._state = FleetState(self._state.children, {**self._state.lines, **self.store.known([line])})
+            self._lines[line.child] = line
+            self._look()

@@ -13,9 +13,10 @@ from orchestrator.core.config.model import Config, case_ids_of, count_measuremen
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity
 from orchestrator.core.fleet.batch import settings_of
 from orchestrator.core.fleet.children import Child, SweepCell, expand_cells, expand_children
-from orchestrator.core.fleet.jobs import ATTEMPTS, ChildOrder
+from orchestrator.core.fleet.jobs import ChildOrder
 from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.state import ATTEMPTS
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.machines import Quota

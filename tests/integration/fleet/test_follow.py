@@ -9,8 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobStatus, SchedulerTraits
 from orchestrator.core.naming import LEDGER
+from orchestrator.ports import FleetDriver
 from orchestrator.runs.fleet.follow import Follower, with_jobs
 from orchestrator.store.fleets import FleetStore, JobRecord
 from tests.support.memory_bucket import MemoryBucket
@@ -26,6 +27,10 @@ class Forgetful:
     most_children: int = 100
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     submitted: list[JobSpec] = field(default_factory=list)
+    traits: SchedulerTraits = ELSEWHERE
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:
+        raise AssertionError("nothing here follows a fleet to its end")
 
     def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
         self.submitted += jobs

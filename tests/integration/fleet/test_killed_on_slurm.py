@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus
+from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobStatus, SchedulerTraits
+from orchestrator.ports import FleetDriver
 from orchestrator.runs.fleet.follow import Follower
 from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetStore
@@ -39,6 +40,7 @@ class Cluster:
     jobs: dict[str, tuple[JobSpec, datetime]] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     twice: int = 0
+    traits: SchedulerTraits = ELSEWHERE
 
     def submit(self, jobs: Sequence[JobSpec]) -> Sequence[str]:
         for job in jobs:
@@ -76,6 +78,9 @@ class Cluster:
             else ChildSeen(index, "absent")
             for index in indexes
         ]  # fmt: skip
+
+    def wait(self, seconds: float, driver: FleetDriver) -> bool:
+        raise AssertionError("nothing here follows a fleet to its end")
 
     def cancel(self, names: Sequence[str]) -> None:
         self.cancelled |= set(names) & set(self.running())

@@ -16,12 +16,15 @@ import pytest
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.fleet.children import SweepCell, expand_children
+from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.events import InstanceRequested
 from orchestrator.runs.engine import World
-from orchestrator.runs.fleet.local_scheduler import RunFleet
+from orchestrator.runs.fleet.follow import Follower
+from orchestrator.runs.fleet.local_scheduler import LocalScheduler
+from orchestrator.runs.fleet.planning import Orders
 from orchestrator.runs.launch import LaunchContext, PayloadSource
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
@@ -77,6 +80,15 @@ class StageSite:
         return LaunchContext("gce", self.stage.cloud.bucket, "ada", None, require_cuda=False)
 
 
+class Client(Follower):
+    """Whose scheduler is the process itself."""
+
+    @property
+    def here(self) -> LocalScheduler:
+        assert isinstance(self.scheduler, LocalScheduler)
+        return self.scheduler
+
+
 @dataclass
 class Sweeping:
     """One fleet of one client after another on one stage."""
@@ -89,7 +101,7 @@ class Sweeping:
     targets: Sequence[str] = ("",)
     asked: Callable[[], None] = lambda: None
 
-    def client(self) -> RunFleet:
+    def client(self, **scheduler: Any) -> Client:
         sweep = Sweep.model_validate(
             {
                 "axes": {"gpu": ["l4"], "measure.seed": list(self.seeds)},
@@ -106,11 +118,18 @@ class Sweeping:
         store = FleetStore(world.bucket, world.clock, FLEET)
         children = expand_children(sweep, lambda _: ())
         store.create(record, children)
-        return RunFleet(
-            store=store, record=record, children=children, configured=self.configured,
-            sites=lambda: StageSite(self.stage, self.asked), targets=self.targets, world=self.stage.world,
-            say=self.said.append,
+        here = LocalScheduler(
+            **{
+                "store": store, "record": record, "children": children, "configured": self.configured,
+                "sites": lambda: StageSite(self.stage, self.asked), "targets": self.targets,
+                "world": self.stage.world, "say": self.said.append,
+                "machines": len(self.targets) if self.targets[0] else 3, **scheduler,
+            }
         )  # fmt: skip
+        orders = Orders.of(FLEET, record.mode, world.bucket.name, self.configured, require_cuda=lambda _: False)
+        return Client(
+            world, store, here, record, children, orders, lambda _: PayloadRef("b", "p", "ab" * 32, ""), here.say
+        )
 
     def configured(self, cell: SweepCell) -> Config:
         return self.stage.plan(*cell.overrides).config
@@ -149,6 +168,17 @@ def test_every_child_is_one_run_measured_once_and_settled(tmp_path: Path) -> Non
         assert len(stage.bill()) == 3, "another client finds nothing to do"
 
 
+def test_a_client_that_only_looks_starts_no_child_of_a_client_driven_fleet(tmp_path: Path) -> None:
+    with staged(tmp_path, good_vm(cases=1)) as stage:
+        sweeping = Sweeping(stage, (1, 2))
+        seen = sweeping.client().step(start=False)
+        assert (seen.state.counts, seen.jobs, stage.bill()) == ({"waiting": 2}, (), [])
+        assert sweeping.client().follow().state.counts == {"stored": 2}
+        record = sweeping.client().store.control()
+        assert [len(job.children) for job in record.jobs] == [2], "one job, noted before its first child began"
+        assert all(key.startswith("2026") for key in stage.ledger().runs), "each child holds its own money"
+
+
 def test_a_configuration_that_fails_on_three_machines_is_given_up_alone(tmp_path: Path) -> None:
     with staged(tmp_path, fails_on([13])) as stage:
         seen = Sweeping(stage, (1, 13, 2)).client().follow()
@@ -158,17 +188,17 @@ def test_a_configuration_that_fails_on_three_machines_is_given_up_alone(tmp_path
         assert stage.cloud.instances() == []
 
 
-def turns(client: RunFleet, stage: Stage, order: Sequence[str]) -> list[str]:
+def turns(client: Client, stage: Stage, order: Sequence[str]) -> list[str]:
     """Hosts take their turns; those of them that had something to do."""
-    client.look()
-    had = []
+    here, had = client.here, []
+    here.driver = client
     for target in order:
-        child = client._next(target)
+        child = here._next(target)
         if child is not None:
-            client._measure(StageSite(stage), child, target)
-            client._taken.discard(child.index)
-            client._held.pop(child.index, None)
-            client._judge()
+            here._measure(StageSite(stage), child, target)
+            here._taken.discard(child.index)
+            here._held.pop(child.index, None)
+            here._look()
             had.append(target)
     return had
 
@@ -186,7 +216,7 @@ def test_what_failed_on_a_host_is_tried_on_others_and_given_up_after_three_hosts
 def test_three_failures_on_one_of_several_hosts_are_that_hosts(tmp_path: Path) -> None:
     with staged(tmp_path, fails_on([13])) as stage:
         client = Sweeping(stage, (13,), targets=("one", "two")).client()
-        client._away.add("two")
+        client.here._away.add("two")
         assert turns(client, stage, ("one",) * 3) == ["one"] * 3
         (line,) = client.look().state.lines.values()
         assert (line.state, line.failed_on) == ("failed", ("one",))
@@ -241,7 +271,7 @@ def test_a_client_that_is_to_stop_waits_for_the_machine_that_it_asks_for(tmp_pat
         weather(stage, {"fault": "stockout"}, {"fault": "stockout"})
         sweeping = Sweeping(stage, (1, 2))
         client = sweeping.client()
-        sweeping.asked = client.stopping.set
+        sweeping.asked = client.here.leaving.stopping.set
         seen = client.follow()
         assert stage.fired() == [1, 1]
         assert seen.state.counts == {"running": 1, "waiting": 1}
@@ -258,8 +288,8 @@ def test_an_abandoned_client_leaves_no_money_held_for_what_waits(tmp_path: Path,
         client = sweeping.client()
 
         def interrupted_twice() -> None:
-            client.stopping.set()
-            client.abandoned.set()
+            client.here.leaving.stopping.set()
+            client.here.leaving.abandoned.set()
 
         sweeping.asked = interrupted_twice
         client.follow()
@@ -276,7 +306,7 @@ def test_an_abandoned_client_leaves_no_money_held_for_what_waits(tmp_path: Path,
 class ImpatientSite(StageSite):
     """Of somebody who, once `given_up` is all that is left to say, says it as soon as he has waited."""
 
-    client: RunFleet | None = None
+    client: Client | None = None
 
     def world(self, config: Config) -> World:
         site = self
@@ -284,8 +314,8 @@ class ImpatientSite(StageSite):
         class Clock(TimelineClock):
             def sleep(self, seconds: float) -> None:
                 super().sleep(seconds)
-                if site.client is not None and site.client.abandoned.is_set():
-                    site.client.given_up.set()
+                if site.client is not None and site.client.here.leaving.abandoned.is_set():
+                    site.client.here.leaving.given_up.set()
 
         return replace(super().world(config), clock=Clock(self.stage.timeline))
 
@@ -296,12 +326,12 @@ def test_a_run_that_cannot_be_ended_at_once_is_left_to_the_next_command(tmp_path
         weather(stage, {"fault": "reset", "service": "compute", "method": "POST", "path": "/instances(\\?|$)"})
         sweeping = Sweeping(stage, (1,))
         site = ImpatientSite(stage)
-        client = replace(sweeping.client(), sites=lambda: site)
+        client = sweeping.client(sites=lambda: site)
         site.client = client
 
         def interrupted_twice() -> None:
-            client.stopping.set()
-            client.abandoned.set()
+            client.here.leaving.stopping.set()
+            client.here.leaving.abandoned.set()
 
         site.asked, began = interrupted_twice, stage.timeline.now()
         assert client.follow().state.counts == {"running": 1}
@@ -337,11 +367,11 @@ def test_ctrl_c_as_the_workers_of_a_fleet_are_started_ends_what_waits_for_a_mach
         weather(stage, {"fault": "stockout", "times": 2})
         sweeping = Sweeping(stage, (1, 2))
         targets = CutShort()
-        client = replace(sweeping.client(), targets=targets)
+        client = sweeping.client(targets=targets)
 
         def asked() -> None:
             targets.begun.set()
-            await_truth(client.abandoned.is_set)
+            await_truth(client.here.leaving.abandoned.is_set)
 
         sweeping.asked = asked
         with pytest.raises(KeyboardInterrupt):
@@ -369,9 +399,9 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(tmp_path:
                     await_truth(lambda: offered)
 
             sweeping.asked = first
-            client = replace(sweeping.client(), say=say)
+            client = sweeping.client(say=say)
             client.follow()
-            assert client.abandoned.is_set()
+            assert client.here.leaving.abandoned.is_set()
             assert stage.bill() == []
             (entry,) = stage.ledger().runs.values()
             assert entry.settled_usd == 0

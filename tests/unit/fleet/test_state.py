@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from orchestrator.core.fleet import jobs as claims
 from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.jobs import ATTEMPTS, SlotClaim
+from orchestrator.core.fleet.jobs import SlotClaim
 from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.state import (
+    ATTEMPTS,
     STATES,
     ChildLine,
     decode_line,
