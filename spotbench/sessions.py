@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 
 from orchestrator.api.sessions import SessionDesk, VersionLine
-from orchestrator.core.candidates import Candidate
-from orchestrator.core.errors import ConfigError
 from spotbench.money import Dollars, own_words
 from spotbench.runs import Say, Settings, wire_options
 
@@ -54,8 +52,7 @@ class Session:
     @property
     def cost_usd(self) -> Dollars:
         """What its machines have cost until now."""
-        live = self._desk.live
-        return Dollars(0 if live is None else live.engine.look().cost(self._desk.wiring.clock.now()))
+        return Dollars(self._desk.cost_usd)
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -74,10 +71,7 @@ class Session:
         if not source:
             return _version(self._desk.measure())
         text = source.read_bytes() if isinstance(source, Path) else source.encode()
-        if self._base.path not in self._base.files:
-            raise ConfigError("a workload of several files has no single source text", hint="change its files instead")
-        files = {**self._base.files, self._base.path: text}
-        candidate: Candidate = replace(self._base, files=files)
+        candidate = self._desk.parse_source(self._base, text)
         return _version(self._desk.measure_candidate(self._config, self._name, candidate))
 
     def close(self) -> None:

@@ -31,8 +31,8 @@ SCALAR = re.compile(rf"({'|'.join(SCALARS)})\((.*)\)", re.DOTALL)
 class CudaEntry:
     """Described by a mapping: `cuda` (the file), `entry`, `grid` and `block` (an expression or up to three), `smem`
     (bytes), `args` (names of inputs and outputs; `int32(rows)` and the like for numbers), `only` (axis values that it
-    is for). Expressions are over the axes. Raises `Unavailable` without a CUDA device, `BuildFailed` with the
-    compiler's words."""
+    is for), `macros` (parameters of `tune` that the source has as macros). Expressions are over axes and macros.
+    Raises `Unavailable` without a CUDA device, `BuildFailed` with the compiler's words."""
 
     def __init__(
         self, described: Mapping[str, Any], folder: Path, device: torch.device, names: tuple[str, ...]
@@ -43,7 +43,8 @@ class CudaEntry:
         from kernels.device_code import CudaError, Target, cuda_driver, find_compiler, resources_in
 
         self.described, self.device, self.names = described, device, names
-        source = (folder / str(described["cuda"])).read_text(encoding="utf-8")
+        self.defines: Mapping[str, Any] = described.get("defines", {})
+        source = with_macros((folder / str(described["cuda"])).read_text(encoding="utf-8"), self.defines)
         headers = {one.name: one.read_text(encoding="utf-8") for one in folder.glob("*.cuh")}
         major, minor = torch.cuda.get_device_capability(device)
         began = time.perf_counter()
@@ -86,7 +87,7 @@ class CudaEntry:
         """A launch with all expressions evaluated. Raises `BuildFailed` for an expression that cannot be evaluated."""
         from kernels.device_code import LaunchConfig
 
-        numbers = {name: one for name, one in case.items() if isinstance(one, (int, float))}
+        numbers = {name: one for name, one in {**case, **self.defines}.items() if isinstance(one, (int, float))}
         tensors = dict(zip(self.names, arguments.args, strict=False)) | dict(arguments.kwargs)
         tensors |= {"out": outs[0]} if len(outs) == 1 else {f"out{n}": one for n, one in enumerate(outs)}
         try:
@@ -117,6 +118,12 @@ class CudaEntry:
             return answer
 
         return launch
+
+
+def with_macros(source: str, defines: Mapping[str, Any]) -> str:
+    """The source with a macro for each parameter; the compiler's line numbers remain those of the file."""
+    lines = [f"#define {name} {int(value) if isinstance(value, bool) else value}\n" for name, value in defines.items()]
+    return "".join([*lines, "#line 1\n", source]) if lines else source
 
 
 def launch_dimensions(size: Any, numbers: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ KINDS = ("baseline_", "kernel_")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 MOST_CASES = 10_000
 LEFT_OUT = "valid(…) leaves out these values of its parameters"
-CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
+CUDA_KEYS = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants", "macros")
 
 
 def load(path: Path) -> Definition:
@@ -206,6 +206,13 @@ def with_parameters(functions: Mapping[str, Any], defined: Mapping[str, Any], wr
     """The implementations, of which those that take parameters to tune have their values: those of `best`, for others
     the first combination that `valid` allows."""
     declared = defined.get("tune")
+    for name, function in functions.items():
+        macros = function.get("macros", ()) if isinstance(function, Mapping) else ()
+        unknown = sorted(set(macros) - set(declared or ()))
+        if unknown or isinstance(macros, str):
+            raise wrong(
+                f"{name}: macros must list names that tune declares, not {', '.join(unknown) or macros}", "tune"
+            )
     if declared is None:
         return dict(functions)
     listed = isinstance(declared, Mapping) and all(isinstance(one, (list, tuple)) and one for one in declared.values())
@@ -220,14 +227,23 @@ def with_parameters(functions: Mapping[str, Any], defined: Mapping[str, Any], wr
     allowed = next((one for one in combinations if valid is None or valid(**fitting_arguments(valid, one))), None)
     made = {}
     for name, function in functions.items():
-        taken = set() if isinstance(function, Mapping) else set(declared) & set(inspect.signature(function).parameters)
+        is_entry = isinstance(function, Mapping)
+        named = function.get("macros", ()) if is_entry else inspect.signature(function).parameters
+        values = {one: value for one, value in (allowed or {}).items() if one in named}
         made[name] = function
-        if taken:
-            values = allowed or {}
-            made[name] = partial(function, **{one: value for one, value in values.items() if one in taken})
-            if allowed is None:
-                made[name].refusal = lambda _case: LEFT_OUT
+        if not set(declared) & set(named):
+            continue
+        if allowed is None:
+            made[name] = partial(_never_called)
+            made[name].refusal = lambda _case: LEFT_OUT
+        else:
+            made[name] = {**function, "defines": values} if is_entry else partial(function, **values)
     return made
+
+
+def _never_called(*_: Any, **__: Any) -> None:
+    """Stands for a kernel whose parameters have no values."""
+    raise AssertionError(LEFT_OUT)
 
 
 def check_cuda(described: Mapping[str, Any], file: Path, wrong: Callable[[str], BadWorkload]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -16,10 +17,11 @@ from orchestrator.analysis.study import Study, study
 from orchestrator.analysis.verdicts import SIGNIFICANT, Mean, Noise, NoiseSource, Verdict, decide_verdict
 from orchestrator.core.candidates import Candidate, CandidateVerdict
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import BudgetExceeded, ConfigError, DocumentUnreadable
+from orchestrator.core.errors import BudgetExceeded, ConfigError, DocumentUnreadable, NotFound
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import clean_line
+from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions, plan_for_launch
 from orchestrator.runs.sessions import LiveSession, lost_reason, session_plan
@@ -48,12 +50,17 @@ class VersionLine:
     seconds: float = 0.0
     case_ratios: Mapping[str, float] = field(default_factory=dict)
     """By case, the lower limit of the ratio to the session's first baseline."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """By name, why other kernels of the version were not timed."""
+    usd: Decimal = Decimal(0)
+    """What the machine's time for it costs."""
 
     def document(self) -> dict[str, Any]:
         """The line as JSON."""
         ratio = None if self.ratio is None else {"low": self.ratio.low, "mid": self.ratio.mid, "high": self.ratio.high}
         names = ("version", "verdict", "kernel", "baseline", "time_us", "reason", "seconds")
-        return {"schema": 1, **{name: getattr(self, name) for name in names}, "ratio": ratio}
+        values = {name: getattr(self, name) for name in names}
+        return {"schema": 1, **values, "ratio": ratio, "faults": dict(self.faults), "usd": str(self.usd)}
 
     @property
     def is_complete(self) -> bool:
@@ -63,10 +70,17 @@ class VersionLine:
     @property
     def p(self) -> float:
         """The chance of such a ratio between equals; 1 without an interval."""
-        if self.ratio is None or not self.ratio.known or self.ratio.low == self.ratio.high:
+        error = log_error(self)
+        if self.ratio is None or not error:
             return 1.0
-        error = math.log(self.ratio.high / self.ratio.low) / 2 / LIMIT
         return 2 * (1 - NormalDist().cdf(abs(math.log(self.ratio.mid)) / error))
+
+
+def log_error(line: VersionLine) -> float:
+    """The standard error of the logarithm of a ratio, from its interval; 0 without one."""
+    if line.ratio is None or not line.ratio.known:
+        return 0.0
+    return math.log(line.ratio.high / line.ratio.low) / 2 / LIMIT
 
 
 def read_line(version: int, found: CandidateVerdict, rows: Iterable[tuple[str, bytes]]) -> VersionLine:
@@ -82,7 +96,8 @@ def read_line(version: int, found: CandidateVerdict, rows: Iterable[tuple[str, b
             return VersionLine(version, UNREADABLE, reason=str(exc), seconds=found.seconds)
     result = study(reader.groups(), reader.told())
     lines = [kernel_line(version, result, kernel, found) for kernel in found.kernels]
-    return max(lines, key=merit, default=VersionLine(version, UNREADABLE, reason="it has no kernel"))
+    best = max(lines, key=merit, default=VersionLine(version, UNREADABLE, reason="it has no kernel"))
+    return replace(best, faults={line.kernel: line.reason for line in lines if line.reason and line is not best})
 
 
 def merit(line: VersionLine) -> tuple[bool, float, float]:
@@ -137,6 +152,8 @@ class SessionDesk:
     watch: Callable[[Run], None] = lambda _: None
     live: LiveSession | None = None
     lines: list[VersionLine] = field(default_factory=list)
+    ceiling_usd: Decimal = Decimal(0)
+    """The most that the session which was opened last may cost."""
 
     def read(self) -> tuple[Config, str, Candidate]:
         """The workload as it is now. Raises `ConfigError` with file and line."""
@@ -167,19 +184,57 @@ class SessionDesk:
         except (BudgetExceeded, ConfigError) as exc:
             return self._added(VersionLine(version, REFUSED, reason=str(exc)))
         try:
-            found = self.live.wait(number)
-            rows = {} if found is None else self.live.rows(found)
+            verdict = self.live.wait(number)
+            rows = {} if verdict is None else self.live.rows(verdict)
         except (ResultsUnreadable, DocumentUnreadable) as exc:
             return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
-        if found is None:
+        if verdict is None:
             return self._added(VersionLine(version, LOST, reason=lost_reason(self.live.engine.look())))
-        return self._added(read_line(version, found, rows.items()))
+        return self._added(self._read(version, verdict, rows, self.live))
+
+    def _read(self, version: int, found: CandidateVerdict, rows: Mapping[str, bytes], live: LiveSession) -> VersionLine:
+        vm = live.engine.look().vm
+        hourly = Decimal(0) if vm is None else vm.usd_per_hour
+        usd = (hourly * Decimal(found.seconds) / 3600).quantize(Decimal("0.000001"))
+        return replace(read_line(version, found, rows.items()), usd=usd)
+
+    def attach(self, run_id: str) -> None:
+        """Goes on with a session whose client was killed: its versions become this desk's, and it judges the next ones.
+        Raises `NotFound` if it is over, and `ConfigError` if it judges another file."""
+        _, _, candidate = self.read()
+        world = self.wiring.world()
+        live = LiveSession(world, Engine(world, run_id), self.wiring.user)
+        if not live.is_open():
+            raise NotFound(f"session {run_id} is over", hint="without --attach a new one begins")
+        path = live.candidate_path()
+        if path != candidate.path:
+            raise ConfigError(
+                f"session {run_id} judges {clean_line(path or 'nothing yet', 200)}, not {candidate.path}",
+                hint="`bench status` lists the sessions; without --attach a new one begins",
+            )
+        self.live = live
+        for number in range(1, live.find_candidates() + 1):
+            verdict = live.wait(number)
+            if verdict is not None:
+                self._added(self._read(len(self.lines) + 1, verdict, live.rows(verdict), live))
+
+    def parse_source(self, base: Candidate, text: bytes) -> Candidate:
+        """The candidate with this text as its workload's file. Raises `ConfigError` for a workload of several files."""
+        if base.path not in base.files:
+            raise ConfigError("a workload of several files has no single source text", hint="change its files instead")
+        return replace(base, files={**base.files, base.path: text})
+
+    @property
+    def cost_usd(self) -> Decimal:
+        """What the machines of the present session have cost until now."""
+        return Decimal(0) if self.live is None else self.live.engine.look().cost(self.wiring.clock.now())
 
     def open(self, config: Config, name: str) -> LiveSession:
         """Holds the money for a session, and gets its machine. Raises as a launch does."""
         wiring, world = self.wiring, self.wiring.world(config)
         made, refused = plan_for_launch(world, config, lambda one: wiring.plan(one, name), cold=True, say=wiring.say)
         plan = session_plan(made, self.idle_s)
+        self.ceiling_usd = plan.ceiling_usd
         order = RunOrder(
             new_run_id(wiring.clock.now(), plan.label_on(wiring.here)),
             plan,

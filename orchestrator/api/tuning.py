@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.config.model import Config
-from orchestrator.core.tuning import Strategy, TuneSpace, Values, with_values
+from orchestrator.core.errors import NotFound
+from orchestrator.core.naming import gpu_of, tuned_object
+from orchestrator.core.tuning import Strategy, TuneSpace, Values, dump_winner, parse_winner, with_values
+from orchestrator.wiring import Wiring, new_run_id
 
 RUNNERS_UP: Final = 2
 """How many combinations beside the winner are measured again."""
@@ -101,12 +105,34 @@ class Search:
         return again
 
 
+def remember_winner(wiring: Wiring, space: TuneSpace, made: Tuning, session: str) -> None:
+    """Stores the winner's values for the session's GPU, if it was right in its second measurement."""
+    again = None if made.winner is None else made.winner.again
+    if made.winner is not None and again is not None and again.is_complete:
+        ratio = 0.0 if again.ratio is None else again.ratio.mid
+        data = dump_winner(made.winner.values, session, ratio)
+        wiring.bucket.replace(tuned_object(gpu_of(session), space.digest), data, generation=None)
+
+
+def recall_winner(desk: SessionDesk, space: TuneSpace) -> Values:
+    """The values that were found before on the GPU that a session would have. Raises `NotFound` without any, and
+    `ConfigError` for values that the file does not declare."""
+    config, name, _ = desk.read()
+    gpu = gpu_of(new_run_id(desk.wiring.clock.now(), desk.wiring.plan(config, name).label_on(desk.wiring.here)))
+    blob = desk.wiring.bucket.read(tuned_object(gpu, space.digest))
+    if blob is None:
+        raise NotFound(f"{space.file} was not tuned on {gpu} yet", hint="`bench tune` without --remembered measures")
+    return parse_winner(blob.data, space)
+
+
 def is_left_out(line: VersionLine) -> bool:
     """Whether the file's own `valid` leaves this combination out."""
     return LEFT_OUT in line.reason
 
 
-def tuning_document(session: str, made: Tuning, applied: Values) -> dict[str, Any]:
+def tuning_document(
+    session: str, made: Tuning, applied: Values, remembered: Values = MappingProxyType({})
+) -> dict[str, Any]:
     """What `bench tune --json` prints."""
     winner = None if made.winner is None else made.winner.document()
     return {
@@ -118,5 +144,6 @@ def tuning_document(session: str, made: Tuning, applied: Values) -> dict[str, An
         "stopped": made.stopped,
         "winner": winner,
         "runners_up": [one.document() for one in made.runners_up],
+        "remembered": dict(remembered),
         "applied": dict(applied),
     }

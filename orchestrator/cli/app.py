@@ -34,6 +34,7 @@ COMMANDS = {
     "launch": "Rent a machine, measure, delete the machine.",
     "watch": "Measure your own kernel each time it is saved.",
     "tune": "Find the best values of a kernel's parameters.",
+    "mcp": "Let an agent measure versions of your kernel, within a sum.",
     "plan": "Show what a launch would do and the most it can cost.",
     "prices": "Show the prices that plans and holds are made with.",
     "fleet": "Run one sweep on many machines.",
@@ -64,7 +65,7 @@ COMMANDS = {
 
 
 GROUPS = {
-    "Begin": ("demo", "init", "doctor", "new", "plan", "launch", "watch", "tune"),
+    "Begin": ("demo", "init", "doctor", "new", "plan", "launch", "watch", "tune", "mcp"),
     "Follow": ("status", "logs", "ssh", "stop", "diagnose"),
     "Results": ("fetch", "report", "cases", "compare", "history", "baseline", "profile", "site"),
     "Many machines": ("fleet", "image"),

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NotRequired
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from orchestrator.cli.session_documents import AgentTools, TuneDocument, VersionDocument
 from orchestrator.core.doctor.verdicts import CheckLevel
 from orchestrator.core.fleet.state import State
 from orchestrator.core.run.status import StatusLine
@@ -568,6 +569,7 @@ SHAPES: Final[dict[str, Any]] = {
     "launch": RunDocument,
     "logs": shape(run_id=str, source=str, text=str),
     "man": shape(format=Literal["roff"], text=str),
+    "mcp": AgentTools,
     "new": shape(path=str),
     "plan": PlanDocument,
     "prices": shape(
@@ -581,10 +583,8 @@ SHAPES: Final[dict[str, Any]] = {
     "ssh": shape(run_id=str, command=list[str]),
     "status": Status | RunDocument,
     "stop": RunDocument,
-    "tune": shape(session=str, tried=int, dropped=int, left_out=int, stopped=str, winner=Row | None, runners_up=Rows,
-                  applied=Row),
-    "watch": shape("One line for each version of the file.", version=int, verdict=str, kernel=str, baseline=str,
-                   time_us=float | None, ratio=dict[str, float] | None, reason=str, seconds=float),
+    "tune": TuneDocument,
+    "watch": VersionDocument,
 }  # fmt: skip
 """By the words that call a command; `error` is what any of them prints where it failed."""
 

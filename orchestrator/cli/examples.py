@@ -86,6 +86,10 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "logs": (("bench logs last -f", "follow it until the run is over"),),
     "man": (("bench man | man -l -", "the manual page"),),
+    "mcp": (
+        ("bench mcp norm.py --gpu l4 --max-usd 2", "an agent may spend $2 on rented L4s"),
+        ("bench mcp norm.py --host local", "it measures on this machine, because you name it"),
+    ),
     "new": (("bench new norm", "norm.py; then bench launch norm.py"),),
     "plan": (("bench plan --gpu l4", "offers, prices and the most it can cost; nothing is requested"),),
     "prices": (("bench prices --gpu l4", "an L4 in every region that is known"),),

@@ -82,14 +82,14 @@ def profile(
         plan = after_settling_abandoned(wiring.world(), replan, wiring.say)
         run_id = _profiled(wiring, run_id, plan, tuple(case), tuple(implementation or ()), set_, quiet=json)
     folder = fetch_run(wiring.bucket, Engine(wiring.world(), run_id).look(), LOCAL).folder
-    profiles = _read(run_id, folder)
+    profiles = read_run_profiles(run_id, folder)
     _write(profiles, folder / "profile.html", json=json)
 
 
 def _write(found: Profiles, path: Path, *, json: bool) -> None:
     write_atomically(path, profile_page(found).encode())
     if json:
-        emit_json({**_document(found), "files": [str(path)]})
+        emit_json({**profile_document(found), "files": [str(path)]})
         return
     _show(found)
     typer.echo(f"wrote {path}")
@@ -118,19 +118,7 @@ def _profiled(
     quiet: bool,
 ) -> str:
     """Starts a run by `plan` that only profiles these cases, and returns its id."""
-    ids = tuple(_case_of(plan, text) for text in cases)
-    for name in only:
-        if name not in plan.harness["implementations"] and "*" not in plan.harness["implementations"]:
-            raise ConfigError(
-                f"run {run_id} has no implementation {name}", hint=_listed(plan.harness["implementations"])
-            )
-    asked = {"cases": list(ids), "implementations": list(only), "set": wanted}
-    made = replace(
-        plan,
-        harness={**plan.harness, "skip_cases": list(plan.cases), "profile": asked},
-        offers=tuple(offer for offer in plan.offers if offer.gpu == plan.config.gpu),
-        fallbacks=(),
-    )
+    made = only_profiling(plan, cases, only, wanted, run_id)
     with watching(quiet=quiet, now=wiring.clock.now) as watch:
         wiring.say = watch.say
         payload = _payload(wiring, run_id, made)
@@ -146,6 +134,25 @@ def _profiled(
             typer.echo(line, err=True)
         raise typer.Exit(0 if is_stdout_closed() else 130)
     return new
+
+
+def only_profiling(
+    plan: LaunchPlan, cases: tuple[str, ...], only: tuple[str, ...], wanted: str, run_id: str
+) -> LaunchPlan:
+    """The plan of a run that measures nothing and profiles these cases. Raises `ConfigError` for an unknown one."""
+    ids = tuple(_case_of(plan, text) for text in cases)
+    for name in only:
+        if name not in plan.harness["implementations"] and "*" not in plan.harness["implementations"]:
+            raise ConfigError(
+                f"run {run_id} has no implementation {name}", hint=_listed(plan.harness["implementations"])
+            )
+    asked = {"cases": list(ids), "implementations": list(only), "set": wanted}
+    return replace(
+        plan,
+        harness={**plan.harness, "skip_cases": list(plan.cases), "profile": asked},
+        offers=tuple(offer for offer in plan.offers if offer.gpu == plan.config.gpu),
+        fallbacks=(),
+    )
 
 
 def _payload(wiring: Wiring, run_id: str, plan: LaunchPlan) -> PayloadSource:
@@ -174,7 +181,7 @@ def _listed(names: Any) -> str:
     return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
 
 
-def _read(run_id: str, folder: Path) -> Profiles:
+def read_run_profiles(run_id: str, folder: Path) -> Profiles:
     """Raises `NotFound` if the run has profiled nothing."""
     try:
         summary = parse_document((folder / "profile" / "summary.json").read_bytes())
@@ -252,7 +259,17 @@ def _said(one: Profiled) -> list[str]:
     return hint_lines
 
 
-def _document(found: Profiles) -> ProfileDocument:
+def profile_lines(found: Profiles) -> list[str]:
+    """The profiles as lines of text: for each case its figures and what stands out."""
+    lines = []
+    for case_id in found.cases:
+        heads, rows = side_by_side(found.of(case_id))
+        lines += [f"{case_id}  {found.device}", *("  ".join(row) for row in ([heads] if rows else []) + rows)]
+        lines += [text for one in found.of(case_id) for text in _said(one)]
+    return lines
+
+
+def profile_document(found: Profiles) -> ProfileDocument:
     def number(value: float) -> float | None:
         return None if math.isnan(value) else round(value, 4)
 

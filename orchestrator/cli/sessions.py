@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,7 +17,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.api.sessions import SessionDesk, VersionLine, correct_verdicts
+from orchestrator.api.finding import find_run
+from orchestrator.api.leaderboard import Leaderboard, rank_versions
+from orchestrator.api.sessions import SessionDesk, VersionLine
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.options import group_options, options
@@ -43,6 +46,9 @@ Idle = Annotated[
     float,
     typer.Option("--idle", metavar="MINUTES", help="Give the machine back after so long without a save.", min=0.1),
 ]
+Attach = Annotated[
+    str, typer.Option("--attach", metavar="RUN", help="Go on with this session, whose client was killed.")
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document for each version, on a line.")]
 
 
@@ -54,6 +60,7 @@ def watch(
     terms: Terms,
     host: Hosts = None,
     idle: Idle = 10.0,
+    attach: Attach = "",
     json: JsonLines = False,
 ) -> None:
     """Measure your own kernel each time it is saved.
@@ -70,6 +77,10 @@ def watch(
         )
     with versions_view(json=json) as view:
         desk = open_desk(ctx, choice, terms, host, idle, view)
+        if attach:
+            desk.attach(find_run(desk.wiring, attach))
+            for line in desk.lines:
+                view.show(line, desk)
         try:
             for _ in saves(choice.config, desk.wiring.clock.sleep, lambda: keep_alive(desk)):
                 view.measuring(len(desk.lines) + 1)
@@ -122,15 +133,15 @@ def saves(path: Path, sleep: Callable[[float], None], idle: Callable[[], None]) 
 def signature(path: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a file of a workload is saved; empty while its main file is being replaced."""
     folder = path if path.is_dir() else path.parent
-    found = []
+    stamps = []
     try:
         for file in sorted(folder.rglob("*") if path.is_dir() else folder.iterdir()):
             if file.suffix in SOURCES and file.is_file():
                 status = file.stat()
-                found.append((str(file), status.st_mtime_ns, status.st_size))
+                stamps.append((str(file), status.st_mtime_ns, status.st_size))
     except OSError:
         return ()
-    return tuple(found) if path.exists() else ()
+    return tuple(stamps) if path.exists() else ()
 
 
 # The screen: one line a version, newest on top.
@@ -166,16 +177,26 @@ class VersionsView:
 
     def end(self, desk: SessionDesk, ended: Run | None) -> None:
         """Says what the session came to: the best version among all that were compared, and the cost."""
-        timed = [line for line in desk.lines if line.ratio is not None]
-        if len(timed) > 1 and not self.json:
-            self.say(f"corrected over {count(len(timed), 'version')}:")
-            for line in sorted(
-                correct_verdicts(timed), key=lambda one: one.ratio.mid if one.ratio else 0, reverse=True
-            )[:5]:
-                self.say(line_text(line, best=False))
+        board = rank_versions(desk.lines, Decimal(0) if ended is None else ended.cost(desk.wiring.clock.now()))
+        if len(board.standings) > 1 and not self.json:
+            for text in board_lines(board):
+                self.say(text)
         if ended is not None:
             cost = ended.cost(desk.wiring.clock.now())
             self.say(f"session {ended.run_id}: {count(len(desk.lines), 'version')}, ${cost}, {ended.phase.value}")
+
+
+def board_lines(board: Leaderboard, most: int = 10) -> list[str]:
+    """The best versions of a session with their rank intervals and costs, and what an improvement cost."""
+    lines = [f"corrected over {count(len(board.standings), 'version')}:"]
+    for standing in board.standings[:most]:
+        ranks = f"rank {standing.first}" + (f" to {standing.last}" if standing.last > standing.first else "")
+        mark = "  improves" if standing.improves else ""
+        lines.append(f"{ranks}  {line_text(standing.line, best=False)}  ${standing.line.usd:.4f}{mark}")
+    price = board.usd_per_improvement
+    if price is not None:
+        lines.append(f"{count(board.improvements, 'improvement')}, ${price} each with starting and waiting")
+    return lines
 
 
 class LiveVersions(VersionsView):
@@ -216,7 +237,10 @@ def versions_table(lines: Sequence[VersionLine], best: VersionLine | None, most:
     for line in list(reversed(lines))[:most]:
         mark = "best" if line is best else ""
         table.add_row(
-            *line_cells(line)[:3], Text(line.verdict, STYLES.get(line.verdict, "bold red")), line.reason or mark
+            *line_cells(line)[:3],
+            Text(line.verdict, STYLES.get(line.verdict, "bold red")),
+            line.reason
+            or "; ".join([mark] * bool(mark) + [f"wrong: {name}: {why}" for name, why in line.faults.items()]),
         )
     return table
 
@@ -233,7 +257,8 @@ def line_text(line: VersionLine, *, best: bool) -> str:
     against = f" against {line.baseline}" if line.baseline else ""
     what = f"{time_text}  {ratio}{against}" if line.time_us is not None else ""
     taken = f"({line.seconds:.1f} s)" if line.seconds else ""
-    parts = (version, what, line.verdict, line.reason, "best" if best and not line.reason else "", taken)
+    faults = "; ".join(f"wrong: {name}: {reason}" for name, reason in line.faults.items())
+    parts = (version, what, line.verdict, line.reason, faults, "best" if best and not line.reason else "", taken)
     return "  ".join(part for part in parts if part)
 
 

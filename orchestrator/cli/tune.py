@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.tuning import Search, Trial, Tuning, is_left_out, tuning_document
+from orchestrator.api.tuning import (
+    Search,
+    Trial,
+    Tuning,
+    is_left_out,
+    recall_winner,
+    remember_winner,
+    tuning_document,
+)
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
@@ -34,6 +42,9 @@ class SearchTerms:
     ] = "racing"
     minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="Try no more after so long.", min=0.1)] = 60.0
     max_usd: Annotated[str, typer.Option("--max-usd", metavar="USD", help="The most that it may cost.")] = ""
+    remembered: Annotated[
+        bool, typer.Option("--remembered", help="Measure nothing: take what was found before on this GPU.")
+    ] = False
     apply: Annotated[bool, typer.Option("--apply", help="Write the winner into the file's own best = {...}.")] = False
 
 
@@ -57,6 +68,14 @@ def tune(
         terms = replace(terms, set_=[*terms.overrides, f"budget.per_run_usd={search_terms.max_usd}"])
     view = VersionsView(screen(sys.stderr if json else None), json)
     desk = open_desk(ctx, choice, terms, host, 10.0, view)
+    if search_terms.remembered:
+        values = recall_winner(desk, space)
+        if search_terms.apply:
+            write_best(path, space, values)
+        applied = values if search_terms.apply else {}
+        nothing = Tuning((), None, ())
+        answer(tuning_document("", nothing, applied, values), f"remembered: {values_text(values)}", json=json)
+        return
     view.say(f"{path.name}: {count(len(space), 'combination')}, {search_terms.strategy}")
     minutes = search_terms.minutes
     until = time.monotonic() + 60 * minutes
@@ -73,6 +92,8 @@ def tune(
     finally:
         interrupts.ignore(CLOSING_S, time.monotonic)
         ended = desk.close()
+    if ended is not None:
+        remember_winner(desk.wiring, space, made, ended.run_id)
     applied = made.winner.values if search_terms.apply and made.winner is not None else {}
     if applied:
         write_best(path, space, applied)

@@ -22,6 +22,8 @@ INDEX_PREFIX: Final = "index/"
 
 PLACEMENT_PREFIX: Final = "placement/"
 BASELINES_PREFIX: Final = "baselines/"
+TUNED_PREFIX: Final = "tuned/"
+"""Where clients store the best values of parameters; no machine may write there."""
 
 MACHINES_PREFIX: Final = "machines/"
 
@@ -157,6 +159,11 @@ def cases_prefix(run: str) -> str:
 
 def artifacts_prefix(run: str) -> str:
     return f"runs/{run}/artifacts/"
+
+
+def tuned_object(gpu: str, parameters: str) -> str:
+    """Where the best values of parameters on a GPU are stored; `parameters` is the digest of what a file declares."""
+    return f"{TUNED_PREFIX}{gpu}/{parameters}.json"
 
 
 def candidates_prefix(run: str) -> str:

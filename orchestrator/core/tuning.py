@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.reading import NotPython, parse_python
+from orchestrator.core.text import parse_document
 
 Strategy = Literal["exhaustive", "random", "racing"]
 HINT: Final = "`bench docs sessions` has an example"
@@ -51,6 +53,32 @@ class TuneSpace:
     def allows(self, values: Values) -> bool:
         """Whether values are a combination that the file declares."""
         return set(values) == set(self.values) and all(value in self.values[name] for name, value in values.items())
+
+    @property
+    def digest(self) -> str:
+        """What tells the parameters of this file from those of others: its name, and what it declares."""
+        declared = {name: list(values) for name, values in self.values.items()}
+        return hashlib.sha256(json.dumps([self.file, declared], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def dump_winner(values: Values, session: str, ratio: float) -> bytes:
+    """The object in the bucket: the best values, and the session and published ratio that they come from."""
+    return json.dumps({"schema": 1, "values": dict(values), "session": session, "ratio": ratio}).encode()
+
+
+def parse_winner(data: bytes, space: TuneSpace) -> Values:
+    """The values in an object of the bucket. Raises `ConfigError` unless they are values that the file declares."""
+    try:
+        values = parse_document(data)["values"]
+        allowed = isinstance(values, dict) and space.allows(values)
+    except (ValueError, KeyError, TypeError):
+        allowed = False
+    if not allowed:
+        raise ConfigError(
+            f"the bucket has values for {space.file} that the file does not declare, so nothing is written",
+            hint="`bench tune` without --remembered measures again",
+        )
+    return dict(values)
 
 
 def read_space(source: str, file: str) -> TuneSpace:
@@ -107,13 +135,13 @@ def _parsed(source: str, file: str) -> ast.Module:
 
 def _assigned(tree: ast.Module, name: str) -> ast.Assign | ast.AnnAssign | None:
     """The last statement at the top of a file that gives a name its value."""
-    found: ast.Assign | ast.AnnAssign | None = None
+    statement: ast.Assign | ast.AnnAssign | None = None
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         is_value = isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
         if is_value and any(isinstance(one, ast.Name) and one.id == name for one in targets):
-            found = node  # type: ignore[assignment]
-    return found
+            statement = node  # type: ignore[assignment]
+    return statement
 
 
 def _literal(node: ast.expr | None, file: str) -> dict[str, Any]:

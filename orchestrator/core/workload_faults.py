@@ -15,7 +15,7 @@ DTYPES: Final = (
 """The values that an axis named `dtype` may have."""
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 CUDA_NEEDED: Final = ("cuda", "entry", "grid", "block", "args")
-CUDA_KEYS: Final = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants")
+CUDA_KEYS: Final = ("cuda", "entry", "grid", "block", "smem", "args", "only", "constants", "macros")
 OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "inputs": ("device", "generator"),
     "skip": ("device",),

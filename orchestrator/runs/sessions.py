@@ -26,7 +26,7 @@ from orchestrator.core.naming import candidate_object, candidates_prefix, verdic
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.run.fold import Run
-from orchestrator.core.text import clean_line
+from orchestrator.core.text import clean_line, parse_document
 from orchestrator.runs.engine import Engine, World, is_done
 
 LOOK_S: Final = 0.4
@@ -72,6 +72,11 @@ class LiveSession:
         self.next_number = len(entries) + 1
         return len(entries)
 
+    def candidate_path(self) -> str:
+        """The path of the workload of the first candidate, as its client stored it; empty if there is none."""
+        blob = self.world.bucket.read(candidate_object(self.id, 1))
+        return "" if blob is None else str(parse_document(blob.data).get("path", ""))
+
     def begin(self, watch: Callable[[Run], None]) -> Run:
         """Follows the session until its machine works or it is over."""
         return self.engine.follow(watch=watch, trouble=self.trouble, until=lambda run: run.booted_at is not None)
@@ -108,11 +113,11 @@ class LiveSession:
         begun = self.world.clock.now().timestamp()
         while True:
             run = self._turn()
-            found = self.verdict(number)
-            if found is not None:
+            verdict = self.verdict(number)
+            if verdict is not None:
                 waited_s = self.world.clock.now().timestamp() - begun
-                self.taken_s.append(min(found.seconds, waited_s))  # the machine may say any number
-                return found
+                self.taken_s.append(min(verdict.seconds, waited_s))  # the machine may say any number
+                return verdict
             if is_done(run):
                 return None
             self.world.clock.sleep(LOOK_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.forms.cuda_entry import with_macros
 from kernels.forms.definition import BadWorkload, Definition, in_double
 from kernels.forms.expressions import evaluate
 from kernels.forms.one_file import load
@@ -200,3 +201,33 @@ def test_values_that_valid_leaves_out_are_refused_with_that_reason(tmp_path: Pat
 def test_a_best_value_that_tune_does_not_list_is_a_mistake(tmp_path: Path, best: str) -> None:
     with pytest.raises(BadWorkload, match="which tune does not list"):
         tuned(tmp_path, best)
+
+
+MACROS = """
+import torch
+tune = {"BLOCK": [64, 128], "FAST": [True, False], "unroll": [1, 2]}
+best = {"BLOCK": 128, "FAST": FAST, "unroll": 2}
+def valid(BLOCK, FAST):
+    return FAST
+def inputs(device, generator):
+    return (torch.zeros(2),)
+def reference(x):
+    return x
+def baseline_torch(x):
+    return x
+kernel_c = {"cuda": "k.cu", "entry": "f", "grid": "cdiv(2, BLOCK)", "block": "BLOCK", "args": ["out", "x"],
+            "macros": ["BLOCK", "FAST"]}
+"""
+
+
+def test_a_cuda_entry_has_its_parameters_as_macros_and_in_its_expressions(tmp_path: Path) -> None:
+    source = 'extern "C" __global__ void f(float* out, const float* x) {}\n'
+    entry = read(tmp_path, MACROS.replace(": FAST,", ": True,"), k_dot_cu=source).implementations["c"]
+    assert entry["defines"] == {"BLOCK": 128, "FAST": True}
+    assert evaluate(entry["block"], entry["defines"]) == 128
+    assert with_macros(source, entry["defines"]) == f"#define BLOCK 128\n#define FAST 1\n#line 1\n{source}"
+    assert with_macros(source, {}) == source
+    refused = read(tmp_path, MACROS.replace(": FAST,", ": False,"), k_dot_cu=source).implementations["c"]
+    assert "leaves out these values" in refused.refusal({})
+    with pytest.raises(BadWorkload, match="macros must list names that tune declares, not DEPTH"):
+        read(tmp_path, MACROS.replace(": FAST,", ": True,").replace('["BLOCK", "FAST"]', '["DEPTH"]'), k_dot_cu=source)

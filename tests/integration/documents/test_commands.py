@@ -71,6 +71,7 @@ def test_every_command_that_a_page_or_a_message_names_is_understood(one: Written
 NOT_RUN = {
     r"^bench watch": "it goes on until Ctrl-C: tests/integration/library measures versions in a session",
     r"^bench tune": "it measures for minutes: tests/unit/analysis/test_tuning.py plays searches",
+    r"^bench mcp": "it serves until its client leaves: tests/integration/library/test_agents.py drives it",
     r"--host\b": "it needs a machine of the reader's own: tests/integration/hosts runs it against a real sshd",
     r"^bench init --project(?!.*--print)": "it needs a project at Google: tests/integration/cli/test_init.py runs it on the "
     "embedded cloud",

@@ -6,11 +6,13 @@ import json
 import math
 import random
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from orchestrator.analysis.bootstrap import Interval
+from orchestrator.api.leaderboard import rank_versions
 from orchestrator.api.sessions import LOST, VersionLine, correct_verdicts, read_line
 from orchestrator.cli.sessions import line_text, saves
 from orchestrator.core.candidates import Candidate, CandidateVerdict, parse_verdict, time_refusal
@@ -157,3 +159,43 @@ def test_a_verdict_is_bounded_in_all_that_it_names(changes: dict[str, object]) -
     assert parse_verdict(json.dumps(made).encode(), 1).kernels == ("mine",)
     with pytest.raises(ResultsUnreadable, match="cannot be read"):
         parse_verdict(json.dumps(made | changes).encode(), 1)
+
+
+def standing_line(number: int, ratio: float, spread: float = 0.01, **changes: str) -> VersionLine:
+    interval = Interval(ratio * (1 - spread), ratio, ratio * (1 + spread))
+    return VersionLine(number, "faster", "mine", "torch", 100 / ratio, interval, usd=Decimal("0.01"), **changes)
+
+
+def test_a_leaderboard_ranks_only_what_is_certain_and_counts_improvements() -> None:
+    lines = [
+        standing_line(1, 1.2),
+        standing_line(2, 1.5),
+        standing_line(3, 1.5),
+        standing_line(4, 1.1),
+        standing_line(5, 1.9),
+    ]
+    board = rank_versions([*lines, standing_line(6, 9.0, reason="max abs error 3")], Decimal("0.30"))
+    places = {one.line.version: (one.first, one.last, one.improves) for one in board.standings}
+    assert places == {
+        5: (1, 1, True), 2: (2, 3, True), 3: (2, 3, False), 1: (4, 4, False), 4: (5, 5, False),
+    }  # fmt: skip
+    assert board.usd_per_improvement == Decimal("0.15")
+    assert next(one.line.version for one in board.standings) == 5
+
+
+def test_equal_versions_share_every_rank_in_at_least_95_of_100_sessions() -> None:
+    chance, apart, improved = random.Random(5), 0, 0
+    for _ in range(100):
+        lines = [standing_line(n, math.exp(chance.gauss(0, 0.005))) for n in range(1, 11)]
+        board = rank_versions(lines, Decimal(1))
+        apart += {(one.first, one.last) for one in board.standings} != {(1, 10)}
+        improved += board.improvements
+    assert apart <= 5
+    assert improved <= apart
+
+
+def test_a_wrong_kernel_beside_a_right_one_is_named_on_the_line() -> None:
+    chance, case = random.Random(1), {"case_id": "c1", "file": "case-1.csv", "skipped": {"other": "max abs error 3"}}
+    one = read_line(1, verdict(kernels=["other", "mine"], cases=[case]), [("c1", rows("c1", chance, factor=0.8))])
+    assert (one.kernel, one.reason, dict(one.faults)) == ("mine", "", {"other": "max abs error 3"})
+    assert "wrong: other: max abs error 3" in line_text(one, best=False)
