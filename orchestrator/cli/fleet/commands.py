@@ -198,14 +198,14 @@ class SweepOptions:
 def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     """Show what a fleet would do and cost, at worst and as expected. Spends nothing."""
     wiring = options(ctx).wiring()
-    found = plan_sweep(wiring, sweep.asked())
+    fleet_plan = plan_sweep(wiring, sweep.asked())
     try:
-        check_cluster(wiring, found.sweep, partial(child_seconds, wiring, found))
+        check_cluster(wiring, fleet_plan.sweep, partial(child_seconds, wiring, fleet_plan))
     except ConfigError as exc:
-        found = replace(found, notices=(*found.notices, f"a launch would be refused: {exc}; {exc.hint}"))
+        fleet_plan = replace(fleet_plan, notices=(*fleet_plan.notices, f"a launch would be refused: {exc}; {exc.hint}"))
     except BenchError:
         pass  # a plan needs no cluster
-    _show_plan(found, json=json)
+    _show_plan(fleet_plan, json=json)
 
 
 def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
