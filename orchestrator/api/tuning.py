@@ -11,7 +11,8 @@ from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, Versi
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import NotFound
-from orchestrator.core.naming import gpu_of, tuned_object
+from orchestrator.core.market.catalog import gpu_of
+from orchestrator.core.naming import tuned_object
 from orchestrator.core.tuning import Strategy, TuneSpace, Values, dump_winner, parse_winner, with_values
 from orchestrator.wiring import Wiring, new_run_id
 

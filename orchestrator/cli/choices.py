@@ -13,7 +13,7 @@ import typer
 from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.naming import gpu_of
+from orchestrator.core.market.catalog import gpu_of
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring

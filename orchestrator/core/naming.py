@@ -40,17 +40,12 @@ _STAMP = "%Y%m%dT%H%M%S.%fZ"
 def run_id(now: datetime, gpu: str, entropy: str) -> str:
     """The id of a new run, such as `20261121-040506-l4-7f3a`. It sorts by time, names the GPU, and may be used in a
     label and an instance name."""
-    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{re.sub('[^a-z0-9]', '', gpu.lower())}-{entropy[:4].lower()}"
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{bare_name(gpu)}-{entropy[:4].lower()}"
 
 
-def launch_command(run: str) -> str:
-    """The command that launches a run with the GPU in the id `run`."""
-    return f"`bench launch --gpu {gpu_of(run) or 'GPU'}`"
-
-
-def gpu_of(run: str) -> str:
-    """The GPU in a run id; empty if `run` is none. The id of a fleet's child has an `x` after the GPU."""
-    return run.split("-")[2].partition("x")[0] if is_run_id(run) else ""
+def bare_name(gpu: str) -> str:
+    """The name of a GPU as it is in ids: letters and digits alone."""
+    return re.sub("[^a-z0-9]", "", gpu.lower())
 
 
 def is_run_id(text: str) -> bool:

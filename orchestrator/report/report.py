@@ -371,7 +371,7 @@ def ranks_in_words(part: Study) -> str:
         f"{name} {', '.join(f'{place} in {cases}' if several else place for place, cases in sorted(found.items()))}"
         for name, found in places.items()
     ]
-    return f"Places among the kernels, 1 is the fastest: {'; '.join(kernels)}." if kernels else ""
+    return f"Places of the kernels (1 is the fastest): {'; '.join(kernels)}." if kernels else ""
 
 
 def sentences_of(part: Study, total: int, prefix: str = "") -> tuple[str, ...]:

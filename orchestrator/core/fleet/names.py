@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.core.names import FleetId, JobName, RunId
+from orchestrator.core.naming import bare_name
 
 FLEETS_PREFIX: Final = "fleets/"
 FLEET_LABEL: Final = "bench-fleet"
@@ -33,7 +33,7 @@ def child_run(fleet: str, gpu: str, index: int) -> RunId:
     if not is_fleet_id(fleet) or not 0 <= index < MOST_CHILDREN:
         raise ValueError(f"child {index} of {fleet!r} has no name")
     stamp, entropy = fleet.removeprefix("fleet-").rsplit("-", 1)
-    return RunId(f"{stamp}-{re.sub('[^a-z0-9]', '', gpu.lower())}x{entropy}-{index:04x}")
+    return RunId(f"{stamp}-{bare_name(gpu)}x{entropy}-{index:04x}")
 
 
 def job_name(fleet: FleetId, number: int) -> JobName:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.market.offers import region_of
+from orchestrator.core.naming import bare_name, is_run_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,17 @@ CATALOG: Final[tuple[Gpu, ...]] = (
 )
 
 GPU_NAMES: Final = tuple(gpu.name for gpu in CATALOG)
+
+
+def launch_command(run: str) -> str:
+    """The command that launches a run with the GPU in the id `run`."""
+    return f"`bench launch --gpu {gpu_of(run) or 'GPU'}`"
+
+
+def gpu_of(run: str) -> str:
+    """The GPU in a run id; empty if `run` is none. The id of a fleet's child has an `x` after the GPU."""
+    bare = run.split("-")[2].partition("x")[0] if is_run_id(run) else ""
+    return next((name for name in GPU_NAMES if bare_name(name) == bare), bare)
 
 
 def find_gpu(name: str) -> Gpu | None:

@@ -61,7 +61,7 @@ def _about_machine(config: Config) -> list[str]:
         notices.append(f"Google sells {config.machine_type} on demand to no single person: only spot is requested")
     if (gpus := gpu.gpus_of(config.machine_type)) > 1:
         fewer = "" if gpu.gpus_of(gpu.default_machine) == 1 else ", and Google sells no smaller machine with it"
-        notices.append(f"{config.machine_type} has {gpus} GPUs: a run measures on one and pays for all{fewer}")
+        notices.append(f"{config.machine_type} has {count(gpus, 'GPU')}: a run measures on one and pays for all{fewer}")
     return notices
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.naming import launch_command
+from orchestrator.core.market.catalog import launch_command
 from orchestrator.core.run.events import (
     CaseChecked,
     Diagnosed,

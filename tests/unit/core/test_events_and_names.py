@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import naming
 from orchestrator.core.fleet.names import child_run
-from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.market.catalog import GPU_NAMES, launch_command
 from orchestrator.core.run import events as ev
 from tests.unit.core.builders import RUN, T0, Log, at, measured, planned
 from tests.unit.core.test_run import some_facts
@@ -113,9 +113,9 @@ def test_where_things_are() -> None:
 @pytest.mark.parametrize("gpu", GPU_NAMES)
 def test_a_hint_to_launch_again_names_the_gpu_of_the_run(gpu: str) -> None:
     command = f"`bench launch --gpu {gpu}`"
-    assert naming.launch_command(naming.run_id(T0, gpu, "7f3a")) == command
-    assert naming.launch_command(child_run("fleet-20261122-040506-7f3a", gpu, 42)) == command
+    assert launch_command(naming.run_id(T0, gpu, "7f3a")) == command
+    assert launch_command(child_run("fleet-20261122-040506-7f3a", gpu, 42)) == command
 
 
 def test_a_hint_to_launch_again_repeats_nothing_of_a_name_that_is_no_run() -> None:
-    assert naming.launch_command("x; rm -rf ~ -l4-7f3a") == "`bench launch --gpu GPU`"
+    assert launch_command("x; rm -rf ~ -l4-7f3a") == "`bench launch --gpu GPU`"
