@@ -40,7 +40,7 @@ from orchestrator.wiring import fetch_run, launch_context, new_run_id, payload_o
 INSTRUCTIONS: Final = """Measures versions of one GPU kernel within a sum that a person fixed. Send the whole text of
 the file to measure; only its kernel_... functions are used, and the first version's reference judges all. leaderboard
 compares all versions: the best of many is also the luckiest. Call give_back when you are done."""
-INSTALL: Final = "`pip install 'spotbench[mcp]'`"
+INSTALL: Final = "`pip install 'mcp>=2.0,<3'`"
 
 MaxUsd = Annotated[str, typer.Option("--max-usd", metavar="USD", help="The most that the agent may spend in all.")]
 

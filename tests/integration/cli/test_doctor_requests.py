@@ -15,6 +15,7 @@ from orchestrator.adapters.google.rest import OnlyLooking, Rest, endpoints
 from orchestrator.core.doctor.checks import cloud_checks
 from orchestrator.core.doctor.subject import Subject
 from orchestrator.core.doctor.verdicts import CheckLevel
+from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.rest import RestRequest
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.doctor import TaskRun, run_checks
@@ -101,7 +102,7 @@ def test_a_server_that_stalls_costs_one_check_and_its_limit(ward: Ward) -> None:
     ward.cloud.weather.add({"fault": "stall", "path": "/regions", "seconds": 3600})
     found = ward.page(quotas_limit_s=1)
     slow = {name for name, verdict in found.items() if verdict.why.startswith("no answer within")}
-    assert slow == {f"quota.{gpu}" for gpu in ("l4", "t4", "a100", "h100", "cpu")}
+    assert slow == {f"quota.{gpu}" for gpu in GPU_NAMES}
     assert all(found[name].level is CheckLevel.OK for name in found.keys() - slow)
 
 

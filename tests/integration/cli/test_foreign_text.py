@@ -81,8 +81,8 @@ def facts(said: str) -> list[ev.Fact]:
         ev.PhaseStarted(phase="environment"),
         ev.Healed(what=said, detail=said),
         ev.KernelBuilt(seconds=1, compiler=said),
-        ev.CaseStarted(case_id=said, index=1, of=2),
-        measured(said).model_copy(update={"median_us": {said: 1.0}}),
+        ev.CaseStarted(case_id="n1", index=1, of=2),
+        measured("n1").model_copy(update={"median_us": {said: 1.0}}),
         ev.Diagnosed(cause=said, detail=said, remedy=said),
         ev.Finished(outcome="failed", detail=said),
     ]

@@ -67,7 +67,7 @@ MISTAKES = [
     ("plan good.py --set measure.repeats=-1", 2, "measure.repeats: must be at least 1, not -1", KEYS),
     ("plan tab.yaml", 2, "tab.yaml:2: not YAML: found character '\\t'", KEYS),
     ("plan again.yaml", 2, "again.yaml:2: gpu: given twice, first on line 1", KEYS),
-    ("plan --gpu h200", 2, "H200 cannot be rented here: Google sells it only eight at a time", "--gpu"),
+    ("plan --gpu l40s", 2, "unknown GPU 'l40s'; did you mean 'l4'?", "--gpu"),
     ("compare a", 2, "compare needs at least two runs", "`bench compare A B`"),
     ("watch nosuch.py", 2, "there is no file nosuch.py", "`bench new NAME` writes one"),
     ("tune good.py", 2, "good.py declares no parameters: tune = {", "`bench docs sessions` has an example"),

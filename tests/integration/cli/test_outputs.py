@@ -68,6 +68,7 @@ CHANGES = {
 """Calls that change something, in an order in which they can be made."""
 
 TAKE_A_MACHINE = {
+    "mcp": "tests/integration/library/test_agents.py: what it says is a protocol's",
     "demo": "tests/integration/cli/test_demo.py",
     "costs rm": "it names the id of a cost: tests/integration/cli/test_money.py",
     "image build": "tests/integration/stories/test_images.py; its document is that of `image validate`, less the judgement",

@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
-from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, Unavailable
-from orchestrator.core.market.machines import Accepted, CloudRefusal, Instance, InstanceRequest
+from orchestrator.core.errors import NotFound, PermissionDenied, Unavailable
+from orchestrator.core.market.machines import NOT_SENT, Accepted, CloudRefusal, Instance, InstanceRequest
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Cloud
 from tests.support.machine_requests import L4, T4
@@ -162,14 +162,17 @@ def test_a_zone_without_the_machine_type_is_a_refusal_of_that_zone(sky: Sky) -> 
     assert answer.scope == "zone"
 
 
-def test_a_missing_right_and_missing_credentials_are_raised(sky: Sky) -> None:
-    for status, error in ((403, PermissionDenied), (401, CredentialsMissing)):
-        sky.weather(
-            {"fault": "http", "service": "compute", "method": "POST", "path": r"/instances\?", "status": status}
-        )
-        with pytest.raises(error):
-            sky.cloud.insert(L4)
-        assert sky.calm()
+def test_a_missing_right_is_raised_and_missing_credentials_are_a_refusal_of_all(sky: Sky) -> None:
+    """Nobody whose token is refused has a machine, so the money is given back as for any other refusal."""
+    refused = {"fault": "http", "service": "compute", "method": "POST", "path": r"/instances\?"}
+    sky.weather({**refused, "status": 403})
+    with pytest.raises(PermissionDenied):
+        sky.cloud.insert(L4)
+    sky.weather({**refused, "status": 401})
+    answer = sky.cloud.insert(L4)
+    assert isinstance(answer, CloudRefusal)
+    assert (answer.code, answer.scope) == (NOT_SENT, "all")
+    assert sky.calm()
     assert sky.names() == []
 
 
