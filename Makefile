@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo release demo-fleet test test-all test-integration test-kernels search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man schema docs
+.PHONY: demo release demo-fleet test test-all test-integration test-kernels search check bench chaos chaos-agents mutants live results install dev lint clean help axe bench-site compiler man tables docs
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -118,12 +118,12 @@ axe:
 man: $(STAMP)
 	@mkdir -p build && $(BIN)/bench man >build/bench.1 && echo build/bench.1
 
-## make schema  docs/schema/: a JSON Schema of what each command prints with --json
-schema: $(STAMP)
-	@PYTHONPATH=. $(BIN)/python scripts/schemas.py
+## make tables  what docs/ lists of the code: permissions, parts, floors, commands, exit codes, and a JSON Schema of each output
+tables: $(STAMP)
+	@PYTHONPATH=. $(BIN)/python scripts/tables.py
 
-## make docs    docs/ as a site in build/docs, by mkdocs in an environment of its own
-docs: $(BIN)/uv
+## make docs    that, and docs/ as a site in build/docs, by mkdocs in an environment of its own
+docs: tables
 	@test -x build/mkdocs/bin/mkdocs || { $(BIN)/uv venv --quiet --python $(BIN)/python build/mkdocs && \
 	  $(BIN)/uv pip install --quiet --python build/mkdocs/bin/python --require-hashes -r mkdocs.lock; }
 	build/mkdocs/bin/mkdocs build --strict --quiet --site-dir build/docs

@@ -5,46 +5,27 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from orchestrator.cli.app import COMMANDS, commands_by_group
-from orchestrator.core.errors import exit_codes
+from orchestrator.cli.app import COMMANDS
 from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.permissions import ACCOUNT, BATCH, BUCKET, BUCKET_LOOKER, LAUNCHER, LOOKER, MACHINE, Need
+from orchestrator.core.permissions import Need
 from orchestrator.core.setup.plan import APIS
 from orchestrator.embedded.weather import CONDITIONS, EVERY_KEY, KEYS
-from tests.unit.test_architecture import MAY_IMPORT
+from scripts.tables import NEEDS, differing
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = {
-    "launcher": (*LAUNCHER, *LOOKER),
-    "batch": BATCH,
-    "bucket": (*BUCKET, *BUCKET_LOOKER),
-    "account": ACCOUNT,
-    "machine": MACHINE,
-}
 
 
-def table(needs: tuple[Need, ...]) -> str:
-    rows = "".join(f"| `{need.permission}` | {need.why} | `{need.code}` |\n" for need in needs)
-    return f"| permission | to | used by |\n|---|---|---|\n{rows}"
+def test_the_tables_and_schemas_of_the_documents_are_those_of_the_code() -> None:
+    assert differing() == [], "make tables writes them"
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_permission_is_listed_with_the_code_that_needs_it(name: str) -> None:
-    text = (ROOT / "docs" / "gce.md").read_text(encoding="utf-8")
-    found = re.search(rf"<!-- begin: {name} -->\n(.*?)<!-- end: {name} -->", text, re.DOTALL)
-    assert found is not None
-    assert found[1] == table(TABLES[name])
-
-
-@pytest.mark.parametrize(
-    "need", [need for group in TABLES.values() for need in group], ids=lambda need: need.permission
-)
+@pytest.mark.parametrize("need", [need for group in NEEDS.values() for need in group], ids=lambda need: need.permission)
 def test_the_code_that_is_said_to_need_a_permission_is_there(need: Need) -> None:
     path, _, function = need.code.partition(" ")
     folder = ROOT if path.startswith("startup/") else ROOT / "orchestrator"
@@ -78,43 +59,6 @@ def test_every_place_that_the_architecture_and_the_words_name_is_there(page: str
     if symbol and there.suffix == ".py":
         nodes = list(ast.walk(ast.parse(there.read_text(encoding="utf-8"))))
         assert symbol in {getattr(node, "name", "") or getattr(node, "id", "") for node in nodes}
-
-
-def parts_table() -> str:
-    rows = []
-    for part, reached in MAY_IMPORT.items():
-        source = ROOT / "orchestrator" / part
-        text = (source / "__init__.py" if source.is_dir() else source.with_suffix(".py")).read_text(encoding="utf-8")
-        about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-        rows.append(f"| `{part}` | {about} | {', '.join(sorted(reached)) or 'nothing'} |\n")
-    return "| part of `orchestrator/` | what it is | may import |\n|---|---|---|\n" + "".join(rows)
-
-
-def test_the_drawing_of_the_parts_is_the_one_that_the_imports_are_held_to() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- begin: parts -->\n(.*?)<!-- end: parts -->", text, re.DOTALL)
-    assert found is not None
-    assert found[1] == parts_table()
-
-
-def commands_table() -> str:
-    rows = [
-        f"| {group} | `bench {name}` | {COMMANDS[name]} |\n"
-        for group, names in commands_by_group().items()
-        for name in names
-    ]
-    return "| | command | does |\n|---|---|---|\n" + "".join(rows)
-
-
-def codes_table() -> str:
-    rows = [f"| {code} | {about} |\n" for code, about in exit_codes().items()]
-    return "| code | meaning |\n|--:|---|\n" + "".join(rows)
-
-
-@pytest.mark.parametrize(("mark", "table"), [("commands", commands_table), ("exit codes", codes_table)])
-def test_the_page_of_commands_lists_those_that_are_there(mark: str, table: Callable[[], str]) -> None:
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert text.partition(f"<!-- begin: {mark} -->\n")[2].partition(f"<!-- end: {mark} -->")[0] == table()
 
 
 def test_every_command_is_explained_on_the_page_of_commands() -> None:
@@ -151,20 +95,6 @@ def test_every_page_that_a_hint_names_can_be_shown_from_a_wheel() -> None:
         "wheel"
     ]
     assert wheel["force-include"]["docs"] == "orchestrator/_bundle/docs"
-
-
-def floor(part: str) -> int:
-    """How many parts stand on each other below this one, at most."""
-    return 1 + max(map(floor, MAY_IMPORT[part]), default=-1)
-
-
-def test_every_part_is_drawn_on_the_floor_that_its_imports_give_it() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawn = text.partition("<!-- begin: floors -->\n```\n")[2].partition("```")[0]
-    floors: dict[int, list[str]] = {}
-    for part in sorted(MAY_IMPORT):
-        floors.setdefault(floor(part), []).append(part)
-    assert drawn == "".join(f"{number}  {'   '.join(floors[number])}\n" for number in sorted(floors, reverse=True))
 
 
 def retired() -> list[str]:
