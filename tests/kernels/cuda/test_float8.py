@@ -11,12 +11,13 @@ import torch
 
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.operator import attention
-from kernels.attention.cuda.plan.planning import Machine
+from kernels.attention.cuda.plan.planning import Machine, plan_problem
 from kernels.attention.cuda.plan.posing import Shaping, problem_of
 from kernels.attention.cuda.plan.posing_paged import paged_problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, Chip, Combine
 from kernels.attention.cuda.ways.decode import FLOAT8_TILES, Decode, DecodeKernel, plan_decode
 from kernels.attention.cuda.ways.dispatch import list_ways
+from kernels.attention.cuda.ways.general import plan_general
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import assert_agree, exact, limits
 from tests.kernels.cuda.float8_cases import EVERY_BYTE, draw_float8, widened
@@ -124,6 +125,16 @@ def test_the_compiler_sees_one_operator_whatever_is_given(given: dict[str, Any],
         given = {**given, "attn_mask": torch.ones(70, 70, dtype=torch.bool, device="meta")}
     compiled = torch.compile(lambda: attention(q, k, k, **given), backend="eager", fullgraph=True)
     assert compiled().shape == q.shape
+
+
+def test_no_kernel_of_another_way_is_planned_for_keys_of_eight_bits() -> None:
+    """As `splits=2` of a bound call would: it would read pairs of elements as one."""
+    q, k, v, scales = draw_float8(torch.float16, 1, 2, 4, 1, 640, 128)
+    shaping, machine = Shaping(k_scale=scales[0], v_scale=scales[1]), Machine(CHIP["hopper"], 132, 50 << 20)
+    problem = problem_of(q, k, v, torch.empty_like(q), causal=False, alignment="top-left", shaping=shaping)
+    for plan in (plan_general, plan_problem):
+        with pytest.raises(Unsupported, match="eight bits are computed by decoding alone"):
+            plan(problem, machine, splits=2)
 
 
 def refusal(change: dict[str, torch.Tensor | float]) -> str:

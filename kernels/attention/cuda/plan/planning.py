@@ -249,8 +249,10 @@ def check_kind(problem: Problem, machine: Machine) -> None:
 
 
 def check_problem(problem: Problem, machine: Machine) -> None:
-    """Raises `Unsupported` for a problem that no kernel computes."""
+    """Raises `Unsupported` for a problem that no kernel for 16-bit keys computes."""
     check_kind(problem, machine)
+    if problem.float8:
+        raise Unsupported("keys and values of eight bits are computed by decoding alone")
     sizes = (problem.batch, problem.heads, problem.kv_heads, problem.seq_q, problem.seq_k)
     if min(sizes) < 1:
         raise Unsupported(f"every size must be at least 1: batch, heads, kv_heads, seq_q, seq_k are {sizes}")
