@@ -47,7 +47,12 @@ def signed_ranks(differences: Vector) -> SignedRanks:
         return SignedRanks(min(1.0, 2 * float(cumulative_ranks(count)[round(less)])), effect)
     variance = count * (count + 1) * (2 * count + 1) / 24 - ties / 48
     z = max(0.0, total / 2 - less - 0.5) / math.sqrt(variance)
-    return SignedRanks(math.erfc(z / math.sqrt(2)), effect)
+    return SignedRanks(two_sided(z), effect)
+
+
+def two_sided(z: float) -> float:
+    """The chance that a standard normal value lies at least `z` from 0, on either side."""
+    return math.erfc(z / math.sqrt(2))
 
 
 def mid_ranks(values: Vector) -> tuple[Vector, float]:

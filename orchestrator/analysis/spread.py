@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import Final
 
 from orchestrator.analysis.bootstrap import LEVEL, Interval, student_quantile
+from orchestrator.analysis.ranks import two_sided
 
 LIMIT: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 STEPS: Final = 60
@@ -39,7 +40,7 @@ class Spread:
             return 0.0 if ratio.mid != 1 else 1.0
         # Welch and Satterthwaite: the better known variance adds to the degrees of freedom of the other.
         free = self.free * (deviation / self.size) ** 4 if self.size else math.inf
-        return math.erfc(normal_quantile(abs(math.log(ratio.mid)) / deviation, free) / math.sqrt(2))
+        return two_sided(normal_quantile(abs(math.log(ratio.mid)) / deviation, free))
 
 
 NONE: Final = Spread(0.0, math.inf)

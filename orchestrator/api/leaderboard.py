@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations
-from statistics import NormalDist
 from typing import Any
 
-from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.ranks import holm, two_sided
 from orchestrator.analysis.verdicts import MARGIN, SIGNIFICANT
 from orchestrator.api.sessions import VersionLine, correct_verdicts, log_error
 
@@ -63,7 +62,6 @@ def rank_versions(lines: Sequence[VersionLine], cost_usd: Decimal) -> Leaderboar
     """The leaderboard of a session. Every pair of versions is compared, with Holm's correction over all pairs."""
     compared = [line for line in correct_verdicts(lines) if line.is_complete and line.ratio is not None]
     better = surely_better(compared)
-    count = len(compared)
     standings, best_so_far = [], compared[:1]
     for line in compared:  # in the order in which they were measured
         above = sum((other.version, line.version) in better for other in compared)
@@ -71,7 +69,7 @@ def rank_versions(lines: Sequence[VersionLine], cost_usd: Decimal) -> Leaderboar
         improves = all((line.version, other.version) in better for other in best_so_far) and line is not compared[0]
         if improves:
             best_so_far = [line]
-        standings.append(VersionRank(line, 1 + above, count - below, improves))
+        standings.append(VersionRank(line, 1 + above, len(compared) - below, improves))
     standings.sort(key=lambda standing: -standing.line.ratio.mid if standing.line.ratio is not None else 0.0)
     return Leaderboard(tuple(standings), cost_usd)
 
@@ -82,7 +80,7 @@ def surely_better(lines: Sequence[VersionLine]) -> set[tuple[int, int]]:
     pairs = [(one, other) for one, other in combinations(lines, 2) if log_error(one) and log_error(other)]
     gaps = [log_gap(one, other) for one, other in pairs]
     errors = [math.hypot(log_error(one), log_error(other)) for one, other in pairs]
-    chances = [2 * (1 - NormalDist().cdf(abs(gap) / error)) for gap, error in zip(gaps, errors, strict=True)]
+    chances = [two_sided(abs(gap) / error) for gap, error in zip(gaps, errors, strict=True)]
     certain = set()
     for (one, other), gap, chance in zip(pairs, gaps, holm(chances), strict=True):
         if chance < SIGNIFICANT and abs(gap) > math.log1p(MARGIN):

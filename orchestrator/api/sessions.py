@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from statistics import NormalDist
 from typing import Any, Final
 
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.ranks import holm
+from orchestrator.analysis.ranks import holm, two_sided
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.spread import LIMIT
 from orchestrator.analysis.study import Study, study
@@ -71,9 +70,7 @@ class VersionLine:
     def p(self) -> float:
         """The chance of such a ratio between equals; 1 without an interval."""
         error = log_error(self)
-        if self.ratio is None or not error:
-            return 1.0
-        return 2 * (1 - NormalDist().cdf(abs(math.log(self.ratio.mid)) / error))
+        return two_sided(abs(math.log(self.ratio.mid)) / error) if self.ratio is not None and error else 1.0
 
 
 def log_error(line: VersionLine) -> float:

@@ -177,12 +177,12 @@ class VersionsView:
 
     def end(self, desk: SessionDesk, ended: Run | None) -> None:
         """Says what the session came to: the best version among all that were compared, and the cost."""
-        board = rank_versions(desk.lines, Decimal(0) if ended is None else ended.cost(desk.wiring.clock.now()))
+        cost = Decimal(0) if ended is None else ended.cost(desk.wiring.clock.now())
+        board = rank_versions(desk.lines, cost)
         if len(board.standings) > 1 and not self.json:
             for text in board_lines(board):
                 self.say(text)
         if ended is not None:
-            cost = ended.cost(desk.wiring.clock.now())
             self.say(f"session {ended.run_id}: {count(len(desk.lines), 'version')}, ${cost}, {ended.phase.value}")
 
 
@@ -235,13 +235,8 @@ def versions_table(lines: Sequence[VersionLine], best: VersionLine | None, most:
     """The newest versions, newest first, the best one marked."""
     table = Columns("version", "time", "ratio", "verdict", "", right=("version", "time", "ratio"))
     for line in list(reversed(lines))[:most]:
-        mark = "best" if line is best else ""
-        table.add_row(
-            *line_cells(line)[:3],
-            Text(line.verdict, STYLES.get(line.verdict, "bold red")),
-            line.reason
-            or "; ".join([mark] * bool(mark) + [f"wrong: {name}: {why}" for name, why in line.faults.items()]),
-        )
+        reason = line.reason or "; ".join(filter(None, ("best" if line is best else "", fault_text(line))))
+        table.add_row(*line_cells(line)[:3], Text(line.verdict, STYLES.get(line.verdict, "bold red")), reason)
     return table
 
 
@@ -251,14 +246,19 @@ def line_cells(line: VersionLine) -> tuple[str, str, str]:
     return f"v{line.version}", time_text, UNKNOWN if line.ratio is None else format_estimate(line.ratio)
 
 
+def fault_text(line: VersionLine) -> str:
+    """What was wrong with other kernels of a version; empty if nothing was."""
+    return "; ".join(f"wrong: {name}: {reason}" for name, reason in line.faults.items())
+
+
 def line_text(line: VersionLine, *, best: bool) -> str:
     """A version in one line."""
     version, time_text, ratio = line_cells(line)
     against = f" against {line.baseline}" if line.baseline else ""
     what = f"{time_text}  {ratio}{against}" if line.time_us is not None else ""
     taken = f"({line.seconds:.1f} s)" if line.seconds else ""
-    faults = "; ".join(f"wrong: {name}: {reason}" for name, reason in line.faults.items())
-    parts = (version, what, line.verdict, line.reason, faults, "best" if best and not line.reason else "", taken)
+    faults, mark = fault_text(line), "best" if best and not line.reason else ""
+    parts = (version, what, line.verdict, line.reason, faults, mark, taken)
     return "  ".join(part for part in parts if part)
 
 

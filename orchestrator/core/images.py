@@ -7,7 +7,6 @@ it expires, and `bench reap` deletes it then. The ledger has the cost of its sto
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.core.bounds import Count, Moment, Name, Usd
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.market.pricing import round_up
-from orchestrator.core.naming import IMAGE_NAME
+from orchestrator.core.naming import IMAGE_NAME, bare_name
 from orchestrator.core.text import count, parse_document
 
 USD_PER_GIB_MONTH: Final = Decimal("0.05")
@@ -213,7 +212,7 @@ def is_image_of(run_id: str, name: str) -> bool:
 
 
 def family_of(gpu: str) -> str:
-    return f"{IMAGE_NAME}{re.sub('[^a-z0-9]', '', gpu.lower())}"
+    return f"{IMAGE_NAME}{bare_name(gpu)}"
 
 
 def record_object(name: str) -> str:
