@@ -44,6 +44,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     file.write_text(BASE + CANDIDATES["right 0"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCH_HOME", str(folder / "home"))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # the lock of this machine as a host is there
         patch.chdir(folder)
         yield file
         stop_cloud(folder / "home" / "cloud")

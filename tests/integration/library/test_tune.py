@@ -41,6 +41,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "twice.py"
     path.write_text(WORKLOAD.partition("def kernel_sum")[0].rstrip() + TUNED)
     monkeypatch.setenv("BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # the lock of this machine as a host is there
     monkeypatch.chdir(tmp_path)
     yield path
     stop_cloud(tmp_path / "home" / "cloud")
