@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.attention.case import DTYPE_NAMES, Case, Shape
 from kernels.attention.interface import Unavailable
+from kernels.attention.problem import AttentionProblem, Inputs
 from kernels.harness import axes
 from kernels.harness.clocks import NoClocks
+from kernels.harness.controls import COMPARABLE, Cost, slowest_launcher
+from kernels.harness.regimes import case_regimes
+from kernels.harness.spec import REGIMES
 from kernels.harness.stopping import precision_rule
 from kernels.harness.timers import Timed, Timer
 from kernels.harness.timing import Sample
 from kernels.harness.turns import Contender
-from tests.kernels.measured import CASE, Journal, measured, played
+from tests.kernels.measured import CASE, CPU, Journal, measured, played
 
 
 def taken(journal: Journal, names: str, blocks: int, warmup: int, seed: int = 1) -> list[Sample]:
@@ -189,3 +195,84 @@ def test_the_garbage_collector_rests_while_times_are_taken_and_works_again_after
     measured(Journal(lasts=lambda _: float(seen.append(gc.isenabled()) or 1)), "a")
     assert set(seen) == {False}
     assert gc.isenabled()
+
+
+# Which inputs a case has.
+
+
+def drawn(case: Case, seed: int) -> Inputs:
+    return AttentionProblem().inputs(case, axes.case_generator(case, CPU, seed))
+
+
+def test_inputs_depend_on_seed_and_case_alone_and_are_never_zeros() -> None:
+    first, again = drawn(CASE, 5), drawn(CASE, 5)
+    assert torch.equal(first.q, again.q)
+    assert torch.equal(first.k, again.k)
+    assert not torch.equal(first.q, drawn(CASE, 6).q)
+    assert (first.q.shape, first.k.shape, first.v.shape) == ((2, 4, 9, 8), (2, 2, 11, 8), (2, 2, 11, 8))
+    assert first.q.dtype == torch.bfloat16
+    assert not torch.equal(first.k, first.v)
+    assert 0.5 < first.q.float().std().item() < 1.5
+
+
+def test_a_resumed_case_has_the_inputs_it_would_have_had() -> None:
+    torch.manual_seed(1)
+    alone = drawn(CASE, 5).q
+    drawn(Case(CASE.shape, "float32"), 5)
+    assert torch.equal(drawn(CASE, 5).q, alone)
+
+
+# In which regimes a case is measured.
+
+
+SIZES = st.integers(1, 20_000)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from([64, 128]), st.booleans(), st.sampled_from(REGIMES))
+def test_the_element_type_and_the_mask_never_choose_a_regime(
+    heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, asked: str
+) -> None:
+    case = Case(Shape(2, heads, heads, seq_q, seq_k, head_dim, causal), "float16")
+    found = case_regimes(asked, "cuda", case)
+    assert all(case_regimes(asked, "cuda", replace(case, dtype=other)) == found for other in DTYPE_NAMES)
+    assert case_regimes(asked, "cuda", replace(case, shape=replace(case.shape, causal=not causal))) == found
+
+
+@given(SIZES, SIZES)
+def test_a_gpu_case_has_burst_and_graph_and_a_processors_burst_and_sustained(seq_q: int, seq_k: int) -> None:
+    case = Case(Shape(2, 8, 8, seq_q, seq_k, 64, False), "float16")
+    assert case_regimes("both", "cuda", case)[:2] == ("burst", "graph")
+    assert case_regimes("both", "cpu", case) == ("burst", "sustained")
+    assert case_regimes("burst+graph", "cuda", case) == ("burst", "graph")
+
+
+@pytest.mark.parametrize(("seq", "heavy"), [(512, False), (1024, False), (4096, True), (16384, True)])
+def test_what_a_power_limit_can_hold_back_is_also_measured_back_to_back(seq: int, heavy: bool) -> None:
+    case = Case(Shape(2, 8, 8, seq, seq, 64, False), "float16")
+    assert ("sustained" in case_regimes("both", "cuda", case)) == heavy
+    assert case_regimes("sustained", "cuda", case) == ("sustained",)
+
+
+# Which implementation gets the second control.
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 500), st.floats(1, 5000)), min_size=1, max_size=8, unique=True),
+    st.sets(st.integers(0, 7)),
+)
+def test_the_second_control_is_on_the_longest_launch_among_those_of_comparable_speed(
+    costs: list[tuple[float, float]], have: set[int]
+) -> None:
+    made = [Cost(str(n), host, whole) for n, (host, whole) in enumerate(costs)]
+    chosen = slowest_launcher(made, frozenset(map(str, have)))
+    least = min(one.whole_us for one in made)
+    near = [one for one in made if one.whole_us <= COMPARABLE * least]
+    longest = max(one.host_us for one in near)
+    if chosen is None:
+        assert any(one.host_us == longest and int(one.implementation) in have for one in near)
+    else:
+        (one,) = (one for one in made if one.implementation == chosen)
+        assert one in near
+        assert one.host_us == longest
+        assert int(chosen) not in have
+    assert slowest_launcher([], frozenset()) is None

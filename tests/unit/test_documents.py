@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import tomllib
 from collections.abc import Iterator
@@ -167,3 +168,17 @@ def test_every_sweep_on_the_fleets_page_is_valid_and_every_sweep_key_is_on_it() 
     for block in blocks:
         Sweep.model_validate(yaml.safe_load(block))
     assert [key for key in Sweep.model_fields if not re.search(rf"^{key}:|`{key}:", text, re.M)] == []
+
+
+# The tables of docs/timers.md are the published measurements.
+
+
+def test_every_row_of_the_timers_page_is_a_published_measurement() -> None:
+    with (ROOT / "results/timers.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["implementation"] == "bench"]
+    timers = ("cupti", "harness graph", "harness burst", "triton do_bench", "triton do_bench_cudagraph")
+    published = [[row[name] or "-" for name in (*timers, "torch.utils.benchmark", "nvbench")] for row in rows]
+    page = (ROOT / "docs/timers.md").read_text(encoding="utf-8")
+    cells = [line.strip("| ").split(" | ")[1:] for line in page.splitlines() if line.startswith("| B")]
+    assert cells == published
+    assert len(cells) == 14

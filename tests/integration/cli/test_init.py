@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError, ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.setup import gcloud
 from orchestrator.core.setup.plan import SetupRequest
 from orchestrator.core.setup.plan import plan_setup as plan
 from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, ShareCaps, WriteSettings
@@ -38,6 +41,7 @@ from tests.support.discovery import Recorder
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import google_error, in_turn, scripted_server
+from tests.unit.core.test_setup_printed import every_step
 
 ADA = "user:ada@example.com"
 PRACTISE = ("init", "--embedded", "--launcher", ADA)
@@ -294,3 +298,24 @@ def test_a_bad_settings_file_is_found_by_the_survey(site: Any) -> None:
     setup.settings.write_text("a: [")
     with pytest.raises(ConfigError):
         setup.survey(WANTED)
+
+
+# What a set-up prints for gcloud, read by gcloud itself, which takes seconds to start.
+
+
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="there is no gcloud here")
+def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
+    nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    steps = [step for step in every_step() if not isinstance(step, WriteSettings | ShareCaps)]
+    # Values are the shell's: gcloud parses names, so one of each command with the same flags is enough.
+    of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", gcloud.one_line_command(step))): step for step in steps}
+    for step in of_a_kind.values():
+        said = subprocess.run(
+            ["bash", "-c", gcloud.one_line_command(step)],
+            env=nowhere,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        ).stderr
+        assert "argument" not in said.lower(), said

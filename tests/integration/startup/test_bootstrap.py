@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.patience import await_truth
 from tests.unit.startup.bootstrapped import assert_left_properly, cloud_for
-from tests.unit.startup.cloud import RUN
-from tests.unit.startup.machine import CASES, SCRIPT, Machine, run_spec
+from tests.unit.startup.cloud import BUCKET, INSTANCE, RUN, Cloud
+from tests.unit.startup.machine import CASES, SCRIPT, Machine, payload, run_spec, stub
 
 
 def test_a_healthy_run_tells_its_story_stores_its_results_and_deletes_its_vm(tmp_path: Path) -> None:
@@ -85,3 +89,239 @@ def test_the_script_is_clean_short_and_never_stops_at_an_error() -> None:
     lines = SCRIPT.read_text().splitlines()
     assert len(lines) <= 150
     assert not any(line.strip().startswith("set -e") for line in lines)
+
+
+# How startup.sh deletes its VM, and what it does when the API refuses.
+
+
+def test_the_deletion_is_repeated_until_the_api_accepts_it(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        refused = cloud.fail("DELETE", status=503, times=3)
+        cut = cloud.fail("DELETE", cut="before", times=2)
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert (refused.fired, cut.fired) == (3, 2)
+        assert_left_properly(cloud, "succeeded")
+
+
+def test_a_deletion_whose_answer_is_lost_is_not_taken_for_granted(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        cloud.fail("DELETE", cut="after")
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert cloud.deleted == 2
+
+
+def test_a_vm_that_is_already_gone_has_nothing_left_to_delete(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        fault = cloud.fail("DELETE", status=404, times=9)
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert fault.fired == 1
+
+
+def test_the_last_resort_comes_only_after_the_api_has_refused_every_time(tmp_path: Path) -> None:
+    resort = stub(tmp_path / "bin", "last-resort", f"touch {tmp_path}/shut-down")
+    env = {"BENCH_DELETE_TRIES": "3", "BENCH_LAST_RESORT": str(resort)}
+    with cloud_for() as cloud:
+        fault = cloud.fail("DELETE", status=403, times=1e9)
+        with Machine(cloud, tmp_path, **env) as machine:
+            machine.wait()
+        assert fault.fired == 3
+        assert (tmp_path / "shut-down").exists()
+
+
+def test_as_it_ships_the_api_is_asked_150_times_before_the_vm_shuts_itself_down(tmp_path: Path) -> None:
+    """The script's own functions on what looks like a real VM: no variable of the tests, an API that always refuses."""
+    functions = SCRIPT.read_text().partition('mkdir -p "$dir"; trap')[0]
+    play = f"""{functions}
+dir={tmp_path} name=vm
+sleep() {{ :; }}
+delete_self() {{ echo asked; return 1; }}
+shutdown() {{ echo "shutdown $*"; }}
+finish"""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BENCH_")}
+    ran = subprocess.run(["bash", "-c", play], capture_output=True, text=True, env=clean, timeout=600)
+    said = [line for line in ran.stdout.splitlines() if " boot: " not in line]
+    assert said == ["asked"] * 150 + ["shutdown -P now"]
+
+
+def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        cloud.fail("DELETE", status=403, times=1e9)
+        stub(tmp_path / "bin", "shutdown", f"touch {tmp_path}/shut-down")
+        with Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
+            machine.wait()
+        assert not (tmp_path / "shut-down").exists()
+
+
+# How startup.sh reads its metadata: late, odd, broken or missing.
+
+
+def test_metadata_is_data_whatever_characters_it_has(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    evil = f'"\'; touch {trap}; $(touch {trap}) `touch {trap}` \\ \n %s | & "run_id": "other", "bucket": "theirs"'
+    spec = run_spec()
+    spec = {"comment": evil, **spec}
+    spec["harness"]["note"] = {"x": evil, "y": [evil]}
+    script = {
+        "build": [{"log": evil}, {"say": {"fact": "gate", "name": "kernel_loads", "passed": True, "detail": evil}}]
+    }
+    spec["harness"]["script"] = script
+    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path) as machine:
+        machine.wait()
+        assert_left_properly(cloud, "succeeded")
+        assert not trap.exists()
+        assert evil in [data["detail"] for data in cloud.said("gate_passed")]
+
+
+def test_a_spec_that_is_missing_or_broken_still_ends_in_a_deletion(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        cloud.metadata["instance/attributes/bench-run"] = "{"
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert cloud.journal == ["DELETE instance"]
+
+
+def test_a_spec_that_the_agent_refuses_is_reported_by_the_bootstrap(tmp_path: Path) -> None:
+    spec = run_spec()
+    del spec["phase_limits_s"]["build"]
+    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path) as machine:
+        assert machine.wait() == 3
+        assert_left_properly(cloud, "failed")
+        assert "build" in cloud.said("diagnosed")[0]["detail"]
+
+
+def test_a_metadata_server_that_is_late_is_waited_for(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        cloud.fail("instance/name", status=503, times=2)
+        cloud.fail("attributes/bench-run", cut="before", times=2)
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert_left_properly(cloud, "succeeded")
+
+
+def test_pretty_printed_metadata_is_read_too(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        for name in ("bench-run", "bench-payload", "bench-endpoints"):
+            key = "instance/attributes/" + name
+            cloud.metadata[key] = json.dumps(json.loads(cloud.metadata[key]), indent=4, sort_keys=True)
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert_left_properly(cloud, "succeeded")
+
+
+def test_without_endpoints_the_script_addresses_google() -> None:
+    text = SCRIPT.read_text()
+    assert "https://storage.googleapis.com" in text
+    assert "https://compute.googleapis.com" in text
+    assert BUCKET not in text
+    assert INSTANCE not in text
+
+
+# Which payload startup.sh runs, and what it says of one that it does not run.
+
+
+def test_a_payload_with_another_checksum_is_never_run(tmp_path: Path) -> None:
+    with Cloud(run_spec(), payload(), sha256="0" * 64) as cloud, Machine(cloud, tmp_path) as machine:
+        assert machine.wait() == 1
+        assert_left_properly(cloud, "failed")
+        assert cloud.said("diagnosed")[0]["cause"] == "payload_checksum"
+        assert not machine.vm_file("payload").exists()
+
+
+@pytest.mark.parametrize("folder", ["a\nfolder", "a \\ $(folder)"])
+def test_a_payload_is_the_one_it_should_be_whatever_its_folder_is_called(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    with cloud_for() as cloud, Machine(cloud, tmp_path / folder) as machine:
+        assert machine.wait() == 0, machine.serial()
+        assert_left_properly(cloud, "succeeded")
+
+
+def test_a_payload_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        del cloud.objects[f"payloads/{cloud.sha256}.tar.gz"]
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert_left_properly(cloud, "failed")
+        assert cloud.said("diagnosed")[0]["cause"] == "payload_missing"
+        assert sum("alt=media" in line for line in cloud.requests) == 1, "what is not there is not asked for again"
+
+
+def test_a_payload_that_is_no_archive_is_named(tmp_path: Path) -> None:
+    with Cloud(run_spec(), b"not an archive") as cloud, Machine(cloud, tmp_path) as machine:
+        machine.wait()
+        assert_left_properly(cloud, "failed")
+        assert cloud.said("diagnosed")[0]["cause"] == "payload_missing"
+
+
+@pytest.mark.parametrize("what", [{"status": 503}, {"status": 429}, {"cut": "before"}, {"cut": "after"}])
+def test_a_download_is_repeated_until_it_works(tmp_path: Path, what: dict[str, object]) -> None:
+    with cloud_for() as cloud:
+        fault = cloud.fail("alt=media", times=3, **what)
+        with Machine(cloud, tmp_path) as machine:
+            machine.wait()
+        assert_left_properly(cloud, "succeeded")
+        assert fault.fired == 3
+
+
+# What startup.sh does on a VM without a Python that is new enough.
+
+
+def test_a_vm_without_python_says_so_and_goes(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in [
+        "bash",
+        "cat",
+        "curl",
+        "cut",
+        "date",
+        "env",
+        "grep",
+        "head",
+        "mkdir",
+        "mv",
+        "rm",
+        "sed",
+        "sha256sum",
+        "sleep",
+        "tail",
+        "tar",
+        "tee",
+        "touch",
+        "tr",
+    ]:
+        (tools / name).symlink_to(shutil.which(name) or "")
+    with cloud_for() as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
+        machine.wait()
+        assert_left_properly(cloud, "failed")
+        assert cloud.said("diagnosed")[0]["cause"] == "no_python"
+
+
+def test_a_vm_without_python_gets_one_where_installing_is_allowed(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    names = "bash cat chmod cp curl cut date env grep head mkdir mv rm sed sha256sum sh sleep tail tar tee timeout touch tr gzip"
+    for name in names.split():
+        (tools / name).symlink_to(shutil.which(name) or "")
+    spec = run_spec(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0})
+    install = f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac'
+    update = f"""case "$*" in *update*) echo x >> {tmp_path}/updates
+      [ "$(grep -c x {tmp_path}/updates)" -gt 3 ] || {{ echo "E: Could not get lock /var/lib/apt/lists/lock"; exit 100; }}
+    esac"""
+    stub(tools, "apt-get", f"{update}\n{install}")
+    with Cloud(spec, payload()) as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
+        machine.wait()
+        assert_left_properly(cloud, "succeeded")
+    assert len((tmp_path / "updates").read_text().split()) == 4, "the lock of the lists is waited for"
+
+
+def test_a_python_that_is_too_old_is_no_python(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        old = Machine(cloud, tmp_path)
+        stub(old.bin, "python3", "exit 1")
+        with old as machine:
+            machine.wait()
+        assert_left_properly(cloud, "failed")
+        assert cloud.said("diagnosed")[0]["cause"] == "no_python"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +12,7 @@ from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing
 from orchestrator.core.market.machines import Accepted, CloudRefusal
 from tests.support.machine_requests import L4, RUN, l4
 from tests.support.ports import deaf_port
-from tests.support.scripted_server import Answer, Drop, Stall, google_error, scripted_server
+from tests.support.scripted_server import Answer, Drop, Request, Stall, google_error, scripted_server
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.adapters.compute_script import Compute
 from tests.unit.adapters.scripted_compute import cloud, compute, failed
@@ -158,3 +160,170 @@ def test_a_request_that_google_would_refuse_is_not_sent() -> None:
         with pytest.raises(ConfigError):
             ours.insert(l4(max_run_s=1))
         assert server.requests == []
+
+
+# Which VM that is there already the compute adapter adopts.
+
+
+def test_a_vm_of_this_run_that_is_there_already_is_adopted() -> None:
+    with compute() as (script, _server, ours):
+        first = ours.insert(L4)
+        again = ours.insert(replace(L4, request_id=str(uuid.uuid4())))
+        assert first == again
+        assert script.inserted == 1
+
+
+def test_adoption_waits_for_the_insert_that_is_still_going_on() -> None:
+    with compute(polls=3) as (script, server, ours):
+        ours.insert(L4)
+        next(iter(script.operations.values())).update(status="RUNNING", _left=2)
+        before = len(server.sent("POST", "/wait"))
+        assert isinstance(ours.insert(replace(L4, request_id=str(uuid.uuid4()))), Accepted)
+        assert len(server.sent("POST", "/wait")) - before == 2
+
+
+def test_a_vm_of_another_run_is_never_adopted() -> None:
+    with compute() as (script, _server, ours):
+        ours.insert(L4)
+        script.vms[L4.name]["labels"] = {**L4.labels, "bench-run": "20200101-000000-l4-0000"}
+        answer = ours.insert(replace(L4, request_id=str(uuid.uuid4())))
+        assert isinstance(answer, CloudRefusal)
+        assert (answer.scope, answer.code) == ("all", "alreadyExists")
+        assert "does not belong to this run" in answer.hint
+
+
+def test_a_name_that_was_taken_and_is_free_again_is_an_error_that_passes() -> None:
+    with compute(before=[google_error(409, "exists", "alreadyExists")]) as (_script, _server, ours):
+        with pytest.raises(Unavailable, match="was deleted meanwhile"):
+            ours.insert(L4)
+        assert isinstance(ours.insert(L4), Accepted)
+
+
+def test_an_operation_that_finds_the_vm_there_adopts_it_too() -> None:
+    with compute() as (script, _server, ours):
+        first = ours.insert(L4)
+        operation = next(iter(script.operations.values()))
+        operation.update(failed("RESOURCE_ALREADY_EXISTS", "exists", 409))
+        assert ours.insert(L4) == first  # the same request id, so the same operation
+        assert script.inserted == 1
+
+
+def test_a_vm_that_was_preempted_before_it_could_be_looked_at_is_known_by_its_id() -> None:
+    with compute(vanish=True) as (_script, _server, ours):
+        answer = ours.insert(L4)
+        assert isinstance(answer, Accepted)
+        assert (answer.instance.id, answer.instance.status) == ("1001", "TERMINATED")
+        assert ours.instance(L4.zone, L4.name) is None
+
+
+# How the compute adapter waits for operations.
+
+
+def test_operations_are_waited_for_at_our_own_endpoint() -> None:
+    with compute(polls=3) as (_script, server, ours):
+        ours.insert(L4)
+        assert len(server.sent("POST", "/wait")) == 3
+
+
+def test_an_operation_that_takes_for_ever_is_given_up_on() -> None:
+    clock = SimulatedClock()
+    with scripted_server(Compute(polls=10_000)) as server, pytest.raises(Unavailable, match="not done after 20 s"):
+        cloud(server.url, clock, operation_s=20.0).insert(L4)
+    assert 20 <= sum(clock.slept) < 30
+
+
+def test_while_an_operation_is_waited_for_a_broken_connection_is_mended() -> None:
+    script = Compute(polls=3)
+    breaks = [True, False, True]
+
+    def shaky(request: Request) -> Answer:
+        return Drop() if request.path.endswith("/wait") and breaks and breaks.pop() else script(request)
+
+    with scripted_server(shaky) as server:
+        assert isinstance(cloud(server.url).insert(L4), Accepted)
+        assert len(server.sent("POST", "/wait")) == 5
+        assert script.inserted == 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_forgotten_operation_is_judged_by_whether_the_vm_is_there(there: bool) -> None:
+    script = Compute(vanish=not there)
+
+    def forgetting(request: Request) -> Answer:
+        answer = script(request)
+        script.operations.clear()
+        return answer
+
+    with scripted_server(forgetting) as server:
+        if there:
+            assert isinstance(cloud(server.url).insert(L4), Accepted)
+        else:
+            with pytest.raises(Unavailable, match="no longer knows"):
+                cloud(server.url).insert(L4)
+
+
+# How the compute adapter deletes a VM, and what it says when it cannot.
+
+
+def test_a_delete_returns_when_the_vm_is_gone_and_again_when_there_is_none() -> None:
+    with compute(polls=2) as (script, server, ours):
+        ours.insert(L4)
+        request_id = str(uuid.uuid4())
+        ours.delete(L4.zone, L4.name, request_id)
+        assert script.vms == {}
+        ours.delete(L4.zone, L4.name, request_id)
+        assert server.sent("DELETE")[0].query["requestId"] == request_id
+
+
+def test_a_delete_whose_answer_is_lost_succeeds() -> None:
+    with compute() as (script, _server, ours):
+        ours.insert(L4)
+        script.after.append(Drop())
+        ours.delete(L4.zone, L4.name, str(uuid.uuid4()))
+        assert script.vms == {}
+
+
+def test_a_delete_that_failed_is_tried_under_a_new_request_id() -> None:
+    with compute() as (script, server, ours):
+        ours.insert(L4)
+        script.keep = 1
+        script.failures.append(failed("INTERNAL_ERROR", "oops", 500))
+        ours.delete(L4.zone, L4.name, L4.request_id)
+        assert script.vms == {}
+        sent = server.sent("DELETE")
+        assert len(sent) == 2
+        assert sent[0].query["requestId"] != sent[1].query["requestId"]
+
+
+def test_a_vm_that_cannot_be_deleted_is_an_error_never_silence() -> None:
+    with compute(keep=2) as (script, _server, ours):
+        ours.insert(L4)
+        script.failures.extend([failed("INTERNAL_ERROR", "oops", 500)] * 2)
+        with pytest.raises(Unavailable, match="INTERNAL_ERROR oops") as raised:
+            ours.delete(L4.zone, L4.name, L4.request_id)
+        assert "bench stop" in raised.value.hint
+
+
+def test_a_delete_whose_operation_is_forgotten_is_judged_by_whether_the_vm_is_there() -> None:
+    script = Compute()
+
+    def forgetting(request: Request) -> Answer:
+        answer = script(request)
+        if request.method == "DELETE":
+            script.operations.clear()
+        return answer
+
+    with scripted_server(forgetting) as server:
+        cloud(server.url).insert(L4)
+        script.keep = 1
+        cloud(server.url).delete(L4.zone, L4.name, L4.request_id)
+        assert script.vms == {}
+        assert len(server.sent("DELETE")) == 2
+
+
+def test_a_delete_that_is_not_allowed_is_raised() -> None:
+    with compute() as (script, _server, ours):
+        ours.insert(L4)
+        script.before.append(google_error(403, "Required 'compute.instances.delete' permission", "forbidden"))
+        with pytest.raises(PermissionDenied, match="cannot delete the VM"):
+            ours.delete(L4.zone, L4.name, str(uuid.uuid4()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
 from orchestrator.core.ledger.alerts import Alert, alerts_due, mark_alerted
 from orchestrator.core.ledger.budget import (
@@ -17,12 +19,14 @@ from orchestrator.core.ledger.budget import (
     HoldRefused,
     HoldTerms,
     Ledger,
+    SharedCaps,
     add_cost,
     authorize,
     compact_ledger,
     headroom,
     hold,
     key_of,
+    set_caps,
     settle,
     take_back,
     window_exposure,
@@ -216,3 +220,113 @@ def test_pretended_dollars_and_real_ones_are_two_accounts(real: Decimal, pretend
     for window in WINDOWS[1:]:
         assert window_exposure(ledger, window, NOON).total == real + cost
         assert window_exposure(ledger, window, NOON, pretend=True).total == pretended
+
+
+# The caps of the bucket beside those of the client.
+
+
+def shared(**caps: Decimal) -> Ledger:
+    return set_caps(Ledger(), SharedCaps(by="ada", at=NOON, **caps))
+
+
+@given(st.builds(Caps, *[st.none() | amounts] * 4), st.builds(Caps, *[st.none() | amounts] * 4), amounts)
+def test_of_the_clients_caps_and_the_buckets_the_lower_binds(own: Caps, theirs: Caps, ceiling: Decimal) -> None:
+    ledger = shared(**{w: cap for w in WINDOWS if (cap := theirs.of(w)) is not None})
+    fits = isinstance(authorize(ledger, own, ceiling, NOON), Approved)
+    alone = [isinstance(authorize(Ledger(), caps, ceiling, NOON), Approved) for caps in (own, theirs)]
+    assert fits == all(alone)
+
+
+def test_a_refusal_says_who_set_the_cap_and_how_it_is_changed() -> None:
+    refused = authorize(shared(day=D(1)), Caps(day=D(5)), D(2), NOON)
+    assert isinstance(refused, HoldRefused)
+    assert (refused.cap, refused.set_by) == (D(1), "ada")
+    assert "bench budget set --day" in refused.remedy
+    own = authorize(shared(day=D(5)), Caps(day=D(1)), D(2), NOON)
+    assert isinstance(own, HoldRefused)
+    assert own.set_by == ""
+    assert "budget.per_day_usd" in own.remedy
+
+
+def test_caps_that_were_changed_stay_on_record() -> None:
+    ledger = shared(day=D(1))
+    for amount in range(2, 40):
+        ledger = set_caps(ledger, SharedCaps(by="bob", at=NOON, day=D(amount)))
+    assert ledger.caps is not None
+    assert ledger.caps.day == 39
+    assert [caps.day for caps in ledger.earlier_caps] == list(range(19, 39))
+    assert Ledger.parse(ledger.dump()) == ledger
+
+
+# Which alerts are told about what was spent, and how often.
+
+
+@pytest.mark.parametrize(
+    ("amount", "threshold"),
+    [("4.99", None), ("5", 50), ("7.99", 50), ("8", 80), ("9.99", 80), ("10", 100), ("11", 100)],
+)
+def test_the_highest_threshold_reached_is_told(amount: str, threshold: int | None) -> None:
+    due = alerts_due(spent(amount), Caps(month=D(10)), NOON)
+    assert [alert.threshold for alert in due] == ([threshold] if threshold else [])
+
+
+def test_each_threshold_of_each_window_is_told_once() -> None:
+    caps = Caps(day=D(10), month=D(100), total=D(10))
+    ledger = spent("8")
+    due = alerts_due(ledger, caps, NOON)
+    assert [alert.id for alert in due] == ["day:2026-11-21:80:10", "total:total:80:10"]
+    told = mark_alerted(ledger, due)
+    assert alerts_due(told, caps, NOON) == ()
+    more = add_cost(told, "ai", D(2), "", NOON, "c2")
+    assert [alert.id for alert in alerts_due(more, caps, NOON)] == ["day:2026-11-21:100:10", "total:total:100:10"]
+
+
+def test_money_that_is_only_held_alarms_nobody() -> None:
+    assert alerts_due(hold(Ledger(), "r", D(10), 600, NOON), Caps(day=D(10)), NOON) == ()
+
+
+def test_a_cap_of_nothing_is_reached_by_the_first_cent_and_not_before() -> None:
+    assert alerts_due(Ledger(), Caps(day=D(0)), NOON) == ()
+    assert [alert.threshold for alert in alerts_due(spent("0.01"), Caps(day=D(0)), NOON)] == [100]
+
+
+def test_a_run_that_cost_more_than_its_hold_is_told_once() -> None:
+    ledger = settle(hold(Ledger(), "r", D(1), 600, NOON), "r", D("1.2"), NOON)
+    due = alerts_due(ledger, Caps(), NOON)
+    assert due == (Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),)
+    assert alerts_due(mark_alerted(ledger, due), Caps(), NOON) == ()
+
+
+def test_alerts_say_what_happened_in_dollars() -> None:
+    said = [
+        f"{alert.title}. {alert.text}"
+        for alert in (
+            Alert("budget", "month", "2026-11", 80, D(8), D(1), D(10)),
+            Alert("budget", "total", "total", 100, D(10), D(0), D(10)),
+            Alert("overcommit", "day", "2026-11-21", 100, D(3), D(10), D(10)),
+            Alert("overspend", "run", "r", 100, D("1.2"), D(0), D(1)),
+        )
+    ]
+    assert said == [
+        "80 % of the budget for 2026-11 is spent. $8 of $10 is spent, and $1 more is held for runs that are not over.",
+        "100 % of the budget for everything is spent. $10 of $10 is spent, and $0 more is held for runs that are not over.",
+        "the budget for 2026-11-21 may be exceeded by runs that are not over. $3 is spent and $10 is held: together more than $10. A cost was recorded, or the cap was lowered, after the money was held. No new run is allowed until the sum is below the cap again.",
+        "run r cost more than was held for it. It cost $1.2; $1 was held. Compare configs/prices.yaml with the bill.",
+    ]
+
+
+def test_an_alert_of_a_ledger_of_old_is_not_told_again() -> None:
+    ledger = spent("8").model_copy(update={"alerts": frozenset({"day:2026-11-21:80", "total:total:over"})})
+    assert alerts_due(ledger, Caps(day=D(10)), NOON) == ()
+
+
+def test_a_cap_that_was_raised_has_thresholds_of_its_own() -> None:
+    told = mark_alerted(spent("10"), alerts_due(spent("10"), Caps(day=D(10)), NOON))
+    assert alerts_due(told, Caps(day=D("10.00")), NOON) == ()
+    assert [alert.threshold for alert in alerts_due(told, Caps(day=D(20)), NOON)] == [50]
+
+
+def test_whoever_settles_judges_the_caps_under_which_the_money_was_held() -> None:
+    held = hold(Ledger(), "a", D(1), 600, NOON, HoldTerms(caps=Caps(day=D(1), total=D(50))))
+    due = alerts_due(settle(held, "a", D("0.9"), NOON), Caps(day=D(10)), NOON)
+    assert [(alert.window, alert.threshold, alert.cap) for alert in due] == [("day", 80, D(1))]

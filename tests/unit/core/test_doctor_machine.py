@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
 
-from orchestrator.core.doctor import machine
-from orchestrator.core.doctor.verdicts import CheckLevel
+from orchestrator.core.doctor import here, host, machine
+from orchestrator.core.doctor.host import HOST_CHECKS, CommandResult, HostCheck
+from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
+from orchestrator.core.hosts import HostTarget
 from orchestrator.core.rest import RestAnswer
 from orchestrator.core.setup.plan import OWN_MACHINES, machine_grants, older_own_objects
 from orchestrator.core.setup.steps import GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
@@ -158,3 +162,134 @@ def test_without_an_address_a_machine_needs_a_way_to_google_and_one_to_the_inter
     assert verdict(machine.check_network, private, CLOSED).level is CheckLevel.WARN
     assert verdict(machine.check_network, private, replace(CLOSED, allow_install=False)).level is CheckLevel.OK
     assert verdict(machine.check_network, private | {"routers": refusal(403)}, CLOSED).level is CheckLevel.WARN
+
+
+# What is checked of the computer that bench runs on.
+
+
+def test_this_machines_python_and_libraries_are_new_enough_or_named() -> None:
+    assert here.check_python((3, 12, 1)).level is CheckLevel.OK
+    assert here.check_python((3, 10, 9)).level is CheckLevel.FAIL
+    needed = ("typer>=0.20", "rich[all]>=13.9", "torch==2; extra == 'cpu'", "plain", ">=1")
+    there = {"typer": "0.21rc1", "rich": "13.10", "plain": "odd"}
+    assert here.check_libraries(needed, there).why == "3 libraries, all installed and new enough"
+    assert here.check_libraries(needed, there | {"rich": "13.8"}).remedy == "pip install --upgrade rich"
+    assert here.check_libraries(needed, {"rich": "1"}).remedy == "pip install --upgrade typer plain rich"
+    assert here.parse_release("odd") == ()
+
+
+def test_the_folder_the_files_and_the_prices_are_judged() -> None:
+    assert here.check_home("/h", "read-only", 0, "export BENCH_HOME=/tmp/h").level is CheckLevel.FAIL
+    assert here.check_home("/h", "", 10, "export BENCH_HOME=/tmp/h").level is CheckLevel.WARN
+    assert here.check_home("/h", "", 1 << 40, "export BENCH_HOME=/tmp/h").level is CheckLevel.OK
+    assert here.check_documents((), 5).level is CheckLevel.OK
+    mine = here.check_documents((("my.yaml", "my.yaml:2: x\nmore"), ("l4", "y")), 5)
+    assert (mine.why, mine.remedy) == ("my.yaml:2: x (and 1 more)", "bench plan my.yaml")
+    assert here.check_documents((("l4", "--set budget.per_run_usd=x"),), 5).remedy == "bench plan --gpu l4"
+    ages = [
+        here.check_prices(date(2026, 6, 1), day).level
+        for day in (date(2026, 5, 1), date(2026, 6, 9), date(2026, 12, 1))
+    ]
+    assert ages == [CheckLevel.WARN, CheckLevel.OK, CheckLevel.WARN]
+
+
+def test_the_embedded_cloud_the_compiler_and_torch_matter_where_they_are_used() -> None:
+    levels = {state: here.check_embedded(here.Embedded(state)).level for state in ("up", "down", "old", "stale")}
+    assert levels == {"up": CheckLevel.OK, "down": CheckLevel.OK, "old": CheckLevel.WARN, "stale": CheckLevel.WARN}
+    assert [here.check_compiler(path, uses).level for path, uses in (("/g++", True), ("", True), ("", False))] == [
+        CheckLevel.OK,
+        CheckLevel.FAIL,
+        CheckLevel.OK,
+    ]
+    assert [here.check_torch(version, uses).level for version, uses in (("2", True), ("", True), ("", False))] == [
+        CheckLevel.OK,
+        CheckLevel.WARN,
+        CheckLevel.OK,
+    ]
+
+
+# What plain commands on a host mean, and that none of them changes it.
+
+
+BOX = HostTarget("ada", "box", 2222)
+
+
+def judged(check: HostCheck, replies: Mapping[str, CommandResult]) -> CheckVerdict:
+    """The verdict, where a command with one of these words in it is answered so, and any other is not found."""
+
+    def run(line: str) -> CommandResult:
+        assert not {"sudo", "install", "rm", "kill"} & set(line.split()), "it only looks"
+        return next((ran for word, ran in replies.items() if word in line), CommandResult(127, "", "not found"))
+
+    return check(run, BOX)
+
+
+TOOLS = "a shell answers\n/usr/bin/bash\n/usr/bin/curl\n/usr/bin/tar\n/usr/bin/setsid\n"
+NAMED = "NVIDIA L4, 23034 MiB\n"
+
+
+@pytest.mark.parametrize(
+    ("check", "replies", "level", "says"),
+    [
+        (host.check_reachable, {"command -v": CommandResult(0, TOOLS)}, CheckLevel.OK, "answers"),
+        (
+            host.check_reachable,
+            {"command -v": CommandResult(255, "", "Permission denied\n")},
+            CheckLevel.FAIL,
+            "Permission denied",
+        ),
+        (
+            host.check_reachable,
+            {"command -v": CommandResult(0, "Fri Nov 27 2026\n")},
+            CheckLevel.FAIL,
+            "one command only",
+        ),
+        (host.check_reachable, {"command -v": CommandResult(255)}, CheckLevel.FAIL, "exit 255"),
+        (
+            host.check_reachable,
+            {"command -v": CommandResult(0, "a shell answers\n/usr/bin/bash\n/usr/bin/tar")},
+            CheckLevel.FAIL,
+            "no curl, setsid",
+        ),
+        (host.check_gpu, {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "")}, CheckLevel.OK, "NVIDIA L4"),
+        (host.check_gpu, {"name,": CommandResult(0, NAMED * 2), "apps": CommandResult(1)}, CheckLevel.OK, "and 1 more"),
+        (
+            host.check_gpu,
+            {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "17\n[N/A]\n")},
+            CheckLevel.WARN,
+            "in use by 17",
+        ),
+        (host.check_gpu, {"lspci": CommandResult(0, "3D controller: NVIDIA")}, CheckLevel.FAIL, "no driver answers"),
+        (host.check_gpu, {"lspci": CommandResult(0, "")}, CheckLevel.WARN, "no NVIDIA GPU"),
+        (
+            host.check_driver,
+            {"driver_version": CommandResult(0, "580.95.05\n580.95.05\n")},
+            CheckLevel.OK,
+            "driver 580.95.05",
+        ),
+        (host.check_driver, {"driver_version": CommandResult(0, "550.1")}, CheckLevel.WARN, "older PyTorch"),
+        (
+            host.check_driver,
+            {"driver_version": CommandResult(0, "470.1")},
+            CheckLevel.FAIL,
+            "too old for every PyTorch",
+        ),
+        (host.check_driver, {"driver_version": CommandResult(0, "?")}, CheckLevel.FAIL, "too old for every PyTorch"),
+        (host.check_driver, {}, CheckLevel.WARN, "no NVIDIA driver"),
+    ],
+)
+def test_a_host_is_judged_by_what_its_commands_say(
+    check: HostCheck, replies: Mapping[str, CommandResult], level: CheckLevel, says: str
+) -> None:
+    found = judged(check, replies)
+    assert (found.level, says in found.why) == (level, True), found
+    assert bool(found.remedy) is (level is not CheckLevel.OK)
+
+
+def test_a_remedy_on_a_host_is_one_command_with_its_port() -> None:
+    assert host.ssh_command_line(BOX, "df -h") == "ssh -p 2222 ada@box 'df -h'"
+    assert host.ssh_command_line(HostTarget("", "box", None), "df -h") == "ssh box 'df -h'"
+
+
+def test_nothing_is_asked_of_a_host_that_does_not_answer() -> None:
+    assert all(check.needs == ("host.reachable",) for check, _ in HOST_CHECKS[1:])

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.config.load import load
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import (
     HostNeeds,
     HostRecord,
     HostRun,
+    HostTarget,
     first_lack,
     gpu_for,
     host_fingerprint,
@@ -232,3 +234,24 @@ def test_an_element_type_that_the_device_has_not_is_left_out_and_said_so() -> No
     assert isinstance(plan, LaunchPlan)
     assert "cpu has no float16 arithmetic: left out" in plan.notices
     assert len(plan.cases) == 1
+
+
+# The command that opens a terminal: what it is for a host, and for a rented machine.
+
+
+def test_a_host_is_reached_as_it_was_named() -> None:
+    assert to_host(HostTarget("ada", "box", 2222)) == ("ssh", "-t", "-p", "2222", "--", "ada@box")
+    assert to_host(HostTarget("", "alias", None)) == ("ssh", "-t", "--", "alias")
+
+
+def test_a_rented_machine_is_reached_through_a_tunnel_by_name_zone_and_project() -> None:
+    assert through_iap("vm-1", "us-central1-a", "p") == (
+        "gcloud", "compute", "ssh", "vm-1", "--zone", "us-central1-a", "--project", "p", "--tunnel-through-iap",
+    )  # fmt: skip
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=4))
+def test_a_command_arrives_word_for_word(command: list[str]) -> None:
+    assert shlex.split(to_host(HostTarget("", "box", None), command)[-1]) == command
+    *_, flag, word = through_iap("vm", "z", "p", command)
+    assert (flag, shlex.split(word)) == ("--command", command)

@@ -9,18 +9,21 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from orchestrator.api.results import write_files
 from orchestrator.core.config.load import load
+from orchestrator.report import comparing
 from orchestrator.report.comparing import compare_reports
 from orchestrator.report.document import report_document, verdicts_csv
 from orchestrator.report.files import draw_boards, figure_svg
 from orchestrator.report.html import report_page
-from orchestrator.report.markdown import report_markdown
+from orchestrator.report.markdown import by_baseline, report_markdown
 from tests.unit.report.reported import BROKEN, FULL, judged
-from tests.unit.report.written import both, csv_text, records, reported
+from tests.unit.report.written import both, csv_text, records, reported, skip
 
 
 def test_the_file_needs_nothing_else_and_runs_nothing() -> None:
@@ -209,3 +212,76 @@ def test_a_programs_own_times_have_no_columns_of_what_nobody_measured() -> None:
 def test_a_measured_launch_says_whether_it_was_hidden() -> None:
     assert ">launch hidden<" in report_page(reported(csv_text(records(host_us="12", hidden="true"))))
     assert ">launch hidden<" not in report_page(reported(csv_text(records())))
+
+
+# Every report says how much of the machines' time was measuring, and nothing where nobody knows.
+
+
+TIME = {
+    "paid_s": 400.0, "measuring_s": 240.0, "measuring_share": 0.6, "cold_start_s": 102,
+    "cold_start_parts_s": {"request": 2.0, "boot": 40.0, "environment": 60.0, "odd": 3.0},
+}  # fmt: skip
+SAID = (
+    "Measuring took 60% of 6.7 min of machine time; the first case began 1.7 min after the request "
+    "(request 2 s, boot 40 s, environment 60 s)."
+)
+
+
+def test_every_report_says_the_share_of_time_that_was_measuring() -> None:
+    report = reported(csv_text(records()), time=TIME)
+    assert SAID in report.sentences()
+    assert SAID in report_markdown(report)
+    assert SAID in report_page(report)
+    assert report_document(report)["time"] == {
+        "paid_s": 400.0, "measuring_s": 240.0, "measuring_share": 0.6,
+        "cold_start_parts_s": {"request": 2.0, "boot": 40.0, "environment": 60.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        None, 3, {}, {**TIME, "paid_s": "x"}, {**TIME, "paid_s": float("nan")}, {**TIME, "measuring_s": 0},
+        {**TIME, "measuring_s": 500}, {**TIME, "cold_start_parts_s": []},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_does_not_say_where_the_time_went_costs_the_sentence_alone(time: Any) -> None:
+    report = reported(csv_text(records()), time=time)
+    assert report.time() == ""
+    assert report_document(report)["time"] is None
+
+
+def test_without_a_cold_start_of_its_own_a_run_tells_its_share_alone() -> None:
+    report = reported(csv_text(records()), time={**TIME, "cold_start_parts_s": {}})
+    assert report.time() == "Measuring took 60% of 6.7 min of machine time."
+
+
+# What people paste elsewhere, word for word: Markdown of reports and of comparisons.
+
+
+BEFORE = reported(csv_text(both()))
+
+
+def test_the_markdown_of_a_run_in_two_regimes(snapshot: SnapshotAssertion) -> None:
+    assert report_markdown(BEFORE, BEFORE.study.settings) == snapshot
+    assert by_baseline(BEFORE) == snapshot
+
+
+def test_the_markdown_of_a_run_with_everything_wrong(snapshot: SnapshotAssertion) -> None:
+    rows = [*records(lengths=(128,), speeds={"bench": 1.0}, load_1m="30"), skip("sdpa:cudnn", "needs | CUDA <13>")]
+    assert report_markdown(reported(csv_text(rows) + "torn,line\n", complete=False)) == snapshot
+
+
+def test_the_markdown_of_a_comparison(snapshot: SnapshotAssertion) -> None:
+    slower = both(noise=0.011)
+    for row in slower:
+        if row["regime"] == "sustained" and row["implementation"].startswith("bench"):
+            row["latency_us"] = f"{float(row['latency_us']) * 1.08:.3f}"
+    after = reported(csv_text(slower))
+    device = reported(csv_text(records(device="Tesla T4")))
+    assert (
+        comparing.comparison_markdown(
+            [compare_reports(BEFORE, after), compare_reports(BEFORE, device)], title="Against main"
+        )
+        == snapshot
+    )
