@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import bare_python, compiler_cache
+from tests.support import SESSION, bare_python
 from tests.support.connects import on_connect
 from tests.support.patience import PATIENCE_S
 
@@ -75,9 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     above = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *above]))
     socket.setdefaulttimeout(PATIENCE_S)
-    for made in (bare_python.install(), compiler_cache.install()):
-        if made is not None:
-            config.add_cleanup(functools.partial(shutil.rmtree, made, ignore_errors=True))
+    if SESSION not in os.environ:  # set by the process that all others of the session come from
+        folder = tempfile.mkdtemp(prefix="spotbench-tests-")
+        os.environ[SESSION] = folder
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        bare_python.install(Path(folder) / "python")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.kernels.cuda.compiled import place_of
 from tests.support.patience import PATIENCE_S
 from tests.support.torch_forks import Fork, TorchForks
 
@@ -55,7 +56,8 @@ def forks() -> TorchForks:
 
 class HarnessProcess:
     """One step of the harness; killed, if need be, when the `with` block ends. With `fresh` it imports torch itself, as
-    it does on a machine, where the import is what a test is about."""
+    it does on a machine, where the import is what a test is about. What is built once serves all, unless a test names a
+    `cache` of its own."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class HarnessProcess:
         path = directory / "spec.json"
         path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
         arguments = [step, "--spec", str(path), "--out", str(self.out), *options]
-        env = {**os.environ, "BENCH_KERNEL_CACHE": str(cache or directory / "cache"), **(environ or {})}
+        env = {**os.environ, "BENCH_KERNEL_CACHE": str(cache or place_of(directory) / "kernels"), **(environ or {})}
         self.log_path = directory / "log.txt"
         self.log_file = self.log_path.open("w")
         self.process: Fork | subprocess.Popen[str]

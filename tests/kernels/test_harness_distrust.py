@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.cuda.compiled import hasty
 from tests.kernels.harness_process import HarnessProcess, named, read_csv, shape, spec
 from tests.kernels.payloads import payload
-from tests.support.compiler_cache import hasty
 
 WRONGS = {
     "a scale that is off": ("a.scale * kLog2E", "a.scale * 1.5f"),

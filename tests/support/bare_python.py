@@ -1,8 +1,8 @@
 """A `python3` at the front of PATH that is this interpreter and has nothing installed.
 
 What tests start on a machine of theirs is to find what they put there, and nothing of what is installed beside this
-machine's own Python: a package, or a `.pth` file, which every start of Python reads. Nor is it to go by way of a
-manager of versions, which takes ten times as long as Python to find it.
+machine's own Python, `.pth` files included. Nor is it to go by way of a manager of versions, which takes ten times
+as long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 MARK = "TEST_BARE_PYTHON"
@@ -23,22 +22,27 @@ def program() -> Path:
     return Path(os.environ.get(MARK) or getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def install() -> Path | None:
-    """Puts it in front, for this process and its children. Returns the folder to remove at the end; None where somebody
-    above has done so, or where Python does not find what belongs to it beside its program."""
+def install(folder: Path) -> None:
+    """Puts it in front, for this process and its children, unless somebody above has done so; it lies in `folder`."""
     library = Path(sysconfig.get_path("stdlib"))
-    real = program()
     if MARK in os.environ or not sys.platform.startswith("linux") or not (library / "os.py").is_file():
-        return None
-    folder = Path(tempfile.mkdtemp(prefix="test-python-"))
-    made = folder / "bin" / "python3"
-    made.parent.mkdir()
-    shutil.copy(real, made)
-    beside = folder / sys.platlibdir / library.name
-    (beside / "site-packages").mkdir(parents=True)
+        return
+    made, beside = folder / "bin" / "python3", folder / sys.platlibdir / library.name
+    for parent in (made.parent, beside / "site-packages"):
+        parent.mkdir(parents=True)
+    shutil.copy(program(), made)
     for path in library.iterdir():
         if path.name not in ("site-packages", "dist-packages"):
             (beside / path.name).symlink_to(path)
-    os.environ[MARK] = str(made)
-    os.environ["PATH"] = f"{made.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return folder
+    if config := os.environ.get("COVERAGE_PROCESS_CONFIG"):
+        measure_coverage(beside / "site-packages", config)
+    os.environ.update({MARK: str(made), "PATH": f"{made.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"})
+
+
+def measure_coverage(packages: Path, config: str) -> None:
+    """Has each start measured as this process is, whatever its environment: a machine's agent is given little of it."""
+    import coverage
+
+    (packages / "coverage").symlink_to(Path(coverage.__file__).parent)
+    start = f"os.environ.setdefault('COVERAGE_PROCESS_CONFIG', {config!r}); coverage.process_startup()"
+    (packages / "coverage.pth").write_text(f"import coverage, os; {start}\n")

@@ -1,19 +1,21 @@
 """Processes that have torch imported when they begin: a session imports it once, and each of them is a fork.
 
 What runs is `python -m MODULE` in every other respect: a process of its own, with its own folder, environment, handles
-and arguments. The server of forks that `multiprocessing` would start from it is one of these too, made before the
-module runs, so that it holds nothing of what the module will.
+and arguments. The server of workers that it would start is a fork of it, as it is where the harness serves steps.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -81,10 +83,6 @@ class TorchForks:
         """`python -m module arguments`, with its standard error in `log`."""
         return Fork(self, module, arguments, {"cwd": str(cwd), "environ": dict(environ)}, log)
 
-    def close(self) -> None:
-        self.control.close()
-        self.process.wait()
-
 
 def forked(control: socket.socket) -> dict[str, Any]:
     """Returns in each new process, with what was asked of it; the caller itself ends with the control."""
@@ -127,54 +125,8 @@ def supervise(word: socket.socket, pid: int, handles: Sequence[int]) -> None:
         os._exit(0)
 
 
-def spare() -> None:
-    """Has a process ready that becomes the server of forks, where this one asks `multiprocessing` for it."""
-    from multiprocessing import util
-
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if not pid:
-        ours.close()
-        code, handles, _, _ = socket.recv_fds(theirs, LONGEST, 16)
-        if not code:
-            os._exit(0)
-        theirs.close()
-        told = json.loads(code)
-        for handle in [os.dup(handle) for handle in range(3)]:  # none of those that arrived has a number it is to have
-            os.close(handle)
-        moved = [os.dup2(handle, 512 + index, inheritable=True) for index, handle in enumerate(handles)]
-        for handle, target in zip(moved, told["handles"], strict=True):
-            os.dup2(handle, target, inheritable=True)
-        os.closerange(512, LAST)
-        os.environ.clear()
-        os.environ.update(told["environ"])
-        os.chdir(told["cwd"])
-        try:
-            exec(told["code"], {"__name__": "__main__"})
-        except SystemExit:
-            pass
-        os._exit(0)  # to take each of torch's modules apart takes most of a second
-    theirs.close()
-    as_it_was = util.spawnv_passfds
-
-    def started(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
-        code = str(args[-1])
-        if not code.startswith("from multiprocessing.forkserver import main"):
-            return as_it_was(path, args, passfds)
-        util.spawnv_passfds = as_it_was  # type: ignore[assignment]
-        told = {"code": code, "handles": list(passfds), "environ": dict(os.environ), "cwd": str(Path.cwd())}
-        socket.send_fds(ours, [json.dumps(told).encode()], list(passfds))
-        ours.close()
-        return pid
-
-    util.spawnv_passfds = started  # type: ignore[assignment]
-
-
 def run(told: Mapping[str, Any]) -> None:
     """As `python -m` does."""
-    import runpy
-    import tempfile
-
     os.environ.clear()
     os.environ.update(told["environ"])
     os.chdir(told["cwd"])
@@ -182,13 +134,16 @@ def run(told: Mapping[str, Any]) -> None:
     above = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     sys.path[:] = [told["cwd"], *above, *(path for path in sys.path[1:] if path not in OURS)]
     sys.argv = [told["module"], *told["arguments"]]
-    spare()
+    if "--spec" in sys.argv:  # the harness: where it has workers, their server is a fork made as early as this
+        serving = importlib.import_module("kernels.harness.serving")
+        own = serving.own_workload(Path(sys.argv[sys.argv.index("--spec") + 1]))
+        if own is not None and not serving.preload(own):
+            importlib.import_module("kernels.harness.processes").fork_worker_server()
     runpy.run_module(told["module"], run_name="__main__", alter_sys=True)
 
 
+# What this process was told to import from: each fork is told anew.
 OURS: Final = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-"""What this process was told to import from: each fork is told anew."""
-
 if __name__ == "__main__":
     import numpy as np  # noqa: F401
     import torch  # noqa: F401

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernels.attention.cuda.plan.variants import SOURCE
-from tests.support.compiler_cache import MARK
+from tests.support import SESSION
 
 WITH_COMPILER = pytest.mark.skipif(
     shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux to compile the kernels"
@@ -152,7 +152,16 @@ def alone(made: Path) -> Iterator[None]:
 
 def place_of(folder: Path) -> Path:
     """Where what is compiled once lies: `folder` where the session has no place of its own."""
-    return Path(os.environ.get(MARK, folder))
+    return Path(os.environ.get(SESSION, folder))
+
+
+def hasty(folder: Path) -> Path:
+    """A `g++` in `folder` that optimizes nothing, whatever it is told, for what runs for less time than it compiles; it
+    collects no garbage below 2 GB either."""
+    made = folder / "g++"
+    made.write_text('#!/bin/sh\nexec g++ "$@" -O0 --param ggc-min-expand=1000 --param ggc-min-heapsize=2000000\n')
+    made.chmod(0o755)
+    return made
 
 
 def named(*texts: str) -> str:

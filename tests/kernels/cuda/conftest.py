@@ -10,10 +10,9 @@ from kernels.attention.cuda.calls import native
 from kernels.attention.cuda.calls.binding import bind_call
 from kernels.attention.cuda.calls.quick import Quick
 from kernels.attention.cuda.calls.registered import as_operator
-from tests.kernels.cuda.compiled import alone, place_of
+from tests.kernels.cuda.compiled import alone, hasty, place_of
 from tests.kernels.cuda.counted import Counted
 from tests.kernels.cuda.stub_driver import OnCpu, Stub, stub_libcuda
-from tests.support.compiler_cache import hasty
 
 
 @pytest.fixture(scope="module")
