@@ -83,7 +83,7 @@ class LiveSession:
 
     def is_open(self) -> bool:
         """Whether its machine may still take candidates, after one turn of the engine."""
-        return not is_done(self._turn()) and self.engine.look().finished is None
+        return not is_done(self._turn(TURN_S)) and self.engine.look().finished is None
 
     def submit(self, candidate: Candidate) -> int:
         """Stores a candidate, and returns its number. Raises `BudgetExceeded` if the time that the hold pays for does
@@ -112,7 +112,8 @@ class LiveSession:
         driven on: a machine that is lost is replaced under the same hold."""
         begun = self.world.clock.now().timestamp()
         while True:
-            run = self._turn()
+            on_host = (vm := self.engine.look().vm) is not None and is_host(vm.zone)
+            run = self._turn(0.0 if on_host else TURN_S)
             verdict = self.verdict(number)
             if verdict is not None:
                 waited_s = self.world.clock.now().timestamp() - begun
@@ -150,11 +151,11 @@ class LiveSession:
         self.engine.request_stop(self.user, "the session is over")
         return self.engine.follow(trouble=self.trouble)
 
-    def _turn(self) -> Run:
-        """One turn of the engine, unless the last one is recent. A service that is away for a moment is reported, and
-        the next turn tries again."""
+    def _turn(self, every_s: float) -> Run:
+        """One turn of the engine, unless the last one is that recent. A service that is away for a moment is reported,
+        and the next turn tries again."""
         now, run = self.world.clock.now().timestamp(), self.engine.look()
-        if now < self.turned_at + TURN_S and not (run.vm is not None and is_host(run.vm.zone)):
+        if now < self.turned_at + every_s:
             return run
         self.turned_at = now
         try:

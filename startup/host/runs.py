@@ -31,6 +31,7 @@ from startup.host.processes import find_supervisors, is_held, kill_run, measurin
 START_S = 15.0
 OLD_PAYLOAD_S = 30 * 86400.0
 OLD_UPLOAD_S = 86400.0
+AWAIT_S = 2.0
 RECORD = {"id": str, "labels": dict, "deadline_s": float, "host_time": float}  # type: dict[str, type]
 STATE = {
     **dict.fromkeys(("id", "status", "boot", "ended_by"), str),
@@ -177,7 +178,16 @@ def run_state(arguments: dict[str, Any]) -> dict[str, Any]:
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
     for name, content in dict(arguments.get("given", {})).items():
         give_document(folder, str(name), str(content))
+    wait_for_object(folder, str(arguments.get("awaits", "")))
     return read_state(folder)
+
+
+def wait_for_object(folder: Path, name: str) -> None:
+    """Waits for a moment until the run has stored an object, if it names one, or is over: an answer that has it saves
+    the client another question."""
+    until = time.monotonic() + AWAIT_S
+    while name and not (folder / "spool" / name).exists() and is_held(folder / "alive") and time.monotonic() < until:
+        time.sleep(0.03)
 
 
 def give_document(folder: Path, name: str, content: str) -> None:

@@ -45,7 +45,7 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
-from orchestrator.core.naming import RUN_LABEL, SESSION_LABEL, candidates_prefix, cases_prefix
+from orchestrator.core.naming import RUN_LABEL, SESSION_LABEL, candidates_prefix, cases_prefix, verdict_object
 from orchestrator.core.spool import RUN_FILES, Spooled, sort_spool
 from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, RemoteShell
 from orchestrator.store.copies import Copies
@@ -115,6 +115,8 @@ class HostCloud:
     _copies: Copies = field(default_factory=Copies)
     _given: dict[str, str] = field(default_factory=dict)
     """The last candidate that each run was given."""
+    _awaited: dict[str, str] = field(default_factory=dict)
+    """The verdict that each run owes."""
     odd: dict[str, str] = field(default_factory=dict)
     """By object or host: what could not be read or was refused, in words for the user. It stops nothing."""
 
@@ -192,7 +194,7 @@ class HostCloud:
             self._remove(target, record, name, run)
             return None
         try:
-            answer = self._state(target, "state", name, self._candidates_for(name, run))
+            answer = self._state(target, "state", name, self._session_arguments(name, run))
         except Unavailable:
             if self.clock.now() > run.deadline_at + LATE:
                 return None  # it ended by itself; what it stored is copied when the host is reachable again
@@ -326,29 +328,40 @@ class HostCloud:
             raise error
         return answer
 
-    def _candidates_for(self, name: str, run: HostRun) -> Mapping[str, Any]:
-        """What a look at a session's run brings along: the candidates that the bucket has and the host has not."""
+    def _session_arguments(self, name: str, run: HostRun) -> Mapping[str, Any]:
+        """What a look at a session's run brings along: the candidates that the bucket has and the host has not, and,
+        unless it is this client's first look, the verdict for which the host may wait a moment."""
         if SESSION_LABEL not in run.labels:
             return {}
-        prefix, given = candidates_prefix(run.run_id), self._given.get(name, "")
-        names = [entry.name for entry in self.bucket.list(prefix, after=given)]
-        return {one: blob.data.decode() for one, blob in sorted(self.bucket.read_many(names).items())}
+        is_first, prefix = name not in self._given, candidates_prefix(run.run_id)
+        names = [entry.name for entry in self.bucket.list(prefix, after=self._given.get(name, ""))]
+        candidates = {one: blob.data.decode() for one, blob in sorted(self.bucket.read_many(names).items())}
+        if candidates and not is_first:
+            self._awaited[name] = verdict_object(run.run_id, int(max(candidates)[-11:-5]))
+        return {
+            "given": {one.rpartition("/")[2]: text for one, text in candidates.items()},
+            "awaits": self._awaited.get(name, ""),
+            "last": max(candidates, default=self._given.get(name, "")),
+        }
 
     def _state(
-        self, target: HostTarget, operation: str, name: str, candidates: Mapping[str, str] = MappingProxyType({})
+        self, target: HostTarget, operation: str, name: str, session: Mapping[str, Any] = MappingProxyType({})
     ) -> Mapping[str, Any]:
         """What the host says about a run. Only the answer `exists: false` means that there is no such run, and a run is
         over only if the answer lists what it stored. Raises `HostUnfit` for trouble and for any other answer."""
-        given = {"given": {one.rpartition("/")[2]: text for one, text in candidates.items()}} if candidates else {}
-        answer = self._checked(target, operation, {"vm": name, **given})
-        if candidates:
-            self._given[name] = max(candidates)
+        answer = self._checked(target, operation, {"vm": name, **session})
+        if session:
+            self._given[name] = session["last"]
         there = answer.get("exists")
         is_complete = operation == "forget" or (
             isinstance(answer.get("files"), list) and answer.get("status", "running") in ("running", "gone")
         )
         if not isinstance(there, bool) or (there and not is_complete):
             raise HostUnfit(f"{target} does not say whether {name} is still there", hint=look_at(target))
+        if self._awaited.get(name, "-") in (
+            entry[0] for entry in answer.get("files", ()) if isinstance(entry, list) and entry
+        ):
+            del self._awaited[name]
         if odd := answer.get("odd"):
             self.odd[name] = f"{odd}, on {target}; what {name} stored is copied to the bucket all the same"
         return answer

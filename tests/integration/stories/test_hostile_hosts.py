@@ -16,7 +16,7 @@ from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
 from orchestrator.core.market.machines import Accepted, CloudRefusal, InstanceRequest
-from orchestrator.core.naming import instance_name, machine_labels
+from orchestrator.core.naming import SESSION_LABEL, candidate_object, instance_name, machine_labels, verdict_object
 from orchestrator.core.run import events as ev
 from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort_spool
 from orchestrator.store.events import EventLog
@@ -87,6 +87,27 @@ def test_a_damaged_record_on_a_host_is_named_and_ends_no_run_that_goes_on() -> N
     assert found.deadline_at == NOW + timedelta(hours=1)
     assert cloud.bucket.read(good) is not None
     assert cloud.odd == {VM: f"{said}, on me@box; what {VM} stored is copied to the bucket all the same"}
+
+
+def test_a_host_waits_for_the_verdict_on_what_this_client_gave_it_and_for_no_other() -> None:
+    shell, bucket, stored = Shell(running()), MemoryBucket(), record()
+    session = json.loads(stored)
+    session["runs"][VM]["labels"][SESSION_LABEL] = "1"
+    cloud = HostCloud(bucket, SimulatedClock(NOW), lambda _: shell)
+    bucket.create(record_object(BOX.zone), json.dumps(session).encode())
+
+    def awaited() -> tuple[list[str], str]:
+        cloud.instance(BOX.zone, VM)
+        return sorted(shell.told["state"]["given"]), shell.told["state"]["awaits"]
+
+    bucket.create(candidate_object(RUN, 1), b"{}")
+    assert awaited() == (["000001.json"], ""), "another client's, or one of before"
+    bucket.create(candidate_object(RUN, 2), b"{}")
+    assert awaited() == (["000002.json"], verdict_object(RUN, 2))
+    assert awaited() == ([], verdict_object(RUN, 2))
+    shell.answer = running(verdict_object(RUN, 2))
+    assert awaited() == ([], verdict_object(RUN, 2))
+    assert awaited() == ([], ""), "it is there"
 
 
 FORGED = forged_names(RUN, OTHER, VM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -113,3 +114,26 @@ def test_no_umask_opens_a_folder_that_is_made_on_the_way_to_the_cache(tmp_path: 
     finally:
         os.umask(before)
     assert {mode_of(tmp_path / ".cache"), mode_of(tmp_path / ".cache" / "spotbench")} == {0o700}
+
+
+def test_an_answer_waits_for_an_object_only_while_its_run_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    stored = tmp_path / "spool" / "verdict.json"
+    stored.parent.mkdir()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            stored.write_text("{}")
+
+    monkeypatch.setattr(runs.time, "sleep", sleep)
+    monkeypatch.setattr(runs, "AWAIT_S", 3600.0)
+    runs.wait_for_object(tmp_path, "verdict.json")
+    assert slept == [], "nobody holds the run's lock"
+    with (tmp_path / "alive").open("w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        runs.wait_for_object(tmp_path, "")
+        runs.wait_for_object(tmp_path, "verdict.json")
+    assert len(slept) == 3
