@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.adapters.files import safe_path, write_atomically
-from orchestrator.adapters.google.storage import crc32c
+from orchestrator.adapters.files import crc32c, safe_path, write_atomically
 from orchestrator.adapters.run_folder import read_lines
 from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import DocumentUnreadable, LocalError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
@@ -123,3 +124,10 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def crc32c(data: bytes) -> str:
+    """The checksum in the notation of object metadata: base64 of the big-endian crc32c."""
+    import google_crc32c
+
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from orchestrator.adapters.files import safe_path
+from orchestrator.adapters.files import crc32c, safe_path
 from orchestrator.core.errors import LocalError
 from orchestrator.ports import Bucket
 
@@ -167,7 +167,7 @@ def _version(file: Path) -> str:
 
 def publish_files(bucket: Bucket, folder: Path, paths: Iterable[str], prefix: str) -> int:
     """Stores the files `paths` of `folder` under `prefix`; returns how many were new or other. Nothing is deleted."""
-    from orchestrator.adapters.google.storage import THREADS, crc32c
+    from orchestrator.adapters.google.storage import THREADS
 
     there = {entry.name: entry.crc32c for entry in bucket.list(f"{prefix}/")}
 

@@ -260,6 +260,14 @@ def _trace_set(path: Path) -> Own:
     )
 
 
+def trace_set(path: Path) -> Mapping[str, Any]:
+    """The description of a trace set of FlashInfer-Bench, or of one definition in it. Raises `ConfigError`."""
+    if not path.exists() or form_of(path) != "flashinfer":
+        hint = "--trace-set takes what was launched: the trace set's folder, or the file of a definition in it"
+        raise ConfigError(f"{path} is no trace set of FlashInfer-Bench", hint=hint)
+    return read_workload(path).description or {}
+
+
 def _is_blob(file: Path, root: Path) -> bool:
     """Return whether a file of inputs is there, within the trace set, and not only a pointer of Git LFS."""
     if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):

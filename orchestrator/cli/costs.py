@@ -16,7 +16,6 @@ from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.core.ledger.unlisted import is_due, is_large, parse_dollars
-from orchestrator.wiring.drivers import reconcile
 
 PAGE = 30
 "How many entries are shown without `--last`."
@@ -38,7 +37,7 @@ def costs(
     wiring = options(ctx).wiring()
     ledger = wiring.ledger.read()
     if is_due(ledger):
-        reconcile(wiring)
+        wiring.reconcile()
         ledger = wiring.ledger.read()
     practice = wiring.mode.simulated
     if json:

@@ -38,7 +38,6 @@ from orchestrator.core.run.status import StatusLine, decode_status, run_document
 from orchestrator.core.text import clean_sentence
 from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring
-from orchestrator.wiring.drivers import engine_of, reconcile, survey
 
 if TYPE_CHECKING:
     from orchestrator.runs.reap import MachineFinding
@@ -75,7 +74,7 @@ def status(
 
 
 def _one(wiring: Wiring, text: str, *, json: bool) -> None:
-    engine = engine_of(wiring, find_run(wiring, text))
+    engine = wiring.engine(find_run(wiring, text))
     state = engine.look()
     try:
         state = engine.catch_up()
@@ -201,7 +200,7 @@ def _alive(wiring: Wiring) -> tuple[MachineFinding, ...]:
     instances = wiring.alive()
     if not instances:
         return ()
-    return survey(wiring, instances, price_of(wiring.price_book.usable()))
+    return wiring.survey(instances, price_of(wiring.price_book.usable()))
 
 
 def _entries(wiring: Wiring, limit: int) -> tuple[Sequence[IndexLine], bool]:
@@ -228,7 +227,7 @@ def _lines(wiring: Wiring, entries: Sequence[IndexLine]) -> tuple[list[StatusLin
         line = decode_status(entry.run_id, entry.status)
         if line is None or not line.over:
             try:
-                state = engine_of(wiring, entry.run_id).catch_up()
+                state = wiring.engine(entry.run_id).catch_up()
             except NotFound:
                 continue
             except CredentialsMissing:
@@ -254,7 +253,7 @@ def _ledger(wiring: Wiring) -> tuple[Ledger | None, BenchError | None]:
     try:
         ledger = wiring.ledger.read()
         if is_due(ledger):
-            reconcile(wiring)
+            wiring.reconcile()
             ledger = wiring.ledger.read()
     except CredentialsMissing:
         raise

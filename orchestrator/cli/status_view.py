@@ -21,7 +21,7 @@ from orchestrator.core.market.pricing import PricedMachine, PriceSheet
 from orchestrator.core.run.keeping import KeepAdvice, advise_keeping, cold_starts
 from orchestrator.core.run.status import StatusLine, iso_time
 from orchestrator.core.text import clean_line
-from orchestrator.wiring import Wiring, drivers
+from orchestrator.wiring import Wiring
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import MachineOptions, OpenHoldDocument
@@ -36,11 +36,10 @@ def holds_of(wiring: Wiring, ledger: Ledger, lines: Sequence[StatusLine]) -> tup
     if not is_due(ledger) and not stored_amounts(ledger):
         return ()
     open_runs = frozenset(line.run_id for line in lines if not line.over)
-    world = wiring.world()
-    known_holds = drivers.known_holds(world, ledger, open_runs)
+    known_holds = wiring.known_holds(ledger, open_runs)
     fleets = {name for name in unlisted_runs(ledger, open_runs) - known_holds.lost if is_fleet_id(name)}
     foreign = frozenset(name for name in fleets if not _believed(wiring, name))
-    return unlisted_holds(ledger, replace(known_holds, foreign=foreign), world.policy.insert_limit_s)
+    return unlisted_holds(ledger, replace(known_holds, foreign=foreign), wiring.policy.insert_limit_s)
 
 
 def _believed(wiring: Wiring, fleet: str) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
@@ -31,20 +31,20 @@ from orchestrator.embedded.client import (
 )
 from orchestrator.embedded.client import stop_cloud as stop_cloud
 from orchestrator.embedded.device import practice_device as practice_device
+from orchestrator.store.documents import BaselineStore
 from orchestrator.store.index import RunIndex
 from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
-    from orchestrator.adapters.fetch import Fetched
+    from orchestrator.adapters.fetch import Fetched, download_object, fetch_run
     from orchestrator.adapters.figure_files import print_figure
     from orchestrator.adapters.files import start_bench
     from orchestrator.adapters.google.credentials import Bearer
     from orchestrator.adapters.google.market import GoogleMarket
     from orchestrator.adapters.google.storage import GoogleBucket
-    from orchestrator.adapters.hosts.cloud import HostCloud
+    from orchestrator.adapters.hosts.cloud import HostCloud, ZoneRouter
     from orchestrator.adapters.hosts.named import Named
-    from orchestrator.adapters.hosts.router import ZoneRouter
     from orchestrator.adapters.ncu_report import pages_of as ncu_pages
     from orchestrator.adapters.notify import Notifiers
     from orchestrator.adapters.price_book import PriceBook
@@ -54,24 +54,25 @@ if TYPE_CHECKING:
     from orchestrator.adapters.sql import require_duckdb as sql_ready
     from orchestrator.adapters.sql import run_query as answered_in_sql
     from orchestrator.adapters.timer import ReapTimer, install_timer_files
-    from orchestrator.adapters.workload_files import files_of
+    from orchestrator.adapters.workload_files import files_of, trace_set
     from orchestrator.core.config.model import Config
     from orchestrator.core.doctor.subject import Subject
     from orchestrator.core.hosts import HostTarget
+    from orchestrator.core.ledger.budget import Ledger
+    from orchestrator.core.ledger.unlisted import KnownHolds
     from orchestrator.core.market.machines import Instance
     from orchestrator.core.market.skus import SkuCatalogue
     from orchestrator.core.plan.plan import LaunchPlan
     from orchestrator.core.run.decide import Policy
-    from orchestrator.core.run.fold import Run
-    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images, ObjectEntry
+    from orchestrator.ports import Bucket, Clock, Cloud, HostShell, Images
     from orchestrator.runs.doctor import DoctorSession, Surroundings
-    from orchestrator.runs.engine import World
+    from orchestrator.runs.engine import Engine, World
     from orchestrator.runs.holds import Accounts
     from orchestrator.runs.launch import LaunchContext
     from orchestrator.runs.launch import PayloadSource as LaunchPayload
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
+    from orchestrator.runs.reap import MachineFinding, PriceOf
     from orchestrator.runs.resume import StoredPlan
-    from orchestrator.store.documents import BaselineStore
     from orchestrator.store.events import EventLog
     from orchestrator.store.images import Shelf
     from orchestrator.store.stockouts import StockOuts
@@ -82,7 +83,7 @@ __all__ = [
     "configs_folder", "csv_lines", "docs_folder", "download_object", "fetch_run", "files_of", "install_timer_files",
     "is_installed", "launch_context", "living_cloud", "load_chosen_config", "load_settings", "load_weather",
     "ncu_pages", "new_run_id", "open_folder", "payload_of", "practice_device", "practice_lacks",
-    "print_figure", "run_attached", "serve_site", "site_server", "sql_ready", "start_bench", "stop_cloud",
+    "print_figure", "run_attached", "serve_site", "site_server", "sql_ready", "start_bench", "stop_cloud", "trace_set",
     "utc_now", "wire", "wire_embedded", "write_atomically",
 ]  # fmt: skip
 HANDED_ON: Final = {
@@ -90,6 +91,8 @@ HANDED_ON: Final = {
     "answered_in_sql": "sql.run_query",
     "csv_lines": "run_folder.read_lines",
     "docs_folder": "payload.docs_folder",
+    "download_object": "fetch.download_object",
+    "fetch_run": "fetch.fetch_run",
     "files_of": "workload_files.files_of",
     "install_timer_files": "timer.install_timer_files",
     "ncu_pages": "ncu_report.pages_of",
@@ -99,6 +102,7 @@ HANDED_ON: Final = {
     "site_server": "site_server.",
     "sql_ready": "sql.require_duckdb",
     "start_bench": "files.start_bench",
+    "trace_set": "workload_files.trace_set",
 }
 """What stands behind no port is handed on from here, as commands import no adapter; it is loaded when it is named."""
 
@@ -138,16 +142,6 @@ def load_chosen_config(options: LaunchOptions, own: Settings | None = None) -> t
     return load_config(
         options, configs=configs_folder(), defaults=(own or load_settings()).defaults, workload=own_workload
     )
-
-
-def trace_set(path: Path) -> Mapping[str, Any]:
-    """The description of a trace set of FlashInfer-Bench, or of one definition in it. Raises `ConfigError`."""
-    from orchestrator.adapters.workload_files import form_of, read_workload
-
-    if not path.exists() or form_of(path) != "flashinfer":
-        hint = "--trace-set takes what was launched: the trace set's folder, or the file of a definition in it"
-        raise ConfigError(f"{path} is no trace set of FlashInfer-Bench", hint=hint)
-    return read_workload(path).description or {}
 
 
 def load_weather(path: Path) -> Any:
@@ -341,9 +335,9 @@ class Wiring:
 
     @cached_property
     def everywhere(self) -> ZoneRouter:
-        from orchestrator.adapters.hosts import router
+        from orchestrator.adapters.hosts import cloud as host_cloud
 
-        return router.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
+        return host_cloud.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
 
     def _market(self, **patience: Any) -> GoogleMarket:
         from orchestrator.adapters.google.market import GoogleMarket
@@ -368,9 +362,7 @@ class Wiring:
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        from orchestrator.store import documents
-
-        return documents.BaselineStore(self.bucket, self.clock)
+        return BaselineStore(self.bucket, self.clock)
 
     @cached_property
     def history(self) -> StockOuts:
@@ -413,6 +405,29 @@ class Wiring:
             remember=lambda what: self.named.add(what),  # noqa: PLW0108 - BENCH_HOME is looked at when it is needed
         )
 
+    # What drives runs and settles holds is loaded only if there is something to drive: most looks find nothing.
+
+    def engine(self, run_id: str) -> Engine:
+        from orchestrator.runs import engine
+
+        return engine.Engine(self.world(), run_id)
+
+    def reconcile(self) -> None:
+        """See `runs.reconcile.reconcile_holds`."""
+        from orchestrator.runs import reconcile
+
+        reconcile.reconcile_holds(self.world())
+
+    def known_holds(self, ledger: Ledger, open_runs: frozenset[str]) -> KnownHolds:
+        from orchestrator.runs import reconcile
+
+        return reconcile.known_of(self.world(), ledger, open_runs)
+
+    def survey(self, instances: Sequence[Instance], price_of: PriceOf) -> tuple[MachineFinding, ...]:
+        from orchestrator.runs import reap
+
+        return reap.survey_machines(self.world(), instances, price_of)
+
     @cached_property
     def price_book(self) -> PriceBook:
         """What is known of prices; the embedded cloud's are kept apart, for they are not Google's."""
@@ -423,9 +438,9 @@ class Wiring:
         )
 
     def _catalogue(self) -> tuple[SkuCatalogue, str]:
-        from orchestrator.adapters import price_catalog
+        from orchestrator.adapters.google import rest
 
-        return price_catalog.catalogue_for(
+        return rest.catalogue_for(
             self._login, self._rest_endpoints(), self.settings.billing_key, self.subject().project
         )
 
@@ -579,17 +594,3 @@ def wire_embedded() -> Wiring:
 
 def new_run_id(now: datetime, gpu: str) -> str:
     return run_id(now, gpu, secrets.token_hex(2))
-
-
-def fetch_run(bucket: Bucket, run: Run, into: Path) -> Fetched:
-    """See `adapters.fetch`, which loads what reads objects: only when it is called."""
-    from orchestrator.adapters import fetch
-
-    return fetch.fetch_run(bucket, run, into)
-
-
-def download_object(bucket: Bucket, entry: ObjectEntry, path: Path) -> bool:
-    """Downloads an object to a file, unless it is there already, byte for byte; whether it did."""
-    from orchestrator.adapters import fetch
-
-    return fetch.download_object(bucket, entry, path)

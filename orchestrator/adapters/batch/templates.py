@@ -12,9 +12,8 @@ from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch.bodies import with_one_limit
 from orchestrator.adapters.google.compute_calls import parse_guard
-from orchestrator.adapters.google.errors import is_transient, translate_google_errors
+from orchestrator.adapters.google.errors import is_transient, patiently, translate_google_errors
 from orchestrator.adapters.google.network import Session
-from orchestrator.adapters.google.retry import patiently
 from orchestrator.core.errors import ProviderError
 from orchestrator.ports import Clock
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
-from orchestrator.adapters.google import compute_convert as convert
 from orchestrator.adapters.google import compute_faults as table
 from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls, require_operation
-from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     brief_message,
@@ -27,7 +26,7 @@ from orchestrator.adapters.google.errors import (
     translate_error,
 )
 from orchestrator.adapters.google.instance_body import instance_body
-from orchestrator.adapters.google.market import GoogleMarket
+from orchestrator.adapters.google.market import GoogleMarket, instance_from_json, parse_time
 from orchestrator.core.errors import LocalError, NotFound, PermissionDenied, Unavailable
 from orchestrator.core.market.machines import (
     NOT_SENT,
@@ -44,6 +43,14 @@ from orchestrator.ports import Clock
 
 LATE_S = (10.0, 20.0, 30.0)
 """The pauses in which a new project's network appears, and a resource's rate of operations falls."""
+STATUS: Final = {
+    int(compute_v1.Operation.Status.PENDING): "PENDING",
+    int(compute_v1.Operation.Status.RUNNING): "RUNNING",
+    int(compute_v1.Operation.Status.DONE): "DONE",
+}
+
+_REQUEST: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: ")
+"""The client puts the request before the server's words; a person needs the words."""
 
 
 class GoogleCloud(GoogleMarket):
@@ -124,7 +131,7 @@ class GoogleCloud(GoogleMarket):
 
     def instance(self, zone: Zone, name: MachineName) -> Instance | None:
         def look() -> Instance:
-            message = convert.to_instance(
+            message = to_instance(
                 self._instances.get(project=self._project, zone=zone, instance=name, **self._calls.once)
             )
             if message.name != name:
@@ -164,7 +171,7 @@ class GoogleCloud(GoogleMarket):
         return self._calls.client(compute_v1.InstancesClient)
 
     def _log(self, zone: str, wanted: str) -> tuple[Operation, ...]:
-        return tuple(convert.to_operation(found) for found in self._calls.list_operations(zone, wanted))
+        return tuple(to_operation(found) for found in self._calls.list_operations(zone, wanted))
 
     def _finish_insert(
         self, request: InstanceRequest, started: compute_v1.Operation, doing: str
@@ -180,7 +187,7 @@ class GoogleCloud(GoogleMarket):
                     hint=f"`bench launch --resume {request.labels[RUN_LABEL]}` requests a machine again",
                 ) from exc
             return Accepted(instance)
-        faults = convert.operation_faults(done)
+        faults = operation_faults(done)
         if not faults:
             return Accepted(self.instance(request.zone, request.name) or self._vanished(request, done))
         return self._judge(faults, request, doing)
@@ -189,7 +196,7 @@ class GoogleCloud(GoogleMarket):
         """The refusal that an HTTP error to an insert means. Raises if the error is not a refusal of the VM."""
         if not isinstance(exc, api.GoogleAPICallError) or (is_transient(exc) and not _final(exc)):
             raise translate_error(exc, doing) from exc
-        fault = convert.fault_of(exc)
+        fault = fault_of(exc)
         if isinstance(exc, api.Conflict):
             return self._adopt(request, fault, doing)
         if isinstance(exc, (api.Forbidden, api.Unauthorized)) and not table.is_known_fault(fault):
@@ -250,7 +257,7 @@ class GoogleCloud(GoogleMarket):
             done = self._calls.wait(zone, started, doing)
         except NotFound:  # operations are kept for a while only, and a replayed request id names an old one
             return (table.ComputeFault("notFound", "its operation does not exist any more"),)
-        return convert.operation_faults(done) or self._surviving(zone, name, done)
+        return operation_faults(done) or self._surviving(zone, name, done)
 
     def _surviving(self, zone: Zone, name: MachineName, done: compute_v1.Operation) -> tuple[table.ComputeFault, ...]:
         """A fault where the machine of a delete that is called done runs on. Another that has its name by now is not
@@ -291,11 +298,80 @@ def by_name(name: MachineName) -> str:
 
 def _final(exc: Exception) -> bool:
     """An error that looks as if it would pass, and names a stock-out or a quota."""
-    return isinstance(exc, api.GoogleAPICallError) and table.is_known_fault(convert.fault_of(exc))
+    return isinstance(exc, api.GoogleAPICallError) and table.is_known_fault(fault_of(exc))
 
 
 def _not_yet(exc: Exception) -> bool:
     """The VM is there and has no serial port yet."""
     return isinstance(exc, api.BadRequest) and (
         bool(error_reasons(exc) & table.NOT_YET) or "not ready" in brief_message(exc)
+    )
+
+
+# From the client's messages to our words.
+
+
+def to_instance(found: compute_v1.Instance) -> Instance:
+    """A VM, from the client's message."""
+    return instance_from_json(compute_v1.Instance.to_dict(found, preserving_proto_field_name=False))
+
+
+def to_operation(found: compute_v1.Operation) -> Operation:
+    messages = [found.status_message, *(f"{error.code}: {error.message}" for error in found.error.errors)]
+    return Operation(
+        kind=found.operation_type,
+        status=status_name(found),
+        started_at=parse_time(found.start_time) or parse_time(found.insert_time),
+        ended_at=parse_time(found.end_time),
+        user=found.user,
+        message="; ".join(part for part in messages if part),
+    )
+
+
+def status_name(found: compute_v1.Operation) -> str:
+    """`PENDING`, `RUNNING` or `DONE`; a number when Google has a new word."""
+    value = int(found.status)
+    return STATUS.get(value, str(value))
+
+
+def operation_faults(found: compute_v1.Operation) -> tuple[table.ComputeFault, ...]:
+    """What a finished operation failed of; empty when it succeeded.
+
+    Some failures carry only `error.errors`, some only the HTTP fields, so both are looked at.
+    """
+    status = int(found.http_error_status_code)
+    listed = tuple(_fault(error, status) for error in found.error.errors)
+    if listed or status < 400:
+        return listed
+    return (
+        table.ComputeFault(
+            code=found.http_error_message or f"HTTP {status}", message=found.http_error_message, http_status=status
+        ),
+    )
+
+
+def _fault(error: compute_v1.Errors, status: int) -> table.ComputeFault:
+    reason, metric, message = "", "", error.message
+    metadata: dict[str, str] = {}
+    dimensions: dict[str, str] = {}
+    for detail in error.error_details:
+        if detail.error_info.reason:
+            reason, metadata = detail.error_info.reason, dict(detail.error_info.metadatas)
+        if detail.quota_info.metric_name:
+            metric, dimensions = detail.quota_info.metric_name, dict(detail.quota_info.dimensions)
+        if detail.localized_message.message and detail.localized_message.message not in message:
+            message = f"{message} {detail.localized_message.message}".strip()
+    return table.ComputeFault(error.code, message, reason, metadata, metric, dimensions, status)
+
+
+def fault_of(exc: api.GoogleAPICallError) -> table.ComputeFault:
+    """The same of an HTTP error: of its first entry, with the `ErrorInfo` of its details."""
+    entries: list[dict[str, Any]] = [error for error in exc.errors if isinstance(error, dict)]
+    code = str(entries[0].get("reason", "")) if entries else ""
+    return table.ComputeFault(
+        code=code or exc.reason or f"HTTP {exc.code}",
+        message=_REQUEST.sub("", exc.message or ""),
+        reason=exc.reason or "",
+        metadata={str(key): str(value) for key, value in (exc.metadata or {}).items()},
+        http_status=int(exc.code or 0),
     )

@@ -13,17 +13,18 @@ import google.api_core.exceptions as api
 from google.cloud import compute_v1
 from google.protobuf import json_format
 
-from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     Garbled,
     is_rate_limit,
     is_transient,
+    never,
+    patiently,
     retry_after_s,
     translate_error,
 )
+from orchestrator.adapters.google.market import parse_time
 from orchestrator.adapters.google.network import Session
-from orchestrator.adapters.google.retry import never, patiently
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import google.api_core.exceptions as api
@@ -26,6 +26,9 @@ from orchestrator.core.errors import (
     Unavailable,
 )
 from orchestrator.core.text import clean_line
+from orchestrator.ports import Clock
+
+T = TypeVar("T")
 
 
 class Garbled(Exception):
@@ -289,3 +292,36 @@ def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
         )
         + "; `bench doctor` lists all that are missing",
     )
+
+
+# Repeating what may be repeated: a request that carries its own name has the same effect however often it arrives.
+
+
+PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+
+
+def never(_exc: Exception) -> bool:
+    return False
+
+
+def patiently(
+    clock: Clock,
+    call: Callable[[], T],
+    pauses_s: Sequence[float] = PAUSES_S,
+    *,
+    passing: Callable[[Exception], bool],
+    final: Callable[[Exception], bool] = never,
+    pause_for: Callable[[Exception, float], float] = lambda _exc, pause: pause,
+) -> T:
+    """What `call` gives, after a few more tries while it fails in a way that is `passing` and not `final` by
+    the caller's word. `pause_for` may lengthen a pause. Raises what the last one did, as it is."""
+    for planned in pauses_s:
+        pause = planned
+        try:
+            return call()
+        except Exception as exc:
+            if final(exc) or not passing(exc):
+                raise
+            pause = pause_for(exc, planned)
+        clock.sleep(pause)
+    return call()

@@ -11,9 +11,9 @@ from google.auth.credentials import Credentials
 from google.cloud import compute_v1
 
 from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls
-from orchestrator.adapters.google.compute_json import parse_time
 from orchestrator.adapters.google.credentials import credentials_for
 from orchestrator.adapters.google.errors import FOREIGN, translate_error
+from orchestrator.adapters.google.market import parse_time
 from orchestrator.adapters.google.network import Session
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.images import CloudImage

@@ -13,21 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 from google.auth.credentials import Credentials
 
 from orchestrator.adapters.clock import SystemClock
-from orchestrator.adapters.google.compute_json import instance_from_json
 from orchestrator.adapters.google.credentials import credentials_for
-from orchestrator.adapters.google.errors import FOREIGN, is_transient, translate_google_errors
+from orchestrator.adapters.google.errors import FOREIGN, is_transient, patiently, translate_google_errors
 from orchestrator.adapters.google.network import Session
-from orchestrator.adapters.google.retry import patiently
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Offer, ZoneAdvice
-from orchestrator.core.names import ImageName, ImageUrl, ProjectId, Region
+from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
 
@@ -37,6 +35,8 @@ DAYS: Final = 7
 """How much of the preemption history counts."""
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
 REQUEST_S: Final = 30.0
+YEARS: Final = range(1970, 2200)
+"""A machine's times are in one of these; where they are not, sums of them may be in no calendar."""
 
 
 class GoogleMarket:
@@ -171,3 +171,48 @@ class GoogleMarket:
 
 def _by_time(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(records, key=lambda record: str(record["interval"]["startTime"]))
+
+
+def last_segment(url: str) -> str:
+    """The last segment of a URL: the name of what it points to."""
+    return url.rstrip("/").rsplit("/", 1)[-1]
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An RFC 3339 time in UTC, or None when there is none or it cannot be read."""
+    try:
+        parsed = datetime.fromisoformat(text or "")
+        moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return moment if moment.year in YEARS else None
+
+
+def instance_from_json(found: Mapping[str, Any]) -> Instance:
+    """A VM, from the API's JSON. Raises `KeyError` and its like for what is none."""
+    scheduling = found.get("scheduling", {})
+    started = parse_time(found.get("lastStartTimestamp"))
+    deadline = parse_time(found.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp"))
+    limit_s = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
+    if deadline is None and started is not None and limit_s:
+        deadline = _after(started, limit_s)
+    return Instance(
+        name=MachineName(str(found["name"])),
+        zone=Zone(last_segment(found.get("zone", ""))),
+        id=ResourceId(str(found.get("id", ""))),
+        status=str(found.get("status", "")),
+        machine_type=last_segment(found.get("machineType", "")),
+        labels={str(key): str(value) for key, value in found.get("labels", {}).items()},
+        created_at=parse_time(found.get("creationTimestamp")) or started or datetime.fromtimestamp(0, UTC),
+        started_at=started,
+        deadline_at=deadline,
+        preemptible=bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT",
+    )
+
+
+def _after(start: datetime, seconds: int) -> datetime | None:
+    """None where no calendar goes that far."""
+    try:
+        return start + timedelta(seconds=seconds)
+    except OverflowError:
+        return None

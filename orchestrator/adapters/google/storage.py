@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 import time
@@ -14,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import google_crc32c
 from google.api_core.exceptions import NotFound as ObjectMissing
 from google.api_core.exceptions import PreconditionFailed
 from google.api_core.retry import Retry
@@ -22,7 +20,7 @@ from google.auth.credentials import Credentials
 from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption
 
-from orchestrator.adapters.files import write_atomically
+from orchestrator.adapters.files import crc32c, write_atomically
 from orchestrator.adapters.google.credentials import credentials_for
 from orchestrator.adapters.google.errors import is_transient, lost_answer, translate_google_errors
 from orchestrator.adapters.google.network import CONNECT_TIMEOUT_S, Session, transfer_limit_s
@@ -282,11 +280,6 @@ class Sink(io.BytesIO):
         if time.monotonic() - self._begun > transfer_limit_s(self.tell()):
             raise lost_answer(f"read {self._url}", f"{self.tell()} bytes took too long")
         return count
-
-
-def crc32c(data: bytes) -> str:
-    """The checksum in the notation of object metadata: base64 of the big-endian crc32c."""
-    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
 
 
 def _entry(item: Mapping[str, Any]) -> ObjectEntry:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from orchestrator.adapters.hosts.cloud import HostCloud
-from orchestrator.adapters.hosts.router import ZoneRouter
+from orchestrator.adapters.hosts.cloud import HostCloud, ZoneRouter
 from orchestrator.core.errors import PermissionDenied, Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
 from orchestrator.core.naming import instance_name, machine_labels

@@ -23,8 +23,7 @@ from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.images import GoogleImages
 from orchestrator.adapters.google.storage import GoogleBucket
-from orchestrator.adapters.hosts.cloud import HostCloud
-from orchestrator.adapters.hosts.router import ZoneRouter
+from orchestrator.adapters.hosts.cloud import HostCloud, ZoneRouter
 from orchestrator.adapters.settings import Settings
 from orchestrator.cli import compare, costs, diagnose, fetch, history, logs, reap, report, site, ssh, status, stop
 from orchestrator.core.config.model import Config

@@ -17,7 +17,7 @@ from google.cloud import compute_v1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.adapters.google import compute_convert as convert
+from orchestrator.adapters.google import compute as convert
 from orchestrator.adapters.google.compute_faults import QUOTA_CODES, RULES, ComputeFault, classify_fault
 from orchestrator.adapters.google.errors import (
     brief_message,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.google.compute_json import instance_from_json
-from orchestrator.adapters.google.market import GoogleMarket
+from orchestrator.adapters.google.market import GoogleMarket, instance_from_json
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.market.machines import Instance
 from tests.support.machine_requests import L4

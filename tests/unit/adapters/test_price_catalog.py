@@ -11,8 +11,7 @@ from google.auth.credentials import AnonymousCredentials
 
 from orchestrator.adapters import price_book
 from orchestrator.adapters.google.credentials import Bearer
-from orchestrator.adapters.google.rest import SERVICES, endpoints
-from orchestrator.adapters.price_catalog import key_credentials, read_catalogue
+from orchestrator.adapters.google.rest import SERVICES, endpoints, key_credentials, read_catalogue
 from orchestrator.core.errors import (
     BenchError,
     ConfigError,
