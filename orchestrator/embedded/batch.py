@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
 from datetime import datetime
 
 from orchestrator.embedded.batch_jobs import (
@@ -20,16 +18,12 @@ from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import utc_stamp
 from orchestrator.embedded.errors import ApiError, Document
-from orchestrator.embedded.filters import parse_filter
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import HttpRequest
-from orchestrator.embedded.requests import body_of
+from orchestrator.embedded.lists import cut_page, parse_filter
+from orchestrator.embedded.routes import Route, body_of, make_routes
 from orchestrator.embedded.templates import template_name
 
-Answer = Callable[..., Document]
-AT = r"/v1/projects/(?P<project>[^/:]+)/locations/(?P<region>[^/:]+)"
-ONE = AT + r"/jobs/(?P<job>[^/:]+)"
-TASKS = ONE + rf"/taskGroups/(?P<group>{GROUP})/tasks"
 TYPES = "type.googleapis.com/google.cloud.batch.v1."
 MOST = 1000
 MOST_BYTES = 1_000_000
@@ -47,18 +41,20 @@ class Batch(BodyPart):
         for kept in self.store.all("batch_job"):
             self._restore(kept)
 
-    def routes(self) -> list[tuple[str, str, str, Answer]]:
-        """(service, verb, pattern of the path, function that answers). The caller checks the project in a path."""
-        return [
-            ("batch", "POST", AT + "/jobs", self.create),
-            ("batch", "GET", AT + "/jobs", self.list),
-            ("batch", "GET", ONE, self.get),
-            ("batch", "DELETE", ONE, self.delete),
-            ("batch", "POST", ONE + ":cancel", self.cancel),
-            ("batch", "GET", TASKS, self.list_tasks),
-            ("batch", "GET", TASKS + r"/(?P<task>\d+)", self.get_task),
-            ("batch", "GET", AT + r"/operations/(?P<name>[^/:]+)", self.get_operation),
-        ]
+    def routes(self) -> list[Route]:
+        job, tasks = "jobs/{job}", f"jobs/{{job}}/taskGroups/(?P<group>{GROUP})/tasks"
+        return make_routes(
+            "batch",
+            "/v1/projects/{project}/locations/{region}/",
+            ("POST", "jobs", self.create, "batch.jobs.create"),
+            ("GET", "jobs", self.list, "batch.jobs.list"),
+            ("GET", job, self.get, "batch.jobs.get"),
+            ("DELETE", job, self.delete, "batch.jobs.delete"),
+            ("POST", job + ":cancel", self.cancel, "batch.jobs.delete"),
+            ("GET", tasks, self.list_tasks, "batch.tasks.list"),
+            ("GET", tasks + r"/(?P<task>\d+)", self.get_task, "batch.tasks.get"),
+            ("GET", "operations/{name}", self.get_operation),
+        )
 
     # Jobs
 
@@ -211,14 +207,11 @@ class Batch(BodyPart):
 
 def page_documents(documents: list[Document], request: HttpRequest) -> tuple[list[Document], Document]:
     """(documents of the requested page, token of the next page). Only documents that pass the request's filter are
-    counted; the token is empty on the last page. Raises `ApiError` (400) for invalid parameters."""
+    counted. Raises `ApiError` (400) for invalid parameters."""
     passes = parse_filter(request.query.get("filter", ""))
     documents = [document for document in documents if passes(document)]
     try:
-        size = int(request.query.get("pageSize") or MOST)
-        start = int(base64.urlsafe_b64decode(request.query.get("pageToken", "") or "MA==").decode())
+        size = min(max(int(request.query.get("pageSize") or MOST), 1), MOST)
+        return cut_page(documents, size, request.query.get("pageToken", ""))
     except ValueError as exc:
         raise ApiError(400, "Invalid pageSize or pageToken.") from exc
-    end = start + min(max(size, 1), MOST)
-    token = base64.urlsafe_b64encode(str(end).encode()).decode()
-    return documents[start:end], {"nextPageToken": token} if end < len(documents) else {}

@@ -16,12 +16,13 @@ from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.operations import DONE as FINISHED
+from orchestrator.embedded.operations import Sender
 from orchestrator.embedded.templates import TemplateStore, body_in, template_name
 from orchestrator.embedded.timeline import Alarm
 from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Fault, hits_job, hits_vm
 
-AGENT = "service-batch@embedded.example"
+AGENT = Sender("service-batch@embedded.example", by="batch")
 PREEMPTED, NO_REPORT, TIMED_OUT, RECREATED = 50001, 50002, 50005, 50006
 CODES = {"preemption": PREEMPTED, "lost": NO_REPORT}
 """The exit code of a task whose VM ended, by the reason of that end. For every other reason it is `RECREATED`."""
@@ -179,7 +180,7 @@ class Runner(BodyPart):
             labelled["labels"] = {**labelled.get("labels", {}), **job.order.labels}
         body["labels"] |= {"batch-job-id": job.id, "batch-job-uid": job.uid}
         try:
-            operation = self.fleet.insert(body, zone, "", AGENT, tasks=True)["name"]
+            operation = self.fleet.insert(body, zone, AGENT, tasks=True)["name"]
         except ApiError as error:
             job.note(now, f"VM creation failed in zone {zone}: {error.message}")
             return False
@@ -226,7 +227,7 @@ class Runner(BodyPart):
             self._unlimit(worker)
             worker.task = None
         try:
-            self.fleet.delete(worker.zone, worker.name, "", AGENT, "batch")
+            self.fleet.act("delete", worker.zone, worker.name, {}, AGENT)
         except ApiError:
             self.workers.pop(worker.name, None)  # it was never created
 

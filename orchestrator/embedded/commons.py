@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.meter import Meter
@@ -12,7 +12,7 @@ from orchestrator.embedded.timeline import Timeline
 from orchestrator.embedded.weather import Weather
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Commons:
     """The shared objects of one cloud."""
 
@@ -26,17 +26,12 @@ class Commons:
     weather: Weather
     timeline: Timeline
     ids: Ids
+    permissions: set[str] = field(default_factory=set)
+    """The permissions that requests may need."""
 
 
-class BodyPart:
+class BodyPart(Commons):
     """The base class of a part of the cloud. It has the shared objects as attributes."""
 
     def __init__(self, commons: Commons) -> None:
-        self.project = commons.project
-        self.store = commons.store
-        self.inventory = commons.inventory
-        self.meter = commons.meter
-        self.operations = commons.operations
-        self.weather = commons.weather
-        self.timeline = commons.timeline
-        self.ids = commons.ids
+        super().__init__(**{name: getattr(commons, name) for name in Commons.__dataclass_fields__})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CAPACITY = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """A part of the output. If `start` is above the position asked for, the bytes between them are lost. `next` is the
     position to ask for next."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.embedded.documents import write_private
+from orchestrator.embedded.errors import ApiError
 
 # Finds the user at the other end of a connection on loopback, if the kernel tells.
 
@@ -126,15 +127,6 @@ CATALOGUE = "/v1/services"
 """The only resource that Google serves for an API key. Here the token is accepted as the key."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    """Why a request is refused."""
-
-    status: int
-    message: str
-    reason: str = "forbidden"
-
-
 def new_token() -> str:
     """A new token that cannot be guessed."""
     return "embedded-" + secrets.token_urlsafe(32)
@@ -167,7 +159,7 @@ class Guard:
             return CLIENT
         return self.vm_of(given)
 
-    def stranger(self, peer: tuple[str, int], here: tuple[str, int]) -> RequestRefused | None:
+    def stranger(self, peer: tuple[str, int], here: tuple[str, int]) -> ApiError | None:
         """The refusal of a connection from another user's process; None if it is allowed. This is called once for each
         connection."""
         uid = owner_of(peer, here)
@@ -175,20 +167,20 @@ class Guard:
             return None  # the process is gone or cannot be known: the token decides
         if uid in self.uids:
             return None
-        return RequestRefused(403, "This cloud serves the user who runs it.")
+        return ApiError(403, "This cloud serves the user who runs it.")
 
-    def refusal(self, method: str, target: str, headers: Mapping[str, str], port: int) -> RequestRefused | None:
+    def refusal(self, method: str, target: str, headers: Mapping[str, str], port: int) -> ApiError | None:
         """The refusal of a request; None if it is allowed. Header names are in lower case."""
         if headers.get("host", "").lower() not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            return RequestRefused(403, "Requests must be addressed to 127.0.0.1.")
+            return ApiError(403, "Requests must be addressed to 127.0.0.1.")
         if any(name in headers for name in PAGES):
-            return RequestRefused(403, "Web pages are not served.")
+            return ApiError(403, "Web pages are not served.")
         if self.token and not self._known(target, headers):
-            return RequestRefused(401, UNKNOWN, "authError")
+            return ApiError(401, UNKNOWN, "authError")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if self.json and has_body and method != "GET" and kind != "application/json":
-            return RequestRefused(415, f"The body must be application/json, not {kind or 'untold'}.", "invalid")
+            return ApiError(415, f"The body must be application/json, not {kind or 'untold'}.", "invalid")
         return None
 
     def _known(self, target: str, headers: Mapping[str, str]) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from orchestrator.embedded.admission import check_labels
-from orchestrator.embedded.buckets import list_response
 from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid_field, not_found, reading_body
@@ -20,12 +18,11 @@ from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import InventoryImage
 from orchestrator.embedded.links import document_fingerprint, last_name, self_link
 from orchestrator.embedded.listener import HttpRequest
-from orchestrator.embedded.operations import GLOBAL, OperationTarget
-from orchestrator.embedded.requests import body_of, request_id
+from orchestrator.embedded.lists import list_response
+from orchestrator.embedded.operations import GLOBAL, OperationTarget, Sender
 from orchestrator.embedded.resources import Resources
-from orchestrator.embedded.timeline import Timeline
+from orchestrator.embedded.routes import Route, body_of, make_routes, sender_of
 from orchestrator.embedded.vm import EmbeddedVm
-from orchestrator.embedded.weather import Weather
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SEAL_S = 90.0
@@ -40,9 +37,10 @@ STATES = ("ACTIVE", "DEPRECATED", "OBSOLETE", "DELETED")
 class ImageStore(BodyPart):
     """The project's images. Thread-safe. A PENDING image becomes FAILED if its source disk is deleted."""
 
-    def __init__(self, commons: Commons, fleet: Fleet) -> None:
+    def __init__(self, commons: Commons, fleet: Fleet, resources: Resources) -> None:
         super().__init__(commons)
         self.fleet = fleet
+        self.resources = resources
         self.lock = threading.RLock()
         self.listed: dict[str, Document] = {document["name"]: document for document in self.store.all("image")}
         for document in self.listed.values():
@@ -68,18 +66,16 @@ class ImageStore(BodyPart):
         current = [
             image
             for image in self.documents()
-            if image.get("family") == family
-            and image["status"] == "READY"
-            and image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"
+            if image.get("family") == family and image["status"] == "READY" and is_active(image)
         ]
         return max(current, key=lambda image: str(image["creationTimestamp"]), default=None)
 
     # Requests
 
-    def insert(self, body: Document, query: dict[str, str], request_id: str, user: str) -> Document:
+    def insert(self, body: Document, query: dict[str, str], sender: Sender) -> Document:
         """Begins to make an image. Returns the operation, which may still fail. Raises `ApiError`."""
         with self.lock:
-            if (replayed := self.operations.replayed("insert", request_id)) is not None:
+            if (replayed := self.operations.replayed("insert", sender)) is not None:
                 return replayed
             name = str(body.get("name", ""))
             if not NAME.fullmatch(name):
@@ -94,9 +90,7 @@ class ImageStore(BodyPart):
                 raise ApiError(400, f"The disk resource '{disk}' is already being used by '{vm.path}'", "resourceInUse")
             now = self.timeline.now()
             number = self.ids.new(now)
-            operation = self.operations.begin(
-                "insert", OperationTarget(GLOBAL, path, number), now, user=user, request_id=request_id
-            )
+            operation = self.operations.begin("insert", OperationTarget(GLOBAL, path, number), now, sender)
             document: Document = {
                 "kind": "compute#image",
                 "id": number,
@@ -116,24 +110,24 @@ class ImageStore(BodyPart):
             self.timeline.call_later(seal_s, lambda: self._ripe(name, number, vm, operation))
         return self.operations.listed[operation]
 
-    def deprecate(self, name: str, body: Document, request_id: str, user: str) -> Document:
+    def deprecate(self, name: str, body: Document, sender: Sender) -> Document:
         """Sets an image's deprecation state; the image stays. Returns the operation. Raises `ApiError`."""
         with self.lock:
             state = str(body.get("state", "ACTIVE"))
             if state not in STATES:
                 raise invalid_field("resource.state", state, f"Must be one of {', '.join(STATES)}.")
-            operation = self._begin("deprecate", name, user, request_id)
+            operation = self._begin("deprecate", name, sender)
             kept = {key: str(body[key]) for key in ("replacement", "deleted", "obsolete") if key in body}
             self._keep({**self.find(name), "deprecated": {"state": state, **kept}})
             self.operations.finish(operation, self.timeline.now())
         return self.operations.listed[operation]
 
-    def delete(self, name: str, request_id: str, user: str) -> Document:
+    def delete(self, name: str, sender: Sender) -> Document:
         """Deletes an image. Returns the operation. Raises `ApiError`."""
         with self.lock:
-            if (replayed := self.operations.replayed("delete", request_id)) is not None:
+            if (replayed := self.operations.replayed("delete", sender)) is not None:
                 return replayed
-            operation = self._begin("delete", name, user, request_id)
+            operation = self._begin("delete", name, sender)
             self._drop(name)
             self.operations.finish(operation, self.timeline.now())
         return self.operations.listed[operation]
@@ -190,13 +184,11 @@ class ImageStore(BodyPart):
             self.meter.image_made(number, name, dict(document["labels"]).get("bench-run"), size, now)
             self.operations.finish(operation, now)
 
-    def _begin(self, kind: str, name: str, user: str, request_id: str) -> str:
+    def _begin(self, kind: str, name: str, sender: Sender) -> str:
         document = self.find(name)
         path = f"projects/{self.project}/global/images/{name}"
-        now = self.timeline.now()
-        return self.operations.begin(
-            kind, OperationTarget(GLOBAL, path, document["id"]), now, user=user, request_id=request_id
-        )
+        target = OperationTarget(GLOBAL, path, document["id"])
+        return self.operations.begin(kind, target, self.timeline.now(), sender)
 
     def _keep(self, document: Document) -> None:
         self.listed[document["name"]] = document
@@ -216,66 +208,40 @@ class ImageStore(BodyPart):
         self.store.owe("image", name, None)
         self.meter.image_gone(document["id"], self.timeline.now())
 
-
-def _hits(kind: str, params: Any, wanted: str, name: str) -> bool:
-    return bool(kind == wanted and params.get("image", name) == name)
-
-
-# The routes of images in Compute Engine's v1 REST API.
-
-
-Route = tuple[str, str, Callable[..., Document]]
-
-
-class ImageApi:
-    """Answers requests about images. The project's own images can be made and deleted; those of other projects can only
-    be read."""
-
-    def __init__(
-        self,
-        images: ImageStore,
-        resources: Resources,
-        weather: Weather,
-        timeline: Timeline,
-        caller: Callable[[HttpRequest], str],
-    ) -> None:
-        self.images = images
-        self.resources = resources
-        self.weather = weather
-        self.timeline = timeline
-        self.caller = caller
-
-    def routes(self, at: str) -> list[Route]:
-        """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
-        return [
-            ("GET", at + r"/global/(?P<images>images)", self.list_images),
-            ("POST", at + r"/global/images", self.insert_image),
-            ("DELETE", at + r"/global/images/(?P<image>[^/]+)", self.delete_image),
-            ("POST", at + r"/global/images/(?P<image>[^/]+)/deprecate", self.deprecate_image),
-            ("GET", at + r"/global/images/family/(?P<family>[^/]+)", self.image_from_family),
-            ("GET", at + r"/global/images/(?P<image>[^/]+)", self.get_image),
-        ]
+    # Answers
+    def routes(self) -> list[Route]:
+        """The routes of images. The project's own can be made and deleted; those of other projects can only be read."""
+        return make_routes(
+            "compute",
+            "/compute/v1/projects/{project}/global/",
+            ("GET", "{images:images}", self.list_images, "compute.images.list"),
+            ("POST", "images", self.insert_image, "compute.images.create"),
+            ("DELETE", "images/{image}", self.delete_image, "compute.images.delete"),
+            ("POST", "images/{image}/deprecate", self.deprecate_image, "compute.images.deprecate"),
+            ("GET", "images/family/{family}", self.image_from_family, "compute.images.getFromFamily"),
+            ("GET", "images/{image}", self.get_image, "compute.images.get"),
+        )
 
     def list_images(self, request: HttpRequest, owner: str, images: str) -> Document:
         path = f"projects/{owner}/global/{images}"
-        own_images = self.images.documents() if owner == self.images.project else []
+        own_images = self.documents() if owner == self.project else []
         items = [*self.resources.images(owner, request.target), *own_images]
         return list_response("compute#imageList", path, items, request.query)
 
     def insert_image(self, request: HttpRequest) -> Document:
         with reading_body("image"):
-            return self.images.insert(body_of(request), dict(request.query), request_id(request), self.caller(request))
+            return self.insert(body_of(request), request.query, sender_of(request, self.project))
 
     def delete_image(self, request: HttpRequest, owner: str, image: str) -> Document:
-        self._own(owner)
-        return self.images.delete(image, request_id(request), self.caller(request))
+        self._check_owner(owner)
+        return self.delete(image, sender_of(request, self.project))
 
     def deprecate_image(self, request: HttpRequest, owner: str, image: str) -> Document:
-        self._own(owner)
-        return self.images.deprecate(image, body_of(request), request_id(request), self.caller(request))
+        self._check_owner(owner)
+        return self.deprecate(image, body_of(request), sender_of(request, self.project))
 
-    def _own(self, owner: str) -> None:
-        if owner != self.images.project:
+    def _check_owner(self, owner: str) -> None:
+        if owner != self.project:
             raise ApiError(403, f"Required permission on 'projects/{owner}' is missing.", "forbidden")
 
     def image_from_family(self, request: HttpRequest, owner: str, family: str) -> Document:
@@ -283,19 +249,28 @@ class ImageApi:
         gone = self.weather.take(
             request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
         )
-        own_image = self.images.newest(family) if owner == self.images.project and not gone else None
+        own_image = self.newest(family) if owner == self.project and not gone else None
         if own_image is not None:
             return own_image
         of_family = [image for image in self.resources.images(owner, request.target) if image["family"] == family]
-        current = [image for image in of_family if image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"]
+        current = [image for image in of_family if is_active(image)]
         if gone or not current:
             raise not_found(f"projects/{owner}/global/images/family/{family}")
         return max(current, key=lambda image: str(image["name"]))
 
     def get_image(self, _request: HttpRequest, owner: str, image: str) -> Document:
-        if owner == self.images.project:
-            return self.images.find(image)
-        listed_image = self.images.inventory.image(owner, image)
+        if owner == self.project:
+            return self.find(image)
+        listed_image = self.inventory.image(owner, image)
         if listed_image is None:
             raise not_found(f"projects/{owner}/global/images/{image}")
         return self.resources.image(listed_image)
+
+
+def is_active(image: Document) -> bool:
+    """Whether an image is not deprecated."""
+    return bool(image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE")
+
+
+def _hits(kind: str, params: Any, wanted: str, name: str) -> bool:
+    return bool(kind == wanted and params.get("image", name) == name)

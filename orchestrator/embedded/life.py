@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from orchestrator.embedded.admission import Admitted
 from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.console import Console
-from orchestrator.embedded.errors import OperationError
 from orchestrator.embedded.guest import Guest, MachineFactory
 from orchestrator.embedded.inventory import numeric_id, region_of
 from orchestrator.embedded.meter import Account, Rate
+from orchestrator.embedded.operations import Sender
 from orchestrator.embedded.vm import EmbeddedVm
 from orchestrator.embedded.weather import Fault, due_after, due_upon, hits_vm
 
-SYSTEM = "system"
+SYSTEM = Sender("system")
 TIMED = ("preempt", "lost", "hang", "kill")
 DEFAULT_NOTICE_S = 30.0
 
@@ -100,11 +100,7 @@ class Lives(BodyPart):
             if vm.status != "RUNNING" or vm.ending or vm.guest.preempted:
                 return
             operation = self.operations.begin(
-                "compute.instances.preempted",
-                vm.target,
-                self.timeline.now(),
-                user=SYSTEM,
-                message="Instance was preempted.",
+                "compute.instances.preempted", vm.target, self.timeline.now(), SYSTEM, "Instance was preempted."
             )
             vm.closing_operations.append(operation)
         vm.guest.announce_preemption()
@@ -250,8 +246,8 @@ class Lives(BodyPart):
                 vm.admitted.termination_action.lower(),
                 vm.target,
                 self.timeline.now(),
-                user=SYSTEM,
-                message="Instance reached its maximum run duration or its termination time.",
+                SYSTEM,
+                "Instance reached its maximum run duration or its termination time.",
             )
             vm.closing_operations.append(operation)
         self._stop(vm, "deadline")
@@ -340,6 +336,3 @@ class Lives(BodyPart):
     def _vm_later(self, vm: EmbeddedVm, seconds: float, callback: Callable[[], None]) -> None:
         """Schedules a callback that is cancelled when the VM begins to end."""
         vm.alarms.append(self.timeline.call_later(seconds, callback))
-
-    def _done(self, operation: str, error: OperationError | None = None) -> None:
-        self.operations.finish(operation, self.timeline.now(), error)

@@ -9,69 +9,124 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import formatdate
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from typing import IO, Any
+from urllib.parse import parse_qsl
 
-from orchestrator.embedded.errors import STATUSES, error_document, no_room
-from orchestrator.embedded.guard import Guard, RequestRefused
+from orchestrator.embedded.errors import STATUSES, ApiError, Document, error_document
+from orchestrator.embedded.guard import CLIENT, Guard
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 MOST_BYTES = 8 << 20
 """The most bytes of a request body that is read as a whole."""
-DRAINED_BYTES = 1 << 16
+REFUSED_BYTES = 1 << 16
 """The most bytes that are read of the body of a request that is refused by its headers."""
+DRAINED_BYTES = 64 << 20
+"""The most bytes of an unread body that are read and dropped, so that the connection can be used again."""
 PIECE_BYTES = 1 << 16
+
 Now = Callable[[str], datetime]
 """Returns the time in the Date header of an answer to a target (path and query)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class HttpRequest:
-    """One request. `path` has no query and is still percent-encoded. Header names are in lower case."""
+    """One request. `path` has no query and is still percent-encoded. Header names are in lower case. The body comes in
+    `pieces`, which can be read only once; `length` is its bytes, None if it comes in chunks, -1 if that is invalid.
+    `vm` is the VM that sent it; None if a client did."""
 
     method: str
-    path: str
-    raw_query: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: bytes
+    target: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pieces: Iterator[bytes] = field(default_factory=lambda: iter(()))
+    length: int | None = 0
+    vm: Any = None
 
     @property
-    def target(self) -> str:
-        """Path and query as they were sent."""
-        return f"{self.path}?{self.raw_query}" if self.raw_query else self.path
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def raw_query(self) -> str:
+        return self.target.partition("?")[2]
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.raw_query, keep_blank_values=True))
+
+    @cached_property
+    def body(self) -> bytes:
+        """The whole body. Raises `ApiError` (413) if it is too large."""
+        body = bytearray()
+        too_large = ApiError(413, "The request body is too large.", "uploadTooLarge")
+        if not 0 <= (self.length or 0) <= MOST_BYTES:
+            raise too_large
+        for piece in self.pieces:
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise too_large
+        return bytes(body)
+
+    def document(self) -> Document:
+        """The body as a JSON object; empty if there is no body. Raises `ApiError` (400) if it is not an object."""
+        try:
+            document = json.loads(self.body or b"{}")
+        except ValueError as exc:
+            raise ApiError(400, "Parse Error", "parseError") from exc
+        if not isinstance(document, dict):
+            raise ApiError(400, "Parse Error", "parseError")
+        return document
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer."""
+    """One answer. If it has a file, its body is the `length` bytes of the file from `start` on."""
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    file: IO[bytes] | None = None
+    start: int = 0
+    length: int = 0
 
+    def pieces(self) -> Iterator[bytes]:
+        """The body. Closes the file."""
+        if self.file is None:
+            yield self.body
+            return
+        with self.file:
+            yield from read_region(self.file, self.start, self.start + self.length)
 
-class TooLarge(ValueError):
-    """A body is longer than the limit, or its length is invalid."""
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 class Reset(Exception):
     """Raised by a handler to cut the connection without an answer."""
 
 
+def read_region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end and (piece := file.read(min(PIECE_BYTES, end - start))):
+        start += len(piece)
+        yield piece
+
+
 def json_reply(status: int, document: Any) -> Reply:
     return Reply(status, json.dumps(document).encode(), {"Content-Type": "application/json; charset=UTF-8"})
 
 
-def refusal_reply(refused: RequestRefused) -> Reply:
+def refusal_reply(refused: ApiError) -> Reply:
     """The answer to a request that the guard refuses."""
-    document = error_document(refused.status, refused.message, refused.reason)
+    document = refused.document()
     if refused.status in STATUSES:
         document["error"]["status"] = STATUSES[refused.status]
     reply = json_reply(refused.status, document)
@@ -80,26 +135,22 @@ def refusal_reply(refused: RequestRefused) -> Reply:
     return Reply(401, reply.body, {**reply.headers, "WWW-Authenticate": 'Bearer realm="embedded cloud"'})
 
 
-class ListenerServer(ThreadingHTTPServer):
-    """A server that knows its open connections, so that it can close all of them."""
+class Listener(ThreadingHTTPServer):
+    """A server on a free loopback port. It answers with `answer(request) -> Reply` the requests that `guard` allows."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
     allow_reuse_address = False
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], guard: Guard, now: Now | None = None) -> None:
+    def __init__(self, name: str, answer: Callable[[HttpRequest], Reply], guard: Guard, now: Now | None = None) -> None:
+        self.answer = answer
         self.guard = guard
         self.now = now
         self.connections: set[socket.socket] = set()
         self.lock = threading.Lock()
-        super().__init__((LOOPBACK, 0), handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_address[1]}"
-
-    def start(self, name: str) -> None:
+        super().__init__((LOOPBACK, 0), Exchange)
+        self.url = f"http://{LOOPBACK}:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, name=name, daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -117,34 +168,29 @@ class ListenerServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), (OSError, ValueError)):
             log.exception("a request failed")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stops listening and cuts all open connections."""
         ending = threading.Thread(target=self.shutdown)
         ending.start()
-        try:
+        with suppress(OSError):
             # A connection wakes the server's thread; otherwise it would notice the end only at its next poll.
             socket.create_connection((LOOPBACK, self.server_address[1]), timeout=1).close()
-        except OSError:
-            pass
         ending.join()
         self.server_close()
         with self.lock:
             for connection in self.connections:
-                try:
+                with suppress(OSError):  # the client closed it first
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # the client closed it first
 
 
-class ListenerHandler(BaseHTTPRequestHandler):
-    """The base of all our handlers: it buffers answers, logs nothing, and can reset the connection."""
+class Exchange(BaseHTTPRequestHandler):
+    """One client's connection. It buffers answers, logs nothing, and can reset the connection."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
     disable_nagle_algorithm = True
-    server: ListenerServer
-    most_bytes = MOST_BYTES
-    stranger: RequestRefused | None = None
+    server: Listener
+    stranger: ApiError | None = None
 
     def setup(self) -> None:
         super().setup()
@@ -156,16 +202,15 @@ class ListenerHandler(BaseHTTPRequestHandler):
         request goes on."""
         if not super().parse_request():
             return False
-        headers = {key.lower(): value for key, value in self.headers.items()}
+        self.lower = {key.lower(): value for key, value in self.headers.items()}
         guard, port = self.server.guard, int(self.server.server_address[1])
-        refused = self.stranger or guard.refusal(self.command, self.path, headers, port)
+        refused = self.stranger or guard.refusal(self.command, self.path, self.lower, port)
         if refused is None:
             return True
         self.close_connection = True
-        length = str(self.headers.get("Content-Length") or "0")
         # An unread body would cause a reset, and the answer would be lost. This may happen for a longer body.
-        self.rfile.read(min(int(length) if length.isdigit() else 0, DRAINED_BYTES))
-        self.reply(refusal_reply(refused))
+        self.rfile.read(min(max(self.body_length or 0, 0), REFUSED_BYTES))
+        self.send(refusal_reply(refused))
         return False
 
     def date_time_string(self, timestamp: float | None = None) -> str:
@@ -185,32 +230,78 @@ class ListenerHandler(BaseHTTPRequestHandler):
         self.connection.close()
 
     @property
-    def chunked(self) -> bool:
-        return str(self.headers.get("Transfer-Encoding", "")).lower() == "chunked"
+    def body_length(self) -> int | None:
+        """The bytes of the body; None if it comes in chunks, and -1 if the header is invalid."""
+        if self.lower.get("transfer-encoding", "").lower() == "chunked":
+            return None
+        text = self.lower.get("content-length") or "0"
+        return int(text) if text.isdecimal() else -1
 
-    def read_body(self) -> bytes:
-        """The whole body. Raises `TooLarge`, and the errors of `pieces`."""
-        if not self.chunked and not 0 <= int(self.headers.get("Content-Length") or 0) <= self.most_bytes:
-            raise TooLarge
-        body = bytearray()
-        for piece in self.pieces():
-            body += piece
-            if len(body) > self.most_bytes:
-                raise TooLarge
-        return bytes(body)
+    def exchange(self) -> None:
+        """Answers one request."""
+        pieces, length = self.pieces(), self.body_length
+        caller = self.server.guard.caller(self.lower.get("authorization", ""))
+        vm = None if caller == CLIENT else caller
+        try:
+            reply = self._answer(HttpRequest(self.command, self.path, self.lower, pieces, length, vm))
+        except (Reset, OSError):
+            self.cut()
+            return
+        if reply.status == 413:
+            self.close_connection = True
+        elif not self._drained(pieces, length):
+            reply.close()
+            self.cut()
+            return
+        self.send(reply)
+
+    def _answer(self, request: HttpRequest) -> Reply:
+        """Raises `Reset`, and `OSError` if the client is gone, or if what it sent is not HTTP."""
+        try:
+            return self.server.answer(request)
+        except (Reset, OSError):
+            raise
+        except ApiError as error:
+            return json_reply(error.status, error.document())
+        except Exception:
+            log.exception("%s %s failed", self.command, self.path)
+            message = "the embedded cloud failed at this request; its log says why"
+            return json_reply(500, error_document(500, message, "backendError"))
+
+    def _drained(self, pieces: Iterator[bytes], length: int | None) -> bool:
+        """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow."""
+        bytes_left = DRAINED_BYTES
+        if (length or 0) > bytes_left:
+            return next(pieces, None) is None
+        try:
+            for piece in pieces:
+                bytes_left -= len(piece)
+                if bytes_left < 0:
+                    return False
+        except OSError:
+            return False
+        return True
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, piece by piece. Raises `OSError` if it breaks off, and `ValueError` if its encoding is invalid."""
-        if not self.chunked:
-            yield from self._exactly(int(self.headers.get("Content-Length") or 0))
+        """The body, piece by piece. Raises `OSError` if it breaks off, or if its encoding is invalid."""
+        length = self.body_length
+        if length is not None:
+            yield from self._exactly(length)
             return
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            if size < 0:
-                raise TooLarge
+        while size := self._chunk_size():
             yield from self._exactly(size)
             self.rfile.readline()
         while self.rfile.readline().strip():
             pass  # trailers
+
+    def _chunk_size(self) -> int:
+        try:
+            size = int(self.rfile.readline().split(b";")[0], 16)
+        except ValueError as exc:
+            raise ConnectionAbortedError("the size of a chunk is not a number") from exc
+        if size < 0:
+            raise ConnectionAbortedError("the size of a chunk is negative")
+        return size
 
     def _exactly(self, left: int) -> Iterator[bytes]:
         while left > 0:
@@ -220,60 +311,20 @@ class ListenerHandler(BaseHTTPRequestHandler):
             left -= len(piece)
             yield piece
 
-    def reply(self, reply: Reply) -> None:
+    def send(self, reply: Reply) -> None:
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             if name.lower() not in ("date", "server"):
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(reply.body)))
+        self.send_header("Content-Length", str(reply.length if reply.file else len(reply.body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(reply.body)
+        try:
+            for piece in reply.pieces() if self.command != "HEAD" else ():
+                self.wfile.write(piece)
+        finally:
+            reply.close()
         self.wfile.flush()
 
 
-class Listener:
-    """A server on a free loopback port. It answers with `answer(request) -> Reply` the requests that `guard` allows."""
-
-    def __init__(self, name: str, answer: Callable[[HttpRequest], Reply], guard: Guard, now: Now | None = None) -> None:
-        class Answering(ListenerHandler):
-            def handle_any(self) -> None:
-                try:
-                    body = self.read_body()
-                except ValueError:
-                    self.close_connection = True
-                    self.reply(refusal_reply(RequestRefused(413, "The request body is too large.", "uploadTooLarge")))
-                    return
-                split = urlsplit(self.path)
-                request = HttpRequest(
-                    self.command,
-                    split.path,
-                    split.query,
-                    dict(parse_qsl(split.query, keep_blank_values=True)),
-                    {key.lower(): value for key, value in self.headers.items()},
-                    body,
-                )
-                try:
-                    self.reply(answer(request))
-                except Reset:
-                    self.cut()
-                except Exception as error:
-                    full = no_room(error)
-                    if full is not None:
-                        self.reply(json_reply(full.status, full.document()))
-                        return
-                    if isinstance(error, OSError):
-                        raise  # the client hung up
-                    log.exception("%s %s failed", self.command, self.path)
-                    message = "the embedded cloud failed at this request; its log says why"
-                    self.reply(json_reply(500, error_document(500, message, "backendError")))
-
-        for verb in VERBS:
-            setattr(Answering, f"do_{verb}", Answering.handle_any)
-
-        self.server = ListenerServer(Answering, guard, now)
-        self.server.start(name)
-        self.url = self.server.url
-
-    def close(self) -> None:
-        self.server.stop()
+for _verb in VERBS:
+    setattr(Exchange, f"do_{_verb}", Exchange.exchange)

@@ -7,100 +7,97 @@ answers for all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
-from orchestrator.embedded import requests
-from orchestrator.embedded.batch import Batch
 from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import utc_stamp
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import numeric_id
 from orchestrator.embedded.listener import HttpRequest
-from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, Policies, check_permission, held_permissions
+from orchestrator.embedded.permissions import APIS, TESTABLE, TITLES, Policies, held_permissions
+from orchestrator.embedded.routes import Route, body_of, make_routes
 from orchestrator.embedded.skus import EmbeddedCatalogue
 
-Answer = Callable[..., Document]
-P = r"projects/(?P<project>[^/:]+)"
-ACCOUNT = P + r"/serviceAccounts/(?P<email>[^/:]+)"
+ACCOUNT = "/serviceAccounts/{email}"
 ACCOUNT_ID = re.compile(r"[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")
 ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
-
-
-def serves_path(path: str) -> bool:
-    """Whether a path belongs to one of these APIs."""
-    return path.startswith(("/v1/", "/v3/"))
 
 
 class Management(BodyPart):
     """Answers requests; raises `ApiError`. Thread-safe."""
 
-    def __init__(self, commons: Commons, policies: Policies, batch: Batch) -> None:
+    def __init__(self, commons: Commons, policies: Policies) -> None:
         super().__init__(commons)
         self.number = numeric_id(self.project)[:12]
         self.policies = policies
-        self.routes = [
-            (service, verb, re.compile(path), answer)
-            for service, verb, path, answer in (*self._routes(), *batch.routes())
-        ]
 
     @cached_property
     def catalogue(self) -> EmbeddedCatalogue:
         """The price catalogue. Seldom asked for, and made of thousands of parts."""
         return EmbeddedCatalogue(self.inventory)
 
-    def service_of(self, path: str) -> str:
-        """The service of a request's path; empty if no method has this path."""
-        return next((service for service, _, pattern, _ in self.routes if pattern.fullmatch(path)), "")
-
-    def answer(self, request: HttpRequest) -> Document:
-        """The answer to one request. Raises `ApiError`."""
-        below = request.path.partition("/")[2].partition("/")[2]
-        for service, verb, pattern, answer in self.routes:
-            match = pattern.fullmatch(request.path)
-            if match and verb == request.method:
-                parts = {key: unquote(value) for key, value in match.groupdict().items()}
-                check_permission(self.weather, self.project, service, verb, below, self.timeline.now())
-                if "project" in parts:
-                    self._check_project(parts.pop("project"), request.target)
-                return answer(request, **parts)
-        raise ApiError(501, f"{request.method} {request.path} is not something this cloud can do.")
-
-    def _routes(self) -> list[tuple[str, str, str, Answer]]:
-        v1, v3 = "/v1/", "/v3/"
-        return [
-            ("serviceusage", "GET", v1 + P + "/services:batchGet", self.get_services),
-            ("serviceusage", "POST", v1 + P + "/services:batchEnable", self.enable_services),
-            ("serviceusage", "GET", v1 + r"operations/(?P<name>[^/]+)", self.get_operation),
-            ("cloudresourcemanager", "GET", v3 + P, self.get_project),
-            ("cloudresourcemanager", "POST", v3 + P + ":testIamPermissions", self.test_permissions),
-            ("cloudresourcemanager", "POST", v3 + P + ":getIamPolicy", self.get_project_policy),
-            ("cloudresourcemanager", "POST", v3 + P + ":setIamPolicy", self.set_project_policy),
-            ("cloudresourcemanager", "GET", v1 + P, self.get_project_v1),
-            ("cloudresourcemanager", "POST", v1 + P + ":testIamPermissions", self.test_permissions),
-            ("cloudresourcemanager", "POST", v1 + P + ":getIamPolicy", self.get_project_policy),
-            ("cloudresourcemanager", "POST", v1 + P + ":setIamPolicy", self.set_project_policy),
-            ("iam", "POST", v1 + "permissions:queryTestablePermissions", self.testable_permissions),
-            ("iam", "POST", v1 + P + "/serviceAccounts", self.create_account),
-            ("iam", "GET", v1 + ACCOUNT, self.get_account),
-            ("iam", "POST", v1 + ACCOUNT + ":testIamPermissions", self.test_account_permissions),
-            ("iam", "POST", v1 + ACCOUNT + ":getIamPolicy", self.get_account_policy),
-            ("iam", "POST", v1 + ACCOUNT + ":setIamPolicy", self.set_account_policy),
-            ("iam", "POST", v1 + P + "/roles", self.create_role),
-            ("iam", "GET", v1 + P + r"/roles/(?P<role>[^/]+)", self.get_role),
-            ("iam", "PATCH", v1 + P + r"/roles/(?P<role>[^/]+)", self.change_role),
-            ("cloudbilling", "GET", v1 + P + "/billingInfo", self.billing),
-            ("cloudbilling", "GET", v1 + "services", self.list_services),
-            ("cloudbilling", "GET", v1 + r"services/(?P<service>[^/]+)/skus", self.list_skus),
-        ]
-
-    def _check_project(self, name: str, victim: str) -> None:
-        gone = self.weather.holds(victim, "project_missing")
+    def check_project(self, parts: dict[str, str], request: HttpRequest) -> None:
+        """Checks the project in a path, and removes it. Raises `ApiError` (403)."""
+        if "project" not in parts:
+            return
+        name = parts.pop("project")
+        gone = self.weather.holds(request.target, "project_missing")
         if gone or name not in (self.project, self.number, "-"):
             # Google does not say whether a project exists that the caller may not see.
             raise ApiError(403, f"The caller does not have permission or project '{name}' does not exist.")
+
+    def routes(self) -> list[Route]:
+        return [
+            *make_routes(
+                "serviceusage",
+                "/v1/",
+                ("GET", "projects/{project}/services:batchGet", self.get_services, "serviceusage.services.list"),
+                (
+                    "POST",
+                    "projects/{project}/services:batchEnable",
+                    self.enable_services,
+                    "serviceusage.services.enable",
+                ),
+                ("GET", "operations/{name}", self.get_operation),
+            ),
+            *(route for version in ("v3", "v1") for route in self._project_routes(version)),
+            *make_routes(
+                "iam",
+                "/v1/",
+                ("POST", "permissions:queryTestablePermissions", self.testable_permissions),
+            ),
+            *make_routes(
+                "iam",
+                "/v1/projects/{project}",
+                ("POST", "/serviceAccounts", self.create_account, "iam.serviceAccounts.create"),
+                ("GET", ACCOUNT, self.get_account, "iam.serviceAccounts.get"),
+                ("POST", f"{ACCOUNT}:testIamPermissions", self.test_account_permissions),
+                ("POST", f"{ACCOUNT}:getIamPolicy", self.get_account_policy, "iam.serviceAccounts.getIamPolicy"),
+                ("POST", f"{ACCOUNT}:setIamPolicy", self.set_account_policy, "iam.serviceAccounts.setIamPolicy"),
+                ("POST", "/roles", self.create_role, "iam.roles.create"),
+                ("GET", "/roles/{role}", self.get_role, "iam.roles.get"),
+                ("PATCH", "/roles/{role}", self.change_role, "iam.roles.update"),
+            ),
+            *make_routes(
+                "cloudbilling",
+                "/v1/",
+                ("GET", "projects/{project}/billingInfo", self.billing, "resourcemanager.projects.get"),
+                ("GET", "services", self.list_services),
+                ("GET", "services/{service}/skus", self.list_skus),
+            ),
+        ]
+
+    def _project_routes(self, version: str) -> list[Route]:
+        return make_routes(
+            "cloudresourcemanager",
+            f"/{version}/projects/{{project}}",
+            ("GET", "", self.get_project if version == "v3" else self.get_project_v1, "resourcemanager.projects.get"),
+            ("POST", ":testIamPermissions", self.test_permissions),
+            ("POST", ":getIamPolicy", self.get_project_policy, "resourcemanager.projects.getIamPolicy"),
+            ("POST", ":setIamPolicy", self.set_project_policy, "resourcemanager.projects.setIamPolicy"),
+        )
 
     # Service Usage
 
@@ -197,8 +194,9 @@ class Management(BodyPart):
             raise ApiError(400, "Request contains an invalid argument.") from exc
         if not 1 <= size <= 1000 or start < 0:
             raise ApiError(400, "Request contains an invalid argument.")
-        names = TESTABLE[start : start + size]
-        page_token = {"nextPageToken": str(start + size)} if start + size < len(TESTABLE) else {}
+        every = [*sorted(self.permissions), *TESTABLE]
+        names = every[start : start + size]
+        page_token = {"nextPageToken": str(start + size)} if start + size < len(every) else {}
         return {"permissions": [{"name": name, "stage": "GA"} for name in names], **page_token}
 
     def _account(self, email: str, victim: str) -> Document:
@@ -294,11 +292,3 @@ class Management(BodyPart):
 
     def list_skus(self, request: HttpRequest, service: str) -> Document:
         return self.catalogue.service_skus(service, request.query)
-
-
-def body_of(request: HttpRequest) -> Document:
-    """The JSON body, which must be an object. Raises `ApiError` (400) with these APIs' message if it is not."""
-    try:
-        return requests.body_of(request)
-    except ApiError as exc:
-        raise ApiError(400, "Invalid JSON payload received.") from exc

@@ -38,6 +38,15 @@ class OperationTarget:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who asks for an operation. `by` is the kind of sender in the bill: `client`, `vm` or `batch`."""
+
+    user: str
+    request_id: str = ""
+    by: str = "client"
+
+
 class Operations:
     """All operations that ever began. Thread-safe. Each change is on disk before the call returns, if the disk is not
     full. On a full disk an operation that makes something does not begin, and one that ends something does."""
@@ -52,16 +61,7 @@ class Operations:
         for document in store.all("operation"):
             self._remember(document)
 
-    def begin(
-        self,
-        kind: str,
-        target: OperationTarget,
-        now: datetime,
-        *,
-        user: str,
-        request_id: str = "",
-        message: str = "",
-    ) -> str:
+    def begin(self, kind: str, target: OperationTarget, now: datetime, sender: Sender, message: str = "") -> str:
         """Begins an operation and returns its name."""
         number = self.ids.new(now)
         name = f"operation-{int(now.timestamp() * 1000)}-{int(number):x}"
@@ -74,7 +74,7 @@ class Operations:
             "targetLink": self_link(target.path),
             "targetId": target.id,
             "status": "RUNNING",
-            "user": user,
+            "user": sender.user,
             "progress": 0,
             "insertTime": google_stamp(now),
             "startTime": google_stamp(now),
@@ -82,8 +82,8 @@ class Operations:
         }
         if target.zone:
             document["zone"] = self_link(at)
-        if request_id:
-            document["clientOperationId"] = request_id
+        if sender.request_id:
+            document["clientOperationId"] = sender.request_id
         if message:
             document["statusMessage"] = message
         with self.lock:
@@ -127,10 +127,10 @@ class Operations:
     def _stands(self, document: dict[str, Any], zone: str) -> bool:
         return str(document["selfLink"]).startswith(self_link(self.place(zone)) + "/")
 
-    def replayed(self, kind: str, request_id: str) -> dict[str, Any] | None:
-        """The operation that began when a request with this id came for the first time, or None."""
+    def replayed(self, kind: str, sender: Sender) -> dict[str, Any] | None:
+        """The operation that began when this request came for the first time, or None."""
         with self.lock:
-            name = self.requests.get((kind, request_id)) if request_id else None
+            name = self.requests.get((kind, sender.request_id)) if sender.request_id else None
             return self.listed[name] if name else None
 
     def close_all(self, now: datetime) -> None:

@@ -6,7 +6,6 @@ Every client owns the project; only the weather takes permissions away. Requests
 from __future__ import annotations
 
 import base64
-import re
 import threading
 from collections.abc import Iterable
 from datetime import datetime
@@ -101,78 +100,7 @@ TITLES = {
     "cloudbilling": "Cloud Billing API",
     "batch": "Batch API",
 }
-ONE = r"[^/:]+"
-RULES: tuple[tuple[str, str, str, str], ...] = (
-    ("compute", "GET", rf"projects/{ONE}", "compute.projects.get"),
-    ("compute", "GET", rf"projects/{ONE}/regions", "compute.regions.list"),
-    ("compute", "GET", rf"projects/{ONE}/regions/{ONE}", "compute.regions.get"),
-    ("compute", "GET", rf"projects/{ONE}/zones", "compute.zones.list"),
-    ("compute", "GET", rf"projects/{ONE}/(zones/{ONE}|aggregated)/instances", "compute.instances.list"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances", "compute.instances.create"),
-    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.get"),
-    ("compute", "DELETE", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}", "compute.instances.delete"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/setLabels", "compute.instances.setLabels"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/setMetadata", "compute.instances.setMetadata"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/stop", "compute.instances.stop"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/start", "compute.instances.start"),
-    ("compute", "GET", rf"projects/{ONE}/aggregated/operations", "compute.globalOperations.list"),
-    ("compute", "POST", rf"projects/{ONE}/regions/{ONE}/advice/capacity", "compute.advice.capacity"),
-    ("compute", "POST", rf"projects/{ONE}/regions/{ONE}/advice/capacityHistory", "compute.advice.capacityHistory"),
-    (
-        "compute",
-        "GET",
-        rf"projects/{ONE}/zones/{ONE}/instances/{ONE}/serialPort",
-        "compute.instances.getSerialPortOutput",
-    ),
-    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/operations", "compute.zoneOperations.list"),
-    ("compute", "GET", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}", "compute.zoneOperations.get"),
-    ("compute", "POST", rf"projects/{ONE}/zones/{ONE}/operations/{ONE}/wait", "compute.zoneOperations.get"),
-    ("compute", "GET", rf"projects/{ONE}/global/networks/{ONE}", "compute.networks.get"),
-    ("compute", "GET", rf"projects/{ONE}/global/images", "compute.images.list"),
-    ("compute", "POST", rf"projects/{ONE}/global/images", "compute.images.create"),
-    ("compute", "GET", rf"projects/{ONE}/global/images/family/{ONE}", "compute.images.getFromFamily"),
-    ("compute", "GET", rf"projects/{ONE}/global/images/{ONE}", "compute.images.get"),
-    ("compute", "DELETE", rf"projects/{ONE}/global/images/{ONE}", "compute.images.delete"),
-    ("compute", "POST", rf"projects/{ONE}/global/images/{ONE}/deprecate", "compute.images.deprecate"),
-    ("compute", "GET", rf"projects/{ONE}/global/instanceTemplates", "compute.instanceTemplates.list"),
-    ("compute", "POST", rf"projects/{ONE}/global/instanceTemplates", "compute.instanceTemplates.create"),
-    ("compute", "GET", rf"projects/{ONE}/global/instanceTemplates/{ONE}", "compute.instanceTemplates.get"),
-    ("compute", "DELETE", rf"projects/{ONE}/global/instanceTemplates/{ONE}", "compute.instanceTemplates.delete"),
-    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.list"),
-    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs", "batch.jobs.create"),
-    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.get"),
-    ("batch", "POST", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}:cancel", "batch.jobs.delete"),
-    ("batch", "DELETE", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}", "batch.jobs.delete"),
-    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks", "batch.tasks.list"),
-    ("batch", "GET", rf"projects/{ONE}/locations/{ONE}/jobs/{ONE}/taskGroups/{ONE}/tasks/{ONE}", "batch.tasks.get"),
-    ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/subnetworks", "compute.subnetworks.list"),
-    ("compute", "GET", rf"projects/{ONE}/(regions/{ONE}|aggregated)/routers", "compute.routers.list"),
-    ("storage", "GET", rf"b/{ONE}", "storage.buckets.get"),
-    ("storage", "PATCH", rf"b/{ONE}", "storage.buckets.update"),
-    ("storage", "POST", "b", "storage.buckets.create"),
-    ("storage", "GET", rf"b/{ONE}/iam", "storage.buckets.getIamPolicy"),
-    ("storage", "PUT", rf"b/{ONE}/iam", "storage.buckets.setIamPolicy"),
-    ("storage", "GET", rf"b/{ONE}/o", "storage.objects.list"),
-    ("storage", "GET", rf"b/{ONE}/o/.+", "storage.objects.get"),
-    ("storage", "POST", rf"upload/b/{ONE}/o", "storage.objects.create"),
-    ("storage", "DELETE", rf"b/{ONE}/o/.+", "storage.objects.delete"),
-    ("serviceusage", "GET", rf"projects/{ONE}/services:batchGet", "serviceusage.services.list"),
-    ("serviceusage", "POST", rf"projects/{ONE}/services:batchEnable", "serviceusage.services.enable"),
-    ("cloudresourcemanager", "GET", rf"projects/{ONE}", "resourcemanager.projects.get"),
-    ("cloudresourcemanager", "POST", rf"projects/{ONE}:getIamPolicy", "resourcemanager.projects.getIamPolicy"),
-    ("cloudresourcemanager", "POST", rf"projects/{ONE}:setIamPolicy", "resourcemanager.projects.setIamPolicy"),
-    ("cloudbilling", "GET", rf"projects/{ONE}/billingInfo", "resourcemanager.projects.get"),
-    ("iam", "POST", rf"projects/{ONE}/serviceAccounts", "iam.serviceAccounts.create"),
-    ("iam", "GET", rf"projects/{ONE}/serviceAccounts/{ONE}", "iam.serviceAccounts.get"),
-    ("iam", "POST", rf"projects/{ONE}/serviceAccounts/{ONE}:getIamPolicy", "iam.serviceAccounts.getIamPolicy"),
-    ("iam", "POST", rf"projects/{ONE}/serviceAccounts/{ONE}:setIamPolicy", "iam.serviceAccounts.setIamPolicy"),
-    ("iam", "POST", rf"projects/{ONE}/roles", "iam.roles.create"),
-    ("iam", "GET", rf"projects/{ONE}/roles/{ONE}", "iam.roles.get"),
-    ("iam", "PATCH", rf"projects/{ONE}/roles/{ONE}", "iam.roles.update"),
-)
-"""(service, verb, path below the service's own prefix, permission). Other requests need no permission here."""
 TESTABLE = (
-    *sorted({permission for *_, permission in RULES}),
     "compute.disks.create",
     "compute.globalOperations.get",
     "compute.instances.simulateMaintenanceEvent",
@@ -191,28 +119,18 @@ TESTABLE = (
     "storage.multipartUploads.listParts",
     "storage.objects.update",
 )
-"""The permissions that a role may have in this cloud."""
-TABLE = tuple((service, verb, re.compile(path), permission) for service, verb, path, permission in RULES)
+"""The permissions that a role may have, in addition to those that a request may need."""
 
 
-def required_permission(service: str, verb: str, path: str) -> str:
-    """The permission that a request needs; empty if it needs none."""
-    for owner, method, pattern, permission in TABLE:
-        if (owner, method) == (service, verb) and pattern.fullmatch(path):
-            return permission
-    return ""
-
-
-def check_permission(weather: Weather, project: str, service: str, verb: str, path: str, now: datetime) -> None:
-    """Returns if the request is allowed, and raises Google's `ApiError` (403) if not."""
-    victim = f"{verb} {path}"
+def check_permission(weather: Weather, project: str, service: str, permission: str, victim: str, now: datetime) -> None:
+    """Returns if a request of a service that needs a permission (empty: none) is allowed, and raises Google's
+    `ApiError` (403) if not."""
     api = APIS[service]
     settling = weather.holds(victim, "api_settling", api=api)
     if settling is not None and now < datetime.fromisoformat(settling.params["until"]):
         raise disabled_error(api, TITLES[service], project)
     if weather.holds(victim, "api_disabled", api=api):
         raise disabled_error(api, TITLES[service], project)
-    permission = required_permission(service, verb, path)
     if permission and weather.holds(victim, "permission_missing", permission=permission):
         raise denied_error(permission, f"projects/{project}")
 

@@ -98,8 +98,13 @@ class Resources:
             document["accelerators"] = [bundled]
         return document
 
-    def machine_types(self, zone: str) -> list[dict[str, Any]]:
-        return [self.machine_type(machine, zone) for machine in self.inventory.machine_types_in(zone)]
+    def of_kind(self, kind: str, zone: str) -> list[dict[str, Any]]:
+        """The machine types, accelerator types or disk types of a zone."""
+        if kind == "machineTypes":
+            return [self.machine_type(machine, zone) for machine in self.inventory.machine_types_in(zone)]
+        if kind == "acceleratorTypes":
+            return [self.accelerator_type(entry, zone) for entry in self.inventory.accelerators_in(zone)]
+        return [self.disk_type(name, zone) for name in self.inventory.disk_types]
 
     def accelerator_type(self, accelerator: Accelerator, zone: str) -> dict[str, Any]:
         return self._basics("acceleratorType", accelerator.name, "zones", zone, "acceleratorTypes") | {
@@ -108,20 +113,13 @@ class Resources:
             "maximumCardsPerInstance": accelerator.most,
         }
 
-    def accelerator_types(self, zone: str) -> list[dict[str, Any]]:
-        return [self.accelerator_type(entry, zone) for entry in self.inventory.accelerators_in(zone)]
-
-    def disk_types(self, zone: str) -> list[dict[str, Any]]:
-        return [
-            self._basics("diskType", name, "zones", zone, "diskTypes")
-            | {
-                "description": name,
-                "validDiskSize": "10GB-65536GB",
-                "zone": self_link("projects", self.project, "zones", zone),
-                "defaultDiskSizeGb": "100",
-            }
-            for name in self.inventory.disk_types
-        ]
+    def disk_type(self, name: str, zone: str) -> dict[str, Any]:
+        return self._basics("diskType", name, "zones", zone, "diskTypes") | {
+            "description": name,
+            "validDiskSize": "10GB-65536GB",
+            "zone": self_link("projects", self.project, "zones", zone),
+            "defaultDiskSizeGb": "100",
+        }
 
     def image(self, image: InventoryImage) -> dict[str, Any]:
         path = f"projects/{image.project}/global/images/{image.name}"

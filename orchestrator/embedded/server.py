@@ -6,176 +6,53 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.embedded import device
 from orchestrator.embedded.advice import Zones
-from orchestrator.embedded.asking import Ask, Download
 from orchestrator.embedded.batch import Batch
 from orchestrator.embedded.batch_runner import Runner
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.commons import Commons
-from orchestrator.embedded.compute import Compute, Observer
+from orchestrator.embedded.compute import Compute, unknown_request
 from orchestrator.embedded.documents import parse_stamp, private_folder, utc_stamp
 from orchestrator.embedded.fleet import Fleet
-from orchestrator.embedded.guard import CLIENT, Guard, new_token, write_token
+from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.images import ImageStore
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, VmSite
-from orchestrator.embedded.listener import (
-    VERBS,
-    HttpRequest,
-    Listener,
-    ListenerHandler,
-    ListenerServer,
-    Now,
-    Reply,
-    json_reply,
-)
+from orchestrator.embedded.listener import HttpRequest, Listener, Reply, json_reply
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
 from orchestrator.embedded.meter import Bill, Meter, Tariff
 from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.operations import Ids, Operations
 from orchestrator.embedded.permissions import Policies
-from orchestrator.embedded.requests import fault_document
+from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.routes import Observer, Route, Router
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
 from orchestrator.embedded.templates import TemplateStore
 from orchestrator.embedded.timeline import RealTimeline, Timeline
-from orchestrator.embedded.weather import BadWeather, Weather, hits_request
-
-# The server of Cloud Storage: it passes requests to the object store, and applies the weather to them.
-
-
-DRAINED_BYTES = 64 << 20
-"""The most bytes of an unread body that are read and dropped, so that the connection can be used again."""
-
-
-class Gateway:
-    """The server. It listens from the start, and answers requests once `storage` is set."""
-
-    def __init__(
-        self, weather: Weather, timeline: Timeline, touched: Callable[[], None], guard: Guard, now: Now
-    ) -> None:
-        gateway = self
-        self.weather = weather
-        self.timeline = timeline
-        self.touched = touched
-        self.storage: Storage | None = None
-
-        class Serving(Exchange):
-            def setup(self) -> None:
-                super().setup()
-                self.gateway = gateway
-
-        for verb in VERBS:
-            setattr(Serving, f"do_{verb}", Exchange.exchange)
-        self.server = ListenerServer(Serving, guard, now)
-        self.server.start("storage")
-        self.url = self.server.url
-
-    def close(self) -> None:
-        self.server.stop()
-
-
-class Exchange(ListenerHandler):
-    """One client's connection."""
-
-    gateway: Gateway
-
-    def exchange(self) -> None:
-        """Answers one request."""
-        gateway = self.gateway
-        gateway.touched()
-        if gateway.storage is None:
-            self.cut()
-            return
-        body = self.pieces()
-        fault = gateway.weather.take(self.path, lambda fault: hits_request(fault, "storage", self.command, self.path))
-        kind = fault.kind if fault is not None else ""
-        late = fault is not None and fault.params.get("after", "request") == "response"
-        if fault is not None and kind == "stall":
-            gateway.timeline.sleep(float(fault.params["seconds"]))
-        answer: Reply | Download | None = None
-        if kind not in ("http", "reset") or late:
-            try:
-                answer = gateway.storage.answer(self._ask(body))
-            except (OSError, ValueError):
-                self.cut()  # the client is gone, or what it sent is not HTTP
-                return
-        if fault is not None and kind in ("http", "reset") and isinstance(answer, Download):
-            answer.file.close()
-        if not self._drained(body) or kind == "reset":
-            self.cut()
-        elif fault is not None and kind == "http":
-            self.reply(json_reply(*fault_document(fault.params)))
-        elif isinstance(answer, Download):
-            self._send(answer)
-        elif answer is not None:
-            self.reply(answer)
-
-    def _ask(self, body: Iterator[bytes]) -> Ask:
-        length = None if self.chunked else int(self.headers.get("Content-Length") or 0)
-        headers = {key.lower(): value for key, value in self.headers.items()}
-        client = self.server.guard.caller(headers.get("authorization", "")) == CLIENT
-        return Ask(self.command, self.path, headers, body, length, client)
-
-    def _drained(self, body: Iterator[bytes]) -> bool:
-        """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow."""
-        bytes_left = DRAINED_BYTES
-        try:
-            for piece in body:
-                bytes_left -= len(piece)
-                if bytes_left < 0:
-                    return False
-        except (OSError, ValueError):
-            return False
-        return True
-
-    def _send(self, download: Download) -> None:
-        with download.file:
-            self.send_response(download.status)
-            for name, value in download.headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(download.length))
-            self.end_headers()
-            if self.command != "HEAD":
-                for piece in download.pieces():
-                    self.wfile.write(piece)
-            self.wfile.flush()
-
+from orchestrator.embedded.weather import BadWeather, Weather
 
 # The control API: status, bill, weather, preemptions and stopping. A real cloud has no such API.
-
-
-class Controlled(Protocol):
-    """The cloud, as the control API sees it."""
-
-    @property
-    def weather(self) -> Weather: ...
-    def touch(self) -> None: ...
-    def status(self) -> dict[str, Any]: ...
-    def bill(self) -> Bill: ...
-    def preempt(self, name: str, notice_s: float | None) -> bool: ...
-    def request_stop(self) -> None: ...
 
 
 class ControlApi:
     """Answers requests to the control API. Bodies are JSON; errors are `{"error": ...}`."""
 
-    def __init__(self, cloud: Controlled) -> None:
+    def __init__(self, cloud: EmbeddedCloud) -> None:
         self.cloud = cloud
 
     def answer(self, request: HttpRequest) -> Reply:
-        self.cloud.touch()
         try:
             document = json.loads(request.body) if request.body else {}
         except ValueError:
@@ -264,11 +141,11 @@ class EmbeddedCloud:
         self._write_off()
         pace = durations or (SIMULATED if self.timeline.simulated else REAL)
         self.fleet = Fleet(commons, VmSite(pace, machines, self._scratch(), self._endpoints))
-        self.images = ImageStore(commons, self.fleet)
+        self.guard = Guard(self.token, self.fleet.by_token)
         policies = Policies(project, self.store)
-        compute = self._compute(commons, policies, observer, advice)
-        self._open_storage(commons, policies, observer)
-        self._listen(compute)
+        self._listen(
+            self._compute_port(commons, policies, observer, advice), self._storage_port(commons, policies, observer)
+        )
         if weather is not None:
             self.weather.replace(weather)
         self._beat()
@@ -296,42 +173,51 @@ class EmbeddedCloud:
         private_folder(scratch)
         return scratch
 
-    def _compute(
+    def _compute_port(
         self, commons: Commons, policies: Policies, observer: Observer | None, advice: Zones | None
-    ) -> Compute:
+    ) -> Router:
+        """Compute Engine, and the APIs of a project."""
+        resources = Resources(self.project, commons.inventory, self.weather)
+        self.images = ImageStore(commons, self.fleet, resources)
         templates = TemplateStore(commons)
         self.batch = Batch(commons, Runner(commons, self.fleet, templates))
-        return Compute(
-            commons,
-            fleet=self.fleet,
-            management=Management(commons, policies, self.batch),
-            templates=templates,
-            images=self.images,
-            observer=observer,
-            advised=advice,
-        )
+        compute = Compute(commons, fleet=self.fleet, images=self.images, resources=resources, advised=advice)
+        management = Management(commons, policies)
 
-    def _open_storage(self, commons: Commons, policies: Policies, observer: Observer | None) -> None:
-        self.guard = Guard(self.token, self.fleet.by_token)
+        def check(route: Route, parts: dict[str, str], request: HttpRequest) -> None:
+            check_path = compute.check_place if route.service == "compute" else management.check_project
+            check_path(parts, request)
+
+        parts = (compute, templates, self.images, management, self.batch)
+        routes = [route for part in parts for route in part.routes()]
+        return Router(commons, routes, check=check, unknown=unknown_request, observer=observer)
+
+    def _storage_port(self, commons: Commons, policies: Policies, observer: Observer | None) -> Router:
+        """Cloud Storage."""
         objects = Objects(self.home / "objects", self.timeline.now)
-        buckets = Buckets(commons, policies, objects, observer)
-        self.gateway = Gateway(self.weather, self.timeline, self.touch, self.guard, partial(self._time_told, "storage"))
-        self.storage = Storage(objects, buckets, self.fleet.witness, lambda: self.gateway.url)
-        self.storage.create_bucket(self.bucket)
+        buckets = Buckets(commons, policies, objects)
+        self.storage = Storage(commons, objects, buckets, self.fleet.witness, observer)
+        objects.make_bucket(self.bucket)
         buckets.know(self.bucket)
-        self.gateway.storage = self.storage
+        return self.storage.router
 
-    def _listen(self, compute: Compute) -> None:
-        def answer(request: HttpRequest) -> Reply:
-            self.touch()
-            return compute.answer(request)
+    def _listen(self, compute: Router, storage: Router) -> None:
+        def touching(answer: Callable[[HttpRequest], Reply]) -> Callable[[HttpRequest], Reply]:
+            def touch_and_answer(request: HttpRequest) -> Reply:
+                self.touch()
+                return answer(request)
+
+            return touch_and_answer
 
         strict = replace(self.guard, json=True)
-        self.compute_listener = Listener("compute", answer, strict, partial(self._time_told, "compute"))
-        self.control_listener = Listener("control", ControlApi(self).answer, replace(strict, vm_of=lambda _: None))
-        self.compute_url = self.compute_listener.url
-        self.storage_url = self.gateway.url
-        self.control_url = self.control_listener.url
+        clients_only = replace(strict, vm_of=lambda _: None)
+        self.listeners = (
+            Listener("compute", touching(compute.serve), strict, partial(self._skewed_time, "compute")),
+            Listener("storage", touching(storage.serve), self.guard, partial(self._skewed_time, "storage")),
+            Listener("control", touching(ControlApi(self).answer), clients_only),
+        )
+        self.compute_url, self.storage_url, self.control_url = (listener.url for listener in self.listeners)
+        self.storage.url = self.storage_url
 
     def __enter__(self) -> EmbeddedCloud:
         return self
@@ -347,7 +233,7 @@ class EmbeddedCloud:
             return
         self.closed = True
         self.fleet.close()
-        for listener in (self.compute_listener, self.control_listener, self.gateway):
+        for listener in self.listeners:
             listener.close()
         self.storage.close()
         self._close_state()
@@ -408,7 +294,7 @@ class EmbeddedCloud:
         self.fleet.close()
         self.stop_requested.set()
 
-    def _time_told(self, service: str, target: str) -> datetime:
+    def _skewed_time(self, service: str, target: str) -> datetime:
         """The time in an answer to `target`: the present, plus the clock skew that the weather may set."""
         skew = self.weather.holds(target, "clock_skew", service=service)
         return self.timeline.now() + timedelta(seconds=float(skew.params["seconds"]) if skew else 0)

@@ -17,8 +17,6 @@ requested, which the API allows.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from pathlib import Path
 from orchestrator.embedded.documents import load_bundled
 from orchestrator.embedded.errors import ApiError, Document
 from orchestrator.embedded.inventory import Inventory, InventoryMachineType
+from orchestrator.embedded.lists import cut_page
 
 NAMES = Path(__file__).with_name("skus.yaml")
 COMPUTE = "6F81-5844-456A"
@@ -267,16 +266,15 @@ def sku_id(text: str) -> str:
 
 def sku_page(key: str, items: list[Document], query: Mapping[str, str]) -> Document:
     """The requested page; its token is empty on the last page. Raises `ApiError` (400) for an invalid page."""
+    token = query.get("pageToken", "")
     try:
         size = int(query.get("pageSize", "0") or 0)
-        start = int(base64.b64decode(query["pageToken"], validate=True)) if query.get("pageToken") else 0
-    except (ValueError, binascii.Error) as exc:
+        page, following = cut_page(items, min(size or PAGE, PAGE), token)
+    except ValueError as exc:
         raise ApiError(400, "Request contains an invalid argument.") from exc
-    if not 0 <= size <= MOST or not 0 <= start <= len(items):
+    if not 0 <= size <= MOST or (token and not page):
         raise ApiError(400, "Request contains an invalid argument.")
-    end = start + min(size or PAGE, PAGE)
-    token = base64.b64encode(str(end).encode()).decode() if end < len(items) else ""
-    return {key: items[start:end], "nextPageToken": token}
+    return {key: page, "nextPageToken": "", **following}
 
 
 def _rates(unit: str, tiers: Tiers) -> Document:

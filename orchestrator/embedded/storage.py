@@ -9,35 +9,31 @@ from __future__ import annotations
 import base64
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 from urllib.parse import quote
 
-from orchestrator.embedded import uploads
-from orchestrator.embedded.asking import (
-    Ask,
-    Download,
-    after_all,
-    batch_reply,
-    decode_path_part,
-    glob_pattern,
-    make_page_token,
-    parse_page_size,
-    parse_range,
-    read_page_token,
-)
 from orchestrator.embedded.buckets import Buckets
-from orchestrator.embedded.errors import ApiError, Document, no_room
-from orchestrator.embedded.listener import Reply, json_reply
+from orchestrator.embedded.commons import Commons
+from orchestrator.embedded.errors import ApiError, Document
+from orchestrator.embedded.listener import HttpRequest, Reply, json_reply, read_region
 from orchestrator.embedded.objects import KEPT, Objects, Preconditions, StoredObject
-from orchestrator.embedded.uploads import Sessions, UploadProgress
+from orchestrator.embedded.routes import Observer, Route, Router, make_routes
+from orchestrator.embedded.uploads import (
+    Sessions,
+    UploadProgress,
+    boundary_of,
+    receive_body,
+    split_part,
+    store_media,
+    store_multipart,
+)
 from orchestrator.embedded.xml_api import XmlApi
 
-B = r"/storage/v1/b/(?P<bucket>[^/]+)"
-O = B + r"/o/(?P<name>[^/]+)"  # noqa: E741 - as in the API's own paths
+BUCKET_PATH = re.compile(r"/storage/v1/b(?:/[^/]+(?:/iam|/iam/testPermissions|/storageLayout)?)?")
+MOST_LISTED = 1000
 MOST_COMPOSED = 32
 EVENT = re.compile(r"runs/[^/]+/events/[^/]+\.json")
 EVENT_BYTES = 1 << 20
@@ -57,101 +53,87 @@ Witness = Callable[[str, str, str, dict[str, Any]], None]
 class Storage:
     """Answers requests. Thread-safe. `url` returns its address."""
 
-    def __init__(self, store: Objects, buckets: Buckets, witness: Witness, url: Callable[[], str]) -> None:
+    def __init__(
+        self, commons: Commons, store: Objects, buckets: Buckets, witness: Witness, observer: Observer | None
+    ) -> None:
         self.store = store
-        self.buckets = buckets
         self.sessions = Sessions(store)
         self.witness = witness
-        self.url = url
-        self.xml = XmlApi(self.answer, store)
-        self.routes = [(method, re.compile(pattern), answer) for method, pattern, answer in self._routes()]
-
-    def create_bucket(self, name: str) -> None:
-        """Creates a bucket, unless it exists."""
-        self.store.make_bucket(name)
+        self.url = ""
+        self.router = Router(
+            commons,
+            [*self._routes(), *buckets.routes()],
+            check=buckets.check_bucket,
+            unknown=unknown_request,
+            observer=observer,
+            observes=lambda path: BUCKET_PATH.fullmatch(path) is not None,
+        )
+        self.xml = XmlApi(self.router.answer, store)
+        self.router.routes += self.xml.routes()
 
     def close(self) -> None:
         self.sessions.close()
         self.xml.close()
         self.store.close()
 
-    def _routes(self) -> list[tuple[str, str, Callable[..., Reply | Download]]]:
+    def _routes(self) -> list[Route]:
+        objects, name = "/storage/v1/b/{bucket*}/o", "/storage/v1/b/{bucket*}/o/{name*}"
+        upload = "/(?:upload|resumable/upload)" + objects
         return [
-            ("GET", B + "/o", self.list_objects),
-            ("GET", O, self.get),
-            ("GET", "/download" + O, self.download),
-            ("HEAD", O, self.get),
-            ("HEAD", "/download" + O, self.download),
-            ("PATCH", O, self.patch),
-            ("PUT", O, self.update),
-            ("DELETE", O, self.delete),
-            ("POST", O + "/compose", self.compose),
-            ("POST", O + "/(?:rewriteTo|copyTo)/b/(?P<to_bucket>[^/]+)/o/(?P<to_name>[^/]+)", self.rewrite),
-            ("POST", "/(?:upload|resumable/upload)" + B + "/o", self.upload),
-            ("PUT", "/(?:upload|resumable/upload)" + B + "/o", self.upload),
-            ("DELETE", "/(?:upload|resumable/upload)" + B + "/o", self.cancel),
-            ("POST", "/batch/storage/v1", self.batch),
+            *make_routes("", "", ("POST", "/batch/storage/v1", self.batch)),
+            *make_routes(
+                "storage",
+                "",
+                ("GET", objects, self.list_objects, "storage.objects.list"),
+                ("GET", name, self.get, "storage.objects.get"),
+                ("GET", "/download" + name, self.download),
+                ("HEAD", name, self.get),
+                ("HEAD", "/download" + name, self.download),
+                ("PATCH", name, self.patch),
+                ("PUT", name, self.update),
+                ("DELETE", name, self.delete, "storage.objects.delete"),
+                ("POST", name + "/compose", self.compose),
+                ("POST", name + "/(?:rewriteTo|copyTo)/b/{to_bucket*}/o/{to_name*}", self.rewrite),
+                ("POST", upload, self.upload, "storage.objects.create"),
+                ("PUT", upload, self.upload),
+                ("DELETE", upload, self.cancel),
+            ),
         ]
-
-    def answer(self, ask: Ask) -> Reply | Download:
-        """The answer to one request. Raises `OSError` if the client closes the connection."""
-        if self.xml.serves(ask.path):
-            return self.xml.answer(ask)
-        refusal = self.buckets.refusal(ask.method, ask.target, ask.client)
-        if refusal is not None:
-            return refusal
-        try:
-            if self.buckets.serves(ask.method, ask.target):
-                return self.buckets.answer(ask.method, ask.target, ask.read())
-            path_exists = False
-            for method, pattern, answer in self.routes:
-                match = pattern.fullmatch(ask.path)
-                if match and method == ask.method:
-                    return answer(ask, **{key: decode_path_part(value) for key, value in match.groupdict().items()})
-                path_exists = path_exists or match is not None
-            raise ApiError(501 if path_exists else 404, f"{ask.method} {ask.path} is not something this cloud can do.")
-        except ApiError as error:
-            return Reply(304) if error.status == 304 else json_reply(error.status, error.document())
-        except (OSError, sqlite3.Error) as error:
-            full = no_room(error)
-            if full is None:
-                raise
-            return json_reply(full.status, full.document())
 
     # Uploads
 
-    def upload(self, ask: Ask, bucket: str) -> Reply:
-        kind, number = ask.query.get("uploadType", ""), ask.query.get("upload_id")
+    def upload(self, request: HttpRequest, bucket: str) -> Reply | Document:
+        kind, number = request.query.get("uploadType", ""), request.query.get("upload_id")
         if number:
-            upload_reply = self.sessions.put(number, ask.headers, ask.length, ask.body)
+            upload_reply = self.sessions.put(number, request)
             if isinstance(upload_reply, UploadProgress):
                 return Reply(308, b"", {**upload_reply.headers, UPLOAD_ID: number})
             return self._stored(upload_reply)
-        if ask.method != "POST":
+        if request.method != "POST":
             raise ApiError(400, "Required parameter: upload_id", "required")
         match kind:
             case "resumable":
-                number = self.sessions.begin(bucket, ask.query, ask.headers, ask.document())
-                where = f"{self.url()}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
+                number = self.sessions.begin(bucket, request)
+                where = f"{self.url}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
                 return Reply(200, b"", {"Location": where, UPLOAD_ID: number})
             case "multipart":
-                return self._stored(uploads.store_multipart(self.store, bucket, ask.query, ask.headers, ask.body))
+                return self._stored(store_multipart(self.store, bucket, request))
             case "media":
-                return self._stored(uploads.store_media(self.store, bucket, ask.query, ask.headers, ask.body))
+                return self._stored(store_media(self.store, bucket, request))
         raise ApiError(400, f"Invalid upload type: '{kind}'", "invalid")
 
-    def cancel(self, ask: Ask, bucket: str) -> Reply:  # noqa: ARG002 - the id says all
-        self.sessions.cancel(ask.query.get("upload_id", ""))
+    def cancel(self, request: HttpRequest, bucket: str) -> Reply:  # noqa: ARG002 - the id says all
+        self.sessions.cancel(request.query.get("upload_id", ""))
         return json_reply(499, ApiError(499, "The upload was cancelled.", "clientClosedRequest").document())
 
-    def _stored(self, stored: StoredObject) -> Reply:
+    def _stored(self, stored: StoredObject) -> Document:
         """The answer to an upload. If the object is an event, the cloud learns of it before the client gets the
         answer."""
         if EVENT.fullmatch(stored.name) and stored.size <= EVENT_BYTES:
             event = self._event(stored)
             if event is not None:
                 self.witness(event["run_id"], event["writer"], event["kind"], event.get("data", {}))
-        return json_reply(200, self.document(stored))
+        return self.document(stored)
 
     def _event(self, stored: StoredObject) -> Document | None:
         try:
@@ -162,8 +144,8 @@ class Storage:
         except (OSError, ValueError, RecursionError):
             return None
 
-    def compose(self, ask: Ask, bucket: str, name: str) -> Reply:
-        body = ask.document()
+    def compose(self, request: HttpRequest, bucket: str, name: str) -> Document:
+        body = request.document()
         sources = body.get("sourceObjects")
         if not isinstance(sources, list) or not 1 <= len(sources) <= MOST_COMPOSED:
             raise ApiError(400, f"The number of source components must be between 1 and {MOST_COMPOSED}.", "required")
@@ -179,44 +161,36 @@ class Storage:
                 )
                 parts += source_object.parts or 1
                 with file:
-                    yield from uploads.read_region(file, 0, source_object.size)
+                    yield from read_region(file, 0, source_object.size)
 
-        data = uploads.receive_body(self.store, pieces())
+        data = receive_body(self.store, pieces())
         destination = body.get("destination") or {}
-        return json_reply(
-            200,
-            self.document(
-                self.store.commit(bucket, name, destination, data, Preconditions.read(ask.query), parts=parts)
-            ),
-        )
+        wanted = Preconditions.read(request.query)
+        return self.document(self.store.commit(bucket, name, destination, data, wanted, parts=parts))
 
-    def rewrite(self, ask: Ask, bucket: str, name: str, to_bucket: str, to_name: str) -> Reply:
-        changes = ask.document()
-        of_source = Preconditions.read(ask.query, "ifSource")
-        source, file = self.store.read(bucket, name, of_source, ask.query.get("sourceGeneration"))
+    def rewrite(self, request: HttpRequest, bucket: str, name: str, to_bucket: str, to_name: str) -> Document:
+        changes = request.document()
+        of_source = Preconditions.read(request.query, "ifSource")
+        source, file = self.store.read(bucket, name, of_source, request.query.get("sourceGeneration"))
         with file:
-            data = uploads.receive_body(self.store, uploads.read_region(file, 0, source.size))
+            data = receive_body(self.store, read_region(file, 0, source.size))
         kept = {"contentType": source.content_type, **source.fields}
-        wanted = Preconditions.read(ask.query)
+        wanted = Preconditions.read(request.query)
         stored = self.store.commit(to_bucket, to_name, {**kept, **changes}, data, wanted, parts=source.parts)
-        if "/copyTo/" in ask.path:
-            return json_reply(200, self.document(stored))
-        size = str(stored.size)
-        return json_reply(
-            200,
-            {
-                "kind": "storage#rewriteResponse",
-                "totalBytesRewritten": size,
-                "objectSize": size,
-                "done": True,
-                "resource": self.document(stored),
-            },
-        )
+        if "/copyTo/" in request.path:
+            return self.document(stored)
+        return {
+            "kind": "storage#rewriteResponse",
+            "totalBytesRewritten": str(stored.size),
+            "objectSize": str(stored.size),
+            "done": True,
+            "resource": self.document(stored),
+        }
 
     # Listings and downloads
 
-    def list_objects(self, ask: Ask, bucket: str) -> Reply:
-        query = ask.query
+    def list_objects(self, request: HttpRequest, bucket: str) -> Document:
+        query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         end, most = query.get("endOffset", ""), parse_page_size(query.get("maxResults"))
         start = max(prefix, query.get("startOffset", ""), read_page_token(query.get("pageToken", "")), key=str.encode)
@@ -246,16 +220,16 @@ class Storage:
         answer |= {"items": items} if items else {}
         answer |= {"prefixes": groups} if groups else {}
         answer |= {"nextPageToken": token} if token else {}
-        return json_reply(200, answer)
+        return answer
 
-    def get(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
-        if ask.query.get("alt") == "media":
-            return self.download(ask, bucket, name)
-        stored = self.store.get(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
-        return json_reply(200, self.document(stored))
+    def get(self, request: HttpRequest, bucket: str, name: str) -> Reply | Document:
+        if request.query.get("alt") == "media":
+            return self.download(request, bucket, name)
+        stored = self.store.get(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
+        return self.document(stored)
 
-    def download(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
-        stored, file = self.store.read(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
+    def download(self, request: HttpRequest, bucket: str, name: str) -> Reply:
+        stored, file = self.store.read(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
         headers = {
             "Content-Type": stored.content_type,
             "ETag": object_etag(stored),
@@ -271,46 +245,41 @@ class Storage:
         for key, header in SHOWN.items():
             if key in stored.fields:
                 headers[header] = str(stored.fields[key]).replace("\r", " ").replace("\n", " ")
-        piece = parse_range(ask.headers.get("range", ""), stored.size)
+        piece = parse_range(request.headers.get("range", ""), stored.size)
         if piece is None:
-            return Download(200, headers, file, 0, stored.size)
+            return Reply(200, b"", headers, file, 0, stored.size)
         start, length = piece
         if length <= 0:
             file.close()
             return Reply(416, b"", {"Content-Range": f"bytes */{stored.size}"})
         headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{stored.size}"
-        return Download(206, headers, file, start, length)
+        return Reply(206, b"", headers, file, start, length)
 
     # Change and removal
 
-    def patch(self, ask: Ask, bucket: str, name: str) -> Reply:
-        return json_reply(
-            200, self.document(self.store.patch(bucket, name, ask.document(), Preconditions.read(ask.query)))
-        )
+    def patch(self, request: HttpRequest, bucket: str, name: str) -> Document:
+        wanted = Preconditions.read(request.query)
+        return self.document(self.store.patch(bucket, name, request.document(), wanted))
 
-    def update(self, ask: Ask, bucket: str, name: str) -> Reply:
+    def update(self, request: HttpRequest, bucket: str, name: str) -> Document:
         """Replaces the fields of an object. A field that the request does not have is removed."""
-        fields = dict.fromkeys(KEPT) | ask.document()
-        stored = self.store.patch(bucket, name, fields, Preconditions.read(ask.query), merge=False)
-        return json_reply(200, self.document(stored))
+        fields = dict.fromkeys(KEPT) | request.document()
+        stored = self.store.patch(bucket, name, fields, Preconditions.read(request.query), merge=False)
+        return self.document(stored)
 
-    def delete(self, ask: Ask, bucket: str, name: str) -> Reply:
-        self.store.delete(bucket, name, Preconditions.read(ask.query), ask.query.get("generation"))
-        return Reply(204)
+    def delete(self, request: HttpRequest, bucket: str, name: str) -> None:
+        self.store.delete(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
 
-    def batch(self, ask: Ask) -> Reply:
+    def batch(self, request: HttpRequest) -> Reply:
         """Answers up to a hundred requests in one body, each as if it had come alone."""
-        match = re.search(r"""boundary=["']?([^"';,]+)["']?""", ask.headers.get("content-type", ""))
-        if not match:
-            raise ApiError(400, "The batch has no boundary.", "badContent")
         answers = []
-        pieces = ask.read().split(b"--" + match[1].encode())[1:-1]
+        pieces = request.body.split(b"--" + boundary_of(request))[1:-1]
         if not 1 <= len(pieces) <= 100:
             raise ApiError(400, "A batch holds between 1 and 100 requests.", "badContent")
         for piece in pieces:
-            outer = uploads.split_part(piece.lstrip(b"\r\n"))
+            outer = split_part(piece.lstrip(b"\r\n"))
             line, _, inner_part = (outer[1] if outer else b"").lstrip(b"\r\n").partition(b"\n")
-            status_words, inner = line.split(), uploads.split_part(inner_part)
+            status_words, inner = line.split(), split_part(inner_part)
             if (
                 outer is None
                 or len(status_words) < 2
@@ -320,8 +289,8 @@ class Storage:
                 raise ApiError(400, "Failed to parse batch request.", "badContent")
             body = inner[1].rstrip(b"\r\n")
             method, target = status_words[0].decode("latin-1"), status_words[1].decode("latin-1")
-            single = Ask(method, target, inner[0], iter([body]), len(body), ask.client)
-            answers.append((outer[0].get("content-id", ""), self.answer(single)))
+            single = HttpRequest(method, target, inner[0], iter([body]), len(body), request.vm)
+            answers.append((outer[0].get("content-id", ""), self.router.answer(single)))
         return batch_reply(answers)
 
     def document(self, stored: StoredObject) -> Document:
@@ -330,8 +299,8 @@ class Storage:
         return {
             "kind": "storage#object",
             "id": f"{stored.bucket}/{stored.name}/{stored.generation}",
-            "selfLink": self.url() + at,
-            "mediaLink": f"{self.url()}/download{at}?generation={stored.generation}&alt=media",
+            "selfLink": self.url + at,
+            "mediaLink": f"{self.url}/download{at}?generation={stored.generation}&alt=media",
             "name": stored.name,
             "bucket": stored.bucket,
             "generation": str(stored.generation),
@@ -352,3 +321,84 @@ class Storage:
 
 def object_etag(stored: StoredObject) -> str:
     return base64.b64encode(f"{stored.generation}/{stored.metageneration}".encode()).decode()
+
+
+def parse_page_size(text: str | None) -> int:
+    """The number of entries on a page, from `maxResults`. Raises `ApiError` (400) if that is not a valid number."""
+    try:
+        number = int(text) if text else MOST_LISTED
+    except ValueError as exc:
+        raise ApiError(400, f"Invalid value for maxResults: {text}", "invalid") from exc
+    if number < 0:
+        raise ApiError(400, f"Invalid value for maxResults: {text}", "invalid")
+    return min(number or MOST_LISTED, MOST_LISTED)
+
+
+def glob_pattern(glob: str) -> re.Pattern[str] | None:
+    """The pattern of a `matchGlob` with `**`, `*`, `?` and `{a,b}`; None if there is none. Raises `ApiError` (400)."""
+    if not glob:
+        return None
+    kinds = {"**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
+    if glob.count("{") != glob.count("}") or "[" in glob:
+        raise ApiError(400, f"Invalid value for matchGlob: {glob}", "invalid")
+    parts = re.split(r"(\*\*|[*?{},])", glob)
+    return re.compile("".join(kinds.get(part, re.escape(part)) for part in parts), re.DOTALL)
+
+
+def make_page_token(name: str) -> str:
+    """The page token of the page that begins with `name`."""
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def read_page_token(token: str) -> str:
+    """The name with which the page of a token begins. Raises `ApiError` (400) for an invalid token."""
+    try:
+        return base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError as exc:
+        raise ApiError(400, f"Invalid value for pageToken: {token}", "invalid") from exc
+
+
+def after_all(prefix: str) -> str:
+    """The first name that sorts after all names with this prefix; empty if there is none."""
+    while prefix:
+        number = ord(prefix[-1]) + 1
+        if number <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if 0xD800 <= number < 0xE000 else number)
+        prefix = prefix[:-1]
+    return ""
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """(start, number of bytes) of a `Range` header for an object of `size` bytes. The number is 0 or less if the range
+    has no byte of it. None if the header means the whole object."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
+    if not match or match[0] == "bytes=-":
+        return None
+    if not match[1]:
+        length = min(int(match[2]), size)
+        return size - length, length
+    start, last = int(match[1]), min(int(match[2] or size - 1), size - 1)
+    return start, last - start + 1
+
+
+def batch_reply(answers: list[tuple[str, Reply]]) -> Reply:
+    """The answer to a batch, from (content id, answer) of each of its requests."""
+    parts = []
+    for number, reply in answers:
+        body = b"".join(reply.pieces())
+        heads = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
+        name = f"Content-ID: <response-{number.strip('<>')}>\r\n" if number else ""
+        parts.append(
+            f"--batch_embedded\r\nContent-Type: application/http\r\n{name}\r\nHTTP/1.1 {reply.status} -\r\n{heads}"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+            + b"\r\n"
+        )
+    kind = {"Content-Type": "multipart/mixed; boundary=batch_embedded"}
+    return Reply(200, b"".join(parts) + b"--batch_embedded--\r\n", kind)
+
+
+def unknown_request(request: HttpRequest, path_exists: bool) -> ApiError:
+    """The error for a request that no route of this port answers."""
+    message = f"{request.method} {request.path} is not something this cloud can do."
+    return ApiError(501 if path_exists else 404, message)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 
 from orchestrator.embedded.admission import NAME, admit_instance
-from orchestrator.embedded.buckets import list_response
-from orchestrator.embedded.commons import BodyPart, Commons
+from orchestrator.embedded.commons import BodyPart
 from orchestrator.embedded.documents import google_stamp
 from orchestrator.embedded.errors import ApiError, Document, invalid_field, not_found, reading_body
 from orchestrator.embedded.links import last_name, self_link
 from orchestrator.embedded.listener import HttpRequest
+from orchestrator.embedded.lists import list_response
 from orchestrator.embedded.operations import OperationTarget
-from orchestrator.embedded.requests import body_of, request_id
+from orchestrator.embedded.routes import Route, body_of, make_routes, sender_of
 
 KIND = "instance_template"
 TOGETHER = ("maxRunDuration", "terminationTime")
@@ -24,18 +23,15 @@ URL = re.compile(r"(?:.*/)?projects/(?P<project>[^/]+)/global/instanceTemplates/
 class TemplateStore(BodyPart):
     """Answers requests; raises `ApiError`. Thread-safe, because the store and the operations are."""
 
-    def __init__(self, commons: Commons) -> None:
-        super().__init__(commons)
-
-    def routes(self, at: str) -> list[tuple[str, str, Callable[..., Document]]]:
-        """(method, pattern of the path, function that answers). `at` is the pattern of a project's path."""
-        all_, single = at + "/global/instanceTemplates", at + r"/global/instanceTemplates/(?P<name>[^/]+)"
-        return [
-            ("GET", all_, self.list),
-            ("POST", all_, self.insert),
-            ("GET", single, self.get),
-            ("DELETE", single, self.delete),
-        ]
+    def routes(self) -> list[Route]:
+        return make_routes(
+            "compute",
+            "/compute/v1/projects/{project}/global/instanceTemplates",
+            ("GET", "", self.list, "compute.instanceTemplates.list"),
+            ("POST", "", self.insert, "compute.instanceTemplates.create"),
+            ("GET", "/{name}", self.get, "compute.instanceTemplates.get"),
+            ("DELETE", "/{name}", self.delete, "compute.instanceTemplates.delete"),
+        )
 
     def _path(self, name: str) -> str:
         return f"projects/{self.project}/global/instanceTemplates/{name}"
@@ -55,7 +51,7 @@ class TemplateStore(BodyPart):
         return list_response("compute#instanceTemplateList", path, self.store.all(KIND), request.query)
 
     def insert(self, request: HttpRequest) -> Document:
-        if (replayed := self.operations.replayed("insert", request_id(request))) is not None:
+        if (replayed := self.operations.replayed("insert", sender_of(request, self.project))) is not None:
             return replayed
         body = body_of(request)
         name, properties = str(body.get("name", "")), body.get("properties")
@@ -82,7 +78,7 @@ class TemplateStore(BodyPart):
         return self._begun("insert", name, identity, request)
 
     def delete(self, request: HttpRequest, name: str) -> Document:
-        if (replayed := self.operations.replayed("delete", request_id(request))) is not None:
+        if (replayed := self.operations.replayed("delete", sender_of(request, self.project))) is not None:
             return replayed
         identity = str(self.find(name)["id"])
         self.store.drop(KIND, name)
@@ -93,8 +89,7 @@ class TemplateStore(BodyPart):
             kind,
             OperationTarget("", self._path(name), identity),
             self.timeline.now(),
-            user=f"user@{self.project}.example",
-            request_id=request_id(request),
+            sender_of(request, self.project),
         )
         self.timeline.call_later(0.05, lambda: self.operations.finish(operation, self.timeline.now()))
         return self.operations.listed[operation]

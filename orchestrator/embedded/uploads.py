@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from orchestrator.embedded.errors import ApiError, Document
+from orchestrator.embedded.listener import HttpRequest, read_region
 from orchestrator.embedded.objects import Incoming, Objects, Preconditions, StoredObject, check_name, no_bucket
 
 QUANTUM = 256 << 10
 """Until its end, a resumable upload keeps a multiple of this many bytes."""
 HEAD_BYTES = 1 << 16
 IN_MEMORY_BYTES = 1 << 20
-PIECE_BYTES = 1 << 16
 RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 HASHES = {"crc32c": "crc32c", "md5": "md5Hash"}
 
@@ -34,39 +34,35 @@ class UploadProgress:
         return {"Range": f"bytes=0-{self.kept - 1}"} if self.kept else {}
 
 
-def store_media(
-    store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
-) -> StoredObject:
+def store_media(store: Objects, bucket: str, request: HttpRequest) -> StoredObject:
     """Stores an upload whose body is the object. Raises `ApiError`."""
-    description: Document = {"contentType": headers.get("content-type", "application/octet-stream")}
-    if query.get("contentEncoding"):
-        description["contentEncoding"] = query["contentEncoding"]
-    description |= promised_checksums(headers)
-    return store.commit(
-        bucket, object_name(query, description), description, receive_body(store, body), Preconditions.read(query)
-    )
+    description: Document = {"contentType": request.headers.get("content-type", "application/octet-stream")}
+    if request.query.get("contentEncoding"):
+        description["contentEncoding"] = request.query["contentEncoding"]
+    description |= promised_checksums(request.headers)
+    name, data = object_name(request.query, description), receive_body(store, request.pieces)
+    return store.commit(bucket, name, description, data, Preconditions.read(request.query))
 
 
-def store_multipart(
-    store: Objects, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], body: Iterator[bytes]
-) -> StoredObject:
+def store_multipart(store: Objects, bucket: str, request: HttpRequest) -> StoredObject:
     """Stores an upload with two parts: a description in JSON, and the object. Raises `ApiError`."""
-    match = re.search(r"""boundary=["']?([^"';,]+)["']?""", headers.get("content-type", ""))
-    if not match:
-        raise ApiError(400, "The multipart body has no boundary.", "badContent")
-    boundary = match[1].encode()
+    boundary = boundary_of(request)
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(store.blobs)) as spool:
-        for piece in body:
+        for piece in request.pieces:
             spool.write(piece)
         description, start, end = parts_of(spool, boundary)
-        description = promised_checksums(headers) | description
-        return store.commit(
-            bucket,
-            object_name(query, description),
-            description,
-            receive_body(store, read_region(spool, start, end)),
-            Preconditions.read(query),
-        )
+        description = promised_checksums(request.headers) | description
+        name = object_name(request.query, description)
+        data = receive_body(store, read_region(spool, start, end))
+        return store.commit(bucket, name, description, data, Preconditions.read(request.query))
+
+
+def boundary_of(request: HttpRequest) -> bytes:
+    """The boundary of a body with parts. Raises `ApiError` (400) if there is none."""
+    match = re.search(r"""boundary=["']?([^"';,]+)["']?""", request.headers.get("content-type", ""))
+    if not match:
+        raise ApiError(400, "The body has parts and no boundary.", "badContent")
+    return match[1].encode()
 
 
 def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
@@ -113,13 +109,6 @@ def split_part(part: bytes) -> tuple[dict[str, str], bytes] | None:
     lines = match[1].decode("latin-1").splitlines()
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return headers, part[match.end() :]
-
-
-def read_region(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
-    file.seek(start)
-    while start < end and (piece := file.read(min(PIECE_BYTES, end - start))):
-        start += len(piece)
-        yield piece
 
 
 def receive_body(store: Objects, body: Iterator[bytes]) -> Incoming:
@@ -172,15 +161,16 @@ class Sessions:
         self.store = store
         self.open: dict[str, UploadSession] = {}
 
-    def begin(self, bucket: str, query: Mapping[str, str], headers: Mapping[str, str], description: Document) -> str:
-        """Begins an upload of the object with this description, and returns the upload's id. Raises `ApiError`."""
+    def begin(self, bucket: str, request: HttpRequest) -> str:
+        """Begins an upload of the object that the body describes, and returns the upload's id. Raises `ApiError`."""
+        description = request.document()
         if not self.store.has_bucket(bucket):
             raise no_bucket()
-        description.setdefault("contentType", headers.get("x-upload-content-type", "application/octet-stream"))
-        description = promised_checksums(headers) | description
-        length = headers.get("x-upload-content-length", "")
-        wanted = Preconditions.read(query)
-        name = object_name(query, description)
+        description.setdefault("contentType", request.headers.get("x-upload-content-type", "application/octet-stream"))
+        description = promised_checksums(request.headers) | description
+        length = request.headers.get("x-upload-content-length", "")
+        wanted = Preconditions.read(request.query)
+        name = object_name(request.query, description)
         wanted.check(self.store.find(bucket, name))
         number = secrets.token_urlsafe(32)
         self.open[number] = UploadSession(
@@ -200,34 +190,30 @@ class Sessions:
             raise ApiError(404 if session is None else 499, "No such upload.")
         return session
 
-    def put(
-        self, number: str, headers: Mapping[str, str], length: int | None, body: Iterator[bytes]
-    ) -> StoredObject | UploadProgress:
+    def put(self, number: str, request: HttpRequest) -> StoredObject | UploadProgress:
         """Handles a request of an upload: a piece, the last piece, the whole object, or a question about its progress.
         Returns the object if the upload is finished, else the progress. Raises `ApiError`."""
         session = self._session(number)
         with session.lock:
             if session.done is not None:
                 return session.done
-            first, total = self._announced(session, headers, length)
+            first, total = self._announced(session, request)
             if first is None:
                 # A question does not end the upload, unless it says that all bytes are there.
-                return self._end(session, headers) if total == session.data.size else UploadProgress(session.data.size)
+                return self._end(session, request) if total == session.data.size else UploadProgress(session.data.size)
             kept = session.data.size
             if first > kept:
                 raise ApiError(400, f"Invalid request. The bytes from {kept} on are missing.", "badRequest")
-            is_whole = "content-range" not in headers
-            self._take(session, body, first, total, is_whole)
+            is_whole = "content-range" not in request.headers
+            self._take(session, request.pieces, first, total, is_whole)
             if is_whole or session.data.size == total:
-                return self._end(session, headers)
+                return self._end(session, request)
             return UploadProgress(session.data.size)
 
-    def _announced(
-        self, session: UploadSession, headers: Mapping[str, str], length: int | None
-    ) -> tuple[int | None, int | None]:
+    def _announced(self, session: UploadSession, request: HttpRequest) -> tuple[int | None, int | None]:
         """(position of the piece's first byte, total size in bytes). The first is None if there is no piece, and the
         second is None if it is not known. Raises `ApiError` (400) for an invalid header."""
-        text = headers.get("content-range", "")
+        text, length = request.headers.get("content-range", ""), request.length
         if not text:
             return 0, length if length is not None else session.announced
         match = RANGE.fullmatch(text.strip())
@@ -268,8 +254,8 @@ class Sessions:
         if total is not None and (data.size > total or (is_whole and data.size < total)):
             raise ApiError(400, f"Invalid request. {data.size} bytes came, {total} were announced.", "badRequest")
 
-    def _end(self, session: UploadSession, headers: Mapping[str, str]) -> StoredObject:
-        description = session.description | promised_checksums(headers)
+    def _end(self, session: UploadSession, request: HttpRequest) -> StoredObject:
+        description = session.description | promised_checksums(request.headers)
         try:
             session.done = self.store.commit(session.bucket, session.name, description, session.data, session.wanted)
         except ApiError:

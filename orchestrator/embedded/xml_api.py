@@ -17,14 +17,13 @@ from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from orchestrator.embedded.asking import Ask, Download, decode_path_part
 from orchestrator.embedded.errors import ApiError
-from orchestrator.embedded.listener import Reply
+from orchestrator.embedded.listener import HttpRequest, Reply, read_region
 from orchestrator.embedded.objects import Incoming, Objects
-from orchestrator.embedded.uploads import read_region, receive_body
+from orchestrator.embedded.routes import Route, make_routes
+from orchestrator.embedded.uploads import receive_body
 
-JSON_PATHS: Final = re.compile(r"/(?:storage|download|upload|resumable|batch)/.*")
-PATH: Final = re.compile(r"/(?P<bucket>[^/]*)/?(?P<name>.*)", re.DOTALL)
+PATHS: Final = r"(?!/(?:storage|download|upload|resumable|batch)/)/(?P<bucket>[^/]*)/?(?P<name>(?s:.*))"
 LISTING: Final = "http://doc.s3.amazonaws.com/2006-03-01"
 IN_PARTS: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 CONDITIONS: Final = {
@@ -50,68 +49,71 @@ class PartsUpload:
 
 
 class XmlApi:
-    """Answers requests. `ask_json` answers one of the JSON API."""
+    """Answers requests. `answer_json` answers one of the JSON API."""
 
-    def __init__(self, ask_json: Callable[[Ask], Reply | Download], store: Objects) -> None:
-        self._ask_json = ask_json
+    def __init__(self, answer_json: Callable[[HttpRequest], Reply], store: Objects) -> None:
+        self._answer_json = answer_json
         self._store = store
         self._open: dict[str, PartsUpload] = {}
 
-    def serves(self, path: str) -> bool:
-        return JSON_PATHS.fullmatch(path) is None
+    def routes(self) -> list[Route]:
+        """All requests for another path than those of the JSON API."""
+        methods = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH")
+        return make_routes("", "", *((method, PATHS, self.answer) for method in methods))
 
     def close(self) -> None:
         """Delete the parts of uploads that were never completed."""
         for upload in self._open.values():
             drop_parts(upload)
 
-    def answer(self, ask: Ask) -> Reply | Download:
+    def answer(self, request: HttpRequest, bucket: str, name: str) -> Reply:
         try:
-            match = PATH.fullmatch(ask.path)
-            assert match is not None, "it matches every path"
-            bucket, name = decode_path_part(match["bucket"]), decode_path_part(match["name"])
             if name:
-                return self._about_object(ask, bucket, name)
-            if ask.method == "HEAD" and bucket:
-                return Reply(self._json(ask, "GET", f"/storage/v1/b/{quote(bucket)}")[0])
-            if ask.method == "GET":
-                return self._list(ask, bucket) if bucket else self._list_buckets(ask)
-            raise ApiError(501, f"{ask.method} {ask.path} is not something this cloud can do.")
+                return self._about_object(request, bucket, name)
+            if request.method == "HEAD" and bucket:
+                return Reply(self._json(request, "GET", f"/storage/v1/b/{quote(bucket)}")[0])
+            if request.method == "GET":
+                return self._list(request, bucket) if bucket else self._list_buckets(request)
+            raise ApiError(501, f"{request.method} {request.path} is not something this cloud can do.")
         except ApiError as error:
             return error_reply(error.status, error.message)
 
     # Objects
 
-    def _about_object(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
-        match ask.method, ask.query:
+    def _about_object(self, request: HttpRequest, bucket: str, name: str) -> Reply:
+        match request.method, request.query:
             case "POST", {"uploads": _}:
-                return self._begin(ask, bucket, name)
+                return self._begin(request, bucket, name)
             case "PUT", {"uploadId": number, "partNumber": part}:
-                return self._take_part(ask, self._upload(number), part)
+                return self._take_part(request, self._upload(number), part)
             case "POST", {"uploadId": number}:
-                return self._complete(ask, number)
+                return self._complete(request, number)
             case "DELETE", {"uploadId": number}:
                 drop_parts(self._upload(number))
                 del self._open[number]
                 return Reply(204)
             case "PUT", _:
-                return Reply(200, b"", object_headers(self._store_object(ask, bucket, name, ask.headers, ask.body)))
+                return Reply(
+                    200, b"", object_headers(self._store_object(request, bucket, name, request.headers, request.pieces))
+                )
             case (("GET" | "HEAD" | "DELETE"), _):
-                return self._pass_on(ask, bucket, name)
-        raise ApiError(501, f"{ask.method} is not something this cloud can do with an object.")
+                return self._pass_on(request, bucket, name)
+        raise ApiError(501, f"{request.method} is not something this cloud can do with an object.")
 
-    def _pass_on(self, ask: Ask, bucket: str, name: str) -> Reply | Download:
+    def _pass_on(self, request: HttpRequest, bucket: str, name: str) -> Reply:
         """A download, a look or a deletion: the JSON API answers it, and only errors are written in another way."""
-        query = conditions(ask.headers) | {key: ask.query[key] for key in ("generation",) if key in ask.query}
-        base = "" if ask.method == "DELETE" else "/download"
+        query = conditions(request.headers) | {
+            key: request.query[key] for key in ("generation",) if key in request.query
+        }
+        base = "" if request.method == "DELETE" else "/download"
         path = f"{base}/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?{urlencode(query)}"
-        answer = self._ask_json(replace_request(ask, ask.method, path, ask.headers))
-        if isinstance(answer, Download):
+        answer = self._answer_json(replace_request(request, request.method, path, request.headers))
+        if answer.file is not None:
             return replace(answer, headers={**answer.headers, "ETag": md5_etag(answer.headers["X-Goog-Hash"])})
         return xml_error(answer) if answer.status >= 300 else answer
 
     def _store_object(
-        self, ask: Ask, bucket: str, name: str, headers: Mapping[str, str], body: Iterator[bytes]
+        self, request: HttpRequest, bucket: str, name: str, headers: Mapping[str, str], body: Iterator[bytes]
     ) -> Mapping[str, Any]:
         """Stores an object, and returns its resource. Raises `ApiError`."""
         sums = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
@@ -129,20 +131,20 @@ class XmlApi:
         pieces = chain(
             [f"--{boundary}\r\n\r\n{head}\r\n--{boundary}\r\n\r\n".encode()], body, [f"\r\n--{boundary}--".encode()]
         )
-        query = {"uploadType": "multipart", **conditions(ask.headers)}
+        query = {"uploadType": "multipart", **conditions(request.headers)}
         kind = {"content-type": f"multipart/related; boundary={boundary}"}
         status, document = self._json(
-            ask, "POST", f"/upload/storage/v1/b/{quote(bucket)}/o?{urlencode(query)}", kind, pieces
+            request, "POST", f"/upload/storage/v1/b/{quote(bucket)}/o?{urlencode(query)}", kind, pieces
         )
         assert status == 200, "every other status is raised"
         return document
 
     # Uploads in parts
 
-    def _begin(self, ask: Ask, bucket: str, name: str) -> Reply:
-        self._json(ask, "GET", f"/storage/v1/b/{quote(bucket)}/o?maxResults=1")  # whether there is such a bucket
+    def _begin(self, request: HttpRequest, bucket: str, name: str) -> Reply:
+        self._json(request, "GET", f"/storage/v1/b/{quote(bucket)}/o?maxResults=1")  # whether there is such a bucket
         number = secrets.token_urlsafe(24)
-        self._open[number] = PartsUpload(bucket, name, dict(ask.headers))
+        self._open[number] = PartsUpload(bucket, name, dict(request.headers))
         return xml_reply("InitiateMultipartUploadResult", IN_PARTS, Bucket=bucket, Key=name, UploadId=number)
 
     def _upload(self, number: str) -> PartsUpload:
@@ -151,14 +153,14 @@ class XmlApi:
             raise ApiError(404, "The requested upload was not found.", "NoSuchUpload")
         return upload
 
-    def _take_part(self, ask: Ask, upload: PartsUpload, part: str) -> Reply:
+    def _take_part(self, request: HttpRequest, upload: PartsUpload, part: str) -> Reply:
         if not part.isdecimal() or not 1 <= int(part) <= MOST_PARTS:
             raise ApiError(400, f"Part number must be an integer between 1 and {MOST_PARTS}.")
-        data = receive_body(self._store, ask.body)
+        data = receive_body(self._store, request.pieces)
         data.file.flush()
-        sums = dict(re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", ask.headers.get("x-goog-hash", "")))
+        sums = dict(re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", request.headers.get("x-goog-hash", "")))
         try:
-            data.check({"md5": ask.headers.get("content-md5", ""), **sums})
+            data.check({"md5": request.headers.get("content-md5", ""), **sums})
         except ApiError:
             data.drop()
             raise
@@ -168,12 +170,12 @@ class XmlApi:
         upload.parts[int(part)] = data
         return Reply(200, b"", {"ETag": f'"{data.md5.hexdigest()}"', "X-Goog-Hash": f"crc32c={data.crc32c}"})
 
-    def _complete(self, ask: Ask, number: str) -> Reply:
+    def _complete(self, request: HttpRequest, number: str) -> Reply:
         upload = self._upload(number)
         try:
             listed = [
                 (int(part.findtext("{*}PartNumber") or 0), (part.findtext("{*}ETag") or "").strip('"'))
-                for part in ElementTree.fromstring(ask.read()).iter()
+                for part in ElementTree.fromstring(request.body).iter()
                 if part.tag.endswith("Part")
             ]
         except (ElementTree.ParseError, ValueError) as exc:
@@ -187,15 +189,15 @@ class XmlApi:
                 with upload.parts[place].path.open("rb") as file:
                     yield from read_region(file, 0, upload.parts[place].size)
 
-        stored = self._store_object(ask, upload.bucket, upload.name, upload.headers, pieces())
+        stored = self._store_object(request, upload.bucket, upload.name, upload.headers, pieces())
         drop_parts(self._open.pop(number))
         etag = object_headers(stored)["ETag"]
         return xml_reply("CompleteMultipartUploadResult", IN_PARTS, Bucket=upload.bucket, Key=upload.name, ETag=etag)
 
     # Listings
 
-    def _list(self, ask: Ask, bucket: str) -> Reply:
-        asked = ask.query
+    def _list(self, request: HttpRequest, bucket: str) -> Reply:
+        asked = request.query
         marker = asked.get("continuation-token") or asked.get("start-after") or asked.get("marker") or ""
         query = {
             "prefix": asked.get("prefix", ""),
@@ -204,7 +206,7 @@ class XmlApi:
             "startOffset": marker and marker + "\0",  # which no name has: the first after the marker
         }
         wanted = urlencode({key: value for key, value in query.items() if value})
-        _, page = self._json(ask, "GET", f"/storage/v1/b/{quote(bucket)}/o?{wanted}")
+        _, page = self._json(request, "GET", f"/storage/v1/b/{quote(bucket)}/o?{wanted}")
         groups = [group for group in page.get("prefixes", ()) if group != marker]
         items = page.get("items", ())
         last = max([item["name"] for item in items] + groups, default="")
@@ -218,22 +220,21 @@ class XmlApi:
         about = {"Name": bucket, "Prefix": query["prefix"], "Marker": marker, "IsTruncated": str(more).lower()}
         return xml_reply("ListBucketResult", LISTING, *contents, **about, **next_page)
 
-    def _list_buckets(self, ask: Ask) -> Reply:
-        _, page = self._json(ask, "GET", "/storage/v1/b?project=any")
+    def _list_buckets(self, request: HttpRequest) -> Reply:
+        _, page = self._json(request, "GET", "/storage/v1/b?project=any")
         buckets = [element("Bucket", Name=one["name"], CreationDate=one["timeCreated"]) for one in page["items"]]
         return xml_reply("ListAllMyBucketsResult", LISTING, f"<Buckets>{''.join(buckets)}</Buckets>")
 
     def _json(
         self,
-        ask: Ask,
+        request: HttpRequest,
         method: str,
         target: str,
         headers: Mapping[str, str] | None = None,
         body: Iterator[bytes] | None = None,
     ) -> tuple[int, Mapping[str, Any]]:
         """Status and document of a request of the JSON API. Raises `ApiError` for a refusal."""
-        answer = self._ask_json(replace_request(ask, method, target, headers or {}, body))
-        assert isinstance(answer, Reply), "no download is asked for here"
+        answer = self._answer_json(replace_request(request, method, target, headers or {}, body))
         document = json.loads(answer.body or b"{}")
         if answer.status >= 300:
             raise ApiError(answer.status, document.get("error", {}).get("message", ""))
@@ -241,9 +242,9 @@ class XmlApi:
 
 
 def replace_request(
-    ask: Ask, method: str, target: str, headers: Mapping[str, str], body: Iterator[bytes] | None = None
-) -> Ask:
-    return Ask(method, target, headers, body or iter(()), None, ask.client)
+    request: HttpRequest, method: str, target: str, headers: Mapping[str, str], body: Iterator[bytes] | None = None
+) -> HttpRequest:
+    return HttpRequest(method, target, headers, body or iter(()), None, request.vm)
 
 
 def drop_parts(upload: PartsUpload) -> None:

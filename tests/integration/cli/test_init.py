@@ -241,7 +241,7 @@ def test_a_setup_changes_no_cap_that_somebody_set_and_adds_the_missing_ones(site
 
 def test_a_ledger_that_cannot_be_read_stops_the_caps_alone_and_says_so(site: Any) -> None:
     cloud, setup, _recorder = site
-    cloud.storage.create_bucket("new-bucket")
+    cloud.storage.store.make_bucket("new-bucket")
     objects_of(cloud).replace("ledger/ledger.json", b"not a ledger", generation=None)
     wanted = replace(WANTED, budget=(("per_day_usd", Decimal(5)),))
     *others, last = plan(wanted, setup.survey(wanted))
@@ -266,7 +266,7 @@ def of_the_bucket(cloud: EmbeddedCloud, name: str) -> bytes:
 
 def test_a_foreign_bucket_is_said_to_be_taken_and_ones_own_is_mended(site: Any) -> None:
     cloud, setup, recorder = site
-    cloud.storage.create_bucket("plain-bucket")
+    cloud.storage.store.make_bucket("plain-bucket")
     wanted = SetupRequest("bench-embedded", "plain-bucket")
     mend = plan(wanted, setup.survey(wanted))[0]
     assert mend == MendBucket("plain-bucket", uniform=True, private=True, lifecycle=True)

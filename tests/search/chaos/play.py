@@ -27,6 +27,7 @@ from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.mode import Mode
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 from orchestrator.core.run.fold import Run, replay
+from orchestrator.embedded.operations import Sender
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
@@ -103,7 +104,7 @@ class Play:
     def __init__(self, arena: Arena, scenario: Scenario, bucket: str) -> None:
         self.arena, self.scenario, self.bucket = arena, scenario, bucket
         self.cloud, self.timeline = arena.cloud, arena.timeline
-        self.cloud.storage.create_bucket(bucket)
+        self.cloud.storage.store.make_bucket(bucket)
         self.direct = not any(fault.get("service") == "storage" for fault in scenario.faults)
         """Whether clients reach the bucket without HTTP: there is no weather between."""
         self.deeds = Deeds()
@@ -236,7 +237,7 @@ class Play:
     def arrives(self, request: InstanceRequest) -> None:
         """A request of a client that is dead by now reaches the cloud."""
         body = json.loads(json.dumps(instance_body(request, self.cloud.project)))
-        self.cloud.fleet.insert(body, request.zone, request.request_id, "a dead client")
+        self.cloud.fleet.insert(body, request.zone, Sender("a dead client", request.request_id))
 
     def moment(self, actor: Actor | None, what: str, arguments: tuple[Any, ...] = ()) -> None:
         """Between two things: the promises are judged, somebody may die, somebody else may do something."""

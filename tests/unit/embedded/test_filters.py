@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.embedded.errors import ApiError
-from orchestrator.embedded.filters import parse_filter
+from orchestrator.embedded.lists import parse_filter
 
 VM = {
     "name": "bench-20261121-1",

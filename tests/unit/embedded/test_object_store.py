@@ -6,14 +6,13 @@ import errno
 import json
 from urllib.parse import quote
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.embedded.errors import no_room
-from orchestrator.embedded.objects import Objects
+from orchestrator.embedded.listener import HttpRequest
+from orchestrator.embedded.objects import Preconditions
 from tests.support.discovery import Discovery
-from tests.support.simulated_timeline import SimulatedTimeline
 from tests.unit.embedded.builders import Stage
 from tests.unit.embedded.wired import UP, B, Wire, multipart
 
@@ -71,17 +70,13 @@ names = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["
     delimited=st.booleans(),
 )
 def test_pages_of_any_listing_together_are_the_sorted_whole(
-    tmp_path_factory: pytest.TempPathFactory, found: set[str], prefix: str, size: int, delimited: bool
+    stage: Stage, found: set[str], prefix: str, size: int, delimited: bool
 ) -> None:
-    from orchestrator.embedded.asking import Ask
-    from orchestrator.embedded.objects import Preconditions
-    from orchestrator.embedded.storage import Storage
-
-    store = Objects(tmp_path_factory.mktemp("pages"), SimulatedTimeline().now)
-    store.make_bucket("b")
+    api = stage.cloud.storage
+    bucket = f"pages-{len(api.store.bucket_names())}"
+    assert api.store.make_bucket(bucket)
     for name in found:
-        store.commit("b", name, {}, store.incoming(), Preconditions())
-    api = Storage(store, None, lambda *_: None, lambda: "")  # type: ignore[arg-type]
+        api.store.commit(bucket, name, {}, api.store.incoming(), Preconditions())
     items: list[str] = []
     groups: list[str] = []
     token = ""
@@ -89,15 +84,12 @@ def test_pages_of_any_listing_together_are_the_sorted_whole(
         query = (
             f"prefix={quote(prefix)}&maxResults={size}&pageToken={quote(token)}{'&delimiter=/' if delimited else ''}"
         )
-        reply = api.list_objects(Ask("GET", f"/storage/v1/b/b/o?{query}", {}, iter(()), 0, True), "b")
-        page = json.loads(reply.body)
+        page = api.list_objects(HttpRequest("GET", f"/storage/v1/b/{bucket}/o?{query}"), bucket)
         items += [item["name"] for item in page.get("items", [])]
         groups += page.get("prefixes", [])
         token = page.get("nextPageToken", "")
         if not token:
             break
-    api.sessions.close()
-    store.close()
     wanted = sorted((name for name in found if name.startswith(prefix)), key=str.encode)
     rest = {name: name[len(prefix) :] for name in wanted}
     folders = {prefix + text[: text.index("/") + 1] for text in rest.values() if delimited and "/" in text}
