@@ -275,9 +275,9 @@ class Arena:
         turns = wanted if sets == wanted.sets else plan_rotation(self.cache, size, cache_size, sets * size, sets)
         return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
-    def still_right(self, judged: Judged) -> Judged:
+    def still_right(self, judged: Judged, *, has_lost: bool = False) -> Judged:
         """The verdicts after timing: on the answers of timed calls, on one more call, and on whether the times can be
-        trusted."""
+        trusted. Of a candidate that has lost its race no time is published, and nothing more is asked."""
 
         def again(outcome: Outcome) -> Outcome:
             if outcome.bound is None:
@@ -286,7 +286,7 @@ class Arena:
             fault = self.hand(name).fault
             if fault is not None:
                 return failure_outcome(name, fault, "while it was timed")
-            if name in self.trusted and name not in self.wrong:
+            if (has_lost or name in self.trusted) and name not in self.wrong:
                 self.hand(name).walls.clear()
                 return outcome
             try:

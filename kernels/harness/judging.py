@@ -85,7 +85,7 @@ class Apart(Protocol):
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...
 
-    def still_right(self, judged: Judged) -> Judged: ...
+    def still_right(self, judged: Judged, *, has_lost: bool = False) -> Judged: ...
 
     def timer(self, regime: str) -> Callable[[Contender], Any]: ...
 
@@ -215,12 +215,12 @@ def spread_inputs(session: Session, crew: Crew, judged: Judged) -> tuple[Judged,
     return replace(judged, outcomes=tuple(ready(outcome) for outcome in judged.outcomes)), turns
 
 
-def still_right(session: Session, judged: Judged) -> Judged:
+def still_right(session: Session, judged: Judged, *, has_lost: bool = False) -> Judged:
     """The verdicts after timing. An implementation that was right at first and is wrong now loses its timings, and a
     fact says so."""
 
     if session.arena is not None:
-        return say_spoilt(session.facts, judged, session.arena.still_right(judged))
+        return say_spoilt(session.facts, judged, session.arena.still_right(judged, has_lost=has_lost))
     by = judged.by
     assert by is not None, "a workload of ours has a yardstick"
 

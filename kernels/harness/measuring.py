@@ -23,7 +23,7 @@ from kernels.harness.own import OwnCase, OwnWorkload
 from kernels.harness.regimes import SUSTAINED, case_regimes
 from kernels.harness.rows import Origin, Row, Setting, Spool
 from kernels.harness.spec import Spec, original_name
-from kernels.harness.stopping import first_of, precision_rule, race_rule, time_rule
+from kernels.harness.stopping import RACE, first_of, precision_rule, race_rule, time_rule
 from kernels.harness.timers import Timer, timer_for
 from kernels.harness.timing import Extent, Instruments, Measured, measure_contenders
 from kernels.harness.turns import Contender
@@ -85,7 +85,8 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
             by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))
             measured = measure_contenders(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))
-        judged = still_right(session, judged)
+        has_lost = any(one.measured.stopped == RACE for one in measured_in)
+        judged = still_right(session, judged, has_lost=has_lost)
         written = rows.write_csv(
             folder / f"{case.id}.csv",
             measurement_columns(session.spec.workload.columns),

@@ -15,9 +15,9 @@ LEAST_PAID_BLOCKS = 2
 Z = statistics.NormalDist().inv_cdf(0.975)
 
 REPEATS, PRECISION, DOLLARS, RACE = "repeats", "precision", "dollars", "race"
-RACE_BLOCKS, RACE_EVERY, RACE_MARGIN = 10, 5, 0.01
-"""A race is looked at from so many blocks on, and each time after some more; what is slower by less than the margin
-stays in it, as looking often would else end it by chance."""
+RACE_MARGINS, RACE_MARGIN = {3: 0.2, 5: 0.06, 7: 0.03}, 0.01
+"""After so many blocks, and from the tenth on every fifth, a race is looked at. What is slower by less than the margin
+stays in it, as looking often, and at few blocks, would else end it by chance."""
 
 Enough = Callable[[Mapping[str, Sequence[float]]], str]
 """Judges the latencies so far: by implementation, in microseconds, one for each block in order. Returns the reason to
@@ -65,15 +65,17 @@ def race_rule(beat: float | None) -> Enough:
     one's time over its own. `never` for None."""
     if beat is None:
         return never_stop
-    limit = math.log(beat) - math.log1p(RACE_MARGIN)
+    limit = math.log(beat)
 
     def enough(latencies: Mapping[str, Sequence[float]]) -> str:
         blocks = blocks_in(latencies)
-        if len(latencies) < 2 or blocks < RACE_BLOCKS or blocks % RACE_EVERY:
+        is_due = blocks in RACE_MARGINS or (blocks >= 10 and blocks % 5 == 0)
+        if len(latencies) < 2 or not is_due:
             return ""
+        margin = math.log1p(RACE_MARGINS.get(blocks, RACE_MARGIN))
         first, *_, last = latencies.values()
         logs = [math.log(a / b) for a, b in zip(first, last, strict=False)]
-        return RACE if statistics.median(logs) + half_width(logs) < limit else ""
+        return RACE if statistics.median(logs) + half_width(logs) < limit - margin else ""
 
     return enough
 
