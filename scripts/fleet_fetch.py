@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.storage import GoogleBucket
-from orchestrator.core.fleet.names import child_run, rows_object
+from orchestrator.core.names import child_run, rows_object
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.fleet.results import compose_table, group_tables, pack_rows, stored_members
 from tests.unit.fleet.test_rows import FLEET, case, child

@@ -12,14 +12,12 @@ from typing import Any, Final
 
 from orchestrator.adapters.files import crc32c, safe_path, write_atomically
 from orchestrator.adapters.run_folder import read_lines
-from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import DocumentUnreadable, LocalError
+from orchestrator.core.host_answers import CASE_BYTES, RUN_FILES
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, plan_object
-from orchestrator.core.results import assemble_rows
-from orchestrator.core.run import paid_time
+from orchestrator.core.results import assemble_rows, case_file_fault
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.status import iso_time
-from orchestrator.core.spool import CASE_BYTES, RUN_FILES
+from orchestrator.core.run.status import iso_time, paid_time_document
 from orchestrator.core.text import clean_line, parse_document
 from orchestrator.ports import Bucket, ObjectEntry
 
@@ -225,7 +223,7 @@ def _manifest(
         "device": run.environment.device if run.environment else "",
         "cost_usd": str(run.settled.cost_usd) if run.settled else None,
         "started_at": iso_time(run.created_at),
-        "time": paid_time.paid_time_document(run, run.updated_at),
+        "time": paid_time_document(run, run.updated_at),
         "vms": [
             {"name": vm.name, "zone": vm.zone, "machine_type": "embedded" if embedded else vm.machine_type}
             for vm in run.vms

@@ -17,7 +17,7 @@ from orchestrator.adapters.google.credentials import credentials_for, prove_iden
 from orchestrator.adapters.google.rest import Rest
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core import yamltext
-from orchestrator.core.doctor.subject import Identity, NetworkRoute
+from orchestrator.core.doctor.verdicts import Identity, NetworkRoute
 from orchestrator.core.errors import (
     ConfigError,
     CredentialsMissing,

@@ -23,7 +23,6 @@ from typing import Any, Final
 from orchestrator.adapters.hosts.host_operations import ANSWER
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobStatus, SchedulerTraits
-from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.slurm import (
     SlurmTask,
     child_script,
@@ -40,12 +39,12 @@ from orchestrator.core.fleet.slurm import (
     time_problem,
 )
 from orchestrator.core.fleet.sweep import Cluster
-from orchestrator.core.names import FleetId, JobName
-from orchestrator.core.spool import Spooled, sort_spool
+from orchestrator.core.host_answers import Spooled, sort_spool
+from orchestrator.core.names import FleetId, JobName, job_name
 from orchestrator.core.text import clean_line, log_text
 from orchestrator.ports import Bucket, Clock, FleetDriver, HostShell
-from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS
+from orchestrator.store.index import Copies
 
 # Copies to the bucket what the children of a fleet keep on a cluster, many files in one archive.
 

@@ -16,9 +16,8 @@ from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
-from orchestrator.core.forms.needs import NOTHING, OBJECT, WorkloadNeeds
-from orchestrator.core.forms.needs import parse_needs as needs_of
-from orchestrator.core.forms.reading import imported_modules, is_module_name, strings
+from orchestrator.core.forms.reading import NOTHING, OBJECT, WorkloadNeeds, imported_modules, is_module_name, strings
+from orchestrator.core.forms.reading import parse_needs as needs_of
 from orchestrator.core.text import MOST_SOURCE, clean_line, count, os_error_text, read_text
 from orchestrator.core.workload import HINT, case_id, sketch_workload
 

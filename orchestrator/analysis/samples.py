@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.analysis.regimes import Setting
-from orchestrator.core.case_file import is_latency
-from orchestrator.core.results import ResultsUnreadable, axes_of
+from orchestrator.core.results import ResultsUnreadable, axes_of, is_latency
 
 Vector = NDArray[np.float64]
 Places = NDArray[np.intp]

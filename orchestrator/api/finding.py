@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
-from orchestrator.core.fleet.names import is_fleet_id
+from orchestrator.core.names import is_fleet_id
 from orchestrator.core.naming import is_run_id
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, write_atomically

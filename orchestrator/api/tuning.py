@@ -8,12 +8,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
-from orchestrator.core.candidates import Candidate
+from orchestrator.core.candidates import Candidate, Strategy, TuneSpace, Values, dump_winner, parse_winner, with_values
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import NotFound
 from orchestrator.core.market.catalog import gpu_of
 from orchestrator.core.naming import tuned_object
-from orchestrator.core.tuning import Strategy, TuneSpace, Values, dump_winner, parse_winner, with_values
 from orchestrator.wiring import Wiring, new_run_id
 
 RUNNERS_UP: Final = 2

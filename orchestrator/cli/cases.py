@@ -12,8 +12,8 @@ from orchestrator.cli.completion import RunOrFolder
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import NotFound
+from orchestrator.core.host_answers import RUN_FILES
 from orchestrator.core.naming import cases_prefix
-from orchestrator.core.spool import RUN_FILES
 
 
 def cases(

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.finding import LOCAL, SEEN, SEEN_FLEETS, read_seen
-from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.names import is_fleet_id
 from orchestrator.core.naming import is_run_id
 from orchestrator.wiring import configs_folder, load_settings
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from orchestrator.core.config.grids import Grid
-from orchestrator.core.config.model import Config
+from orchestrator.core.config.model import Config, Grid
 
 ABOUT: Final = {
     "gpu": "The GPU to rent: l4, t4, a100, a100-80gb, h100, h200, b200, g4; or cpu.",

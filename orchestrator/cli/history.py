@@ -24,7 +24,7 @@ from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.text import count, parse_document
 from orchestrator.report.document import history_document
 from orchestrator.report.report import Report
-from orchestrator.store.copies import CaseFiles, case_files
+from orchestrator.store.index import CaseFiles, case_files
 from orchestrator.wiring import Wiring
 
 NARROW = 60

@@ -17,11 +17,11 @@ from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.cli.unread import note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
-from orchestrator.core.containers import container_recipe
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.images import (
     ImageRecord,
     Usable,
+    container_recipe,
     environment_of,
     judge_image,
     short_url,
@@ -30,8 +30,7 @@ from orchestrator.core.images import (
 )
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.names import ImageName
-from orchestrator.core.run.keeping import cold_starts
-from orchestrator.core.run.status import StatusLine, decode_status, iso_time
+from orchestrator.core.run.status import StatusLine, cold_starts, decode_status, iso_time
 from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import build_image as build_image
 from orchestrator.runs.images import build_plan, remove_image, shelf_of, wish_of

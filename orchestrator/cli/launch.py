@@ -23,7 +23,7 @@ from orchestrator.cli.terminal import answer, is_stdout_closed
 from orchestrator.cli.watch import LiveView, watching
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import run_document, waiting_text

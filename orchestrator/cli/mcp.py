@@ -32,7 +32,7 @@ from orchestrator.cli.sessions import Idle, VersionsView, open_desk
 from orchestrator.cli.terminal import emit_json, error_document
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import BenchError, ConfigError, LocalError
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.planning import is_workload
 from orchestrator.wiring import fetch_run, launch_context, new_run_id, payload_of

@@ -13,7 +13,7 @@ from orchestrator.cli.options import Json
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms.reading import is_module_name
-from orchestrator.core.template import template_text
+from orchestrator.core.workload import template_text
 
 
 def new(

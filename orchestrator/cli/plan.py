@@ -17,8 +17,8 @@ from orchestrator.cli.terminal import emit_json
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
-from orchestrator.core.plan.document import plan_document
 from orchestrator.core.plan.plan import LaunchPlan
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.results import is_control
 from orchestrator.core.text import count, format_clock
 from orchestrator.wiring import practice_device

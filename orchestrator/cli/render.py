@@ -22,8 +22,14 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import describe_wrong
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.core.run.fold import VM_PHASES, Phase, PhaseSpan, Run
-from orchestrator.core.run.paid_time import cold_start_parts, describe_parts, format_span, paid_time
-from orchestrator.core.run.status import StatusLine, waiting_text
+from orchestrator.core.run.status import (
+    StatusLine,
+    cold_start_parts,
+    describe_parts,
+    format_span,
+    paid_time,
+    waiting_text,
+)
 from orchestrator.core.text import clean_line, clean_sentence, count, format_clock
 
 STYLES = {

@@ -11,9 +11,8 @@ from orchestrator.api.finding import find_run
 from orchestrator.cli.completion import RunName
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.terminal import answer
-from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
-from orchestrator.core.hosts import is_host, parse_target
+from orchestrator.core.hosts import is_host, parse_target, through_iap, to_host
 from orchestrator.core.names import ProjectId
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import clean_line

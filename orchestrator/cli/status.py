@@ -33,8 +33,15 @@ from orchestrator.core.ledger.budget import Ledger
 from orchestrator.core.ledger.unlisted import OpenHold, is_due
 from orchestrator.core.naming import is_run_id, run_of
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.keeping import ColdStart, advise_keeping, cold_starts
-from orchestrator.core.run.status import StatusLine, decode_status, run_document, status_line
+from orchestrator.core.run.status import (
+    ColdStart,
+    StatusLine,
+    advise_keeping,
+    cold_starts,
+    decode_status,
+    run_document,
+    status_line,
+)
 from orchestrator.core.text import clean_sentence
 from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.render import usd
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.ledger.budget import Ledger
 from orchestrator.core.ledger.unlisted import OpenHold, is_due, stored_amounts, unlisted_holds, unlisted_runs
 from orchestrator.core.market.catalog import carrier_of
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.market.pricing import PricedMachine, PriceSheet
-from orchestrator.core.run.keeping import KeepAdvice, advise_keeping, cold_starts
-from orchestrator.core.run.status import StatusLine, iso_time
+from orchestrator.core.names import is_fleet_id
+from orchestrator.core.run.status import KeepAdvice, StatusLine, advise_keeping, cold_starts, iso_time
 from orchestrator.core.text import clean_line
 from orchestrator.wiring import Wiring
 

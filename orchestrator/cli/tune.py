@@ -25,9 +25,9 @@ from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk
 from orchestrator.cli.terminal import answer
+from orchestrator.core.candidates import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.text import count, os_error_text
-from orchestrator.core.tuning import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.report.text import format_estimate
 
 UNMEASURED = "not measured again"

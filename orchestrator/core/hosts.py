@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from shlex import quote
@@ -15,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from orchestrator.core.bounds import Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.market.catalog import nearest_gpu
-from orchestrator.core.names import MachineType, Zone
+from orchestrator.core.names import MachineName, MachineType, ProjectId, Zone
 from orchestrator.core.naming import RUN_ID, attempt_of
 from orchestrator.core.text import clean_line, parse_document
 
@@ -320,3 +321,38 @@ def gpu_for(probe: Mapping[str, Any]) -> str:
     is measured: the rows name the device that was found on the host."""
     cards = probe["gpus"]
     return nearest_gpu(str(cards[0]["compute_capability"]) if cards else "").name
+
+
+# Makes the command that opens a terminal on the machine of a run. It does not run the command.
+
+
+def to_host(target: HostTarget, command: Sequence[str] = ()) -> tuple[str, ...]:
+    """The command for a host of the user's. It is OpenSSH's own client, so that ~/.ssh/config, the agent, jump hosts
+    and known_hosts apply as usual."""
+    port = ("-p", str(target.port)) if target.port else ()
+    terminal = () if command else ("-t",)
+    name = f"{target.user}@{target.name}" if target.user else target.name
+    return ("ssh", *terminal, *port, "--", name, *quote_remote_command(command))
+
+
+def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequence[str] = ()) -> tuple[str, ...]:
+    """The command that goes through Identity-Aware Proxy: the machine needs neither an external address nor an open
+    port."""
+    remote_command = ("--command", shlex.join(command)) if command else ()
+    return (
+        "gcloud",
+        "compute",
+        "ssh",
+        vm,
+        "--zone",
+        zone,
+        "--project",
+        project,
+        "--tunnel-through-iap",
+        *remote_command,
+    )
+
+
+def quote_remote_command(command: Sequence[str]) -> tuple[str, ...]:
+    """The command quoted as one argument, which the machine's shell splits into the same words; nothing if empty."""
+    return (shlex.join(command),) if command else ()

@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Final
 
 TOOL_LABEL: Final = "bench-tool"
@@ -221,3 +222,32 @@ def parse_event_object(name: str) -> EventName | None:
     except ValueError:
         return None
     return EventName(at, match["writer"], int(match["seq"]), match["kind"])
+
+
+# The mode of a run: where its machines come from.
+
+
+class Mode(StrEnum):
+    """The values are the names in documents: a plan, an event, `--json`."""
+
+    GCE = "gce"
+    """Rented on Compute Engine."""
+    EMBEDDED = "embedded"
+    """Processes of this machine, rented from the embedded cloud at simulated prices."""
+    HOST = "host"
+    """The user's own machines, over SSH, or the machine on which bench runs."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its dollars are only simulated. They are counted apart from real ones."""
+        return self is Mode.EMBEDDED
+
+    def requires_cuda(self, gpu: str, here: str) -> bool:
+        """Whether a machine for `gpu` must have CUDA. Machines of the embedded cloud are processes here, and
+        have the GPU that is `here`, if there is one."""
+        return gpu != "cpu" and (not self.simulated or bool(here))
+
+    @property
+    def shortest_s(self) -> int:
+        """The shortest deadline with which a machine can measure anything, in seconds."""
+        return 240 if self is Mode.GCE else 60

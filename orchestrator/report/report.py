@@ -22,8 +22,8 @@ from orchestrator.analysis.watched_launches import Watched, describe_watched
 from orchestrator.core import bundled
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.config.load import repeat_config
-from orchestrator.core.mode import Mode
-from orchestrator.core.run.paid_time import PARTS, describe_parts, format_span
+from orchestrator.core.naming import Mode
+from orchestrator.core.run.status import PARTS, describe_parts, format_span
 from orchestrator.core.text import clean_line, count
 from orchestrator.report.text import format_digits, format_energy, format_estimate, format_percent, of_cases
 

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.doctor import checks, here, project
-from orchestrator.core.doctor import host as on_host
-from orchestrator.core.doctor.host import CommandResult, HostCheck
-from orchestrator.core.doctor.subject import Identity, NetworkRoute, Subject
+from orchestrator.core.doctor.here import CommandResult, HostCheck
 from orchestrator.core.doctor.verdicts import (
     CheckResult,
     CheckVerdict,
     DoctorCheck,
+    Identity,
+    NetworkRoute,
+    Subject,
     crash_verdict,
     fail_verdict,
     pass_verdict,
@@ -33,8 +34,8 @@ from orchestrator.core.host_answers import answer_error, validate_answer
 from orchestrator.core.hosts import HostTarget, gpu_for
 from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, find_gpu
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import Zone
+from orchestrator.core.naming import Mode
 from orchestrator.core.rest import Api
 from orchestrator.ports import HostShell
 from orchestrator.runs.host_planning import needs_of, python_of
@@ -272,9 +273,9 @@ def host_tasks(
     a connection of its own, so that one which ends its connection fails alone."""
     plan = _Plan(host, asked, configured)
     plain = tuple(
-        TaskRun(check, partial(_guarded, connect, partial(_look, host, made))) for check, made in on_host.HOST_CHECKS
+        TaskRun(check, partial(_guarded, connect, partial(_look, host, made))) for check, made in here.HOST_CHECKS
     )
-    host_checks = ((on_host.PYTHON, plan.ready), (on_host.FILES, plan.files), (on_host.TORCH, plan.packaged))
+    host_checks = ((here.PYTHON, plan.ready), (here.FILES, plan.files), (here.TORCH, plan.packaged))
     return (*plain, *(TaskRun(check, partial(_guarded, connect, work)) for check, work in host_checks))
 
 
@@ -296,12 +297,12 @@ class _Plan:
         self.executable = str(probe["executable"])
         if self.config is None:
             self.config = self.configured(replace(self.asked, gpu=gpu_for(probe)))[0]
-        return on_host.check_readiness(probe, needs_of(self.config), self.host.called)
+        return here.check_readiness(probe, needs_of(self.config), self.host.called)
 
     def packaged(self, shell: HostShell) -> CheckVerdict:
         assert self.config is not None, "the check before this one has it"
         packages, torch = self._told(shell, "packages"), self.config.environment.torch
-        return on_host.check_packages(packages, needs_of(self.config), self.host.called, self.executable, torch)
+        return here.check_packages(packages, needs_of(self.config), self.host.called, self.executable, torch)
 
     def files(self, shell: HostShell) -> CheckVerdict:
         shell.get("/nonexistent/bench", limit=1)

@@ -18,9 +18,10 @@ from orchestrator.core.errors import (
     StillThere,
     Unavailable,
 )
+from orchestrator.core.host_answers import RUN_FILES
 from orchestrator.core.hosts import is_host
-from orchestrator.core.ledger.arming import NotArmed, arm_request
 from orchestrator.core.ledger.budget import Caps
+from orchestrator.core.ledger.unlisted import NotArmed, arm_request
 from orchestrator.core.market.machines import NOT_SENT, Accepted, CloudRefusal, Instance, InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling_usd
@@ -30,7 +31,6 @@ from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
 from orchestrator.core.run.fold import Phase, Run, Vm, replay
 from orchestrator.core.run.status import encode_status, status_body, status_line
-from orchestrator.core.spool import RUN_FILES
 from orchestrator.ports import INTERRUPTION, Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
 from orchestrator.runs.logs import diagnosis_of, keep_serial
@@ -42,11 +42,9 @@ from orchestrator.runs.machines import (
     on_base_image,
     request_machine,
 )
+from orchestrator.store.documents import LedgerStore, Shelf, StockOuts
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import Shelf
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
-from orchestrator.store.stockouts import StockOuts
 
 RequestFor = Callable[[Offer, int, str, str], InstanceRequest]
 """Builds the request for (offer, attempt, VM name, request id)."""

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from orchestrator.core.errors import BenchError, BudgetExceeded
 from orchestrator.core.ledger.alerts import Alert, about_to_say, alerts_due, mark_alerted
-from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import (
     WINDOWS,
     Caps,
@@ -30,10 +29,10 @@ from orchestrator.core.ledger.budget import (
     take_back,
 )
 from orchestrator.core.ledger.budget import settle as settle_entry
-from orchestrator.core.ledger.unlisted import CATEGORY
+from orchestrator.core.ledger.unlisted import CATEGORY, may_settle
 from orchestrator.core.setup.steps import ShareCaps
 from orchestrator.ports import Bucket, Clock, Notice, Notifier
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 
 R = TypeVar("R")
 

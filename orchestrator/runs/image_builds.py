@@ -20,7 +20,7 @@ from orchestrator.core.naming import run_prefix
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import release_storage, settle_storage
-from orchestrator.store.images import Shelf
+from orchestrator.store.documents import Shelf
 
 BEGINS_WITHIN: Final = timedelta(minutes=13)
 """Between the amount and the first event of its run; clocks of two clients may be apart."""

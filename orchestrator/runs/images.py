@@ -37,7 +37,7 @@ from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import HoldRequest, acquire, settle_storage
 from orchestrator.runs.image_builds import finish_image, give_back
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
-from orchestrator.store.images import Shelf
+from orchestrator.store.documents import Shelf
 
 MARGIN_S: Final = 90.0
 """Between the end of a seal and the deadline of the machine whose disk it copies."""

@@ -15,14 +15,12 @@ from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.errors import BenchError, DocumentUnreadable, HostUnfit, NotFound, ProviderError
-from orchestrator.core.fleet.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.hosts import is_host
-from orchestrator.core.ledger.arming import MARGIN, abandoned_from
 from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry
-from orchestrator.core.ledger.unlisted import most_of, name_of_most, outstanding_images
+from orchestrator.core.ledger.unlisted import MARGIN, abandoned_from, most_of, name_of_most, outstanding_images
 from orchestrator.core.market.pricing import ceiling_usd
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, generation_of, hold_key, is_label_of, run_of
+from orchestrator.core.names import FLEET_LABEL, is_fleet_id
+from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, Mode, generation_of, hold_key, is_label_of, run_of
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Close
 from orchestrator.core.run.fold import Phase, Run, Vm, replay

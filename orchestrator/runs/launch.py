@@ -13,11 +13,18 @@ from orchestrator.core.errors import BudgetExceeded, LocalError
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import MachineName, Zone
-from orchestrator.core.naming import SESSION_LABEL, hold_key, machine_labels, payload_object, plan_name, plan_object
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.naming import (
+    SESSION_LABEL,
+    Mode,
+    hold_key,
+    machine_labels,
+    payload_object,
+    plan_name,
+    plan_object,
+)
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
 from orchestrator.runs.engine import Engine, LaunchTerms, World
 from orchestrator.runs.holds import HoldRequest, acquire

@@ -19,7 +19,7 @@ from orchestrator.core.run import decide as do
 from orchestrator.core.run.fold import Run, Vm
 from orchestrator.core.text import parse_document
 from orchestrator.ports import Bucket, Cloud
-from orchestrator.store.images import Shelf
+from orchestrator.store.documents import Shelf
 
 # Records what a run shows about its prepared image: that it is valid, that it changed, or that it is gone.
 

@@ -22,8 +22,8 @@ from orchestrator.core.ledger.budget import without_run
 from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE, ImageUrl, Region
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
 from orchestrator.core.run.decide import SPOT

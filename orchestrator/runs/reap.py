@@ -10,8 +10,8 @@ from typing import Final
 from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError, Unavailable
-from orchestrator.core.fleet.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.market.machines import Instance
+from orchestrator.core.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.naming import RUN_LABEL, is_run_id, run_of
 from orchestrator.core.run.decide import Settle
 from orchestrator.core.run.fold import Run, replay

@@ -9,14 +9,13 @@ from fractions import Fraction
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.ledger.budget import Ledger, LedgerEntry, LedgerUnreadable
-from orchestrator.core.ledger.rebuild import rebuild_entries, with_fleets
+from orchestrator.core.ledger.unlisted import rebuild_entries, with_fleets
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.naming import LEDGER, hold_key, is_run_id, parse_event_object
 from orchestrator.core.text import is_newer
 from orchestrator.runs.engine import World
-from orchestrator.store.documents import swap
+from orchestrator.store.documents import LEDGER_DOCUMENT, OF_MONEY, swap
 from orchestrator.store.fleets import FleetControl, FleetStore, list_fleets
-from orchestrator.store.ledger import DOCUMENT, OF_MONEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def rebuild_from_events(world: World) -> Rebuilt:
         before = set(ledger.runs)
         return with_fleets(rebuild_entries(ledger, logs, now), fleets)
 
-    after = swap(world.bucket, world.clock, DOCUMENT, change)
+    after = swap(world.bucket, world.clock, LEDGER_DOCUMENT, change)
     return Rebuilt(after, tuple(sorted(after.runs.keys() - before)), kept_as)
 
 

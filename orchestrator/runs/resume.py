@@ -17,11 +17,9 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.ledger.budget import window_exposure
 from orchestrator.core.market.catalog import launch_command
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import SHORTEST_DIGEST, hold_key, payload_object, plan_object
-from orchestrator.core.plan.document import plan_from
+from orchestrator.core.naming import SHORTEST_DIGEST, Mode, hold_key, payload_object, plan_object
 from orchestrator.core.plan.plan import LaunchPlan
-from orchestrator.core.plan.resumption import plan_differences, resumed_config, resumed_on_hosts, same_image
+from orchestrator.core.plan.resumption import plan_differences, plan_from, resumed_config, resumed_on_hosts, same_image
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.core.text import Newer, clean_line, count, parse_document

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.core.errors import BenchError, CredentialsMissing, Unavailable
-from orchestrator.core.material import Material
 from orchestrator.core.names import CaseId
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.fold import Run
-from orchestrator.core.run.status import StatusLine, decode_status, iso_time, status_body, status_line
+from orchestrator.core.run.status import Material, StatusLine, decode_status, iso_time, status_body, status_line
 from orchestrator.ports import Blob, Bucket
 from orchestrator.store.index import IndexLine
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
 
+from pydantic import TypeAdapter
+
 from orchestrator.core.baselines import NAME, Baseline, Baselines, checked_name, dump_baselines, parse_baselines
-from orchestrator.core.errors import BenchError, Unavailable
+from orchestrator.core.bounds import Moment
+from orchestrator.core.errors import BenchError, DocumentUnreadable, NotFound, Unavailable
 from orchestrator.core.hosts import HostRecord, HostTarget, record_object
-from orchestrator.core.naming import BASELINES_PREFIX, baseline_object
+from orchestrator.core.images import PREFIX, ImageRecord, image_recorded_in
+from orchestrator.core.images import record_object as image_object
+from orchestrator.core.ledger.budget import Ledger, LedgerMissing
+from orchestrator.core.naming import BASELINES_PREFIX, LEDGER, PLACEMENT_PREFIX, baseline_object, parse_event_object
 from orchestrator.core.run.slots import Slot, is_claimed_by, with_claim, without_claim
-from orchestrator.ports import Bucket, Clock
+from orchestrator.core.text import is_newer, parse_document
+from orchestrator.ports import Bucket, Clock, Images
 
 ATTEMPTS: Final = 12
 """How often a change is tried when other clients are faster: about 20 s in all."""
@@ -176,3 +185,184 @@ class BaselineStore:
     def clear(self, name: str) -> None:
         """Replaces the object of the name with an empty one, whether it is readable or not."""
         self._bucket.replace(baseline_object(checked_name(name)), dump_baselines(name, {}), generation=None)
+
+
+# The records of prepared images in the bucket: one small object for each image, changed by compare-and-swap.
+
+
+class ImageRecords:
+    """The records of all images."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def every(self) -> tuple[tuple[ImageRecord, ...], Mapping[str, str]]:
+        """The records that can be read, in the order of their names; and for each other object why it cannot be
+        read."""
+        names = [entry.name for entry in self._bucket.list(PREFIX) if entry.name.endswith(".json")]
+        records: list[ImageRecord] = []
+        unreadable: dict[str, str] = {}
+        for name, blob in sorted(self._bucket.read_many(names).items()):
+            try:
+                records.append(ImageRecord.parse(image_recorded_in(name), blob.data))
+            except DocumentUnreadable as exc:
+                unreadable[name] = str(exc)
+        return tuple(records), unreadable
+
+    def create(self, record: ImageRecord) -> None:
+        """Stores the record; one that is already there stays as it is."""
+        self._bucket.create(image_object(record.name), record.dump())
+
+    def update(self, name: str, change: Callable[[ImageRecord], ImageRecord]) -> ImageRecord:
+        """Applies `change` to the record and returns the result. Raises `NotFound`, `DocumentUnreadable`,
+        `Unavailable`."""
+
+        def parse(data: bytes | None) -> ImageRecord:
+            if data is None:
+                raise NotFound(f"there is no image {name} in this bucket", hint="`bench image list` lists them")
+            return ImageRecord.parse(name, data)
+
+        document = StoredDocument(image_object(name), ImageRecord, parse, ImageRecord.dump)
+        return swap(self._bucket, self._clock, document, change)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Prepared images: their records in the bucket, and the cloud that has them. The cloud is a function, as its client
+    is slow to load."""
+
+    records: ImageRecords
+    cloud: Callable[[], Images]
+
+
+# The ledger in the bucket. It is read, changed, and stored only if no other client has changed it meanwhile.
+
+
+def _parse_ledger(data: bytes | None) -> Ledger:
+    return Ledger() if data is None else Ledger.parse(data)
+
+
+LEDGER_DOCUMENT = StoredDocument(LEDGER, Ledger, _parse_ledger, Ledger.dump)
+
+
+OF_MONEY: Final = "runs/*/events/*Z-client-*-budget_held.json"
+"""The names of events in which a client records that it held money. If a run has one of them, the ledger had an entry
+before it, and can be rebuilt from such events."""
+
+
+class LedgerStore:
+    """The ledger that all clients of a bucket share, so that two clients cannot both spend the last dollar. If it is
+    missing or empty although runs have held money, it is refused: it must not look as if nothing was spent."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def read(self) -> Ledger:
+        """The ledger; an empty one when nothing was ever held. Raises `LedgerUnreadable`, `LedgerMissing`."""
+        return self.read_with_generation()[0]
+
+    def read_with_generation(self) -> tuple[Ledger, int]:
+        """The ledger and its generation; an empty ledger and 0 when nothing was ever held. Raises `LedgerUnreadable`,
+        `LedgerMissing`."""
+        blob = self._bucket.read(LEDGER)
+        return (self._checked(None), 0) if blob is None else (self._checked(blob.data), blob.generation)
+
+    def update(self, change: Callable[[Ledger], Ledger | Refused]) -> Ledger | Refused:
+        """Replaces the ledger with `change(ledger)` and returns it; a refusal is returned and nothing is stored.
+        Raises `LedgerUnreadable`, `LedgerMissing`, and `Unavailable` when others were faster every time."""
+        return swap(self._bucket, self._clock, replace(LEDGER_DOCUMENT, parse=self._checked), change)
+
+    def _checked(self, data: bytes | None) -> Ledger:
+        ledger = _parse_ledger(data)
+        if not ledger.empty:
+            return ledger
+        held = next(
+            (one.name for one in self._bucket.list("runs/", matching=OF_MONEY) if parse_event_object(one.name)), ""
+        )
+        if held:
+            blob = self._bucket.read(LEDGER)  # the first hold may have been taken since the ledger was read
+            ledger = _parse_ledger(None if blob is None else blob.data)
+            if ledger.empty:
+                raise LedgerMissing(
+                    f"gs://{self._bucket.name}/{LEDGER} is {'empty' if blob else 'gone'}, and runs of this bucket "
+                    f"have held money ({held.split('/')[1]}): what was spent is not known",
+                    hint="`bench budget rebuild` makes it from the events of the runs",
+                )
+        return ledger
+
+
+# The stock-outs that clients have met, stored in the bucket: one small object for each machine type.
+
+
+KEPT: Final = timedelta(days=1)
+"""After this time a stock-out is ignored."""
+MOMENT: Final[TypeAdapter[datetime]] = TypeAdapter(Moment)
+
+Pool = tuple[str, str, str]
+
+
+class StockOuts:
+    """The stock-outs that clients of this bucket have met. A plan costs one read, a stock-out one compare-and-swap.
+    They are only hints: if one is lost, a launch may try a zone that has no machine."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+    def stock_outs(self, machine_type: str) -> Mapping[Pool, datetime]:
+        """The time of the last stock-out of each pool (zone, machine type, provisioning), as far as it is stored. Empty
+        where the bucket cannot be read."""
+        try:
+            blob = self._bucket.read(stock_out_object(machine_type))
+        except BenchError:
+            return {}
+        return _parse_stock_outs(machine_type, blob.data) if blob is not None else {}
+
+    def remember(self, pool: Pool, at: datetime) -> None:
+        """Stores a stock-out. Errors of the bucket are ignored."""
+
+        def change(known: dict[Pool, datetime]) -> dict[Pool, datetime]:
+            newest = {**known, pool: max(at, known.get(pool, at))}
+            return {key: when for key, when in newest.items() if when > at - KEPT}
+
+        try:
+            swap(self._bucket, self._clock, stockouts_document(pool[1]), change)
+        except BenchError:
+            return
+
+
+def stockouts_document(machine_type: str) -> StoredDocument[dict[Pool, datetime]]:
+    def read(data: bytes | None) -> dict[Pool, datetime]:
+        if data is not None and is_newer(data):  # an object of a newer version is not changed
+            raise DocumentUnreadable(
+                f"{stock_out_object(machine_type)} was written by a newer version of bench", hint="use that version"
+            )
+        return {} if data is None else _parse_stock_outs(machine_type, data)
+
+    return StoredDocument(stock_out_object(machine_type), dict, read, _dump_stock_outs)
+
+
+def stock_out_object(machine_type: str) -> str:
+    return f"{PLACEMENT_PREFIX}{machine_type}.json"
+
+
+def _dump_stock_outs(known: Mapping[Pool, datetime]) -> bytes:
+    zones: dict[str, dict[str, str]] = {}
+    for (zone, _, provisioning), at in sorted(known.items()):
+        zones.setdefault(zone, {})[provisioning] = at.astimezone(UTC).isoformat()
+    return json.dumps({"schema": 1, "stock_outs": zones}, indent=1).encode()
+
+
+def _parse_stock_outs(machine_type: str, data: bytes) -> dict[Pool, datetime]:
+    """The stock-outs in an object; empty where it cannot be read, as they are only hints."""
+    try:
+        zones: dict[str, Any] = parse_document(data)["stock_outs"]
+        return {
+            (zone, machine_type, provisioning): MOMENT.validate_python(at)
+            for zone, models in zones.items()
+            for provisioning, at in models.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):  # a ValidationError is a ValueError
+        return {}

@@ -15,15 +15,14 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.core import names
 from orchestrator.core.bounds import Count, Usd
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.fleet import children as lists
-from orchestrator.core.fleet import names
-from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet import sweep as sweeps
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode_line, encode_line, fold_fleet, merge_lines
-from orchestrator.core.fleet.sweep import EngineName, Sweep
-from orchestrator.core.mode import Mode
+from orchestrator.core.fleet.sweep import Child, EngineName, Sweep
 from orchestrator.core.names import FleetId
+from orchestrator.core.naming import Mode
 from orchestrator.core.text import parse_document
 from orchestrator.ports import Bucket, Clock
 from orchestrator.store.documents import StoredDocument, swap
@@ -119,7 +118,7 @@ class FleetStore:
 
     def create(self, record: FleetRecord, children: Sequence[Child]) -> None:
         """Stores the record and the list of children, before anything is started."""
-        plan = json.dumps(lists.children_document(children), separators=(",", ":")).encode()
+        plan = json.dumps(sweeps.children_document(children), separators=(",", ":")).encode()
         for name, data in (
             (names.plan_object(self.fleet), plan),
             (names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode()),
@@ -149,7 +148,7 @@ class FleetStore:
         if blob is None:
             raise NotFound(f"{self.fleet} has no plan", hint=NEVER_BEGUN)
         try:
-            children = lists.read_children(json.loads(blob.data))
+            children = sweeps.read_children(json.loads(blob.data))
         except (ValueError, RecursionError) as exc:
             raise self._unreadable(name) from exc
         self._documents[name] = hashlib.sha256(blob.data).hexdigest()

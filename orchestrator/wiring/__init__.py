@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.adapters.files import is_installed, run_attached, write_atomically
 from orchestrator.adapters.settings import Settings, another_home, load_settings
 from orchestrator.core.errors import ConfigError, LocalError, Unavailable
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import plan_name, run_id
+from orchestrator.core.naming import Mode, plan_name, run_id
 from orchestrator.embedded.client import (
     CloudAddress,
     CloudUnavailable,
@@ -31,9 +30,8 @@ from orchestrator.embedded.client import (
 )
 from orchestrator.embedded.client import stop_cloud as stop_cloud
 from orchestrator.embedded.device import practice_device as practice_device
-from orchestrator.store.documents import BaselineStore
+from orchestrator.store.documents import BaselineStore, LedgerStore
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
 
 if TYPE_CHECKING:
     from orchestrator.adapters import site_server
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.timer import ReapTimer, install_timer_files
     from orchestrator.adapters.workload_files import files_of, trace_set
     from orchestrator.core.config.model import Config
-    from orchestrator.core.doctor.subject import Subject
+    from orchestrator.core.doctor.verdicts import Subject
     from orchestrator.core.hosts import HostTarget
     from orchestrator.core.ledger.budget import Ledger
     from orchestrator.core.ledger.unlisted import KnownHolds
@@ -73,9 +71,8 @@ if TYPE_CHECKING:
     from orchestrator.runs.planning import LaunchOptions, RentedFrom
     from orchestrator.runs.reap import MachineFinding, PriceOf
     from orchestrator.runs.resume import StoredPlan
+    from orchestrator.store.documents import Shelf, StockOuts
     from orchestrator.store.events import EventLog
-    from orchestrator.store.images import Shelf
-    from orchestrator.store.stockouts import StockOuts
 
 
 __all__ = [
@@ -294,14 +291,14 @@ class Wiring:
 
     @cached_property
     def shelf(self) -> Shelf:
-        from orchestrator.store import images as image_store
+        from orchestrator.store import documents
 
         def images() -> Images:
             from orchestrator.adapters.google import images as google_images
 
             return google_images.GoogleImages(**self._compute)
 
-        return image_store.Shelf(image_store.ImageRecords(self.bucket, self.clock), images)
+        return documents.Shelf(documents.ImageRecords(self.bucket, self.clock), images)
 
     @cached_property
     def hosts(self) -> HostCloud:
@@ -366,9 +363,9 @@ class Wiring:
 
     @cached_property
     def history(self) -> StockOuts:
-        from orchestrator.store import stockouts
+        from orchestrator.store import documents
 
-        return stockouts.StockOuts(self.bucket, self.clock)
+        return documents.StockOuts(self.bucket, self.clock)
 
     def log(self, run_id: str) -> EventLog:
         from orchestrator.store import events
@@ -450,12 +447,12 @@ class Wiring:
 
     def subject(self) -> Subject:
         """The project, bucket and service account that checks look at."""
-        from orchestrator.core.doctor import subject
+        from orchestrator.core.doctor import verdicts
 
         address, settings = self.address, self.settings
         project, bucket = (address.project, address.bucket) if address else (settings.project, settings.bucket)
         account = settings.service_account or None
-        return subject.Subject(project, bucket, embedded=address is not None, service_account=account)
+        return verdicts.Subject(project, bucket, embedded=address is not None, service_account=account)
 
     def surroundings(self) -> Surroundings:
         """What the checks of this machine look at."""

@@ -13,16 +13,13 @@ from orchestrator.adapters.batch.scheduler import GoogleBatch, Service, task_scr
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.batch import check_object
-from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict, gate_refusal, parse_gate
-from orchestrator.core.fleet.children import Child, SweepCell
+from orchestrator.core.fleet.batch import GatePace, GateSite, GateVerdict, check_object, gate_refusal, parse_gate
 from orchestrator.core.fleet.state import MACHINES
-from orchestrator.core.fleet.sweep import EngineName, Sweep
+from orchestrator.core.fleet.sweep import Child, EngineName, Sweep, SweepCell
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import ImageName, ProjectId
-from orchestrator.core.naming import TOOL, TOOL_LABEL
+from orchestrator.core.naming import TOOL, TOOL_LABEL, Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.ports import Scheduler
 from orchestrator.runs.engine import World

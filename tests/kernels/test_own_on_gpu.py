@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.core.template import template_text
+from orchestrator.core.workload import template_text
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.kernels.test_cheats import own
 

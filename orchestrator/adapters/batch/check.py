@@ -20,8 +20,7 @@ from orchestrator.adapters.batch.templates import InstanceTemplates, create_job,
 from orchestrator.adapters.google.compute_calls import parse_guard
 from orchestrator.adapters.google.errors import translate_google_errors
 from orchestrator.adapters.google.instance_body import ending_with_its_disk, network_interface, service_accounts
-from orchestrator.core.fleet.batch import RETRIED
-from orchestrator.core.fleet.batch_gate import GateAnswer, GatePace, GateSite, GateVerdict
+from orchestrator.core.fleet.batch import RETRIED, GateAnswer, GatePace, GateSite, GateVerdict
 from orchestrator.core.text import count
 from orchestrator.ports import Clock
 

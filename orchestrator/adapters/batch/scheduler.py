@@ -20,13 +20,10 @@ from orchestrator.adapters.batch.bodies import job_body, order_body, template_bo
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
-from orchestrator.core.fleet.batch import ChildCost
-from orchestrator.core.fleet.batch_gate import GatePace, GateSite, GateVerdict
-from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobState, JobStatus
-from orchestrator.core.fleet.money import Life, machine_seconds
-from orchestrator.core.fleet.names import job_name
+from orchestrator.core.fleet.batch import ChildCost, GatePace, GateSite, GateVerdict
+from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobState, JobStatus, Life, machine_seconds
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
-from orchestrator.core.names import FleetId, ImageName, ImageUrl, JobName, ProjectId, Region
+from orchestrator.core.names import FleetId, ImageName, ImageUrl, JobName, ProjectId, Region, job_name
 from orchestrator.ports import Bucket, Clock, FleetDriver
 from orchestrator.store.batch_jobs import BatchRecord, KnownJob, Records
 

@@ -21,7 +21,7 @@ from google.auth.transport.requests import Request
 
 from orchestrator.adapters.google.errors import REMEDY, brief_message, network_fault
 from orchestrator.adapters.google.network import PlainSession
-from orchestrator.core.doctor.subject import Identity
+from orchestrator.core.doctor.verdicts import Identity
 from orchestrator.core.errors import CredentialsMissing, LocalError
 
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)

@@ -22,7 +22,7 @@ from requests.adapters import HTTPAdapter
 
 from orchestrator.adapters.clock import Offset, SystemClock
 from orchestrator.adapters.google.errors import Garbled
-from orchestrator.core.doctor.subject import NetworkRoute
+from orchestrator.core.doctor.verdicts import NetworkRoute
 from orchestrator.core.errors import LocalError
 from orchestrator.ports import Clock
 

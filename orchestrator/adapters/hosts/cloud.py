@@ -17,11 +17,14 @@ from uuid import NAMESPACE_URL, uuid5
 
 from orchestrator.core.errors import BenchError, DocumentUnreadable, HostUnfit, NotFound, Unavailable
 from orchestrator.core.host_answers import (
+    RUN_FILES,
+    Spooled,
     answer_error,
     answer_seconds,
     busy_error,
     clean_answer,
     look_at,
+    sort_spool,
     validate_answer,
 )
 from orchestrator.core.hosts import (
@@ -47,10 +50,9 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, SESSION_LABEL, candidates_prefix, cases_prefix, verdict_object
-from orchestrator.core.spool import RUN_FILES, Spooled, sort_spool
 from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, Cloud, Market, RemoteShell
-from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS, update_host
+from orchestrator.store.index import Copies
 
 # Copies what waits in a host's spool to the bucket, with the client's rights: only what the run may store.
 

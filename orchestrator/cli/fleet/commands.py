@@ -36,11 +36,11 @@ from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json, hanging, is_stdout_closed
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
-from orchestrator.core.fleet.batch_gate import QUESTIONS, REQUIRED, GateVerdict
-from orchestrator.core.fleet.names import fleet_id
+from orchestrator.core.fleet.batch import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.market.pricing import usd
+from orchestrator.core.names import fleet_id
 from orchestrator.core.text import clean_line, count, os_error_text, read_text
 from orchestrator.runs.fleet.follow import FleetSighting, Follower
 from orchestrator.runs.fleet.hold import Purse

@@ -20,10 +20,9 @@ from orchestrator.cli.fleet import trust
 from orchestrator.cli.terminal import Unheard
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
-from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.jobs import PayloadRef
-from orchestrator.core.fleet.names import fleet_id, is_fleet_id
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Child, Sweep, SweepCell
+from orchestrator.core.names import fleet_id, is_fleet_id
 from orchestrator.core.naming import payload_object
 from orchestrator.core.text import count
 from orchestrator.runs.fleet import planning

@@ -30,10 +30,9 @@ from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import NotFound
-from orchestrator.core.fleet.children import Child, SweepCell
-from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.state import MEASURED, FleetState
-from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Sweep, text_of
+from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Child, Sweep, SweepCell, text_of
+from orchestrator.core.names import child_run
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain_cell
 from orchestrator.core.run.fold import replay

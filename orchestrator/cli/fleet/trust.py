@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Child, Sweep
 from orchestrator.core.naming import SHORTEST_DIGEST
 from orchestrator.core.text import clean_line
 from orchestrator.store.fleets import FleetStore

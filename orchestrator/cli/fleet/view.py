@@ -9,10 +9,10 @@ from rich.text import Text
 
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
-from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
+from orchestrator.core.fleet.sweep import Child
+from orchestrator.core.names import child_run
 from orchestrator.core.text import clean_line, count, format_clock
 from orchestrator.runs.fleet.follow import FleetSighting, cap_of
 from orchestrator.runs.fleet.planning import FleetPlan

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckVerdict, error_verdict, fail_verdict, pass_verdict, warn_verdict
+from orchestrator.core.doctor.verdicts import (
+    CheckVerdict,
+    Subject,
+    error_verdict,
+    fail_verdict,
+    pass_verdict,
+    warn_verdict,
+)
 from orchestrator.core.market.catalog import Gpu, closest_word
-from orchestrator.core.market.machines import Quota
+from orchestrator.core.market.machines import ALL_REGIONS, QUOTA_PAGE, Quota, find_shortage
 from orchestrator.core.market.offers import Offer
-from orchestrator.core.market.quota import ALL_REGIONS, QUOTA_PAGE, find_shortage
 from orchestrator.core.names import MachineType, Region, Zone
 from orchestrator.core.rest import Api, RestAnswer, RestRequest, list_all_pages
 from orchestrator.core.text import count

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.core.doctor import capacity, machine, project, rehearsal
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckVerdict, DoctorCheck
+from orchestrator.core.doctor import capacity, machine, project
+from orchestrator.core.doctor.verdicts import CheckVerdict, DoctorCheck, Subject
 from orchestrator.core.rest import Api
 
 CloudCheck = Callable[[Api, Subject], CheckVerdict]
@@ -28,7 +27,7 @@ _CLOUD: Final[tuple[tuple[DoctorCheck, CloudCheck], ...]] = (
     (DoctorCheck("roles", "permissions", "gce", _PROJECT), project.check_roles),
     (DoctorCheck("bucket", "bucket", "gce", ("credentials",), exit_code=10), project.check_bucket),
     (DoctorCheck("bucket.rights", "bucket rights", "gce", ("bucket",)), project.check_object_rights),
-    (DoctorCheck("rehearsal", "rehearsal", "gce", ("bucket",)), rehearsal.check_rehearsal),
+    (DoctorCheck("rehearsal", "rehearsal", "gce", ("bucket",)), project.check_rehearsal),
     (DoctorCheck("account", "machine's account", "gce", _PROJECT), machine.check_account),
     (DoctorCheck("account.rights", "machine's rights", "gce", ("account", "bucket")), machine.machine_rights),
     (DoctorCheck("network", "network", "gce", ("apis",)), machine.check_network),

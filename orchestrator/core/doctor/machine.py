@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, Final
 
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckVerdict, error_verdict, fail_verdict, pass_verdict, warn_verdict
+from orchestrator.core.doctor.verdicts import (
+    CheckVerdict,
+    Subject,
+    error_verdict,
+    fail_verdict,
+    pass_verdict,
+    warn_verdict,
+)
 from orchestrator.core.permissions import (
     ACCOUNT,
     ACCOUNT_USER,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final, Literal, get_args
 
-from orchestrator.core.fleet.children import Child
+from orchestrator.core.fleet.sweep import Child
 from orchestrator.core.text import clean_line, count
 
 State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]

@@ -8,8 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core import yamltext
-from orchestrator.core.forms.needs import NOTHING, WorkloadNeeds, parse_needs
-from orchestrator.core.forms.reading import Description
+from orchestrator.core.forms.reading import NOTHING, Description, WorkloadNeeds, parse_needs
 
 FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine", "csv")
 KEYS: Final = (

@@ -6,19 +6,103 @@ Whoever looks at the list after a crash must not read that there are no runs whi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.names import is_fleet_id
 from orchestrator.core.images import cost_of
-from orchestrator.core.ledger.arming import abandoned_from
-from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, lower_caps
-from orchestrator.core.ledger.document import Cost, LedgerEntry, counted_costs
-from orchestrator.core.naming import IMAGE_NAME, run_of
+from orchestrator.core.ledger.budget import (
+    WINDOWS,
+    ZERO,
+    Caps,
+    Cost,
+    Ledger,
+    LedgerEntry,
+    counted_costs,
+    key_of,
+    lower_caps,
+    with_run,
+)
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S
+from orchestrator.core.names import is_fleet_id
+from orchestrator.core.naming import IMAGE_NAME, hold_key, is_client, run_of
+from orchestrator.core.run import events as ev
+from orchestrator.core.run.fold import replay
+
+# Arming: which client may request the next machine under a hold, and which may settle the hold. The ledger decides
+# this by compare-and-swap. Before a client requests machine n, it notes in the ledger that it will do so. A client
+# that settles the hold must know of machine n. So a hold is never given back while a machine is about to be requested
+# under it, and of two clients only one requests the machine.
+
+
+REBUILT: Final = "rebuilt"
+"""The note of an entry that was restored from events. Events do not tell which client was about to request a
+machine."""
+MARGIN: Final = timedelta(minutes=10)
+"""How far the clocks of two clients may be apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotArmed:
+    """Why no machine may be requested. `kind` is `no_hold`, `settled`, `too_dear` (the machine alone may cost more than
+    is held), or `taken` (the client `by` is about to request it)."""
+
+    kind: str
+    by: str = ""
+
+
+def arm_request(
+    ledger: Ledger, run_id: str, attempt: int, by: str, now: datetime, patience_s: float, worst: Decimal = ZERO
+) -> Ledger | NotArmed:
+    """The ledger with a note that the client `by` is about to request machine number `attempt`, or why it must not.
+    From then on no client that does not know of this machine settles the hold, and no other client requests the
+    machine. A client that has not requested it after `patience_s` seconds counts as dead, and another may. `worst` is
+    the most that the machine can cost, in dollars: the hold in the ledger must cover it, whatever the run's events say
+    is held."""
+    entry = ledger.runs.get(run_id)
+    if entry is None:
+        return NotArmed("no_hold")
+    if entry.settled_usd is not None:
+        return NotArmed("settled")
+    if worst > entry.hold_usd:
+        return NotArmed("too_dear")
+    if entry.attempt > attempt or (
+        entry.attempt == attempt and entry.armed_by != by and _fresh(entry, now, patience_s)
+    ):
+        return NotArmed("taken", entry.armed_by)
+    if (entry.attempt, entry.armed_by) == (attempt, by) and _fresh(entry, now, patience_s / 2):
+        return ledger
+    armed = entry.model_copy(update={"attempt": attempt, "armed_by": by, "armed_at": now})
+    return with_run(ledger, run_id, armed)
+
+
+def may_settle(ledger: Ledger, run_id: str, attempt: int, now: datetime, patience_s: float) -> bool:
+    """Whether a client that knows of the machines up to `attempt` knows all machines of the hold, so that it may settle
+    it."""
+    entry = ledger.runs.get(run_id)
+    if entry is None or not _fresh(entry, now, patience_s):
+        return True
+    forgotten = entry.note == REBUILT and not entry.armed_by
+    return entry.attempt <= attempt and not forgotten
+
+
+def abandoned_from(entry: LedgerEntry, insert_limit_s: float, *, asked: bool) -> datetime:
+    """When whoever took the hold can no longer be about to request a machine under it, and, if one may have been
+    `asked` for, none of them can still be within its deadline. `insert_limit_s`: the seconds that a client may need to
+    request one."""
+    begun = entry.armed_at if asked and entry.armed_at is not None else entry.held_at
+    lasts_s = entry.ttl_s + DEADLINE_SLACK_S if asked else 0
+    return begun + timedelta(seconds=insert_limit_s + lasts_s) + MARGIN
+
+
+def _fresh(entry: LedgerEntry, now: datetime, patience_s: float) -> bool:
+    """Whether the client that armed the hold may still be about to request its machine. If this client's clock is
+    behind that client's, the answer is yes."""
+    return entry.armed_at is not None and (now - entry.armed_at).total_seconds() < patience_s
+
 
 # Reads amounts of dollars that a person types.
 
@@ -179,3 +263,69 @@ def _of_images(ledger: Ledger, known: KnownHolds) -> Iterator[OpenHold]:
             yield made("image_storage", name, cost, f"bench image rm {name}")
         elif name in known.odd_images:
             yield made("image_storage", name, cost, "bench image list", readable=False)
+
+
+# Restores a lost ledger from the events of the bucket's runs.
+
+
+def entries_of(log: Iterable[ev.Event]) -> dict[str, LedgerEntry]:
+    """The entries that the ledger should have for one run, by key: one for each hold in its clients' events. If the
+    events are not clear, the higher amount counts: a hold that was never settled is still held, and a settlement is at
+    least what its machines cost. What machines write about money is ignored."""
+    events = sorted((event for event in log if is_client(event.writer)), key=lambda event: event.order)
+    run = replay(events)
+    if run is None:
+        return {}
+    entries: dict[str, LedgerEntry] = {}
+    for event in events:
+        match event.fact:
+            case ev.BudgetHeld(hold_usd=usd, generation=generation):
+                key = hold_key(run.run_id, generation)
+                if key in entries:
+                    most = max(usd, entries[key].hold_usd)
+                    entries[key] = entries[key].model_copy(update={"hold_usd": most})
+                else:
+                    entries[key] = LedgerEntry(
+                        hold_usd=usd,
+                        held_at=event.time,
+                        ttl_s=run.plan.ttl_s if run.plan else 0,
+                        gpu=run.plan.gpu if run.plan else "",
+                        note=REBUILT,
+                        attempt=max((vm.attempt for vm in run.vms if vm.generation == generation), default=0),
+                        pretend=run.simulated,
+                    )
+            case ev.Settled(cost_usd=usd, generation=generation):
+                key = hold_key(run.run_id, generation or 0)
+                metered = sum((vm.cost(event.time) for vm in run.vms if vm.generation == (generation or 0)), ZERO)
+                entry = entries.get(key)
+                if entry is not None:
+                    spent = max(usd, metered, entry.spent)
+                    entries[key] = entry.model_copy(update={"settled_usd": spent, "settled_at": event.time})
+    return entries
+
+
+def rebuild_entries(ledger: Ledger, logs: Iterable[Iterable[ev.Event]], now: datetime) -> Ledger:
+    """The ledger with every entry from the runs' events that it lacks. Entries that it has are not changed. No event
+    says which client was about to request a machine. So the restored holds count as armed now, and nobody settles them
+    before such a client has requested its machine or counts as dead."""
+    for log in logs:
+        for key, entry in entries_of(log).items():
+            if not is_counted(ledger, key, entry):
+                armed = now if entry.settled_usd is None else None
+                ledger = with_run(ledger, key, entry.model_copy(update={"armed_at": armed}))
+    return ledger
+
+
+def with_fleets(ledger: Ledger, holds: Mapping[str, LedgerEntry]) -> Ledger:
+    """The ledger with the holds of fleets that it lacks."""
+    for key, entry in holds.items():
+        if not is_counted(ledger, key, entry):
+            ledger = with_run(ledger, key, entry)
+    return ledger
+
+
+def is_counted(ledger: Ledger, key: str, entry: LedgerEntry) -> bool:
+    """Whether a hold is in the ledger or in its archive. A month that is long past has all of its runs in one sum."""
+    past = ledger.archive.get(key_of("month", entry.held_at))
+    summed = past is not None and past.runs > 0 and not past.each and entry.settled_usd is not None
+    return key in ledger.runs or summed or any(key in month.each for month in ledger.archive.values())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.config.model import Config
-from orchestrator.core.market import quota as quota_rules
+from orchestrator.core.market import machines
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import PricedMachine, PriceSheet
@@ -47,7 +47,7 @@ def allowed_offers(
             "offers", too_dear[0], "raise --max-price (placement.max_usd_per_hour), or allow other regions"
         )
     if quotas is not None:
-        offers, short = quota_rules.allowed_offers(config.gpu_spec, offers, quotas)
+        offers, short = machines.allowed_offers(config.gpu_spec, offers, quotas)
         if not offers:
             return _quota_refused(short)
         notices += [f"left out for lack of quota: {shortage.text}" for shortage in short]
@@ -117,14 +117,14 @@ def _models(config: Config) -> tuple[str, ...]:
     return ("spot", "standard") if model == "spot" and wider else (model,)
 
 
-def _quota_refused(short: Sequence[quota_rules.Shortage]) -> PlanRefused:
+def _quota_refused(short: Sequence[machines.Shortage]) -> PlanRefused:
     worst = short[0]
     suffix = f" (and {len(short) - 1} more like it)" if len(short) > 1 else ""
     return PlanRefused(
         "quota",
         worst.text + suffix,
         (
-            f"request a higher {worst.metric} at {quota_rules.QUOTA_PAGE}?metric={worst.metric}, or use other "
+            f"request a higher {worst.metric} at {machines.QUOTA_PAGE}?metric={worst.metric}, or use other "
             "regions; `bench doctor` shows which have room"
         ),
         {

@@ -33,13 +33,10 @@ from orchestrator.core.market.offers import (
     weigh_offers,
 )
 from orchestrator.core.market.pricing import MAX_TTL_S, PricedMachine, PriceSheet, ceiling_usd, round_up, ttl_within
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_IMAGE, ImageUrl
-from orchestrator.core.naming import instance_name, is_prepared
+from orchestrator.core.naming import Mode, instance_name, is_prepared
 from orchestrator.core.plan.offered import PlanRefused, allowed_offers
-from orchestrator.core.run.keeping import RECENT, ColdStart, cold_starts
-from orchestrator.core.run.paid_time import format_span
-from orchestrator.core.run.status import StatusLine
+from orchestrator.core.run.status import RECENT, ColdStart, StatusLine, cold_starts, format_span
 from orchestrator.core.text import count
 
 # The expected time and cost of a run, from similar runs in this bucket.

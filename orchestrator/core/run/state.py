@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Final
 
 from orchestrator.core.market.pricing import accrued_usd
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import NO_ID, MachineName, ResourceId, Zone
+from orchestrator.core.naming import Mode
 from orchestrator.core.run import events as ev
 
 VM_PHASES: Final = ("preflight", "environment", "build", "correctness", "measure", "finish")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from orchestrator.core.setup.gcloud import step_command
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
@@ -23,6 +22,7 @@ from orchestrator.core.setup.steps import (
     Step,
     WriteSettings,
     short_role,
+    step_command,
 )
 
 Body = dict[str, Any]

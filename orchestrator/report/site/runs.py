@@ -13,12 +13,12 @@ from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
 from orchestrator.core import bundled
 from orchestrator.core import text as foreign
-from orchestrator.core.case_file import case_file_fault
 from orchestrator.core.errors import BenchError
-from orchestrator.core.material import Material
 from orchestrator.core.naming import attempt_of
+from orchestrator.core.results import case_file_fault
 from orchestrator.core.run.diagnose import complete_remedy, remedy_for
 from orchestrator.core.run.fold import OUTCOMES
+from orchestrator.core.run.status import Material
 from orchestrator.core.text import count, format_clock
 from orchestrator.report import html
 from orchestrator.report.page import Cell, Link, Links, Page, PageTable, Part, Section, Text, Word, write_page

@@ -13,14 +13,20 @@ from typing import Any, Final
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobStatus, PayloadRef, split_into_jobs
-from orchestrator.core.fleet.money import OVERLAP, JobCost, worst_case_usd
-from orchestrator.core.fleet.names import FLEET_LABEL, child_run, job_name
+from orchestrator.core.fleet.jobs import (
+    OVERLAP,
+    ChildSeen,
+    JobCost,
+    JobSpec,
+    JobStatus,
+    PayloadRef,
+    split_into_jobs,
+    worst_case_usd,
+)
 from orchestrator.core.fleet.state import ATTEMPTS, ChildLine, FleetState, State, judge_retry
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Child, Sweep
 from orchestrator.core.market.pricing import billed_usd, round_up
-from orchestrator.core.names import JobName, Zone
+from orchestrator.core.names import FLEET_LABEL, JobName, Zone, child_run, job_name
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,

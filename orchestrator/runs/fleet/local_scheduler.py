@@ -25,11 +25,10 @@ from orchestrator.core.errors import (
     PermissionDenied,
     Unavailable,
 )
-from orchestrator.core.fleet.children import Child, SweepCell
 from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus, SchedulerTraits
-from orchestrator.core.fleet.names import MOST_CHILDREN, child_run
 from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State
-from orchestrator.core.names import FleetId, JobName
+from orchestrator.core.fleet.sweep import Child, SweepCell
+from orchestrator.core.names import MOST_CHILDREN, FleetId, JobName, child_run
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone

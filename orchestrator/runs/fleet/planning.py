@@ -12,19 +12,15 @@ from typing import Any, Final
 from orchestrator.core.config.model import Config, case_ids_of, count_measurements, effective_grids, harness_settings
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity
 from orchestrator.core.fleet.batch import settings_of
-from orchestrator.core.fleet.children import Child, SweepCell, expand_cells, expand_children
-from orchestrator.core.fleet.jobs import ChildOrder
-from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
-from orchestrator.core.fleet.names import child_run
+from orchestrator.core.fleet.jobs import ChildOrder, JobCost, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.state import ATTEMPTS
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Child, Sweep, SweepCell, expand_cells, expand_children
 from orchestrator.core.market.catalog import find_gpu
-from orchestrator.core.market.machines import Quota
+from orchestrator.core.market.machines import Quota, quota_room
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling_usd
-from orchestrator.core.market.quota import quota_room
-from orchestrator.core.mode import Mode
-from orchestrator.core.names import NO_IMAGE
+from orchestrator.core.names import NO_IMAGE, child_run
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import priced_offers
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.text import count

@@ -21,12 +21,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from orchestrator.core.case_file import LONGEST, case_file_fault
 from orchestrator.core.errors import Unavailable
-from orchestrator.core.fleet.children import Child
-from orchestrator.core.fleet.names import child_run, fleet_prefix, rows_object, rows_prefix
+from orchestrator.core.fleet.sweep import Child
+from orchestrator.core.names import child_run, fleet_prefix, rows_object, rows_prefix
 from orchestrator.core.naming import attempt_of, cases_prefix
-from orchestrator.core.results import assemble_rows, plain_cell
+from orchestrator.core.results import LONGEST, assemble_rows, case_file_fault, plain_cell
 from orchestrator.core.text import count
 from orchestrator.ports import Bucket, ObjectEntry
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from orchestrator.core.images import ImageRecord
 from orchestrator.core.naming import artifacts_prefix
-from orchestrator.store.images import ImageRecords
+from orchestrator.store.documents import ImageRecords
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 from tests.kernels.fake_ncu import raw, rules

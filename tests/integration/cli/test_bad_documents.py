@@ -14,12 +14,10 @@ from typer.testing import CliRunner, Result
 import spotbench
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.names import listing_object, spec_object
-from orchestrator.core.fleet.names import plan_object as fleets_plan
-from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
+from orchestrator.core.fleet.sweep import Sweep, expand_children
+from orchestrator.core.names import listing_object, spec_object
+from orchestrator.core.names import plan_object as fleets_plan
+from orchestrator.core.naming import Mode, artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
 from orchestrator.embedded.client import stop_cloud
 from orchestrator.runs.engine import Engine
 from orchestrator.store.fleets import FleetRecord, FleetStore

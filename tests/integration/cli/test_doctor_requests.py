@@ -13,8 +13,7 @@ import pytest
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.rest import OnlyLooking, Rest, endpoints
 from orchestrator.core.doctor.checks import cloud_checks
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckLevel
+from orchestrator.core.doctor.verdicts import CheckLevel, Subject
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.rest import RestRequest
 from orchestrator.embedded.server import EmbeddedCloud

@@ -21,11 +21,11 @@ from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Alerts, Config
-from orchestrator.core.fleet.names import listing_object
 from orchestrator.core.ledger.budget import Ledger, LedgerEntry
+from orchestrator.core.names import listing_object
 from orchestrator.core.naming import LEDGER, cases_prefix
 from orchestrator.core.run import events as ev
-from orchestrator.core.setup import asked
+from orchestrator.core.setup import plan as setup_plan
 from orchestrator.core.workload import sketch_workload
 from orchestrator.wiring import configs_folder, wire
 from tests.integration.cli.conftest import Bench
@@ -136,7 +136,7 @@ def test_an_answer_that_cannot_be_right_is_asked_for_again_where_it_is_given(
 ) -> None:
     answers = iter(["clear", "bench init --project x", "my-project-1"])
     monkeypatch.setattr(typer, "prompt", lambda *_args, **_kwargs: next(answers))
-    assert init.ask_until_valid("project id", asked.a_project) == "my-project-1"
+    assert init.ask_until_valid("project id", setup_plan.a_project) == "my-project-1"
     assert capsys.readouterr().err.count("a project id has 6 to 30") == 2
 
 

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from orchestrator.cli.documents import SHAPES
 from orchestrator.cli.fleet.results import lines, table
-from orchestrator.core.fleet.children import Child, expand_children
-from orchestrator.core.fleet.names import child_run, rows_object
 from orchestrator.core.fleet.state import ChildLine
-from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.mode import Mode
+from orchestrator.core.fleet.sweep import Child, Sweep, expand_children
+from orchestrator.core.names import child_run, rows_object
+from orchestrator.core.naming import Mode
 from orchestrator.runs.fleet.results import pack_rows
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire

@@ -13,10 +13,9 @@ import pytest
 
 from orchestrator.cli.fleet.context import Desk, begin_fleet, plan_sweep
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.names import plan_object, spec_object
-from orchestrator.core.fleet.sweep import Sweep, parse_sweep
-from orchestrator.core.mode import Mode
+from orchestrator.core.fleet.sweep import Sweep, expand_children, parse_sweep
+from orchestrator.core.names import plan_object, spec_object
+from orchestrator.core.naming import Mode
 from orchestrator.runs.fleet.follow import with_jobs
 from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.fleet import trust
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.names import spec_object
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Sweep, expand_children
 from orchestrator.core.images import ImageRecord, cost_of, environment_of, record_object
 from orchestrator.core.ledger.budget import add_cost
 from orchestrator.core.ledger.unlisted import CATEGORY, most_of
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import hold_key, index_object
+from orchestrator.core.names import spec_object
+from orchestrator.core.naming import Mode, hold_key, index_object
 from orchestrator.core.run import events as ev
 from orchestrator.runs.engine import Engine
 from orchestrator.store.fleets import FleetRecord, FleetStore

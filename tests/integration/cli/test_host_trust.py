@@ -15,7 +15,7 @@ import pytest
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import HostRecord, HostRun, parse_target, record_object
 from orchestrator.core.naming import plan_object
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire

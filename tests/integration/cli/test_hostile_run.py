@@ -19,7 +19,7 @@ import spotbench
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, instance_name, plan_object
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
 from orchestrator.embedded.client import stop_cloud
 from orchestrator.runs.engine import Engine

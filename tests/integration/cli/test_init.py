@@ -29,13 +29,13 @@ from orchestrator.adapters.setup import Setup
 from orchestrator.cli.app import app
 from orchestrator.core.errors import BenchError, ConfigError, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.setup import gcloud
+from orchestrator.core.setup import steps as setup_steps
 from orchestrator.core.setup.plan import SetupRequest
 from orchestrator.core.setup.plan import plan_setup as plan
 from orchestrator.core.setup.steps import EnableApis, MakeAccount, MendBucket, ShareCaps, WriteSettings
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.runs.holds import Accounts, CapSharing
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 from tests.integration.cli.conftest import Bench
 from tests.support.discovery import Recorder
 from tests.support.memory_bucket import MemoryBucket
@@ -308,10 +308,10 @@ def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
     nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
     steps = [step for step in every_step() if not isinstance(step, WriteSettings | ShareCaps)]
     # Values are the shell's: gcloud parses names, so one of each command with the same flags is enough.
-    of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", gcloud.one_line_command(step))): step for step in steps}
+    of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", setup_steps.one_line_command(step))): step for step in steps}
     for step in of_a_kind.values():
         said = subprocess.run(
-            ["bash", "-c", gcloud.one_line_command(step)],
+            ["bash", "-c", setup_steps.one_line_command(step)],
             env=nowhere,
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.naming import plan_object
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import wire

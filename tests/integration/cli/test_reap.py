@@ -13,13 +13,11 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.names import plan_object
-from orchestrator.core.fleet.sweep import Sweep
-from orchestrator.core.ledger.arming import arm_request
+from orchestrator.core.fleet.sweep import Sweep, expand_children
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, hold
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import artifacts_prefix, instance_name, machine_labels
+from orchestrator.core.ledger.unlisted import arm_request
+from orchestrator.core.names import plan_object
+from orchestrator.core.naming import Mode, artifacts_prefix, instance_name, machine_labels
 from orchestrator.core.run import events as ev
 from orchestrator.runs.fleet.follow import with_jobs
 from orchestrator.store.fleets import FleetRecord, FleetStore, JobRecord

@@ -22,7 +22,7 @@ from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps, Ledger
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_on_hosts
 from orchestrator.core.run import events as ev

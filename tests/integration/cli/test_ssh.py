@@ -12,7 +12,7 @@ from orchestrator.adapters.files import is_installed, run_attached
 from orchestrator.cli.ssh import command_for
 from orchestrator.core.errors import ConfigError, LocalError, NotFound, Unavailable
 from orchestrator.core.hosts import HostRecord, HostTarget, parse_target
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.wiring import wire

@@ -15,9 +15,9 @@ from orchestrator.cli.choices import consented_plan
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Approved, Ledger, LedgerEntry, authorize
 from orchestrator.core.naming import LEDGER, plan_object
-from orchestrator.core.plan.document import plan_document
+from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
-from orchestrator.core.template import template_text
+from orchestrator.core.workload import template_text
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
 from tests.integration.cli.conftest import Bench

@@ -19,7 +19,7 @@ from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
-from orchestrator.core.fleet.names import child_run
+from orchestrator.core.names import child_run
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.fleet.batch_story import FLEET, IMAGE, PRICE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.fleet.names import job_name
+from orchestrator.core.names import job_name
 from orchestrator.runs.reconcile import reconcile_holds
 from tests.unit.fleet.batch_story import FLEET
 from tests.unit.fleet.killed_batch import MARGIN_S, Fate, Killed, Killing

@@ -21,8 +21,8 @@ from orchestrator.runs.fleet.follow import Follower
 from orchestrator.runs.holds import Accounts
 from orchestrator.runs.rebuild import rebuild_from_events
 from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.store.documents import LedgerStore
 from orchestrator.store.fleets import FleetStore, list_fleets
-from orchestrator.store.ledger import LedgerStore
 from tests.integration.fleet.test_follow import Forgetful
 from tests.integration.stories.stage import Heard
 from tests.support.memory_bucket import MemoryBucket

@@ -15,10 +15,9 @@ import pytest
 
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.fleet.children import SweepCell, expand_children
 from orchestrator.core.fleet.jobs import PayloadRef
-from orchestrator.core.fleet.names import child_run
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Sweep, SweepCell, expand_children
+from orchestrator.core.names import child_run
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.events import InstanceRequested
 from orchestrator.runs.engine import World

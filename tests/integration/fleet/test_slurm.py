@@ -15,10 +15,10 @@ from orchestrator.adapters.hosts.ssh import SshShell
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.names import job_name
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.hosts import parse_target
+from orchestrator.core.names import job_name
 from orchestrator.runs.fleet.follow import FleetSighting, Follower
 from tests.integration.hosts.conftest import Client, client  # noqa: F401
 from tests.support.patience import PATIENCE_S

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.doctor.rehearsal import ASSUMPTIONS, RehearsalFinding
+from orchestrator.core.doctor.project import ASSUMPTIONS, RehearsalFinding
 from orchestrator.core.errors import BenchError
 from orchestrator.core.market.catalog import CATALOG, find_gpu
 from orchestrator.core.market.machines import Accepted

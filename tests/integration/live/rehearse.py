@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from orchestrator.core.doctor.rehearsal import Rehearsal, RehearsalFinding, rehearsal_document
+from orchestrator.core.doctor.project import Rehearsal, RehearsalFinding, rehearsal_document
 from tests.integration.live.assumptions import LOOKS, Look, looked
 from tests.integration.live.place import Place
 

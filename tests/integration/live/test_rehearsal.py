@@ -18,23 +18,22 @@ from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.rest import Rest, endpoints
 from orchestrator.adapters.google.storage import GoogleBucket
-from orchestrator.core.doctor.rehearsal import (
+from orchestrator.core.doctor.project import (
     ASSUMPTIONS,
     Rehearsal,
     judge_rehearsal,
     read_rehearsal,
     rehearsal_document,
 )
-from orchestrator.core.doctor.rehearsal import check_rehearsal as check
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckLevel
+from orchestrator.core.doctor.project import check_rehearsal as check
+from orchestrator.core.doctor.verdicts import CheckLevel, Subject
 from orchestrator.core.errors import BudgetExceeded
 from orchestrator.core.ledger.budget import Caps, window_exposure
 from orchestrator.core.market.pricing import PricedMachine
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Clock
 from orchestrator.runs.holds import Accounts
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 from tests.integration.live import assumptions
 from tests.integration.live.assumptions import LOOKS, looked
 from tests.integration.live.place import NotSeen, Place

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch

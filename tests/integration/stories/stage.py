@@ -23,7 +23,7 @@ from orchestrator.core.config.model import Config, with_gpu
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, with_fallbacks
 from orchestrator.core.run.decide import Policy
@@ -33,11 +33,9 @@ from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import Accounts
 from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, begin_launch
+from orchestrator.store.documents import ImageRecords, LedgerStore, Shelf, StockOuts
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageRecords, Shelf
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
-from orchestrator.store.stockouts import StockOuts
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_machines import Script, ScriptedVm, ShutDown, Steps, scripted

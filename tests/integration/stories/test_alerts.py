@@ -15,7 +15,7 @@ from orchestrator.ports import Notice
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.holds import Accounts
 from orchestrator.runs.reconcile import reconcile_holds
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 from tests.integration.stories.stage import RUN, Heard, Stage, good_vm, silent_vm, staged
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock

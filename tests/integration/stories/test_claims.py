@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch

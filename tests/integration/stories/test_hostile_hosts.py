@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import DocumentUnreadable, HostUnfit, Unavailable
+from orchestrator.core.host_answers import CASE_BYTES, RUN_FILES, sort_spool
 from orchestrator.core.hosts import HostRecord, HostRun, HostTarget, parse_target, record_object
 from orchestrator.core.market.machines import Accepted, CloudRefusal, InstanceRequest
 from orchestrator.core.naming import SESSION_LABEL, candidate_object, instance_name, machine_labels, verdict_object
 from orchestrator.core.run import events as ev
-from orchestrator.core.spool import CASE_BYTES, RUN_FILES, sort_spool
 from orchestrator.store.events import EventLog
 from tests.support.hostile_spool import forged_names
 from tests.support.memory_bucket import MemoryBucket

@@ -12,11 +12,10 @@ from orchestrator.core.config.model import Config, Workload
 from orchestrator.core.errors import BudgetExceeded, ConfigError, ProviderError, RunFailed, Unavailable
 from orchestrator.core.images import ImageRecord
 from orchestrator.core.ledger.budget import Caps, counted_costs
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.paid_time import paid_time
-from orchestrator.core.run.status import StatusLine, decode_status
+from orchestrator.core.run.status import StatusLine, decode_status, paid_time
 from orchestrator.runs.engine import World
 from orchestrator.runs.images import (
     ImageWish,

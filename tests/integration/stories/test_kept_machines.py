@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import cases_prefix, slot_object
+from orchestrator.core.naming import Mode, cases_prefix, slot_object
 from orchestrator.core.run.decide import Observation
 from orchestrator.core.run.fold import Phase, Run
-from orchestrator.core.run.keeping import advise_keeping, cold_starts
 from orchestrator.core.run.orphans import Orphan
 from orchestrator.core.run.slots import Slot
-from orchestrator.core.run.status import status_line
+from orchestrator.core.run.status import advise_keeping, cold_starts, status_line
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from orchestrator.runs.reap import survey_machines

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded, DocumentUnreadable
-from orchestrator.core.ledger.arming import may_settle
 from orchestrator.core.ledger.budget import Caps, LedgerMissing, LedgerUnreadable, window_exposure
+from orchestrator.core.ledger.unlisted import may_settle
 from orchestrator.core.naming import LEDGER
 from orchestrator.core.run.fold import Phase
 from orchestrator.ports import DOCUMENT_BYTES
 from orchestrator.runs.rebuild import rebuild_from_events
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 from tests.integration.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock

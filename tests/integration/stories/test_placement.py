@@ -12,10 +12,10 @@ from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Budget
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.offers import ZoneAdvice
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.planning import UNADVISED, RentedFrom, plan_on_cloud
-from orchestrator.store.stockouts import StockOuts
+from orchestrator.store.documents import StockOuts
 from tests.integration.stories.stage import GRIDS, SHEET, Stage, same_to_the_cent, staged, weather
 
 FREE = Budget(per_run_usd=None, per_day_usd=None, per_month_usd=None, total_usd=None)

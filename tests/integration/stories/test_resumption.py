@@ -10,8 +10,7 @@ import pytest
 
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound
 from orchestrator.core.ledger.budget import Caps, settle
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import payload_object, plan_object
+from orchestrator.core.naming import Mode, payload_object, plan_object
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.offers import region_of
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import run_document, waiting_text

@@ -15,9 +15,9 @@ from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import World
 from orchestrator.runs.reap import reap_orphans, survey_machines
+from orchestrator.store.documents import LedgerStore
 from orchestrator.store.events import EventLog
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import RUN, Stage, TimelineClock, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_machines import ScriptedVm, Steps

@@ -32,7 +32,7 @@ from orchestrator.core.hosts import HostTarget
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.decide import Policy
 from orchestrator.core.run.fold import Phase, Run
@@ -41,11 +41,9 @@ from orchestrator.ports import Bucket, Clock, Notifier, RemoteShell
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.holds import Accounts
 from orchestrator.runs.launch import PayloadSource
+from orchestrator.store.documents import ImageRecords, LedgerStore, Shelf, StockOuts
 from orchestrator.store.events import EventLog
-from orchestrator.store.images import ImageRecords, Shelf
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
-from orchestrator.store.stockouts import StockOuts
 from orchestrator.wiring import Wiring
 from tests.integration.stories.stage import SHEET
 from tests.search.chaos.boxes import Box

@@ -24,7 +24,7 @@ from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BenchError, BudgetExceeded, HostUnfit, Unavailable
 from orchestrator.core.ledger.budget import Caps, Ledger, SharedCaps, set_caps, settle
 from orchestrator.core.market.machines import InstanceRequest
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 from orchestrator.core.run.fold import Run, replay
 from orchestrator.embedded.operations import Sender

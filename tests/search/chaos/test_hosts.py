@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.adapters.hosts.cloud import HostCloud
 from orchestrator.core.errors import BenchError
+from orchestrator.core.host_answers import sort_spool
 from orchestrator.core.hosts import HostRun, HostTarget
 from orchestrator.core.market.machines import Operation
-from orchestrator.core.spool import sort_spool
 from tests.search.chaos.clients import Rules
 from tests.search.chaos.host_weather import BROKEN, Blow, Host, RecordDamage
 from tests.search.chaos.judge import FOREIGN, MISSING, RENTED, Broken

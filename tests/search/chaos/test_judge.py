@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.core.ledger.budget import Ledger
 from orchestrator.runs.engine import request_id
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import LedgerStore
 from tests.search.chaos.clients import Rules
 from tests.search.chaos.judge import BEYOND, LEDGER, OVER_CAP, OVERSPENT, RELEASED, Broken, Judge, books
 from tests.search.chaos.play import Arena, arena

@@ -17,8 +17,7 @@ from orchestrator.adapters.batch.bodies import job_body, template_body, variable
 from orchestrator.cli.fleet.commands import POLL_S
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
-from orchestrator.core.fleet.jobs import JobStatus
-from orchestrator.core.fleet.money import JobCost
+from orchestrator.core.fleet.jobs import JobCost, JobStatus
 from tests.support.discovery import Discovery
 from tests.unit.fleet.batch_story import FLEET, IMAGE, PRICE, Story
 

@@ -21,8 +21,7 @@ from orchestrator.adapters.google.rest import Rest
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.adapters.setup import CheckingSession
 from orchestrator.core.doctor.project import check_connection
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
+from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict, Subject
 from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.market.machines import NOT_SENT, CloudRefusal
 from orchestrator.core.names import MachineName, Zone

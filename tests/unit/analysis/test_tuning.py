@@ -18,9 +18,8 @@ from kernels.harness.stopping import RACE, half_width, precision_rule, race_rule
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.api.sessions import DROPPED, VersionLine
 from orchestrator.api.tuning import Search
-from orchestrator.core.candidates import Candidate
+from orchestrator.core.candidates import Candidate, Strategy, read_space, with_values
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.tuning import Strategy, read_space, with_values
 
 SOURCE = '''"""A file."""
 import torch

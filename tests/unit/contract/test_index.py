@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.ports import Bucket
+from orchestrator.store.documents import StockOuts
 from orchestrator.store.index import METADATA_BYTES, RunIndex
-from orchestrator.store.stockouts import StockOuts
 from tests.support.simulated_clock import SimulatedClock
 
 

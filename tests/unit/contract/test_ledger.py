@@ -15,8 +15,7 @@ from orchestrator.core.errors import Unavailable
 from orchestrator.core.ledger.budget import Cost, Ledger, LedgerEntry, LedgerUnreadable
 from orchestrator.core.naming import LEDGER
 from orchestrator.ports import Bucket
-from orchestrator.store.documents import ATTEMPTS
-from orchestrator.store.ledger import LedgerStore
+from orchestrator.store.documents import ATTEMPTS, LedgerStore
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 

@@ -23,7 +23,7 @@ from orchestrator.core.ledger.budget import Ledger, add_cost
 from orchestrator.core.run.slots import Slot
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.ports import Bucket
-from orchestrator.store import ledger
+from orchestrator.store import documents
 from orchestrator.store.documents import (
     ATTEMPTS,
     TAKEN,
@@ -32,10 +32,10 @@ from orchestrator.store.documents import (
     claim_slot,
     host_document,
     slot_document,
+    stockouts_document,
     swap,
 )
 from orchestrator.store.fleets import JobRecord, control_document
-from orchestrator.store.stockouts import stockouts_document
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_clock import SimulatedClock
@@ -70,7 +70,7 @@ def _slot(slot: Slot, n: str) -> Slot:
 
 CASES = {
     "ledger": Case(
-        ledger.DOCUMENT,
+        documents.LEDGER_DOCUMENT,
         None,
         lambda there, n: add_cost(there, "ai", Decimal(1), "", NOW, n),
         lambda there: set(there.costs),
@@ -262,4 +262,4 @@ def test_a_claim_that_the_machine_has_taken_up_is_still_ours() -> None:
 
 
 def test_an_empty_ledger_is_what_stands_where_nothing_was_ever_held() -> None:
-    assert ledger.DOCUMENT.parse(None) == Ledger()
+    assert documents.LEDGER_DOCUMENT.parse(None) == Ledger()

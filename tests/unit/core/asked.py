@@ -13,7 +13,7 @@ from orchestrator.core.config import load as configs
 from orchestrator.core.config.load import Config
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core.doctor.subject import Subject
-from orchestrator.core.doctor.verdicts import CheckVerdict
+from orchestrator.core.doctor.verdicts import CheckVerdict, Subject
 from tests.support.conversations import lead
 from tests.support.remedies import wrong_with
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.ledger.arming import NotArmed, arm_request, may_settle
 from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize, hold, settle, window_exposure
+from orchestrator.core.ledger.unlisted import NotArmed, arm_request, may_settle
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 RUN = "20261121-040506-l4-7f3a"

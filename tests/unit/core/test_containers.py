@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.config import load as configs
-from orchestrator.core.containers import HINT, LABEL, container_recipe, require_digest
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.images import environment_of
+from orchestrator.core.images import HINT, LABEL, container_recipe, environment_of, require_digest
 from tests.integration.stories.stage import GRIDS
 from tests.unit.startup.machine import stub
 

@@ -9,11 +9,11 @@ import pytest
 
 from orchestrator.core.doctor import capacity, machine, project
 from orchestrator.core.doctor.checks import cloud_checks
-from orchestrator.core.doctor.subject import Identity
 from orchestrator.core.doctor.verdicts import (
     CheckLevel,
     CheckResult,
     DoctorCheck,
+    Identity,
     count_levels,
     crash_verdict,
     error_verdict,

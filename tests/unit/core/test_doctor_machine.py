@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.doctor import here, host, machine
-from orchestrator.core.doctor.host import HOST_CHECKS, CommandResult, HostCheck
+from orchestrator.core.doctor import here, machine
+from orchestrator.core.doctor.here import HOST_CHECKS, CommandResult, HostCheck
 from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
 from orchestrator.core.hosts import HostTarget
 from orchestrator.core.rest import RestAnswer
@@ -231,51 +231,51 @@ NAMED = "NVIDIA L4, 23034 MiB\n"
 @pytest.mark.parametrize(
     ("check", "replies", "level", "says"),
     [
-        (host.check_reachable, {"command -v": CommandResult(0, TOOLS)}, CheckLevel.OK, "answers"),
+        (here.check_reachable, {"command -v": CommandResult(0, TOOLS)}, CheckLevel.OK, "answers"),
         (
-            host.check_reachable,
+            here.check_reachable,
             {"command -v": CommandResult(255, "", "Permission denied\n")},
             CheckLevel.FAIL,
             "Permission denied",
         ),
         (
-            host.check_reachable,
+            here.check_reachable,
             {"command -v": CommandResult(0, "Fri Nov 27 2026\n")},
             CheckLevel.FAIL,
             "one command only",
         ),
-        (host.check_reachable, {"command -v": CommandResult(255)}, CheckLevel.FAIL, "exit 255"),
+        (here.check_reachable, {"command -v": CommandResult(255)}, CheckLevel.FAIL, "exit 255"),
         (
-            host.check_reachable,
+            here.check_reachable,
             {"command -v": CommandResult(0, "a shell answers\n/usr/bin/bash\n/usr/bin/tar")},
             CheckLevel.FAIL,
             "no curl, setsid",
         ),
-        (host.check_gpu, {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "")}, CheckLevel.OK, "NVIDIA L4"),
-        (host.check_gpu, {"name,": CommandResult(0, NAMED * 2), "apps": CommandResult(1)}, CheckLevel.OK, "and 1 more"),
+        (here.check_gpu, {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "")}, CheckLevel.OK, "NVIDIA L4"),
+        (here.check_gpu, {"name,": CommandResult(0, NAMED * 2), "apps": CommandResult(1)}, CheckLevel.OK, "and 1 more"),
         (
-            host.check_gpu,
+            here.check_gpu,
             {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "17\n[N/A]\n")},
             CheckLevel.WARN,
             "in use by 17",
         ),
-        (host.check_gpu, {"lspci": CommandResult(0, "3D controller: NVIDIA")}, CheckLevel.FAIL, "no driver answers"),
-        (host.check_gpu, {"lspci": CommandResult(0, "")}, CheckLevel.WARN, "no NVIDIA GPU"),
+        (here.check_gpu, {"lspci": CommandResult(0, "3D controller: NVIDIA")}, CheckLevel.FAIL, "no driver answers"),
+        (here.check_gpu, {"lspci": CommandResult(0, "")}, CheckLevel.WARN, "no NVIDIA GPU"),
         (
-            host.check_driver,
+            here.check_driver,
             {"driver_version": CommandResult(0, "580.95.05\n580.95.05\n")},
             CheckLevel.OK,
             "driver 580.95.05",
         ),
-        (host.check_driver, {"driver_version": CommandResult(0, "550.1")}, CheckLevel.WARN, "older PyTorch"),
+        (here.check_driver, {"driver_version": CommandResult(0, "550.1")}, CheckLevel.WARN, "older PyTorch"),
         (
-            host.check_driver,
+            here.check_driver,
             {"driver_version": CommandResult(0, "470.1")},
             CheckLevel.FAIL,
             "too old for every PyTorch",
         ),
-        (host.check_driver, {"driver_version": CommandResult(0, "?")}, CheckLevel.FAIL, "too old for every PyTorch"),
-        (host.check_driver, {}, CheckLevel.WARN, "no NVIDIA driver"),
+        (here.check_driver, {"driver_version": CommandResult(0, "?")}, CheckLevel.FAIL, "too old for every PyTorch"),
+        (here.check_driver, {}, CheckLevel.WARN, "no NVIDIA driver"),
     ],
 )
 def test_a_host_is_judged_by_what_its_commands_say(
@@ -287,8 +287,8 @@ def test_a_host_is_judged_by_what_its_commands_say(
 
 
 def test_a_remedy_on_a_host_is_one_command_with_its_port() -> None:
-    assert host.ssh_command_line(BOX, "df -h") == "ssh -p 2222 ada@box 'df -h'"
-    assert host.ssh_command_line(HostTarget("", "box", None), "df -h") == "ssh box 'df -h'"
+    assert here.ssh_command_line(BOX, "df -h") == "ssh -p 2222 ada@box 'df -h'"
+    assert here.ssh_command_line(HostTarget("", "box", None), "df -h") == "ssh box 'df -h'"
 
 
 def test_nothing_is_asked_of_a_host_that_does_not_answer() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import naming
-from orchestrator.core.fleet.names import child_run
 from orchestrator.core.market.catalog import GPU_NAMES, launch_command
+from orchestrator.core.names import child_run
 from orchestrator.core.run import events as ev
 from tests.unit.core.builders import RUN, T0, Log, at, measured, planned
 from tests.unit.core.test_run import some_facts

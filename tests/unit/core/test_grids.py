@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kernels.attention.workload import WORKLOAD
 from orchestrator.core.bundled import Shape, with_pass
-from orchestrator.core.config.grids import DTYPES, Grid, case_ids, harness_shapes, resolve_grid
+from orchestrator.core.config.model import DTYPES, Grid, case_ids, harness_shapes, resolve_grid
 from startup.agent.agent import CASE
 from tests.unit.core.asked import GRIDS
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.attach import through_iap, to_host
 from orchestrator.core.config.load import load
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import (
@@ -26,6 +25,8 @@ from orchestrator.core.hosts import (
     lacks_packages,
     parse_target,
     record_object,
+    through_iap,
+    to_host,
     why_validate,
     with_run,
 )

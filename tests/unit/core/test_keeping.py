@@ -16,10 +16,17 @@ from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import Observation, Policy, decide_commands
 from orchestrator.core.run.fold import Phase, Run, replay
-from orchestrator.core.run.keeping import ColdStart, KeepAdvice, advise_keeping, cold_starts
 from orchestrator.core.run.orphans import Keep, Orphan, judge_machine
 from orchestrator.core.run.slots import MachineWanted, Slot, owned_vm, seconds_left, unfit_reason, with_claim
-from orchestrator.core.run.status import StatusLine, cold_start, status_line
+from orchestrator.core.run.status import (
+    ColdStart,
+    KeepAdvice,
+    StatusLine,
+    advise_keeping,
+    cold_start,
+    cold_starts,
+    status_line,
+)
 from orchestrator.runs.engine import with_confirmed_claim
 from orchestrator.store.events import EventLog
 from tests.support.memory_bucket import MemoryBucket

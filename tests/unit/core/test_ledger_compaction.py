@@ -21,7 +21,7 @@ from orchestrator.core.ledger.budget import (
     settle,
     window_exposure,
 )
-from orchestrator.core.ledger.rebuild import rebuild_entries
+from orchestrator.core.ledger.unlisted import rebuild_entries
 from orchestrator.core.run.events import BudgetHeld, Event, Settled
 from tests.unit.core.builders import planned
 from tests.unit.core.ledgers import NOON, D, Step, caps, play, steps

@@ -13,17 +13,22 @@ from orchestrator.core.market.offers import START_S, WORK_S, ExpectedWork, ZoneA
 from orchestrator.core.plan.plan import expect_run
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
-from orchestrator.core.run.keeping import cold_starts
-from orchestrator.core.run.paid_time import (
+from orchestrator.core.run.status import (
     PARTS,
+    StatusLine,
+    cold_start,
     cold_start_parts,
+    cold_starts,
+    decode_status,
     describe_parts,
+    encode_status,
     format_parts,
     median_parts,
     paid_time,
     parse_parts,
+    run_document,
+    status_line,
 )
-from orchestrator.core.run.status import StatusLine, cold_start, decode_status, encode_status, run_document, status_line
 from tests.unit.core.builders import RUN, Log, at, gone, measured, offer, replayed, running
 from tests.unit.core.test_run import logs
 

@@ -15,9 +15,9 @@ from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import GPU_NAMES, find_gpu
 from orchestrator.core.market.pricing import ceiling_usd
-from orchestrator.core.mode import Mode
-from orchestrator.core.plan.document import plan_document, plan_from
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan, run_spec, with_fallbacks
+from orchestrator.core.plan.resumption import plan_document, plan_from
 from tests.unit.core.asked import IMAGE, NOON, TWO, D, accepted, asked, refused, shipped
 from tests.unit.core.limited import limits
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.core.ledger.budget import Approved, Caps, HoldTerms, Ledger, authorize, hold, settle
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.market.pricing import ceiling_usd
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import PlanRefused
 from tests.unit.core.asked import NOON, TWO, D, accepted, asked, planned, refused
 

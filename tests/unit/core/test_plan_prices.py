@@ -11,10 +11,10 @@ from orchestrator.core.config.model import with_gpu
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.pricing import ceiling_usd
-from orchestrator.core.mode import Mode
-from orchestrator.core.plan.document import plan_document, plan_from
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import PlanRefused, priced_offers
 from orchestrator.core.plan.plan import LaunchPlan, with_fallbacks
+from orchestrator.core.plan.resumption import plan_document, plan_from
 from tests.unit.core.asked import NOON, SHEET, TWO, D, accepted, asked, planned, refused, shipped
 from tests.unit.core.limited import Limit, limits
 

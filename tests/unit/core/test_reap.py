@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.fleet.money import Life, machine_seconds
+from orchestrator.core.fleet.jobs import Life, machine_seconds
 from orchestrator.core.market.machines import Instance
 from orchestrator.core.naming import bucket_label, machine_labels
 from orchestrator.core.run import events as ev

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.config.load import load, repeat_config
 from orchestrator.core.config.model import Alerts, Budget, Config, MachineSpec, effective_grids, harness_settings
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.resumption import CHOSEN, plan_differences, resumed_config
 from tests.unit.core.asked import GRIDS, TWO, accepted, asked
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core import baselines
 from orchestrator.core.config.model import HostsSpec
-from orchestrator.core.fleet import children, jobs
+from orchestrator.core.fleet import jobs, sweep
 from orchestrator.core.hosts import HostRecord, RecordUnreadable, parse_target
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
@@ -54,7 +54,7 @@ def test_no_reader_takes_a_later_document_for_one_of_its_own(name: str) -> None:
     with pytest.raises(RecordUnreadable, match="newer version"):
         HostRecord.parse("host-box-123456", written(name, target="me@box"))
     with pytest.raises(ValueError, match="newer version"):
-        children.read_children({"schema": NUMBERS[name], "cells": [], "children": []})
+        sweep.read_children({"schema": NUMBERS[name], "cells": [], "children": []})
     assert jobs.parse_claim(written(name, child=0, attempt=1, machine="m", at="")) is None
     assert (
         Slot.parse(

@@ -20,9 +20,9 @@ from orchestrator.core.permissions import (
     MACHINE,
     permission_names,
 )
-from orchestrator.core.setup import gcloud
-from orchestrator.core.setup.asked import parse_setup as asked
+from orchestrator.core.setup import steps
 from orchestrator.core.setup.plan import LAUNCHER_ROLE, MACHINE_ROLE, OWN_MACHINES, Grant, SetupRequest, plan_setup
+from orchestrator.core.setup.plan import parse_setup as asked
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,
@@ -75,7 +75,7 @@ def test_a_cap_that_somebody_has_set_for_the_bucket_is_left_as_it_is() -> None:
     standing = replace(after_all_of_it(), caps={"day": "900"})
     (step,) = plan_setup(WANTED, standing)
     assert step == ShareCaps("my-project", "my-bench", (("run", Decimal("1.00")),))
-    assert gcloud.step_command(step) == "bench --project my-project --bucket my-bench budget set --run 1.00"
+    assert steps.step_command(step) == "bench --project my-project --bucket my-bench budget set --run 1.00"
 
 
 def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_project() -> None:

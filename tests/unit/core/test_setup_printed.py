@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator.adapters.setup import failure
 from orchestrator.core.permissions import BATCH_REPORTER
-from orchestrator.core.setup import gcloud, terraform
+from orchestrator.core.setup import steps as st
+from orchestrator.core.setup import terraform
 from orchestrator.core.setup.calls import TOO_YOUNG_S, take_step
 from orchestrator.core.setup.plan import APIS, plan_setup
 from orchestrator.core.setup.steps import (
@@ -69,7 +70,7 @@ ARGUMENTS = {
 
 
 def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
-    assert gcloud.setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+    assert st.setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
 
 
 def every_step() -> list[Step]:
@@ -107,12 +108,12 @@ def ran(script: str, folder: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("step", every_step(), ids=describe_step)
 def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
-    for text in (gcloud.step_command(step), gcloud.one_line_command(step)):
+    for text in (st.step_command(step), st.one_line_command(step)):
         subprocess.run(["bash", "-n", "-c", text], check=True, timeout=600)
     if isinstance(step, WriteSettings):
         return
-    assert "\n" not in gcloud.one_line_command(step)
-    asked_for = ran(gcloud.one_line_command(step), tmp_path)
+    assert "\n" not in st.one_line_command(step)
+    asked_for = ran(st.one_line_command(step), tmp_path)
     assert asked_for
     with_rules = [one for arguments in asked_for for one in arguments if one.startswith("--lifecycle-file=")]
     wanted = isinstance(step, MakeBucket) or (isinstance(step, MendBucket) and step.lifecycle)
@@ -120,7 +121,7 @@ def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step,
 
 
 def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
-    asked_for = ran(gcloud.setup_script(plan_setup(WANTED)), tmp_path)
+    asked_for = ran(st.setup_script(plan_setup(WANTED)), tmp_path)
     assert sum(one.startswith("--lifecycle-file=") for arguments in asked_for for one in arguments) == 1
 
 
@@ -199,7 +200,7 @@ def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() ->
         MakeRole("p", "r", "t", ("x.y.z",), exists=True),
         GrantOnProject("p", "roles/viewer", ADA, Condition("t", "true")),
     ]
-    script = gcloud.setup_script(steps)
+    script = st.setup_script(steps)
     assert script.count("--uniform-bucket-level-access") == 2
     assert script.count("--lifecycle-file") == 2
     assert "roles update r" in script

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.core.config.grids import DTYPES
 from orchestrator.core.config.load import load
-from orchestrator.core.config.model import Config
+from orchestrator.core.config.model import DTYPES, Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.catalog import (
@@ -25,8 +24,8 @@ from orchestrator.core.market.catalog import (
     suggest,
 )
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.mode import Mode
 from orchestrator.core.names import ImageUrl
+from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.images import cost_of
-from orchestrator.core.ledger.arming import MARGIN, arm_request
 from orchestrator.core.ledger.budget import HoldTerms, Ledger, add_cost, hold, settle, take_back
-from orchestrator.core.ledger.unlisted import CATEGORY, KnownHolds, OpenHold, most_of, unlisted_holds
+from orchestrator.core.ledger.unlisted import (
+    CATEGORY,
+    MARGIN,
+    KnownHolds,
+    OpenHold,
+    arm_request,
+    most_of,
+    unlisted_holds,
+)
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.naming import hold_key
 from tests.unit.core.builders import RUN, T0, at

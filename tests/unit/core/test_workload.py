@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernels.forms import definition, one_file
 from kernels.harness import own as harness_side
 from orchestrator.adapters.workload_files import gather_files, own_workload, read_workload
-from orchestrator.core import workload_faults
+from orchestrator.core import workload as client
 from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.workload import case_id, sketch_workload
@@ -46,9 +46,9 @@ def test_cases_and_names_are_read_off_the_text() -> None:
 
 
 def test_what_is_refused_here_is_what_the_harness_refuses() -> None:
-    assert set(definition.DTYPES) <= set(workload_faults.DTYPES)
-    assert one_file.CUDA_KEYS == workload_faults.CUDA_KEYS
-    assert one_file.NAME.pattern == workload_faults.NAME.pattern
+    assert set(definition.DTYPES) <= set(client.DTYPES)
+    assert one_file.CUDA_KEYS == client.CUDA_KEYS
+    assert one_file.NAME.pattern == client.NAME.pattern
 
 
 def test_what_only_running_the_file_would_tell_is_left_open() -> None:

@@ -21,7 +21,7 @@ from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import BenchError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
-from orchestrator.core.fleet.names import child_run
+from orchestrator.core.names import child_run
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps, Struck, scripted

@@ -18,12 +18,10 @@ from orchestrator.adapters.batch.scheduler import GoogleBatch
 from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.core.errors import BenchError
-from orchestrator.core.fleet.children import Child, expand_children
-from orchestrator.core.fleet.jobs import ChildOrder, PayloadRef
-from orchestrator.core.fleet.money import JobCost, worst_case_usd
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.jobs import ChildOrder, JobCost, PayloadRef, worst_case_usd
+from orchestrator.core.fleet.sweep import Child, Sweep, expand_children
 from orchestrator.core.ledger.budget import Caps, LedgerEntry
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run.decide import Policy
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.follow import Follower, record_fleet
@@ -32,10 +30,10 @@ from orchestrator.runs.fleet.planning import BatchPlacement, Orders
 from orchestrator.runs.holds import Accounts
 from orchestrator.runs.reap import reap_orphans, survey_machines
 from orchestrator.runs.reconcile import reconcile_holds
+from orchestrator.store.documents import LedgerStore
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import Heard
 from tests.unit.fleet.batch_story import FLEET, PRICE, REGIONS, Story
 from tests.unit.fleet.stage import configured

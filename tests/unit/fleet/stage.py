@@ -21,13 +21,11 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.config import load
 from orchestrator.core.config.model import Config
-from orchestrator.core.fleet.children import Child, SweepCell, expand_children
-from orchestrator.core.fleet.jobs import PayloadRef
-from orchestrator.core.fleet.money import JobCost, worst_case_usd
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.jobs import JobCost, PayloadRef, worst_case_usd
+from orchestrator.core.fleet.sweep import Child, Sweep, SweepCell, expand_children
 from orchestrator.core.hosts import parse_target
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.mode import Mode
+from orchestrator.core.naming import Mode
 from orchestrator.core.run.decide import Policy
 from orchestrator.ports import HostShell
 from orchestrator.runs.engine import World
@@ -35,10 +33,10 @@ from orchestrator.runs.fleet.follow import Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.planning import Orders
 from orchestrator.runs.holds import Accounts
+from orchestrator.store.documents import LedgerStore
 from orchestrator.store.events import EventLog
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.store.index import RunIndex
-from orchestrator.store.ledger import LedgerStore
 from tests.integration.stories.stage import Heard
 from tests.support.memory_bucket import MemoryBucket
 

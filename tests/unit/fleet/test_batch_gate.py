@@ -14,7 +14,7 @@ from google.cloud import batch_v1, compute_v1
 from orchestrator.adapters.batch.check import BatchCheck, CheckSighting, Clients, check_answers
 from orchestrator.adapters.batch.templates import InstanceTemplates
 from orchestrator.adapters.google.network import Session
-from orchestrator.core.fleet.batch_gate import (
+from orchestrator.core.fleet.batch import (
     QUESTIONS,
     REQUIRED,
     GateAnswer,

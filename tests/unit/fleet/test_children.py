@@ -10,16 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.fleet.children import (
+from orchestrator.core.fleet.jobs import split_into_jobs
+from orchestrator.core.fleet.sweep import (
+    Sweep,
     children_document,
     chunk_cases,
     expand_cells,
     expand_children,
+    of_flags,
+    parse_sweep,
     read_children,
+    split_at_commas,
+    text_of,
 )
-from orchestrator.core.fleet.jobs import split_into_jobs
-from orchestrator.core.fleet.names import child_run, fleet_id, is_fleet_id, job_name, line_object
-from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep, split_at_commas, text_of
+from orchestrator.core.names import child_run, fleet_id, is_fleet_id, job_name, line_object
 from orchestrator.core.naming import instance_name, is_run_id
 from tests.unit.core.builders import T0
 

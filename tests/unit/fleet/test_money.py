@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BudgetExceeded
-from orchestrator.core.fleet.money import JobCost
+from orchestrator.core.fleet.jobs import JobCost
 from orchestrator.core.ledger.budget import Caps
-from orchestrator.core.mode import Mode
-from orchestrator.core.naming import LEDGER
+from orchestrator.core.naming import LEDGER, Mode
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.rebuild import rebuild_from_events
 from orchestrator.runs.reconcile import reconcile_holds

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.bundled import AXES
-from orchestrator.core.fleet.children import Child, SweepCell
-from orchestrator.core.fleet.names import child_run, rows_object
+from orchestrator.core.fleet.sweep import Child, SweepCell
+from orchestrator.core.names import child_run, rows_object
 from orchestrator.core.naming import instance_name
 from orchestrator.core.results import MEASURED, ORIGIN
 from orchestrator.ports import ObjectEntry

@@ -14,7 +14,6 @@ import pytest
 
 from orchestrator.adapters.slurm import Slurm
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
-from orchestrator.core.fleet.names import child_run
 from orchestrator.core.fleet.slurm import (
     child_script,
     job_status,
@@ -26,6 +25,7 @@ from orchestrator.core.fleet.slurm import (
     waiting_reason,
 )
 from orchestrator.core.fleet.sweep import Cluster
+from orchestrator.core.names import child_run
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.core.builders import T0

@@ -12,8 +12,8 @@ from typing import Any
 
 from orchestrator.adapters.hosts.host_operations import ANSWER
 from orchestrator.adapters.slurm import Slurm
-from orchestrator.core.fleet.names import child_run, job_name
 from orchestrator.core.fleet.sweep import Cluster
+from orchestrator.core.names import child_run, job_name
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.core.builders import T0

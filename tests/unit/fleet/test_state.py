@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.fleet import jobs as claims
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.jobs import SlotClaim
-from orchestrator.core.fleet.money import JobCost, divide_machines, machines_within, worst_case_usd
+from orchestrator.core.fleet.jobs import JobCost, SlotClaim, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.state import (
     ATTEMPTS,
     STATES,
@@ -24,7 +22,7 @@ from orchestrator.core.fleet.state import (
     judge_retry,
     merge_lines,
 )
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Sweep, expand_children
 from orchestrator.core.text import clean_line
 
 CHILDREN = expand_children(Sweep(axes={"gpu": ["l4", "t4"], "measure.seed": [1, 2, 3]}, repeats=4), lambda _: ())

@@ -8,10 +8,9 @@ from decimal import Decimal
 import pytest
 
 from orchestrator.core.errors import DocumentUnreadable, NotFound
-from orchestrator.core.fleet.children import expand_children
-from orchestrator.core.fleet.names import SHARDS, control_object, line_object, lines_prefix
 from orchestrator.core.fleet.state import ChildLine, encode_line
-from orchestrator.core.fleet.sweep import Sweep
+from orchestrator.core.fleet.sweep import Sweep, expand_children
+from orchestrator.core.names import SHARDS, control_object, line_object, lines_prefix
 from orchestrator.store.fleets import FleetRecord, FleetStore, list_fleets
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
