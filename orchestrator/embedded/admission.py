@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.embedded.documents import last_name, self_link
 from orchestrator.embedded.errors import ApiError, invalid_field, not_found, reading_body
 from orchestrator.embedded.inventory import Inventory, InventoryImage, InventoryMachineType, region_of
-from orchestrator.embedded.links import last_name, self_link
 
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.embedded import advice
 from orchestrator.embedded.commons import BodyPart, Commons
+from orchestrator.embedded.documents import self_link
 from orchestrator.embedded.errors import ApiError, Document, not_found, reading_body
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.images import ImageStore
-from orchestrator.embedded.links import self_link
 from orchestrator.embedded.listener import HttpRequest, Reset
 from orchestrator.embedded.lists import aggregated_response, find_named, list_response
 from orchestrator.embedded.operations import DONE
 from orchestrator.embedded.permissions import admit_insert, held_permissions
-from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.resources import Resources, Zones, advise_capacity, capacity_history
 from orchestrator.embedded.routes import RPC, Route, body_of, make_routes, sender_of
 
 PROJECT = "/compute/v1/projects/{project}"
@@ -35,7 +34,7 @@ class Compute(BodyPart):
     """Answers requests about instances, operations and what no request changes. Thread-safe."""
 
     def __init__(
-        self, commons: Commons, *, fleet: Fleet, images: ImageStore, resources: Resources, advised: advice.Zones | None
+        self, commons: Commons, *, fleet: Fleet, images: ImageStore, resources: Resources, advised: Zones | None
     ) -> None:
         super().__init__(commons)
         self.fleet = fleet
@@ -226,12 +225,12 @@ class Compute(BodyPart):
     def advise(self, request: HttpRequest, region: str) -> Document:
         if self.advised is None:
             return self.no_advice(request, region, "capacity")
-        return advice.advise_capacity(body_of(request), self.advised, self.inventory)
+        return advise_capacity(body_of(request), self.advised, self.inventory)
 
     def advise_history(self, request: HttpRequest, region: str) -> Document:
         if self.advised is None:
             return self.no_advice(request, region, "capacityHistory")
-        return advice.capacity_history(body_of(request), self.advised, self.inventory, self.timeline.now())
+        return capacity_history(body_of(request), self.advised, self.inventory, self.timeline.now())
 
     def no_advice(self, _request: HttpRequest, region: str, kind: str) -> Document:
         raise ApiError(501, f"This cloud has no advice on {kind} in {region}.")

@@ -175,7 +175,7 @@ class Guard:
             return ApiError(403, "Requests must be addressed to 127.0.0.1.")
         if any(name in headers for name in PAGES):
             return ApiError(403, "Web pages are not served.")
-        if self.token and not self._known(target, headers):
+        if self.token and not self._has_token(target, headers):
             return ApiError(401, UNKNOWN, "authError")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -183,7 +183,7 @@ class Guard:
             return ApiError(415, f"The body must be application/json, not {kind or 'untold'}.", "invalid")
         return None
 
-    def _known(self, target: str, headers: Mapping[str, str]) -> bool:
+    def _has_token(self, target: str, headers: Mapping[str, str]) -> bool:
         if self.caller(headers.get("authorization", "")) is not None:
             return True
         path, _, query = target.partition("?")

@@ -12,11 +12,10 @@ from typing import Any
 
 from orchestrator.embedded.admission import check_labels
 from orchestrator.embedded.commons import BodyPart, Commons
-from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.documents import document_fingerprint, google_stamp, last_name, self_link
 from orchestrator.embedded.errors import ApiError, Document, OperationError, invalid_field, not_found, reading_body
 from orchestrator.embedded.fleet import Fleet
 from orchestrator.embedded.inventory import InventoryImage
-from orchestrator.embedded.links import document_fingerprint, last_name, self_link
 from orchestrator.embedded.listener import HttpRequest
 from orchestrator.embedded.lists import list_response
 from orchestrator.embedded.operations import GLOBAL, OperationTarget, Sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,9 @@ class InventoryMachineType:
     name: str
     vcpus: int
     memory_mb: int
-    bundled: str | None
-    attachable: tuple[str, ...]
-    spot_only: bool
+    bundled: str | None = None
+    attachable: Sequence[str] = ()
+    spot_only: bool = False
     gpus: int = 1
     """How many of the bundled GPU it has."""
 
@@ -77,27 +78,13 @@ class Inventory:
         self.tariff = tariff
         self.by_accelerator = {name: frozenset(spread_zones(text)) for name, text in document["zones"].items()}
         self.machine_types = {
-            name: InventoryMachineType(
-                name,
-                int(entry["vcpus"]),
-                int(entry["memory_mb"]),
-                entry.get("bundled"),
-                tuple(entry.get("attachable", ())),
-                bool(entry.get("spot_only", False)),
-                int(entry.get("gpus", 1)),
-            )
-            for name, entry in document["machine_types"].items()
+            name: InventoryMachineType(name, **entry) for name, entry in document["machine_types"].items()
         }
-        self.accelerators = {
-            name: Accelerator(name, entry["description"], int(entry["most"]), entry["metric"])
-            for name, entry in document["accelerators"].items()
-        }
+        self.accelerators = {name: Accelerator(name, **entry) for name, entry in document["accelerators"].items()}
         self.disk_types: tuple[str, ...] = tuple(document["disk_types"])
         self.hyperdisk_only: tuple[str, ...] = tuple(document["hyperdisk_only"])
         self.images = tuple(
-            InventoryImage(project, entry["family"], entry["name"], int(entry["disk_gb"]))
-            for project, entries in document["images"].items()
-            for entry in entries
+            InventoryImage(project, **entry) for project, entries in document["images"].items() for entry in entries
         )
         self.own: dict[str, InventoryImage] = {}
         """Images that the project has made and that machines can boot from, by name."""

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from orchestrator.embedded.documents import self_link
 from orchestrator.embedded.errors import ApiError, Document, invalid_field, not_found
-from orchestrator.embedded.links import self_link
 
 MOST = 500
 Item = TypeVar("Item")

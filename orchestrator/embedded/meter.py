@@ -146,8 +146,8 @@ class BillRow:
     def document(self) -> dict[str, Any]:
         """The row as the control API shows it."""
         return asdict(self) | {
-            "started_at": _stamped(self.started_at),
-            "ended_at": _stamped(self.ended_at),
+            "started_at": _optional_stamp(self.started_at),
+            "ended_at": _optional_stamp(self.ended_at),
             "seconds": float(self.seconds),
             "usd": str(self.usd),
         }
@@ -175,7 +175,7 @@ class ImageRow:
 
     def kept(self) -> dict[str, Any]:
         """The row as it is stored on disk."""
-        return asdict(self) | {"made_at": utc_stamp(self.made_at), "gone_at": _stamped(self.gone_at)}
+        return asdict(self) | {"made_at": utc_stamp(self.made_at), "gone_at": _optional_stamp(self.gone_at)}
 
     @classmethod
     def restore(cls, document: dict[str, Any]) -> ImageRow:
@@ -207,7 +207,7 @@ class Bill:
         }
 
 
-def _stamped(moment: datetime | None) -> str | None:
+def _optional_stamp(moment: datetime | None) -> str | None:
     return utc_stamp(moment) if moment else None
 
 
@@ -255,7 +255,7 @@ class Account:
         rate, usage = self.rate, self.usage
         return asdict(self) | {
             "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
-            "usage": [_stamped(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
+            "usage": [_optional_stamp(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
         }
 
     @classmethod

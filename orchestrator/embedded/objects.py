@@ -142,10 +142,10 @@ class Incoming:
     def md5_hash(self) -> str:
         return base64.b64encode(self.md5.digest()).decode()
 
-    def check(self, announced: Mapping[str, str]) -> None:
-        """Compares the bytes with the hashes that were announced (`crc32c`, `md5`, in base64). Raises `ApiError` (400)
-        if one differs."""
-        for kind, word, value in (("crc32c", "CRC32C", self.crc32c), ("md5", "MD5 hash", self.md5_hash)):
+    def check(self, announced: Mapping[str, Any]) -> None:
+        """Compares the bytes with the hashes that were announced (`crc32c`, `md5Hash`, in base64). Raises `ApiError`
+        (400) if one differs."""
+        for kind, word, value in (("crc32c", "CRC32C", self.crc32c), ("md5Hash", "MD5 hash", self.md5_hash)):
             if announced.get(kind) not in (None, "", value):
                 raise ApiError(
                     400, f'Provided {word} "{announced[kind]}" doesn\'t match calculated {word} "{value}".', "invalid"
@@ -264,7 +264,7 @@ class Objects:
         request. Raises `ApiError`, and then nothing has changed."""
         try:
             check_name(name)
-            data.check({"crc32c": description.get("crc32c", ""), "md5": description.get("md5Hash", "")})
+            data.check(description)
             data.file.close()
             with self.lock:
                 before = self.find(bucket, name)

@@ -8,9 +8,8 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
-from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.documents import google_stamp, self_link
 from orchestrator.embedded.errors import OperationError
-from orchestrator.embedded.links import self_link
 from orchestrator.embedded.store import Store
 
 DONE = "DONE"
@@ -113,18 +112,18 @@ class Operations:
         """The present state of the operation, or None if there is none."""
         with self.lock:
             operation = self.listed.get(name)
-        return operation if operation is not None and self._stands(operation, zone) else None
+        return operation if operation is not None and self._is_at(operation, zone) else None
 
     def in_zone(self, zone: str) -> list[dict[str, Any]]:
         """The zone's operations, oldest first."""
         with self.lock:
-            return [document for document in self.listed.values() if self._stands(document, zone)]
+            return [document for document in self.listed.values() if self._is_at(document, zone)]
 
     def place(self, zone: str) -> str:
         """The parent path of operations: that of a zone, or the global one if `zone` is empty."""
         return f"projects/{self.project}/zones/{zone}" if zone else f"projects/{self.project}/global"
 
-    def _stands(self, document: dict[str, Any], zone: str) -> bool:
+    def _is_at(self, document: dict[str, Any], zone: str) -> bool:
         return str(document["selfLink"]).startswith(self_link(self.place(zone)) + "/")
 
     def replayed(self, kind: str, sender: Sender) -> dict[str, Any] | None:

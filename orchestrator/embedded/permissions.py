@@ -82,15 +82,6 @@ def policy_etag(number: int) -> str:
     return base64.b64encode(number.to_bytes(8, "big")).decode()
 
 
-APIS = {
-    "compute": "compute.googleapis.com",
-    "storage": "storage.googleapis.com",
-    "serviceusage": "serviceusage.googleapis.com",
-    "cloudresourcemanager": "cloudresourcemanager.googleapis.com",
-    "iam": "iam.googleapis.com",
-    "cloudbilling": "cloudbilling.googleapis.com",
-    "batch": "batch.googleapis.com",
-}
 TITLES = {
     "compute": "Compute Engine API",
     "storage": "Cloud Storage JSON API",
@@ -100,6 +91,7 @@ TITLES = {
     "cloudbilling": "Cloud Billing API",
     "batch": "Batch API",
 }
+APIS = {service: f"{service}.googleapis.com" for service in TITLES}
 TESTABLE = (
     "compute.disks.create",
     "compute.globalOperations.get",

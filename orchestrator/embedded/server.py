@@ -15,19 +15,16 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.embedded import device
-from orchestrator.embedded.advice import Zones
-from orchestrator.embedded.batch import Batch
-from orchestrator.embedded.batch_runner import Runner
+from orchestrator.embedded.batch import Batch, Runner
 from orchestrator.embedded.buckets import Buckets
 from orchestrator.embedded.commons import Commons
 from orchestrator.embedded.compute import Compute, unknown_request
 from orchestrator.embedded.documents import parse_stamp, private_folder, utc_stamp
-from orchestrator.embedded.fleet import Fleet
+from orchestrator.embedded.fleet import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, Fleet, VmSite
 from orchestrator.embedded.guard import Guard, new_token, write_token
 from orchestrator.embedded.guest import MachineFactory
 from orchestrator.embedded.images import ImageStore
 from orchestrator.embedded.inventory import Inventory
-from orchestrator.embedded.life import DEFAULT_NOTICE_S, REAL, SIMULATED, Durations, VmSite
 from orchestrator.embedded.listener import HttpRequest, Listener, Reply, json_reply
 from orchestrator.embedded.machine import ProcessMachine
 from orchestrator.embedded.management import Management
@@ -35,7 +32,7 @@ from orchestrator.embedded.meter import Bill, Meter, Tariff
 from orchestrator.embedded.objects import Objects
 from orchestrator.embedded.operations import Ids, Operations
 from orchestrator.embedded.permissions import Policies
-from orchestrator.embedded.resources import Resources
+from orchestrator.embedded.resources import Resources, Zones
 from orchestrator.embedded.routes import Observer, Route, Router
 from orchestrator.embedded.storage import Storage
 from orchestrator.embedded.store import Store
@@ -103,7 +100,7 @@ class EmbeddedCloud:
     timeline: by default the wall clock. On a simulated one the machines must be scripted.
     machines: makes the machine that simulates a VM; by default real processes.
     quotas: limits by `METRIC` or `region/METRIC`, which replace those of the inventory.
-    advice: its capacity advice on spot machines by zone (see `advice.Zones`); by default it gives none.
+    advice: its capacity advice on spot machines by zone (see `resources.Zones`); by default it gives none.
     observer: called for every answered request before the client gets the answer, except for requests about objects.
     """
 

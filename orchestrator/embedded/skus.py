@@ -139,18 +139,17 @@ class EmbeddedCatalogue:
             ("Core", "h", family["groups"][0], core),
             ("Ram", "GiBy.h", family["groups"][1], ram),
         ):
-            name = f"{family['name']} {part} running in {place}"
             sold = Sold("Compute", group, usage, regions, unit)
-            yield self._sku(prefix + name, sold, ((0, price),))
+            yield self._sku(f"{prefix}{family['name']} {part} running in {place}", sold, ((0, price),))
+            words = {"short": family["name"].split()[0], "part": part, "word": {"Core": "Cpu"}.get(part, part)}
             if provisioning == "standard":
-                short = family["name"].split()[0]
-                word = {"Core": "Cpu", "Ram": "Ram"}[part]
-                committed = f"Commitment v1: {short} {word} in {place} for 1 Year"
-                yield self._sku(committed, replace(sold, usage="Commit1Yr"), ((0, price * 63 // 100),))
-                tenant = f"{short} Sole Tenancy Instance {part} running in {place}"
-                yield self._sku(tenant, sold, ((0, price),))
-                custom = f"{short} Custom Instance {part} running in {place}"
-                yield self._sku(custom, sold, ((0, price * 105 // 100),))
+                yield from self._similar("parts", sold, price, place=place, **words)
+
+    def _similar(self, kind: str, sold: Sold, price: int, **words: str) -> Iterator[Document]:
+        """The SKUs that a reader must not confuse with this one."""
+        for entry in self.names["similar"][kind]:
+            other = replace(sold, usage=entry.get("usage", sold.usage))
+            yield self._sku(entry["name"].format(**words), other, ((0, price * entry["percent"] // 100),))
 
     def _gpu(
         self, accelerator: str, provisioning: str, place: str, usd: str, regions: tuple[str, ...]
@@ -162,12 +161,7 @@ class EmbeddedCatalogue:
         sold = Sold("Compute", "GPU", usage, regions, "h")
         yield self._sku(plain, sold, ((0, price),))
         if provisioning == "standard":
-            reserved = f"Reserved {name} in {place}"
-            yield self._sku(reserved, sold, ((0, price),))
-            committed = f"Commitment: {name} running in {place} for 1 Year"
-            yield self._sku(committed, replace(sold, usage="Commit1Yr"), ((0, price * 63 // 100),))
-            flexible = f"{name} attached to DWS Defined Duration VMs running in {place}"
-            yield self._sku(flexible, sold, ((0, price * 60 // 100),))
+            yield from self._similar("gpus", sold, price, place=place, name=name)
 
     def _storage(self) -> Iterator[Document]:
         for kind, prices in self.inventory.tariff.document["disk_gib_month"].items():

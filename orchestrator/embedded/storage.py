@@ -108,7 +108,7 @@ class Storage:
             upload_reply = self.sessions.put(number, request)
             if isinstance(upload_reply, UploadProgress):
                 return Reply(308, b"", {**upload_reply.headers, UPLOAD_ID: number})
-            return self._stored(upload_reply)
+            return self._upload_reply(upload_reply)
         if request.method != "POST":
             raise ApiError(400, "Required parameter: upload_id", "required")
         match kind:
@@ -117,16 +117,16 @@ class Storage:
                 where = f"{self.url}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={number}"
                 return Reply(200, b"", {"Location": where, UPLOAD_ID: number})
             case "multipart":
-                return self._stored(store_multipart(self.store, bucket, request))
+                return self._upload_reply(store_multipart(self.store, bucket, request))
             case "media":
-                return self._stored(store_media(self.store, bucket, request))
+                return self._upload_reply(store_media(self.store, bucket, request))
         raise ApiError(400, f"Invalid upload type: '{kind}'", "invalid")
 
     def cancel(self, request: HttpRequest, bucket: str) -> Reply:  # noqa: ARG002 - the id says all
         self.sessions.cancel(request.query.get("upload_id", ""))
         return json_reply(499, ApiError(499, "The upload was cancelled.", "clientClosedRequest").document())
 
-    def _stored(self, stored: StoredObject) -> Document:
+    def _upload_reply(self, stored: StoredObject) -> Document:
         """The answer to an upload. If the object is an event, the cloud learns of it before the client gets the
         answer."""
         if EVENT.fullmatch(stored.name) and stored.size <= EVENT_BYTES:

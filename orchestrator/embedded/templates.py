@@ -7,9 +7,8 @@ import re
 
 from orchestrator.embedded.admission import NAME, admit_instance
 from orchestrator.embedded.commons import BodyPart
-from orchestrator.embedded.documents import google_stamp
+from orchestrator.embedded.documents import google_stamp, last_name, self_link
 from orchestrator.embedded.errors import ApiError, Document, invalid_field, not_found, reading_body
-from orchestrator.embedded.links import last_name, self_link
 from orchestrator.embedded.listener import HttpRequest
 from orchestrator.embedded.lists import list_response
 from orchestrator.embedded.operations import OperationTarget
@@ -75,16 +74,16 @@ class TemplateStore(BodyPart):
             "properties": properties,
         }
         self.store.put(KIND, name, document)
-        return self._begun("insert", name, identity, request)
+        return self._begin_operation("insert", name, identity, request)
 
     def delete(self, request: HttpRequest, name: str) -> Document:
         if (replayed := self.operations.replayed("delete", sender_of(request, self.project))) is not None:
             return replayed
         identity = str(self.find(name)["id"])
         self.store.drop(KIND, name)
-        return self._begun("delete", name, identity, request)
+        return self._begin_operation("delete", name, identity, request)
 
-    def _begun(self, kind: str, name: str, identity: str, request: HttpRequest) -> Document:
+    def _begin_operation(self, kind: str, name: str, identity: str, request: HttpRequest) -> Document:
         operation = self.operations.begin(
             kind,
             OperationTarget("", self._path(name), identity),

@@ -21,57 +21,64 @@ from typing import Any
 FOREVER = 1_000_000
 """How many requests a condition affects unless it names a number."""
 
-# The keys that each condition may have, in addition to `fault`, `times` and a free-text `note`.
-CONDITIONS: dict[str, frozenset[str]] = {
-    "project_missing": frozenset(),
-    "billing_off": frozenset(),
-    "api_disabled": frozenset({"api"}),
-    "permission_missing": frozenset({"permission"}),
-    "quota_limit": frozenset({"metric", "region", "limit"}),
-    "image_renamed": frozenset({"family", "to"}),
-    "image_deprecated": frozenset({"family", "state", "replacement"}),
-    "bucket_missing": frozenset({"bucket"}),
-    "bucket_elsewhere": frozenset({"bucket", "location"}),
-    "network_missing": frozenset({"network"}),
-    "no_nat": frozenset({"region"}),
-    "no_private_access": frozenset({"region"}),
-    "service_account_missing": frozenset({"email"}),
-    "service_account_disabled": frozenset({"email"}),
-    "clock_skew": frozenset({"seconds", "service"}),
-    "one_time_limit": frozenset(),
-    "api_propagation": frozenset({"minutes", "api"}),
-    "api_settling": frozenset({"api", "until"}),
+
+def read_keys(table: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """The keys of each kind in a table of words, of which `!` marks those that are required."""
+    return {kind: frozenset(words.replace("!", "").split()) for kind, words in table.items()}
+
+
+# The keys that each kind may have, in addition to `fault`, `times` and a free-text `note`; `!` marks required ones.
+CONDITION_WORDS = {
+    "project_missing": "",
+    "billing_off": "",
+    "api_disabled": "api!",
+    "permission_missing": "permission!",
+    "quota_limit": "metric! region limit",
+    "image_renamed": "family! to!",
+    "image_deprecated": "family! state replacement",
+    "bucket_missing": "bucket",
+    "bucket_elsewhere": "bucket location!",
+    "network_missing": "network",
+    "no_nat": "region",
+    "no_private_access": "region",
+    "service_account_missing": "email",
+    "service_account_disabled": "email",
+    "clock_skew": "seconds! service",
+    "one_time_limit": "",
+    "api_propagation": "minutes! api",
+    "api_settling": "api! until!",
 }
-CLIMATE_REQUIRED: dict[str, frozenset[str]] = {
-    "api_disabled": frozenset({"api"}),
-    "permission_missing": frozenset({"permission"}),
-    "quota_limit": frozenset({"metric"}),
-    "image_renamed": frozenset({"family", "to"}),
-    "image_deprecated": frozenset({"family"}),
-    "bucket_elsewhere": frozenset({"location"}),
-    "clock_skew": frozenset({"seconds"}),
-    "api_propagation": frozenset({"minutes"}),
-    "api_settling": frozenset({"api", "until"}),
+REQUEST, VM, JOB = "service method path", "vm zone run_id", "job region"
+FAULT_WORDS = {
+    "stockout": "zone zones_available machine_type",
+    "quota": "metric! region global zone limit",
+    "http": f"{REQUEST} status! reason message after",
+    "reset": f"{REQUEST} after",
+    "stall": f"{REQUEST} seconds!",
+    "slow_boot": f"{VM} seconds!",
+    "never_boots": VM,
+    "preempt": f"{VM} at notice_s",
+    "lost": f"{VM} at",
+    "hang": f"{VM} at target",
+    "kill": f"{VM} at target",
+    "image_gone": "family",
+    "image_failed": "image",
+    "image_pending": "image",
+    "image_vanishes": "image",
+    "late_insert": "zone seconds!",
+    "batch_silent": f"{JOB} cause seconds",
+    "batch_no_tasks": JOB,
+    "batch_recreate": f"{VM} seconds",
+    "batch_mute": f"{VM} seconds",
+}
+CONDITIONS = read_keys(CONDITION_WORDS)
+KEYS = read_keys(FAULT_WORDS)
+EVERY_KEY = KEYS | CONDITIONS
+REQUIRED = {
+    kind: {word[:-1] for word in words.split() if word.endswith("!")}
+    for kind, words in (FAULT_WORDS | CONDITION_WORDS).items()
 }
 STATES = ("DEPRECATED", "OBSOLETE")
-
-
-def condition_fault(params: Mapping[str, Any]) -> str:
-    """What is wrong with the values of a condition; empty if nothing is."""
-    if params.get("state", "DEPRECATED") not in STATES:
-        return f"state must be {' or '.join(STATES)}, not {params['state']!r}"
-    minutes = params.get("minutes", 0)
-    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes < 0:
-        return f"minutes must be a number, not {minutes!r}"
-    if "until" in params:
-        try:
-            datetime.fromisoformat(str(params["until"]))
-        except ValueError:
-            return f"until must be a time such as 2026-11-21T04:05:06Z, not {params['until']!r}"
-    limit = params.get("limit", 0)
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0:
-        return f"limit must be a number, not {limit!r}"
-    return ""
 
 
 def condition_matches(params: Mapping[str, Any], **thing: str) -> bool:
@@ -81,40 +88,6 @@ def condition_matches(params: Mapping[str, Any], **thing: str) -> bool:
 
 Params = Mapping[str, Any]
 
-REQUEST_KEYS = frozenset({"service", "method", "path"})
-VM_KEYS = frozenset({"vm", "zone", "run_id"})
-BATCH_KEYS = frozenset({"job", "region"})
-
-# The keys that each fault may have, in addition to `fault`, `times` and a free-text `note`.
-KEYS: dict[str, frozenset[str]] = {
-    "stockout": frozenset({"zone", "zones_available", "machine_type"}),
-    "quota": frozenset({"metric", "region", "global", "zone", "limit"}),
-    "http": REQUEST_KEYS | {"status", "reason", "message", "after"},
-    "reset": REQUEST_KEYS | {"after"},
-    "stall": REQUEST_KEYS | {"seconds"},
-    "slow_boot": VM_KEYS | {"seconds"},
-    "never_boots": VM_KEYS,
-    "preempt": VM_KEYS | {"at", "notice_s"},
-    "lost": VM_KEYS | {"at"},
-    "hang": VM_KEYS | {"at", "target"},
-    "kill": VM_KEYS | {"at", "target"},
-    "image_gone": frozenset({"family"}),
-    "image_failed": frozenset({"image"}),
-    "image_pending": frozenset({"image"}),
-    "image_vanishes": frozenset({"image"}),
-    "late_insert": frozenset({"zone", "seconds"}),
-    "batch_silent": BATCH_KEYS | {"cause", "seconds"},
-    "batch_no_tasks": BATCH_KEYS,
-    "batch_recreate": VM_KEYS | {"seconds"},
-    "batch_mute": VM_KEYS | {"seconds"},
-}
-REQUIRED: dict[str, frozenset[str]] = {
-    "quota": frozenset({"metric"}),
-    "http": frozenset({"status"}),
-    "stall": frozenset({"seconds"}),
-    "slow_boot": frozenset({"seconds"}),
-    "late_insert": frozenset({"seconds"}),
-}
 WORDS = {
     "after": ("request", "response"),
     "service": ("compute", "storage", "serviceusage", "cloudresourcemanager", "iam", "cloudbilling", "batch"),
@@ -126,7 +99,6 @@ WORDS = {
 
 MOST_VICTIMS = 100
 """The most victims that are recorded. A condition may hit every request, and its record must not grow with each."""
-EVERY_KEY = KEYS | CONDITIONS
 
 
 class BadWeather(ValueError):
@@ -301,7 +273,7 @@ def _fault(index: int, entry: Any, replayed: bool) -> Fault:
     unknown = sorted(map(str, set(params) - EVERY_KEY[kind]))
     if unknown:
         raise BadWeather(f"{place}: {kind} takes {', '.join(sorted(EVERY_KEY[kind]))}, not {', '.join(unknown)}")
-    missing = sorted((CLIMATE_REQUIRED | REQUIRED).get(kind, frozenset()) - set(params))
+    missing = sorted(REQUIRED[kind] - set(params))
     if missing:
         raise BadWeather(f"{place}: {kind} needs {', '.join(missing)}")
     times = entry.get("times", FOREVER if kind in CONDITIONS else 1)
@@ -312,29 +284,40 @@ def _fault(index: int, entry: Any, replayed: bool) -> Fault:
 
 
 def _check_values(place: str, params: Params, *, signed: bool) -> None:
-    if wrong := condition_fault(params):
-        raise BadWeather(f"{place}: {wrong}")
-    for key in ("seconds", "notice_s"):
-        value = params.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (value < 0 and not signed):
-            raise BadWeather(f"{place}: {key} must be a number of seconds, not {value!r}")
+    def check(good: bool, key: str, wanted: str, value: Any = None) -> None:
+        if not good:
+            raise BadWeather(f"{place}: {key} must be {wanted}, not {params.get(key, value)!r}")
+
+    check(params.get("state", "DEPRECATED") in STATES, "state", " or ".join(STATES))
+    for key, wanted in AMOUNTS.items():
+        check(is_amount(params.get(key, 0), signed=signed and key == "seconds"), key, wanted)
+    if "until" in params:
+        try:
+            datetime.fromisoformat(str(params["until"]))
+        except ValueError:
+            check(False, "until", "a time such as 2026-11-21T04:05:06Z")
     status = params.get("status", 500)
-    if not isinstance(status, int) or not 400 <= status <= 599:
-        raise BadWeather(f"{place}: status must be an HTTP error, not {params['status']!r}")
+    check(isinstance(status, int) and 400 <= status <= 599, "status", "an HTTP error")
     for key, words in WORDS.items():
-        if params.get(key, words[0]) not in words:
-            which = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
-            raise BadWeather(f"{place}: {key} must be {which}, not {params[key]!r}")
+        which = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+        check(params.get(key, words[0]) in words, key, which)
     try:
         re.compile(params.get("path", ""))
-    except (re.error, TypeError) as exc:
-        raise BadWeather(f"{place}: path must be a regular expression, not {params['path']!r}") from exc
+    except (re.error, TypeError):
+        check(False, "path", "a regular expression")
     at = params.get("at", {"seconds": 0})
-    if not isinstance(at, dict) or len(at) != 1 or not set(at) <= {"phase", "case", "seconds"}:
-        raise BadWeather(f'{place}: at must be {{"phase": ...}}, {{"case": n}} or {{"seconds": s}}, not {at!r}')
+    valid = isinstance(at, dict) and len(at) == 1 and set(at) <= {"phase", "case", "seconds"}
+    check(valid, "at", '{"phase": ...}, {"case": n} or {"seconds": s}')
     seconds = at.get("seconds", 0)
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 0:
-        raise BadWeather(f"{place}: at: seconds must be a number of seconds, not {seconds!r}")
+    check(is_amount(seconds), "at: seconds", "a number of seconds", seconds)
+
+
+AMOUNTS = {"minutes": "a number", "limit": "a number"} | dict.fromkeys(("seconds", "notice_s"), "a number of seconds")
+
+
+def is_amount(value: Any, *, signed: bool = False) -> bool:
+    """Whether a value is a number, and not negative unless it may be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and (signed or value >= 0)
 
 
 def hits_request(fault: Fault, service: str, method: str, path: str) -> bool:

@@ -21,7 +21,7 @@ from orchestrator.embedded.errors import ApiError
 from orchestrator.embedded.listener import HttpRequest, Reply, read_region
 from orchestrator.embedded.objects import Incoming, Objects
 from orchestrator.embedded.routes import Route, make_routes
-from orchestrator.embedded.uploads import receive_body
+from orchestrator.embedded.uploads import promised_checksums, receive_body
 
 PATHS: Final = r"(?!/(?:storage|download|upload|resumable|batch)/)/(?P<bucket>[^/]*)/?(?P<name>(?s:.*))"
 LISTING: Final = "http://doc.s3.amazonaws.com/2006-03-01"
@@ -116,7 +116,6 @@ class XmlApi:
         self, request: HttpRequest, bucket: str, name: str, headers: Mapping[str, str], body: Iterator[bytes]
     ) -> Mapping[str, Any]:
         """Stores an object, and returns its resource. Raises `ApiError`."""
-        sums = re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", ""))
         description = {
             "name": name,
             "contentType": headers.get("content-type", "application/octet-stream"),
@@ -124,7 +123,7 @@ class XmlApi:
             "cacheControl": headers.get("cache-control"),
             "md5Hash": headers.get("content-md5"),
             "metadata": {key.removeprefix(META): text for key, text in headers.items() if key.startswith(META)},
-            **{"md5Hash" if kind == "md5" else kind: text for kind, text in sums},
+            **promised_checksums(headers),
         }
         boundary = secrets.token_hex(16)
         head = json.dumps({key: value for key, value in description.items() if value})
@@ -158,9 +157,8 @@ class XmlApi:
             raise ApiError(400, f"Part number must be an integer between 1 and {MOST_PARTS}.")
         data = receive_body(self._store, request.pieces)
         data.file.flush()
-        sums = dict(re.findall(r"(crc32c|md5)=([A-Za-z0-9+/=]+)", request.headers.get("x-goog-hash", "")))
         try:
-            data.check({"md5": request.headers.get("content-md5", ""), **sums})
+            data.check({"md5Hash": request.headers.get("content-md5", ""), **promised_checksums(request.headers)})
         except ApiError:
             data.drop()
             raise

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.embedded import supervisor
-from orchestrator.embedded.life import Durations
+from orchestrator.embedded.fleet import Durations
 from orchestrator.embedded.machine import MARK, start_supervised
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.patience import PATIENCE_S, await_truth, living

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.embedded.console import Console
+from orchestrator.embedded.guest import Console
 from tests.support.discovery import Recorder
 from tests.support.scripted_machines import ScriptedVm, Steps
 from tests.unit.embedded.builders import NAME, ZONE, Stage, insert_body

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from orchestrator.embedded.console import Console
-from orchestrator.embedded.guest import Guest
+from orchestrator.embedded.guest import Console, Guest
 from orchestrator.embedded.metadata import MetadataServer
 from tests.support.simulated_timeline import SimulatedTimeline
 
