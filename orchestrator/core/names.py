@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Self
 
 from pydantic_core import core_schema
 
-from orchestrator.core.naming import RUN_ID, bare_name
+from orchestrator.core.naming import RUN_ID, bare_name, run_prefix
 from orchestrator.core.text import clean_line
 
 LABEL: Final = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
@@ -159,6 +159,11 @@ def child_run(fleet: str, gpu: str, index: int) -> RunId:
         raise ValueError(f"child {index} of {fleet!r} has no name")
     stamp, entropy = fleet.removeprefix("fleet-").rsplit("-", 1)
     return RunId(f"{stamp}-{bare_name(gpu)}x{entropy}-{index:04x}")
+
+
+def runs_prefix(fleet: str, gpu: str) -> str:
+    """Where the objects of all children of a fleet on a GPU lie."""
+    return run_prefix(child_run(fleet, gpu, 0)[:-4])[:-1]
 
 
 def job_name(fleet: FleetId, number: int) -> JobName:

@@ -218,7 +218,7 @@ def parse_event_object(name: str) -> EventName | None:
     if match is None:
         return None
     try:
-        at = datetime.strptime(match["stamp"], _STAMP).replace(tzinfo=UTC)
+        at = datetime.fromisoformat(match["stamp"])
     except ValueError:
         return None
     return EventName(at, match["writer"], int(match["seq"]), match["kind"])

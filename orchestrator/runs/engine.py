@@ -434,6 +434,11 @@ class Engine:
             return False
         cost = max(cost, metered)
         key, last_attempt = hold_key(self.run_id, run.generation), max((vm.attempt for vm in run.vms), default=0)
+        if run.is_unlaunched and self.world.ledger.read().runs.get(key) is not None:
+            raise NotFound(
+                f"the events of the clients of {self.run_id} are gone, so its hold is not settled by what machines say",
+                hint="`bench reap --yes` deletes its machines and settles it after its last deadline",
+            )
         ledger = settle(self.world.accounts, key, cost, last_attempt, self.world.policy.insert_limit_s)
         if ledger is None:
             return False

@@ -28,6 +28,8 @@ ASKS_WITHIN: Final = timedelta(minutes=3)
 """Between `seal_requested` and the image in the cloud."""
 RECORDS_WITHIN: Final = timedelta(minutes=30)
 """Between `seal_requested` and the record of the image: the cloud is given 25 minutes to make it."""
+LISTED_EVENTS: Final = 5_000
+"""How many events are listed at most to find the run of a build."""
 LEFT: Final = "what is left of it is deleted by `bench reap --yes`"
 
 
@@ -108,9 +110,12 @@ def _is_left(run: Run, now: datetime, *, there: bool) -> bool:
 
 
 def _run_of(world: World, name: str) -> str:
-    """The run that builds an image, by the image's name; empty where it has not begun."""
+    """The run that builds an image, by the image's name and what its client wrote, as machines write below any name;
+    empty where it has not begun."""
     stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{4}$", name)
     if stamp is None:
         return ""
-    begun = {one.name.split("/")[1] for one in world.bucket.list(f"{run_prefix(stamp[1])[:-1]}-")}
+    prefix = run_prefix(stamp[1])[:-1]
+    by_clients = world.bucket.list(f"{prefix}-", matching=f"{prefix}-*/events/*Z-client-*", most=LISTED_EVENTS)
+    begun = {one.name.split("/")[1] for one in by_clients}
     return next((run_id for run_id in sorted(begun) if is_image_of(run_id, name)), "")

@@ -74,8 +74,9 @@ def _unsettled(ledger: Ledger) -> list[str]:
 
 
 def _has_events(world: World, run_id: str) -> bool:
-    """Whether a run has left events that can be read. Raises `Unavailable`."""
-    return replay(world.log(run_id).read()) is not None
+    """Whether the clients of a run have left events that can be read. Raises `Unavailable`."""
+    run = replay(world.log(run_id).read())
+    return run is not None and not run.is_unlaunched
 
 
 def _reconcile_run(world: World, key: str, how: How) -> ReconciledHold | None:
@@ -83,7 +84,7 @@ def _reconcile_run(world: World, key: str, how: How) -> ReconciledHold | None:
     run_id = run_of(key)
     engine = Engine(world, run_id)
     run = replay(engine.log.read())
-    if run is None:
+    if run is None or run.is_unlaunched:
         return _without_events(world, key, run_id)
     if not how.drive:
         return None

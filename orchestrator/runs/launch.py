@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from orchestrator.core.errors import BudgetExceeded, LocalError
+from orchestrator.core.errors import BudgetExceeded, LocalError, ProviderError
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import Offer
@@ -22,6 +22,7 @@ from orchestrator.core.naming import (
     payload_object,
     plan_name,
     plan_object,
+    run_prefix,
 )
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.plan.resumption import plan_document
@@ -29,7 +30,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.runs.engine import Engine, LaunchTerms, World
 from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.runs.takeover import Claimant, may_have_waiting, take_over
-from orchestrator.store.events import EventLog
+from orchestrator.store.events import EventLog, refuse_taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +79,17 @@ def begin_launch(
 ) -> Engine:
     """Everything before the first machine; or a machine that another run kept, unless `cold`. Raises `BudgetExceeded`
     when somebody else took the money since the plan, and `refused` where there is only money for a kept machine and no
-    such machine."""
+    such machine. Raises `ProviderError` if somebody has guessed the id and stored objects of the run before it."""
     plan, run_id = order.plan, order.run_id
     log = world.log(run_id)
-    log.append(
-        ev.RunPlanned(
-            gpu=plan.label,
-            config=plan.config_name,
-            user=order.where.user,
-            mode=order.where.mode,
-            ceiling_usd=plan.ceiling_usd,
-            ttl_s=plan.ttl_s,
-            attempts=plan.attempts,
-            cases=len(plan.cases),
-            measurements_per_implementation=plan.measurements_per_implementation,
-            implementations=tuple(plan.harness["implementations"]),
-            image=plan.image,
-            offers=len(plan.offers),
-            on_demand_after=plan.config.placement.on_demand_after,
-            seals=bool(plan.prepare),
-        )
-    )
+    begun = log.append(_planned(order))
     engine = engine_for(world, order, log)
     with ended_unless_it_begins(engine):
+        try:
+            refuse_taken(world.bucket, run_prefix(run_id), ours=begun.object_name)
+        except ProviderError as refusal:
+            log.append(ev.RunClosed(outcome="refused", detail=str(refusal)))
+            raise
         document = json.dumps(plan_document(plan), indent=1).encode()
         world.bucket.replace(plan_object(run_id), document, generation=None)
         with suppress(LocalError):  # a plan that is not remembered costs a question when the run is resumed
@@ -117,6 +106,26 @@ def begin_launch(
         engine.write_index(engine.look())  # money is held from here on: `bench status` lists the run whatever happens
         _store(world, order.payload, log, say)
     return engine
+
+
+def _planned(order: RunOrder) -> ev.RunPlanned:
+    plan = order.plan
+    return ev.RunPlanned(
+        gpu=plan.label,
+        config=plan.config_name,
+        user=order.where.user,
+        mode=order.where.mode,
+        ceiling_usd=plan.ceiling_usd,
+        ttl_s=plan.ttl_s,
+        attempts=plan.attempts,
+        cases=len(plan.cases),
+        measurements_per_implementation=plan.measurements_per_implementation,
+        implementations=tuple(plan.harness["implementations"]),
+        image=plan.image,
+        offers=len(plan.offers),
+        on_demand_after=plan.config.placement.on_demand_after,
+        seals=bool(plan.prepare),
+    )
 
 
 @contextmanager

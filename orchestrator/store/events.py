@@ -8,13 +8,17 @@ from datetime import datetime
 from typing import Final
 
 from orchestrator.core.errors import ProviderError, Unavailable
-from orchestrator.core.naming import events_prefix, is_client, machine_of, parse_event_object
+from orchestrator.core.naming import EventName, events_prefix, is_client, machine_of, parse_event_object
 from orchestrator.core.run.events import (
+    OTHER,
+    ChildFinished,
     Event,
+    EventBounds,
     Fact,
     InstanceRequested,
     MachineTaken,
     RunPlanned,
+    counted_kind,
     decode_event,
     encode_event,
 )
@@ -22,12 +26,8 @@ from orchestrator.ports import Bucket, Clock, ObjectEntry
 
 EVENT_BYTES: Final = 256 * 1024
 """The largest size of an event in bytes; larger objects are not fetched."""
-EVENTS_OF_A_MACHINE: Final = 500
-EVENTS_OF_A_CASE: Final = 40
-"""How many events of one machine are read at most: so many, and so many more for each case of the plan."""
-EVENTS_OF_A_KIND: Final = 200
-"""How many of one kind, if they are not about a case."""
-MOST_CASES: Final = 1_000
+BYTES_OF_A_MACHINE: Final = 16 * 1024 * 1024
+"""How many bytes of one machine's events are read at most."""
 LISTED_AT_ONCE: Final = 5_000
 """How many objects of a log are listed at most before they are told apart by their writers."""
 
@@ -48,8 +48,12 @@ class EventLog:
         self._events: dict[str, Event] = {}
         self._strange: set[str] = set()
         self._over: set[str] = set()
-        self._junk: Counter[tuple[int, str]] = Counter()
-        """How many objects of each attempt's machine and of each kind were read and are no events."""
+        self._read_of: Counter[tuple[int, str]] = Counter()
+        """How many objects of each attempt's machine and of each kind were read, events or not."""
+        self._bytes_of: Counter[int] = Counter()
+        """How many bytes of each attempt's machine were read."""
+        self._parts: dict[str, EventName | None] = {}
+        """The parts of each listed name."""
         self._listed_at_once = listed_at_once
         self._crowded = False
         """Whether the log has more objects than are listed at once."""
@@ -95,7 +99,7 @@ class EventLog:
         """
         listed = self._listed()
         clients, machines = self._unread(listed)
-        self._read(clients)
+        self._read([entry.name for entry in clients])
         if self._crowded:
             _, machines = self._unread(self._of_machines())
         self._read(self._within_bounds(machines))
@@ -113,62 +117,74 @@ class EventLog:
 
     def _of_machines(self) -> list[ObjectEntry]:
         """The first objects of each machine that clients requested."""
-        prefix, (attempts, most) = events_prefix(self.run_id), self._bounds()
+        prefix, (attempts, bounds) = events_prefix(self.run_id), self._bounds()
         writers = [f"{role}-{attempt}" for attempt in sorted(attempts) for role in ("boot", "vm")]
-        listings = (self._bucket.list(prefix, matching=f"{prefix}*Z-{who}-*", most=most + 1) for who in writers)
+        most = bounds.total + 1
+        listings = (self._bucket.list(prefix, matching=f"{prefix}*Z-{who}-*", most=most) for who in writers)
         return [entry for listing in listings for entry in listing]
 
-    def _bounds(self) -> tuple[set[int], int]:
+    def _bounds(self) -> tuple[set[int], EventBounds]:
         """The attempts whose machines clients requested, and how many events each of them can have by the plan."""
         facts = [event.fact for event in self._events.values() if is_client(event.writer)]
-        cases = max((fact.cases for fact in facts if isinstance(fact, RunPlanned)), default=0)
+        plans = [fact for fact in facts if isinstance(fact, RunPlanned)]
+        plans += [fact.plan for fact in facts if isinstance(fact, ChildFinished)]
+        cases = max((plan.cases for plan in plans), default=0)
+        implementations = max((len(plan.implementations) for plan in plans), default=0)
         requested = {1} | {fact.attempt for fact in facts if isinstance(fact, InstanceRequested | MachineTaken)}
-        return requested, EVENTS_OF_A_MACHINE + EVENTS_OF_A_CASE * min(cases, MOST_CASES)
+        return requested, EventBounds(cases, implementations)
 
-    def _unread(self, listed: Sequence[ObjectEntry]) -> tuple[list[str], dict[int, list[str]]]:
-        """The names of events that were not read yet: those of clients, and those of each attempt's machine, in order.
-        An object that is too large, or whose name is not that of a client's or machine's event, is not read."""
-        clients: list[str] = []
-        machines: dict[int, list[str]] = {}
+    def _unread(self, listed: Sequence[ObjectEntry]) -> tuple[list[ObjectEntry], dict[int, list[ObjectEntry]]]:
+        """The events that were not read yet: those of clients, and those of each attempt's machine, in order. An object
+        that is too large, or whose name is not that of a client's or machine's event, is not read."""
+        clients: list[ObjectEntry] = []
+        machines: dict[int, list[ObjectEntry]] = {}
         for entry in listed:
             if entry.name in self._events or entry.name in self._strange:
                 continue
-            parts = parse_event_object(entry.name)
+            if entry.name not in self._parts:
+                self._parts[entry.name] = parse_event_object(entry.name)
+            parts = self._parts[entry.name]
             attempt = machine_of(parts.writer) if parts is not None else 0
             if parts is not None and is_client(parts.writer) and entry.size <= EVENT_BYTES:
-                clients.append(entry.name)
+                clients.append(entry)
             elif attempt and entry.size <= EVENT_BYTES:
-                machines.setdefault(attempt, []).append(entry.name)
+                machines.setdefault(attempt, []).append(entry)
             else:
                 self._strange.add(entry.name)
         return clients, machines
 
-    def _within_bounds(self, machines: Mapping[int, Sequence[str]]) -> list[str]:
-        """Of what machines have stored, the oldest of each that clients requested, as many as their plan can give rise
-        to, in all and of one kind. Whoever writes more is not read further: each read costs money and time."""
-        requested, most = self._bounds()
-        read = self._junk + Counter((machine_of(event.writer), event.fact.kind) for event in self._events.values())
+    def _within_bounds(self, machines: Mapping[int, Sequence[ObjectEntry]]) -> list[str]:
+        """Of what machines have stored, the oldest of each that clients requested, as many of each kind as their plan
+        can give rise to. Whoever writes more is not read further: each read costs money and time."""
+        requested, bounds = self._bounds()
+        read, size = self._read_of.copy(), self._bytes_of.copy()
         names: list[str] = []
         self._over = set()
         for attempt, unread in machines.items():
-            room = most - sum(count for (of, _), count in read.items() if of == attempt) if attempt in requested else 0
-            for name in unread:
-                key = attempt, _kind_of(name)
-                if room > 0 and (read[key] < EVENTS_OF_A_KIND or key[1].startswith("case_")):
-                    names.append(name)
+            for entry in unread:
+                key = attempt, self._kind_of(entry.name)
+                room = BYTES_OF_A_MACHINE - size[attempt]
+                if attempt in requested and read[key] < bounds.most(key[1]) and entry.size <= room:
+                    names.append(entry.name)
                     read[key] += 1
-                    room -= 1
+                    size[attempt] += entry.size
                 else:
-                    self._over.add(name)
+                    self._over.add(entry.name)
         return names
+
+    def _kind_of(self, name: str) -> str:
+        parts = self._parts[name]
+        return counted_kind(parts.kind) if parts is not None else OTHER
 
     def _read(self, names: Sequence[str]) -> None:
         for name, blob in self._bucket.read_many(names).items():
+            parts = self._parts[name]
+            attempt = machine_of(parts.writer) if parts is not None else 0
+            self._read_of[attempt, self._kind_of(name)] += 1
+            self._bytes_of[attempt] += len(blob.data)
             event = decode_event(blob.data)
             if event is None or event.run_id != self.run_id or not _under_its_own_name(name, event):
                 self._strange.add(name)
-                parts = parse_event_object(name)
-                self._junk[machine_of(parts.writer) if parts is not None else 0, _kind_of(name)] += 1
                 continue
             self._events[name] = event
             if event.writer == self.writer:
@@ -185,14 +201,20 @@ class EventLog:
         return Event(run_id=self.run_id, time=now, writer=self.writer, seq=self._seq, fact=fact)
 
 
-def _kind_of(name: str) -> str:
-    parts = parse_event_object(name)
-    return parts.kind if parts is not None else ""
-
-
 def _under_its_own_name(name: str, event: Event) -> bool:
     """Whether the name of an object matches the event in it: permission to write is given by name."""
     named, expected = parse_event_object(name), parse_event_object(event.object_name)
     if named is None or expected is None:
         return False
     return (named.writer, named.seq, named.kind) == (expected.writer, expected.seq, expected.kind)
+
+
+def refuse_taken(bucket: Bucket, prefix: str, *, ours: str = "") -> None:
+    """Raise `ProviderError` if an object lies below `prefix`, beside `ours`. The machines of other runs may write below
+    any name: what they stored before a run was planned would count as its events and results."""
+    others = [entry.name for entry in bucket.list(prefix, most=2) if entry.name != ours]
+    if others:
+        raise ProviderError(
+            f"{others[0]} was stored before anything of that name was launched",
+            hint="run the same command again: it takes another name; and look at who writes to the bucket",
+        )

@@ -260,11 +260,10 @@ def _no_request(run: Run, now: datetime, policy: Policy) -> tuple[Command, ...]:
     or another client launched the run."""
     if run.rejected is not None:
         return _give_up(run, now, Phase.FAILED, f"{run.rejected.code}: {run.rejected.message}")
-    no_client = run.plan is None and run.held is None  # only machines wrote events: no client will request one
     heard_at = run.updated_at
     if run.waiting is not None:
         heard_at = max(heard_at, min(run.waiting.next_at, heard_at + timedelta(seconds=policy.longest_pause_s)))
-    if not no_client and now - heard_at < timedelta(seconds=policy.insert_limit_s):
+    if not run.is_unlaunched and now - heard_at < timedelta(seconds=policy.insert_limit_s):
         return (Wait(policy.poll_s),)
     remedy = f"`bench launch --resume {run.run_id}` continues it"
     if run.waiting is not None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -493,3 +494,53 @@ def decode_event(data: bytes) -> Event | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# How many events a machine of a run may write, by their kind. What is read of its log is bounded by this.
+
+BOOTS: Final = 4
+"""How often a machine of one attempt may begin its work: each time it writes the events of a beginning again."""
+OTHER: Final = "other"
+"""The kind under which all kinds are counted that this version does not know, or that no machine may write."""
+UNKNOWN_CASES: Final = 200
+"""How many cases count for a run whose plan does not say how many it has."""
+MOST_CASES: Final = 1_000
+OF_A_BOOT: Final = {
+    "vm_booted": 1, "machine_taken": 1, "phase_started": 8, "phase_finished": 8, "healed": 16, "gate_passed": 10,
+    "environment_recorded": 1, "kernel_built": 2, "correctness_finished": 1, "measurement_planned": 1,
+    "case_observed": 16, "case_checked": 2, "image_prepared": 1, "preempted": 1, "diagnosed": 4, "finished": 2,
+    "vm_exiting": 1, OTHER: 16,
+}  # fmt: skip
+OF_A_CASE: Final = {"case_started": 2, "case_measured": 2, "case_observed": 8}
+"""Twice what a machine writes that is never interrupted. A case that lasts nine hours is observed nine times."""
+OF_AN_IMPLEMENTATION: Final = {"case_checked": 2}
+"""For each case."""
+OF_A_KEPT_MACHINE: Final = {"kept": 200, "lent": 200}
+"""A machine that is kept writes one of each for each run that it serves."""
+
+COUNTED: Final = frozenset({**OF_A_BOOT, **OF_A_CASE, **OF_A_KEPT_MACHINE})
+
+
+def counted_kind(kind: str) -> str:
+    """The kind under which an event counts."""
+    return kind if kind in COUNTED else OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class EventBounds:
+    """The bounds for a machine of a run with so many `cases` and `implementations`; 0 where the plan does not say."""
+
+    cases: int = 0
+    implementations: int = 0
+
+    def most(self, kind: str) -> int:
+        """How many events of a kind are read of one machine."""
+        cases = min(self.cases or UNKNOWN_CASES, MOST_CASES)
+        implementations = min(self.implementations or 1, MOST_CASES)
+        each = OF_A_CASE.get(kind, 0) + OF_AN_IMPLEMENTATION.get(kind, 0) * implementations
+        return BOOTS * OF_A_BOOT.get(kind, 0) + OF_A_KEPT_MACHINE.get(kind, 0) + each * cases
+
+    @property
+    def total(self) -> int:
+        """How many events are read of one machine."""
+        return sum(self.most(kind) for kind in COUNTED)

@@ -225,6 +225,12 @@ class Run:
         return next((vm for vm in reversed(requested) if vm.open), requested[-1] if requested else None)
 
     @property
+    def is_unlaunched(self) -> bool:
+        """Whether no client has planned the run, held money for it or requested a machine, as far as its log says: only
+        machines wrote."""
+        return self.plan is None and self.held is None and not self.vms
+
+    @property
     def guest_of(self) -> ev.MachineTaken | None:
         """The machine of another run on which this generation is measured; None if it has its own."""
         taken = self.taken

@@ -26,7 +26,7 @@ from orchestrator.core.fleet.jobs import (
 from orchestrator.core.fleet.state import ATTEMPTS, ChildLine, FleetState, State, judge_retry
 from orchestrator.core.fleet.sweep import Child, Sweep
 from orchestrator.core.market.pricing import billed_usd, round_up
-from orchestrator.core.names import FLEET_LABEL, JobName, Zone, child_run, job_name
+from orchestrator.core.names import FLEET_LABEL, JobName, Zone, child_run, job_name, runs_prefix
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,
@@ -44,6 +44,7 @@ from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.hold import Purse, worked_s
 from orchestrator.runs.fleet.planning import BatchPlacement, Orders
 from orchestrator.runs.fleet.results import store_rows
+from orchestrator.store.events import refuse_taken
 from orchestrator.store.fleets import FleetControl, FleetRecord, FleetStore, JobRecord
 
 # What is decided about a fleet on a scheduler, as changes of its `Control`, and its line in the list of fleets. Each
@@ -490,10 +491,13 @@ class Follower:
 def record_fleet(store: FleetStore, record: FleetRecord, children: Sequence[Child], purse: Purse | None) -> None:
     """Stores a fleet and, with a `purse`, holds its worst case; nothing is started. The record comes before the hold,
     so that a client that dies between any two of these steps leaves no hold that says nothing of what it is for:
-    `runs.reconcile` gives back the one of a fleet that never asked for a machine. Raises `BudgetExceeded`."""
+    `runs.reconcile` gives back the one of a fleet that never asked for a machine. Raises `BudgetExceeded`, and
+    `ProviderError` if somebody has guessed the id and stored objects of its runs."""
     if purse is not None:
         purse.check(record.hold_usd)  # a fleet that is refused leaves nothing behind
     store.create(record, children)
+    for gpu in sorted({child.cell.gpu for child in children}):
+        refuse_taken(store.bucket, runs_prefix(record.fleet, gpu))
     if purse is not None:
         purse.take(record.hold_usd)
     store.list_as(fleet_summary(record, FleetState(tuple(children)), FleetControl()))

@@ -329,6 +329,7 @@ class LocalScheduler:
             config = config.model_copy(update={"host": config.host.model_copy(update={"targets": (target,)})})
         world, run_id = site.world(config), child_run(self.record.fleet, child.cell.gpu, child.index)
         run = replay(world.log(run_id).read())
+        run = None if run is not None and run.is_unlaunched else run
         if run is not None and run.closed is not None and run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):
             self._report(self._line_of(child, run, world))
             return
@@ -340,7 +341,8 @@ class LocalScheduler:
         where = site.where(plan)
         self._afford(child, plan)
         if run is not None and run.phase is Phase.REFUSED:
-            why = "another launch took the money before it began; `bench fleet launch` measures it in a new fleet"
+            detail = run.closed.detail if run.closed is not None else ""
+            why = f"it was refused: {detail}; `bench fleet launch` measures it in a new fleet"
             self._report(replace(self._line(child), state="given_up", reason=why))
             return
         before = self._line(child)

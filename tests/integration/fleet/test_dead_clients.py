@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import BudgetExceeded, Unavailable
+from orchestrator.core.errors import BudgetExceeded, ProviderError, Unavailable
 from orchestrator.core.ledger.budget import Caps, HoldTerms, LedgerEntry, hold
+from orchestrator.core.names import child_run
 from orchestrator.runs.engine import World
 from orchestrator.runs.fleet.follow import record_fleet
 from orchestrator.runs.fleet.hold import Purse
@@ -127,3 +128,17 @@ def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(tmp_path:
     (found,) = reconcile_holds(dead.world(), drive=False)
     assert (found.key, found.settled) == (dead.site.stage.fleet, True)
     assert dead.site.holds()[run].settled_usd is None
+
+
+def test_a_fleet_whose_id_was_guessed_before_its_launch_holds_nothing(tmp_path: Path) -> None:
+    """A machine of another run has stored a case of a child that nobody has planned."""
+    dead = Abandoned.of(tmp_path)
+    world, later = dead.world(), dead.site.stage.again()
+    record = later.record.model_copy(update={"fleet": "fleet-20261122-090000-00ab"})
+    gpu = later.children[-1].cell.gpu
+    case = f"runs/{child_run(record.fleet, gpu, 3)}/cases/b1.csv"
+    dead.site.stage.bucket.create(case, b"vm,median_us\n")
+    store = FleetStore(dead.site.stage.bucket, dead.site.clock, record.fleet)
+    with pytest.raises(ProviderError, match="stored before"):
+        record_fleet(store, record, later.children, Purse(world, record))
+    assert record.fleet not in dead.site.holds()

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.errors import ProviderError
+from orchestrator.core.errors import NotFound, ProviderError
+from orchestrator.core.run.events import EventBounds
 from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.runs.reconcile import reconcile_holds
-from orchestrator.store.events import EVENTS_OF_A_CASE, EVENTS_OF_A_MACHINE, EventLog
+from orchestrator.store.events import EventLog
 from tests.integration.stories.recovering import PAYLOAD, where
-from tests.integration.stories.stage import RUN, Stage, same_to_the_cent, silent_vm, staged
+from tests.integration.stories.stage import RUN, Stage, good_vm, same_to_the_cent, silent_vm, staged
 from tests.support.crowded_bucket import CrowdedBucket
 
 OTHER = "20261121-050000-l4-0002"
@@ -117,7 +118,7 @@ def test_a_million_events_of_a_machine_keep_no_command_from_its_end(home: Path) 
         world = replace(plain, bucket=crowded, log=lambda run: EventLog(crowded, run, "client-00000b", plain.clock))
         engine = Engine(world, RUN)
         took: dict[str, float] = {}
-        bound = EVENTS_OF_A_MACHINE + EVENTS_OF_A_CASE * len(stage.plan().cases) + 100
+        bound = EventBounds(len(stage.plan().cases)).most("healed") + 100
 
         @contextmanager
         def timed(what: str) -> Iterator[None]:
@@ -140,3 +141,52 @@ def test_a_million_events_of_a_machine_keep_no_command_from_its_end(home: Path) 
             assert begin_launch(world, order).end_unbegun("enough")
         assert max(took.values()) < 30, took
         assert stage.ledger().runs[OTHER].settled_usd == 0
+
+
+EARLY = {
+    "an event": ("events/20261121T035959.000000Z-vm-1-deadbeef-000001-finished.json", "finished"),
+    "a case": ("cases/case-1.csv", ""),
+    "an artifact": ("artifacts/environment.json", ""),
+    "a seal": ("sealed.json", ""),
+}  # fmt: skip
+
+
+def guessed(stage: Stage, run_id: str, early: str) -> None:
+    """A machine of another run stores an object of a run that nobody has launched yet."""
+    name, kind = EARLY[early]
+    event = {"schema": 1, "run_id": run_id, "kind": kind, "time": "2026-11-21T03:59:59.000000Z",
+             "writer": "vm-1-deadbeef", "seq": 1, "data": {"outcome": "succeeded", "exit_code": 0}}  # fmt: skip
+    stage.world().bucket.create(f"runs/{run_id}/{name}", json.dumps(event).encode() if kind else b"{}")
+
+
+@pytest.mark.parametrize("early", EARLY)
+def test_a_run_whose_id_was_guessed_before_its_launch_does_not_begin(home: Path, early: str) -> None:
+    """Its events would count as the run's own: what ends it, what it has measured, what it costs."""
+    with staged(home, good_vm()) as stage:
+        guessed(stage, RUN, early)
+        world = stage.world()
+        with pytest.raises(ProviderError, match="stored before"):
+            begin_launch(world, RunOrder(RUN, stage.plan(), PAYLOAD, where(stage)))
+        assert stage.ledger().runs == {}
+        assert Engine(stage.world(), RUN).look().phase is Phase.REFUSED
+        assert stage.launch(run_id=OTHER).phase is Phase.SUCCEEDED
+        assert list(stage.ledger().runs) == [OTHER]
+
+
+def test_no_machine_settles_a_run_whose_clients_events_are_gone(home: Path) -> None:
+    """Somebody deletes the folder of a run; its machine goes on, and says that the run is over."""
+    with staged(home, silent_vm) as stage:
+        _, vm = stage.with_a_machine()
+        stage.delete_objects(f"runs/{RUN}/")
+        says(stage, "finished", outcome="succeeded", exit_code=0)
+        stage.timeline.advance(400)
+        (hold,) = reconcile_holds(stage.world())
+        assert not hold.settled
+        with pytest.raises(NotFound, match="are gone"):
+            Engine(stage.world(), RUN).follow()
+        assert stage.ledger().runs[RUN].settled_usd is None
+        assert len(stage.cloud.instances()) == 1
+        stage.timeline.advance(vm.max_run_s + 3600)
+        reconcile_holds(stage.world())
+        assert stage.billed() <= stage.ledger().runs[RUN].spent
+        assert stage.ledger().runs[RUN].settled_usd is not None

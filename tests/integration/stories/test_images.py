@@ -10,13 +10,15 @@ import pytest
 from orchestrator.core.config import load as configs
 from orchestrator.core.config.model import Config, Workload
 from orchestrator.core.errors import BudgetExceeded, ConfigError, ProviderError, RunFailed, Unavailable
-from orchestrator.core.images import ImageRecord
+from orchestrator.core.images import ImageRecord, image_name
 from orchestrator.core.ledger.budget import Caps, counted_costs
+from orchestrator.core.ledger.unlisted import outstanding_images
 from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.status import StatusLine, decode_status, paid_time
 from orchestrator.runs.engine import World
+from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import (
     ImageWish,
     build_image,
@@ -34,6 +36,7 @@ from tests.integration.stories.stage import (
     RUN,
     SHEET,
     ZONES,
+    Killed,
     Stage,
     good_vm,
     same_to_the_cent,
@@ -274,3 +277,32 @@ def test_an_image_over_the_caps_is_refused_before_a_machine_is_asked_for(home: P
             built(stage, world=stage.world(Caps(day=Decimal("1.00"))))
         assert stage.bill() == []
         nothing_left(stage)
+
+
+def test_a_build_whose_run_was_guessed_gives_its_money_back(home: Path) -> None:
+    with staged(home, machines()) as stage:
+        stage.world().bucket.create(f"runs/{BUILD}/sealed.json", b"{}")
+        with pytest.raises(ProviderError, match="stored before"):
+            built(stage)
+        assert storage(stage) == (0, 0)
+        assert stage.ledger().runs == {}
+        nothing_left(stage)
+
+
+def test_the_run_of_a_build_is_the_one_that_its_client_began(home: Path) -> None:
+    """A machine may store objects below a name that the name of the image could stand for too."""
+    with staged(home, machines()) as stage:
+        name = image_name("l4", BUILD)
+        stamp, entropy = BUILD[:15], BUILD[-4:]
+        stage.world().bucket.create(f"runs/{stamp}-a-{entropy}/events/x.json", b"{}")
+        world, wish = (
+            stage.world(dies_after=3),
+            wish_of(config(), stage.world().cloud().image(*config().image_source), 14),
+        )
+        with pytest.raises(Killed):
+            build_image(world, order(stage, world, wish, BUILD), wish)
+        assert {build.run_id for build in look_after_builds(stage.world())} == {BUILD}
+        stage.timeline.advance(7200)
+        look_after_builds(stage.world())
+        look_after_builds(stage.world())
+        assert outstanding_images(stage.ledger()) == {}, name

@@ -65,7 +65,7 @@ def aftermath(play: Play) -> Seen:
     leaked = play.judge.alive()
     faults = [fault for fault in play.cloud.weather.document()["faults"] if fault["id"] not in play.before]
     play.cloud.weather.replace({"faults": []})
-    play.direct = True  # no weather is left between clients and the bucket
+    play.fair = True
     play.hosted.clears_up()
     mend(play)
     world = play.world(None)

@@ -107,6 +107,21 @@ class Watched:
         return call
 
 
+@dataclass
+class Clearing:
+    """A bucket through HTTP, until no weather is left that could strike there."""
+
+    http: Any
+    direct: Any
+    is_fair: Callable[[], bool]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.direct if self.is_fair() else self.http, name)
+
+    def offset(self) -> timedelta:
+        return (self.direct if self.is_fair() else self.http).offset()  # type: ignore[no-any-return]
+
+
 Announce = Callable[[str, tuple[Any, ...], Any], None]
 
 
@@ -144,16 +159,19 @@ def world_of(
     after: Announce,
     boxes: Mapping[str, Box] | None = None,
     *,
-    direct: bool = False,
+    is_fair: Callable[[], bool] = lambda: False,
 ) -> World:
-    """What a client sees, with connections of its own, to `boxes` too; an observer's without an actor. `direct`: the
-    bucket without HTTP between, which takes most of the time of a scenario."""
+    """What a client sees, with connections of its own, to `boxes` too; an observer's without an actor. `is_fair`:
+    whether no weather is left between it and the bucket, which it then reaches without HTTP: that takes most of the
+    time of a scenario."""
     off = timedelta(seconds=actor.client.off_s if actor else 0)
     local, key = OwnClock(timeline, off), Bearer(cloud.token)
-    plain: Any = StoreBucket(bucket, cloud.storage.store, local) if direct else None
-    plain = plain or GoogleBucket(
-        bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local
-    )
+    plain: Any = StoreBucket(bucket, cloud.storage.store, local)
+    if not is_fair():
+        through_http = GoogleBucket(
+            bucket, endpoint=cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local
+        )
+        plain = Clearing(through_http, plain, is_fair)
     clock = rules.clock(local, plain.offset)
     google = GoogleCloud(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
     watched: Any = rules.bucket(Watched(plain, before, after))
@@ -162,7 +180,9 @@ def world_of(
         hosts = rules.hosts(watched, clock, lambda target: Watched(boxes[target.name], before, after))
         rented = ZoneRouter(lambda: google, hosts, lambda: google)  # type: ignore[arg-type,return-value]
     rented = Watched(rented, before, after)
-    images = GoogleImages(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
+    images = functools.cache(
+        lambda: GoogleImages(project=cloud.project, endpoint=cloud.compute_url, credentials=key, clock=clock)
+    )
     caps, writer = rules.caps(actor.caps if actor else Caps()), actor.name if actor else NOBODY
     return World(
         cloud=lambda: rented,
@@ -173,7 +193,7 @@ def world_of(
         log=lambda run_id: EventLog(watched, run_id, writer, clock),
         policy=rules.policy,
         history=StockOuts(watched, clock),
-        shelf=Shelf(ImageRecords(watched, clock), lambda: images),
+        shelf=Shelf(ImageRecords(watched, clock), images),
     )
 
 

@@ -31,7 +31,7 @@ def hurt(play: Play, damage: Damage) -> None:
     """The ledger is not what it was. Caps of the bucket are in no event: nobody could make them again."""
     if (damage.how in ("gone", "empty") and play.scenario.shared) or play.lost is not None:
         return
-    bucket = play.quiet().bucket
+    bucket = play.quiet.bucket
     try:
         there = bucket.read(LEDGER)
         if there is None:
@@ -54,7 +54,7 @@ def mend(play: Play) -> None:
     """The ledger is made again, as soon as the weather allows it; one that somebody has begun anew stays."""
     if play.lost is None:
         return
-    lost, world = play.lost, play.quiet()
+    lost, world = play.lost, play.quiet
     try:
         there = world.bucket.read(LEDGER)
         if (b"" if there is None else there.data) == lost.instead:

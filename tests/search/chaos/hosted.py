@@ -79,7 +79,7 @@ class Hosted:
 
     def hurt(self, name: str, damage: RecordDamage) -> bool:
         """Whether it was there to be damaged."""
-        bucket = self.play.quiet().bucket
+        bucket = self.play.quiet.bucket
         try:
             there = bucket.read(name)
             if there is None or name in self.broken:
@@ -97,7 +97,7 @@ class Hosted:
             return
         was, instead = self.broken[name]
         try:
-            bucket = self.play.quiet().bucket
+            bucket = self.play.quiet.bucket
             there = bucket.read(name)
             if there is not None and there.data == instead:
                 bucket.replace(name, was, generation=None)

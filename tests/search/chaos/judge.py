@@ -178,6 +178,8 @@ class Judge:
         """Runs with a request that was on its way for longer than anybody waits for one."""
         self.generation = 0
         self.checks = 0
+        self._seen: tuple[object, ...] = ()
+        """All that the last check depended on."""
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -200,9 +202,13 @@ class Judge:
     def at_every_moment(self) -> None:
         """What must hold between any two calls of any client."""
         self.checks += 1
+        now, machines, accounts = self.cloud.timeline.now(), self.machines(), self.accounts()
+        seen = self._all_that_is_checked(now, machines, accounts)
+        if seen == self._seen:
+            return  # nothing has changed since the last check, as between the answer to a call and the next call
+        self._seen = ()  # of a check that fails nothing is kept
         self._read_the_ledger()
-        now, living = self.cloud.timeline.now(), {vm.account: vm for vm in self.machines()}
-        accounts = self.accounts()
+        living = {vm.account: vm for vm in machines}
         for account in accounts:
             hold(RENTED, account.run_id not in self.hosted, f"{account.vm} was rented for a run on a host")
         self._nothing_forged(self.forged[max(self.looked - RECENT, 0) :])
@@ -225,6 +231,15 @@ class Judge:
             hold(BEYOND, right, f"{one.vm} can cost ${usd} alone, and ${each} were to be held: ${most}")
         self._no_run_beyond_its_hold(worst)
         self._no_window_over_its_cap([(one, usd) for one, usd in worst if one.run_id not in self.excused])
+        self._seen = seen
+
+    def _all_that_is_checked(
+        self, now: datetime, machines: Sequence[EmbeddedVm], accounts: Sequence[Account]
+    ) -> tuple[object, ...]:
+        """Everything that a check looks at. Accounts are replaced when they change, and the bucket counts its changes."""
+        living = [(vm.account, vm.admitted, vm.status, vm.deadline_at, dict(vm.labels)) for vm in machines]
+        told = len(self.launchings), len(self.forged), dict(self.asked), set(self.excused), self.damaged
+        return (now, living, list(map(id, accounts)), self.cloud.storage.store.index.total_changes, told)
 
     def _nothing_forged(self, offered: Iterable[tuple[str, bytes]]) -> None:
         store = self.cloud.storage.store

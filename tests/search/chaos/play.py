@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ class Play:
         self.arena, self.scenario, self.bucket = arena, scenario, bucket
         self.cloud, self.timeline = arena.cloud, arena.timeline
         self.cloud.storage.store.make_bucket(bucket)
-        self.direct = not any(fault.get("service") == "storage" for fault in scenario.faults)
-        """Whether clients reach the bucket without HTTP: there is no weather between."""
+        self.fair = False
+        """Whether no weather is left."""
         self.deeds = Deeds()
         self.heard = Heard()
         arena.script = arena.rules.make_guest(scenario.temper, scenario.cases, scenario.seconds_each, self.deeds)
@@ -222,8 +223,12 @@ class Play:
             before,
             after,
             boxes,
-            direct=self.direct,
+            is_fair=self.is_fair,
         )
+
+    def is_fair(self) -> bool:
+        """Whether no fault is left that could strike between clients and the bucket."""
+        return self.fair or not any(fault.params.get("service") == "storage" for fault in self.cloud.weather.ahead)
 
     def on_host(self, actor: Actor) -> bool:
         return actor.run_id in self.hosted.by_run
@@ -276,11 +281,11 @@ class Play:
 
     def litter(self, junk: Junk) -> None:
         """Somebody writes to the bucket."""
-        bucket = self.quiet().bucket
+        bucket = self.quiet.bucket
         try:
             blob_of = lambda name: blob.data if (blob := bucket.read(name)) is not None else None  # noqa: E731
             begun = {one.run_id for one in self.judge.launchings}  # of later ones nobody knows the id, which is drawn
-            runs = [run for run in self.run_ids if run in begun] or self.run_ids[:1]
+            runs = [run for run in self.run_ids if run in begun] or [f"{self.run_ids[0][:-4]}ffff"]
             made = written(junk.seed, Place(runs, self.timeline.now(), blob_of))
             if made is not None:
                 bucket.replace(made.name, made.data, generation=None, metadata=made.metadata or None)
@@ -299,7 +304,7 @@ class Play:
             if not self.surveyed and self.is_measuring():
                 self.surveyed = True
                 with suppress(BenchError):  # the weather may be against it
-                    self.survey(self.quiet())
+                    self.survey(self.quiet)
             actor = min(waiting, key=lambda one: one.ready)
             ahead = (actor.ready - self.timeline.now()).total_seconds()
             if ahead > 0:
@@ -436,16 +441,17 @@ class Play:
     def where(self, mode: Mode = Mode.GCE) -> LaunchContext:
         return LaunchContext(mode, self.bucket, "ada", None, require_cuda=False)
 
+    @cached_property
     def quiet(self) -> World:
         """A world in which nobody is watched."""
         nothing: Any = lambda *_: None  # noqa: E731
         return world_of(
-            self.cloud, self.timeline, self.bucket, Rules(), self.heard, None, nothing, nothing, direct=True
+            self.cloud, self.timeline, self.bucket, Rules(), self.heard, None, nothing, nothing, is_fair=lambda: True
         )
 
     def live(self, run_id: str) -> Run | None:
         """The run, unless it is over or was stopped."""
-        run = replay(self.quiet().log(run_id).read())
+        run = replay(self.quiet.log(run_id).read())
         return run if run is not None and run.closed is None and run.stop is None else None
 
     def resumed(self, world: World, actor: Actor) -> Engine:

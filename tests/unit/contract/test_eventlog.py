@@ -12,16 +12,22 @@ import pytest
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix
 from orchestrator.core.run.events import (
+    BOOTS,
+    COUNTED,
+    OF_A_BOOT,
+    OTHER,
     BudgetHeld,
     CaseStarted,
+    EventBounds,
     PhaseStarted,
     StopRequested,
     Unrecognised,
     VmBooted,
     encode_event,
 )
+from orchestrator.core.run.fold import CLIENT, MACHINE, WRITERS
 from orchestrator.ports import Blob, Bucket
-from orchestrator.store.events import EVENTS_OF_A_KIND, EVENTS_OF_A_MACHINE, EventLog
+from orchestrator.store.events import BYTES_OF_A_MACHINE, EventLog
 from tests.support.crowded_bucket import CrowdedBucket
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
@@ -239,27 +245,62 @@ def test_the_stored_bytes_are_the_encoded_event(bucket: Bucket, tmp_path: Path) 
     assert blob.data == encode_event(event)
 
 
-def junk(bucket: Bucket, writer: str, count: int, kind: str = "healed") -> None:
+def junk(bucket: Bucket, writer: str, count: int, kind: str = "healed", data: bytes = b'{"schema": 1}') -> None:
     machine = log(bucket, writer)
     event = machine.append(phase("a"))
     for number in range(count):
         at = event.object_name.replace("-000001-phase_started", f"-{number + 2:06d}-{kind}")
-        bucket.create(at, b'{"schema": 1}')
+        bucket.create(at, data)
 
 
-def test_of_a_machine_no_more_is_read_than_its_plan_can_give_rise_to() -> None:
+MACHINE_KINDS = sorted(kind for kind, word in WRITERS.items() if word != CLIENT)
+BOUNDS = EventBounds(cases=12, implementations=3)
+
+
+@pytest.mark.parametrize("kind", [*MACHINE_KINDS, "settled", "of_tomorrow"])
+def test_of_a_machine_no_more_is_read_than_its_plan_can_give_rise_to(kind: str) -> None:
     """Each read costs money and time, and a machine can write a thousand objects a second."""
     bucket = MemoryBucket()
-    log(bucket).append(StopRequested(by="ada", reason="enough"))
-    junk(bucket, "vm-1-deadbeef", 3000)
+    log(bucket).append(planned(cases=BOUNDS.cases, implementations=("a", "b", "c")))
+    junk(bucket, "vm-1-deadbeef", 3000, kind)
     bucket.calls = 0
-    ours = log(bucket, "client-000002")
+    ours, counted = log(bucket, "client-000002"), kind if kind in MACHINE_KINDS else OTHER
     assert [event.writer for event in ours.read()] == ["client-000001", "vm-1-deadbeef"]
-    assert bucket.calls <= EVENTS_OF_A_KIND + 3
-    assert len(ours.undecodable) >= 2999
+    assert bucket.calls <= BOUNDS.most(counted) + 3 <= 203
+    assert len(ours.undecodable) == 3000
+    for _ in range(2):
+        bucket.calls = 0
+        ours.read()
+        assert bucket.calls == 1, "a client that follows the run reads no more of it each time"
+
+
+def test_of_a_machine_no_more_bytes_are_read_than_any_run_writes() -> None:
+    bucket = MemoryBucket()
+    log(bucket).append(planned(cases=1000, implementations=("a",)))
+    each = BYTES_OF_A_MACHINE // 100
+    junk(bucket, "vm-1-deadbeef", 300, "case_measured", b"x" * each)
     bucket.calls = 0
-    ours.read()
-    assert bucket.calls <= 1
+    assert len(log(bucket, "client-000002").read()) == 2
+    assert 90 <= bucket.calls <= 103
+
+
+def test_every_event_that_a_machine_writes_in_a_run_with_reboots_is_read() -> None:
+    """Each kind as often as an agent writes it that begins again, and finds every implementation wrong twice."""
+    bucket, clock = MemoryBucket(), SimulatedClock()
+    log(bucket, clock=clock).append(planned(cases=BOUNDS.cases, implementations=("a", "b", "c")))
+    each = {kind: BOOTS * count for kind, count in OF_A_BOOT.items() if kind != OTHER}
+    each |= {"case_started": 2 * 12, "case_measured": 12, "case_observed": 9 * 12, "case_checked": 2 * 3 * 12}
+    each |= {"kept": 100, "lent": 100}
+    assert (
+        each.keys()
+        == {kind for kind, word in WRITERS.items() if word == MACHINE} | {"machine_taken"}
+        == COUNTED - {OTHER}
+    )
+    machine = log(bucket, "vm-1-0a", clock)
+    for kind, count in each.items():
+        for _ in range(count):
+            machine.append(Unrecognised(name=kind))
+    assert len(log(bucket, "client-000002").read()) == 1 + sum(each.values())
 
 
 @pytest.mark.parametrize("writer", ["vm-7-deadbeef", "host-1", "eve"])
@@ -283,7 +324,7 @@ def test_a_million_junk_names_hide_no_clients_event_and_cost_a_few_pages(writer:
     assert stop in events
     assert writer == "vm-1-deadbeef" or machine in events, "another writer's junk hides no machine"
     assert bucket.spent_s < 10
-    assert bucket.reads <= EVENTS_OF_A_KIND + 2
+    assert bucket.reads <= EventBounds().most("healed") + 2
     first = bucket.spent_s
     assert ours.read() == events
     assert bucket.spent_s - first < first, "and fewer pages the next time"
@@ -303,26 +344,14 @@ def test_a_log_of_more_objects_than_are_listed_at_once_is_read_as_a_whole(bucket
     assert not {writer for writer in whole if writer.startswith(("vm-3", "eve"))}
 
 
-def test_the_junk_of_a_machine_is_read_once_and_no_further(bucket: Bucket) -> None:
-    memory = MemoryBucket()
-    log(memory).append(StopRequested(by="ada", reason="enough"))
-    junk(memory, "vm-1-deadbeef", 3000)
-    ours, counted = log(memory, "client-000002"), []
-    for _ in range(3):
-        memory.calls = 0
-        ours.read()
-        counted.append(memory.calls)
-    assert counted[1:] == [1, 1], "a client that follows the run reads no more of it each time"
-
-
 def test_junk_of_one_kind_or_of_made_up_kinds_crowds_out_no_event_of_a_case() -> None:
     memory, clock = MemoryBucket(), SimulatedClock()
     log(memory, clock=clock).append(planned(cases=3))
-    for number in range(3 * EVENTS_OF_A_KIND):
+    for number in range(600):
         name = f"20200101T000000.000000Z-vm-1-0a-{number:06d}-{'healed' if number % 3 else f'kind_{chr(97 + number % 26)}'}"
         memory.create(f"{events_prefix(RUN)}{name}.json", b"{}")
     clock.sleep(5)
     measured = log(memory, "vm-1-0a", clock).append(CaseStarted(case_id="b1", index=1, of=3))
     memory.calls = 0
     assert measured in log(memory, "client-000002").read()
-    assert memory.calls <= EVENTS_OF_A_MACHINE
+    assert memory.calls <= 64 + 64 + 4
