@@ -35,7 +35,7 @@ from orchestrator.core.setup.plan import (
     own_objects,
     policy_grants,
 )
-from orchestrator.core.setup.steps import GrantOnAccount, GrantOnProject, MakeAccount, MakeRole, short_role
+from orchestrator.core.setup.steps import GrantRole, MakeAccount, MakeRole, short_role, step_command
 from orchestrator.core.text import count
 
 DELETING_ROLES: Final = frozenset(
@@ -75,22 +75,17 @@ def check_account(api: Api, subject: Subject) -> CheckVerdict:
         return fail_verdict(f"{email} is disabled", f"gcloud iam service-accounts enable {email} --project={project}")
     path = f"/v1/projects/{project}/serviceAccounts/{email}:testIamPermissions"
     tested = api.ask(RestRequest("iam", "POST", path, body={"permissions": list(permission_names(ACCOUNT))}))
-    step = GrantOnAccount(project, email, ACCOUNT_USER, subject.member)
+    step = GrantRole("account", project, ACCOUNT_USER, subject.member, email=email)
     if not tested.good:
         return error_verdict(tested, subject.project, "iam.googleapis.com", subject.set_up)
     if set(permission_names(ACCOUNT)) - set(tested.document.get("permissions", ())):
         steps_for_member = (step,) if subject.who else ()
         return fail_verdict(
             f"this account may not start machines as {email} (iam.serviceAccounts.actAs)",
-            _by_hand(step),
+            step_command(step),
             *steps_for_member,
         )
     return pass_verdict(f"{email} exists, and machines can be started as it")
-
-
-def _by_hand(step: GrantOnAccount) -> str:
-    where = f"{step.email} --project={step.project} --member={step.member} --role={step.role}"
-    return f"gcloud iam service-accounts add-iam-policy-binding {where}"
 
 
 def machine_rights(api: Api, subject: Subject) -> CheckVerdict:
@@ -120,7 +115,7 @@ def machine_rights(api: Api, subject: Subject) -> CheckVerdict:
         role = custom_role(MACHINE_ROLE, subject.project)
         steps = (
             MakeRole(subject.project, MACHINE_ROLE, "bench: a machine deletes itself", permission_names(MACHINE)),
-            GrantOnProject(subject.project, role, member, OWN_MACHINES),
+            GrantRole("project", subject.project, role, member, OWN_MACHINES),
         )
         return warn_verdict(
             f"{email} may not delete its own machine, so it runs and costs money until its deadline", "", *steps
@@ -135,7 +130,7 @@ def machine_rights(api: Api, subject: Subject) -> CheckVerdict:
     unknown = [role for role in custom_roles if short_role(role) != MACHINE_ROLE]
     if not unknown and not any(grant.role in REPORTING_ROLES for grant in held):
         why = f"{email} may not report to Batch: runs work, fleets on Batch do not"
-        return warn_verdict(why, "", GrantOnProject(subject.project, BATCH_REPORTER, member))
+        return warn_verdict(why, "", GrantRole("project", subject.project, BATCH_REPORTER, member))
     if custom_roles and not can_delete:
         return pass_verdict(f"it can write to the bucket, and has the roles {', '.join(sorted(set(custom_roles)))}")
     return pass_verdict("it can write to the bucket and delete its own machine")

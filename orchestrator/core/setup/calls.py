@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.core.rest import Api, RestAnswer, RestRequest, Service
+from orchestrator.core.rest import Api, RestAnswer, RestRequest
 from orchestrator.core.setup.plan import (
     APIS,
     LAUNCHER_ROLE,
@@ -22,9 +22,7 @@ from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeBucket,
     MakeRole,
@@ -39,9 +37,7 @@ PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 TOO_YOUNG_S: Final = (*PAUSES_S, 30.0, 30.0, 30.0, 30.0)
 """The pauses after enabling an API, in seconds. Requests to it may be refused for some minutes more."""
 
-RestStep = (
-    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
-)
+RestStep = EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantRole
 
 
 def survey_project(api: Api, wanted: SetupRequest, settings: Mapping[str, str]) -> Standing:
@@ -99,12 +95,8 @@ def _once(api: Api, step: RestStep) -> RestAnswer:
             return _make_account(api, step)
         case MakeRole():
             return _make_role(api, step)
-        case GrantOnProject():
-            return _grant(api, "project", step.project, "", step.role, step.member, step.condition)
-        case GrantOnBucket():
-            return _grant(api, "bucket", step.bucket, "", step.role, step.member, step.condition)
-        case _:
-            return _grant(api, "account", step.project, step.email, step.role, step.member, None)
+        case GrantRole():
+            return _grant(api, step)
 
 
 def enabled_request(project: str, apis: tuple[str, ...]) -> RestRequest:
@@ -187,32 +179,30 @@ def read_policy(kind: str, owner: str, email: str = "") -> RestRequest:
     return RestRequest("cloudresourcemanager", "POST", f"/v3/projects/{owner}:getIamPolicy", body=body)
 
 
-def _write_policy(kind: str, owner: str, email: str, policy: Mapping[str, Any]) -> RestRequest:
-    if kind == "bucket":
-        return RestRequest("storage", "PUT", f"/storage/v1/b/{owner}/iam", body=policy)
-    if kind == "account":
-        path = f"/v1/projects/{owner}/serviceAccounts/{email}:setIamPolicy"
+def _write_policy(step: GrantRole, policy: Mapping[str, Any]) -> RestRequest:
+    if step.on == "bucket":
+        return RestRequest("storage", "PUT", f"/storage/v1/b/{step.owner}/iam", body=policy)
+    if step.on == "account":
+        path = f"/v1/projects/{step.owner}/serviceAccounts/{step.email}:setIamPolicy"
         return RestRequest("iam", "POST", path, body={"policy": policy})
-    service: Service = "cloudresourcemanager"
-    return RestRequest(service, "POST", f"/v3/projects/{owner}:setIamPolicy", body={"policy": policy})
+    path = f"/v3/projects/{step.owner}:setIamPolicy"
+    return RestRequest("cloudresourcemanager", "POST", path, body={"policy": policy})
 
 
-def _grant(
-    api: Api, kind: str, owner: str, email: str, role: str, member: str, condition: Condition | None
-) -> RestAnswer:
+def _grant(api: Api, step: GrantRole) -> RestAnswer:
     """Reads, changes and writes a policy. It starts again if the policy was changed in between, or if the new account
     is not known there yet."""
     pauses = iter(PAUSES_S)
     while True:
-        policy_answer = api.ask(read_policy(kind, owner, email))
+        policy_answer = api.ask(read_policy(step.on, step.owner, step.email))
         if not policy_answer.good:
             return policy_answer
         if not policy_answer.document.get("etag"):  # written without one, it would take the place of whatever is there
-            return RestAnswer(0, trouble=f"no policy of {owner} was answered with, so none is written")
-        policy = with_grant(policy_answer.document, role, member, condition)
+            return RestAnswer(0, trouble=f"no policy of {step.owner} was answered with, so none is written")
+        policy = with_grant(policy_answer.document, step.role, step.member, step.condition)
         if policy is None:
             return policy_answer
-        answer = api.ask(_write_policy(kind, owner, email, policy))
+        answer = api.ask(_write_policy(step, policy))
         # 409 and 412: somebody else changed it first. 400 and 404: the new account or role is not known here yet.
         pause = next(pauses, None) if answer.status in (400, 404, 409, 412) else None
         if pause is None:

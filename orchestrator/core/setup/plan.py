@@ -29,9 +29,7 @@ from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeBucket,
     MakeRole,
@@ -94,11 +92,11 @@ def payloads_and_names(bucket: str) -> Condition:
     )
 
 
-def machine_grants(bucket: str, member: str) -> tuple[GrantOnBucket, ...]:
+def machine_grants(bucket: str, member: str) -> tuple[GrantRole, ...]:
     """The grants of a machine's account on the bucket."""
     return (
-        GrantOnBucket(bucket, OBJECT_USER, member, own_objects(bucket)),
-        GrantOnBucket(bucket, OBJECT_VIEWER, member, payloads_and_names(bucket)),
+        GrantRole("bucket", bucket, OBJECT_USER, member, own_objects(bucket)),
+        GrantRole("bucket", bucket, OBJECT_VIEWER, member, payloads_and_names(bucket)),
     )
 
 
@@ -211,14 +209,14 @@ def machine_steps(wanted: SetupRequest, standing: Standing) -> tuple[Step, ...]:
     steps += _role(wanted.project, MACHINE_ROLE, "bench: a machine deletes itself", permission_names(MACHINE), standing)
     role = custom_role(MACHINE_ROLE, wanted.project)
     if Grant(role, member, OWN_MACHINES.expression) not in standing.on_project:
-        steps.append(GrantOnProject(wanted.project, role, member, OWN_MACHINES))
+        steps.append(GrantRole("project", wanted.project, role, member, OWN_MACHINES))
     if Grant(BATCH_REPORTER, member) not in standing.on_project:
-        steps.append(GrantOnProject(wanted.project, BATCH_REPORTER, member))
+        steps.append(GrantRole("project", wanted.project, BATCH_REPORTER, member))
     steps += [grant for grant in machine_grants(wanted.bucket, member) if _as_held(grant) not in standing.on_bucket]
     return tuple(steps)
 
 
-def _as_held(step: GrantOnBucket) -> Grant:
+def _as_held(step: GrantRole) -> Grant:
     return Grant(step.role, step.member, step.condition.expression if step.condition else "")
 
 
@@ -229,11 +227,11 @@ def _launcher(wanted: SetupRequest, standing: Standing) -> tuple[Step, ...]:
     )
     role = custom_role(LAUNCHER_ROLE, project)
     if Grant(role, member) not in standing.on_project:
-        steps.append(GrantOnProject(project, role, member))
+        steps.append(GrantRole("project", project, role, member))
     on_bucket = [role for role in (OBJECT_USER, BUCKET_READER) if Grant(role, member) not in standing.on_bucket]
-    steps += [GrantOnBucket(wanted.bucket, role, member) for role in on_bucket]
+    steps += [GrantRole("bucket", wanted.bucket, role, member) for role in on_bucket]
     if Grant(ACCOUNT_USER, member) not in standing.on_account:
-        steps.append(GrantOnAccount(project, wanted.email, ACCOUNT_USER, member))
+        steps.append(GrantRole("account", project, ACCOUNT_USER, member, email=wanted.email))
     return tuple(steps)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from shlex import quote
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from orchestrator.core.ledger.budget import Window
 from orchestrator.core.text import count
@@ -74,27 +74,16 @@ class MakeRole:
 
 
 @dataclass(frozen=True, slots=True)
-class GrantOnProject:
-    project: str
+class GrantRole:
+    """Grant a member a role on a project, on a bucket, or on a service account of a project (its `email`)."""
+
+    on: Literal["project", "bucket", "account"]
+    owner: str
+    """The project, or the bucket."""
     role: str
     member: str
     condition: Condition | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GrantOnBucket:
-    bucket: str
-    role: str
-    member: str
-    condition: Condition | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GrantOnAccount:
-    project: str
-    email: str
-    role: str
-    member: str
+    email: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +104,7 @@ class ShareCaps:
     caps: tuple[tuple[Window, Decimal], ...]
 
 
-Step = (
-    EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantOnProject | GrantOnBucket | GrantOnAccount
-    | WriteSettings | ShareCaps
-)  # fmt: skip
+Step = EnableApis | MakeBucket | MendBucket | MakeAccount | MakeRole | GrantRole | WriteSettings | ShareCaps
 
 
 def describe_step(step: Step) -> str:
@@ -147,14 +133,10 @@ def describe_step(step: Step) -> str:
         case MakeRole():
             verb = "change" if step.exists else "make"
             return f"{verb} the role {step.role_id} ({step.title}): {count(len(step.permissions), 'permission')}"
-        case GrantOnProject():
+        case GrantRole():
             where = f", {step.condition.title}" if step.condition else ""
-            return f"grant {short_role(step.role)} on the project to {step.member}{where}"
-        case GrantOnBucket():
-            where = f", {step.condition.title}" if step.condition else ""
-            return f"grant {short_role(step.role)} on gs://{step.bucket} to {step.member}{where}"
-        case GrantOnAccount():
-            return f"grant {short_role(step.role)} on {step.email} to {step.member}"
+            place = {"project": "the project", "bucket": f"gs://{step.owner}", "account": step.email}[step.on]
+            return f"grant {short_role(step.role)} on {place} to {step.member}{where}"
         case ShareCaps():
             values = ", ".join(f"{window} ${usd}" for window, usd in step.caps)
             return f"cap what everybody spends through gs://{step.bucket}: {values}"
@@ -216,14 +198,14 @@ def step_command(step: Step, settings: str = "settings.yaml") -> str:
                 f"gcloud iam roles {verb} {step.role_id} --project={step.project} --title={quote(step.title)}"
                 f" --stage=GA --permissions={','.join(step.permissions)}"
             )
-        case GrantOnProject():
-            return _binding(f"projects add-iam-policy-binding {step.project}", step) + _condition_option(step.condition)
-        case GrantOnBucket():
-            where = f"storage buckets add-iam-policy-binding gs://{step.bucket}"
-            return _binding(where, step) + _condition_option(step.condition)
-        case GrantOnAccount():
-            where = f"iam service-accounts add-iam-policy-binding {step.email} --project={step.project}"
-            return _binding(where, step)
+        case GrantRole():
+            place = {
+                "project": f"projects add-iam-policy-binding {step.owner}",
+                "bucket": f"storage buckets add-iam-policy-binding gs://{step.owner}",
+                "account": f"iam service-accounts add-iam-policy-binding {step.email} --project={step.owner}",
+            }[step.on]
+            where = "" if step.on == "account" else _condition_option(step.condition)
+            return f"gcloud {place} --member={quote(step.member)} --role={step.role}{where}"
         case ShareCaps():
             caps = " ".join(f"--{window} {usd}" for window, usd in step.caps)
             return f"bench --project {step.project} --bucket {step.bucket} budget set {caps}"
@@ -237,10 +219,6 @@ def one_line_command(step: Step) -> str:
     return " && ".join(line for line in step_command(step).splitlines() if not line.startswith("#")) or describe_step(
         step
     )
-
-
-def _binding(where: str, step: GrantOnProject | GrantOnBucket | GrantOnAccount) -> str:
-    return f"gcloud {where} --member={quote(step.member)} --role={step.role}"
 
 
 def _condition_option(condition: Condition | None) -> str:

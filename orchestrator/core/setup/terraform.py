@@ -11,9 +11,7 @@ from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeBucket,
     MakeRole,
@@ -91,38 +89,31 @@ def _resources(step: Step) -> tuple[Named, ...]:
             named = {"role_id": hcl_text(step.role_id), "title": hcl_text(step.title)}
             body = {"project": hcl_text(step.project), **named, "permissions": list(step.permissions)}
             return (("google_project_iam_custom_role", step.role_id, {**body, "depends_on": [f"{SERVICE}.iam"]}),)
-        case GrantOnProject():
-            body = {"project": hcl_text(step.project), **_member(step)}
-            # A project's policy is read and written through Resource Manager.
-            body["depends_on"] = [f"{SERVICE}.cloudresourcemanager", *_account(step.member)]
-            return (("google_project_iam_member", _name(step.role, step.member), body),)
-        case GrantOnBucket():
-            body = {
-                "bucket": hcl_text(step.bucket),
-                **_member(step),
-                "depends_on": [BUCKET, *_account(step.member)],
-            }
-            return (("google_storage_bucket_iam_member", _name(step.role, step.member), body),)
-        case GrantOnAccount():
-            account = f"projects/{step.project}/serviceAccounts/{step.email}"
-            whom = {"role": hcl_text(step.role), "member": hcl_text(step.member), "depends_on": [ACCOUNT]}
-            body = {"service_account_id": hcl_text(account), **whom}
-            return (("google_service_account_iam_member", _name(step.role, step.member), body),)
+        case GrantRole():
+            kind, owner, needs = _grant_place(step)
+            whom = {"role": hcl_text(step.role), "member": hcl_text(step.member)}
+            body = {**owner, **whom, **(_where(step.condition) if step.condition else {}), "depends_on": needs}
+            return ((kind, _name(step.role, step.member), body),)
         case _:
             return ()
 
 
-def _member(step: GrantOnProject | GrantOnBucket) -> Body:
-    body = {"role": hcl_text(step.role), "member": hcl_text(step.member)}
-    return body | (_where(step.condition) if step.condition else {})
+def _grant_place(step: GrantRole) -> tuple[str, Body, list[str]]:
+    """(kind of the resource, what it is a grant on, the resources that it needs)."""
+    account = [ACCOUNT] if step.member.startswith("serviceAccount:") else []
+    match step.on:
+        case "project":  # whose policy is read and written through Resource Manager
+            needs = [f"{SERVICE}.cloudresourcemanager", *account]
+            return "google_project_iam_member", {"project": hcl_text(step.owner)}, needs
+        case "bucket":
+            return "google_storage_bucket_iam_member", {"bucket": hcl_text(step.owner)}, [BUCKET, *account]
+        case "account":
+            name = hcl_text(f"projects/{step.owner}/serviceAccounts/{step.email}")
+            return "google_service_account_iam_member", {"service_account_id": name}, [ACCOUNT]
 
 
 def _where(condition: Condition) -> Body:
     return {"condition": [{"title": hcl_text(condition.title), "expression": hcl_text(condition.expression)}]}
-
-
-def _account(member: str) -> tuple[str, ...]:
-    return (ACCOUNT,) if member.startswith("serviceAccount:") else ()
 
 
 def _roles(body: Body, declared: frozenset[str]) -> Body:

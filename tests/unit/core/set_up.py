@@ -8,9 +8,7 @@ from orchestrator.core.setup.plan import Grant, SetupRequest, Standing, plan_set
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeRole,
     ShareCaps,
     WriteSettings,
@@ -36,12 +34,9 @@ def after_all_of_it() -> Standing:
                 apis = frozenset(step.apis)
             case MakeRole():
                 roles[step.role_id] = frozenset(step.permissions)
-            case GrantOnProject():
-                on_project.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
-            case GrantOnBucket():
-                on_bucket.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
-            case GrantOnAccount():
-                on_account.add(Grant(step.role, step.member))
+            case GrantRole():
+                of_place = {"project": on_project, "bucket": on_bucket, "account": on_account}[step.on]
+                of_place.add(Grant(step.role, step.member, step.condition.expression if step.condition else ""))
             case WriteSettings():
                 values = dict(step.values)
             case ShareCaps():

@@ -16,7 +16,7 @@ from orchestrator.core.doctor.verdicts import CheckLevel, CheckVerdict
 from orchestrator.core.hosts import HostTarget
 from orchestrator.core.rest import RestAnswer
 from orchestrator.core.setup.plan import OWN_MACHINES, machine_grants, older_own_objects
-from orchestrator.core.setup.steps import GrantOnBucket, GrantOnProject, MakeAccount, MakeRole
+from orchestrator.core.setup.steps import MakeAccount
 from tests.support.conversations import good, lead, refusal
 from tests.unit.core.doctored import EMAIL, SUBJECT, verdict
 
@@ -76,28 +76,28 @@ OWN_ROLE = "projects/proj-1/roles/benchMachine"
     ("on_bucket", "on_project", "level", "steps"),
     [
         (CAREFUL_POLICY, policy(OWN_ROLE, "roles/batch.agentReporter"), CheckLevel.OK, ()),
-        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), CheckLevel.WARN, (GrantOnProject,)),
+        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), CheckLevel.WARN, ("project",)),
         (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), CheckLevel.WARN, ()),
         (OLDER_POLICY, policy(OWN_ROLE, condition=True), CheckLevel.WARN, ()),
         (policy(), policy("roles/editor"), CheckLevel.OK, ()),
-        (policy(), policy(OWN_ROLE), CheckLevel.FAIL, (GrantOnBucket, GrantOnBucket)),
+        (policy(), policy(OWN_ROLE), CheckLevel.FAIL, ("bucket", "bucket")),
         (
             policy("roles/storage.objectUser", condition=True),
             policy(OWN_ROLE),
             CheckLevel.FAIL,
-            (GrantOnBucket, GrantOnBucket),
+            ("bucket", "bucket"),
         ),
-        (policy("roles/storage.objectUser"), policy(), CheckLevel.WARN, (MakeRole, GrantOnProject)),
+        (policy("roles/storage.objectUser"), policy(), CheckLevel.WARN, ("MakeRole", "project")),
         (CAREFUL_POLICY, policy("projects/proj-1/roles/mine"), CheckLevel.OK, ()),
         (refusal(403), policy(OWN_ROLE), CheckLevel.WARN, ()),
         (policy("roles/storage.objectUser"), refusal(403), CheckLevel.WARN, ()),
     ],
 )
 def test_what_a_machine_may_do_is_read_from_the_policies(
-    on_bucket: RestAnswer, on_project: RestAnswer, level: CheckLevel, steps: tuple[type, ...]
+    on_bucket: RestAnswer, on_project: RestAnswer, level: CheckLevel, steps: tuple[str, ...]
 ) -> None:
     found = verdict(machine.machine_rights, {"/b/": on_bucket, "/v3/": on_project})
-    assert (found.level, tuple(type(step) for step in found.steps)) == (level, steps)
+    assert (found.level, tuple(getattr(step, "on", type(step).__name__) for step in found.steps)) == (level, steps)
 
 
 def test_an_account_that_may_write_as_a_client_is_named_with_its_removal() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orchestrator.core.setup.plan import plan_setup
-from orchestrator.core.setup.steps import GrantOnBucket
+from orchestrator.core.setup.steps import GrantRole
 from tests.unit.core.set_up import WANTED
 
 
@@ -36,7 +36,7 @@ def allowed(name: str, permission: str, *, bucket: str = "my-bench") -> bool:
         "name": f"projects/_/buckets/{bucket}" + ("" if of_bucket else f"/objects/{name}"),
     }
     for step in plan_setup(WANTED):
-        if not isinstance(step, GrantOnBucket) or not step.member.startswith("serviceAccount:"):
+        if not isinstance(step, GrantRole) or step.on != "bucket" or not step.member.startswith("serviceAccount:"):
             continue
         assert step.condition is not None, "nothing on the bucket without a condition"
         python = step.condition.expression.replace("&&", " and ").replace("||", " or ")

@@ -26,9 +26,7 @@ from orchestrator.core.setup.plan import parse_setup as asked
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeBucket,
     MakeRole,
@@ -56,13 +54,13 @@ def test_whatever_single_step_is_missing_is_the_one_that_is_planned(number: int)
             lacking = replace(standing, account=False)
         case MakeRole():
             lacking = replace(standing, roles={k: v for k, v in standing.roles.items() if k != step.role_id})
-        case GrantOnProject():
+        case GrantRole(on="project"):
             gone = {grant for grant in standing.on_project if grant.role == step.role}
             lacking = replace(standing, on_project=standing.on_project - gone)
-        case GrantOnBucket():
+        case GrantRole(on="bucket"):
             expression = step.condition.expression if step.condition else ""
             lacking = replace(standing, on_bucket=standing.on_bucket - {Grant(step.role, step.member, expression)})
-        case GrantOnAccount():
+        case GrantRole():
             lacking = replace(standing, on_account=frozenset())
         case ShareCaps():
             lacking = replace(standing, caps={})
@@ -82,7 +80,7 @@ def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_projec
     steps = plan_setup(replace(WANTED, launcher=""))
     made = [step for step in steps if isinstance(step, MakeRole)]
     assert [(step.role_id, step.permissions) for step in made] == [(MACHINE_ROLE, permission_names(MACHINE))]
-    granted, reports = (step for step in steps if isinstance(step, GrantOnProject))
+    granted, reports = (step for step in steps if isinstance(step, GrantRole) and step.on == "project")
     assert granted.condition == OWN_MACHINES
     assert reports.role == BATCH_REPORTER, "which lets it say how its own task is, and nothing else"
     assert {type(step) for step in steps if getattr(step, "member", "") == ADA} == set()

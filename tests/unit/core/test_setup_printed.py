@@ -22,8 +22,7 @@ from orchestrator.core.setup.plan import APIS, plan_setup
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
     Condition,
-    GrantOnAccount,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeBucket,
     MakeRole,
@@ -79,7 +78,7 @@ def every_step() -> list[Step]:
         MendBucket("b", uniform=True, private=True, lifecycle=True),
         MendBucket("b", uniform=False, private=False, lifecycle=True),
         MakeRole("p", "r", "it's a title", ("x.y.z",), exists=True),
-        GrantOnProject("p", "roles/viewer", ADA, Condition("t", "a == 'b' && c.d(\"e\")")),
+        GrantRole("project", "p", "roles/viewer", ADA, Condition("t", "a == 'b' && c.d(\"e\")")),
     ]
 
 
@@ -130,8 +129,8 @@ def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
     [
         MakeAccount("p", "a", "t"),
         MakeRole("p", "r", "t", ("x.y.z",)),
-        GrantOnProject("p", "roles/viewer", ADA),
-        GrantOnAccount("p", "a@p", "roles/viewer", ADA),
+        GrantRole("project", "p", "roles/viewer", ADA),
+        GrantRole("account", "p", "roles/viewer", ADA, email="a@p"),
     ],
     ids=describe_step,
 )
@@ -198,7 +197,7 @@ def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() ->
         MendBucket("b", uniform=False, private=False, lifecycle=True),
         MendBucket("b", uniform=True, private=False, lifecycle=False),
         MakeRole("p", "r", "t", ("x.y.z",), exists=True),
-        GrantOnProject("p", "roles/viewer", ADA, Condition("t", "true")),
+        GrantRole("project", "p", "roles/viewer", ADA, Condition("t", "true")),
     ]
     script = st.setup_script(steps)
     assert script.count("--uniform-bucket-level-access") == 2

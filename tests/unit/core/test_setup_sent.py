@@ -12,9 +12,7 @@ from orchestrator.core.setup.plan import NOTHING, Standing, policy_grants
 from orchestrator.core.setup.steps import (
     Condition,
     EnableApis,
-    GrantOnAccount,
-    GrantOnBucket,
-    GrantOnProject,
+    GrantRole,
     MakeAccount,
     MakeRole,
 )
@@ -76,9 +74,9 @@ def test_what_somebody_else_made_meanwhile_is_success() -> None:
 @pytest.mark.parametrize(
     ("step", "read", "write"),
     [
-        (GrantOnProject("p", "r", ADA), "POST /v3/projects/p:getIamPolicy", "POST /v3/projects/p:setIamPolicy"),
-        (GrantOnBucket("b", "r", ADA), "GET /storage/v1/b/b/iam", "PUT /storage/v1/b/b/iam"),
-        (GrantOnAccount("p", "e", "r", ADA), "POST /v1/projects/p/serviceAccounts/e:getIamPolicy", "POST /v1/projects/p/serviceAccounts/e:setIamPolicy"),
+        (GrantRole("project", "p", "r", ADA), "POST /v3/projects/p:getIamPolicy", "POST /v3/projects/p:setIamPolicy"),
+        (GrantRole("bucket", "b", "r", ADA), "GET /storage/v1/b/b/iam", "PUT /storage/v1/b/b/iam"),
+        (GrantRole("account", "p", "r", ADA, email="e"), "POST /v1/projects/p/serviceAccounts/e:getIamPolicy", "POST /v1/projects/p/serviceAccounts/e:setIamPolicy"),
     ],
 )  # fmt: skip
 def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanwhile(
