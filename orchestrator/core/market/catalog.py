@@ -32,25 +32,35 @@ class Gpu:
     title: str
     accelerator: str | None
     """The API's accelerator type; None for `cpu`."""
-    attached: bool
-    """True if the accelerator is attached to a general machine type (T4); False if the machine type includes it."""
     machine_types: tuple[MachineSize, ...]
     """The first is the default: the one with the fewest GPUs."""
     compute_capability: str
     """Such as `8.9`; empty for `cpu`."""
     memory_gb: int
     zones: tuple[str, ...]
-    quota_standard: str | None
-    """The quota metric of on-demand machines; None if the GPU is not sold on demand."""
-    quota_preemptible: str
-    dtypes: tuple[str, ...]
+    quota: str
+    """The quota metric of on-demand machines."""
+    on_demand: bool = True
+    """Whether the GPU is sold on demand, and not only as spot."""
+    attached: bool = False
+    """True if the accelerator is attached to a general machine type (T4); False if the machine type includes it."""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     """Element types with native arithmetic."""
-    min_disk_gb: int
+    min_disk_gb: int = 50
     """The size of the default image in GB. A boot disk cannot be smaller."""
     image_project: str = "deeplearning-platform-release"
     image_family: str = "common-cu129-ubuntu-2404-nvidia-580"
     disk_type: str = "pd-balanced"
     """The default type of the boot disk. Machines with `hyperdisk-balanced` boot from no other type."""
+
+    @property
+    def quota_standard(self) -> str | None:
+        """The quota metric of on-demand machines; None if the GPU is not sold on demand."""
+        return self.quota if self.on_demand else None
+
+    @property
+    def quota_preemptible(self) -> str:
+        return f"PREEMPTIBLE_{self.quota}"
 
     @property
     def default_machine(self) -> str:
@@ -78,14 +88,11 @@ def _zones(text: str) -> tuple[str, ...]:
     return tuple(zones)
 
 
-_TENSOR_DTYPES: Final = ("float16", "bfloat16", "float32")
-
 CATALOG: Final[tuple[Gpu, ...]] = (
     Gpu(
         name="l4",
         title="NVIDIA L4",
         accelerator="nvidia-l4",
-        attached=False,
         machine_types=(
             MachineSize("g2-standard-4", 4, 16),
             MachineSize("g2-standard-8", 8, 32),
@@ -101,10 +108,7 @@ CATALOG: Final[tuple[Gpu, ...]] = (
             " europe-west6-b/c me-central2-a/c asia-east1-a/b/c asia-northeast1-a/b/c asia-northeast3-a/b"
             " asia-south1-a/b/c asia-southeast1-a/b/c"
         ),
-        quota_standard="NVIDIA_L4_GPUS",
-        quota_preemptible="PREEMPTIBLE_NVIDIA_L4_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_L4_GPUS",
     ),
     Gpu(
         name="t4",
@@ -125,31 +129,24 @@ CATALOG: Final[tuple[Gpu, ...]] = (
             " asia-southeast1-a/b/c asia-southeast2-a/b australia-southeast1-a/c southamerica-east1-a/b/c"
             " northamerica-northeast1-c"
         ),
-        quota_standard="NVIDIA_T4_GPUS",
-        quota_preemptible="PREEMPTIBLE_NVIDIA_T4_GPUS",
+        quota="NVIDIA_T4_GPUS",
         # Compute capability 7.5 has half-precision tensor cores and no bfloat16 arithmetic.
         dtypes=("float16", "float32"),
-        min_disk_gb=50,
     ),
     Gpu(
         name="a100",
         title="NVIDIA A100 40 GB",
         accelerator="nvidia-tesla-a100",
-        attached=False,
         machine_types=(MachineSize("a2-highgpu-1g", 12, 85),),
         compute_capability="8.0",
         memory_gb=40,
         zones=_zones("us-central1-a/b/c/f us-east1-b europe-west4-a/b"),
-        quota_standard="NVIDIA_A100_GPUS",
-        quota_preemptible="PREEMPTIBLE_NVIDIA_A100_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_A100_GPUS",
     ),
     Gpu(
         name="a100-80gb",
         title="NVIDIA A100 80 GB",
         accelerator="nvidia-a100-80gb",
-        attached=False,
         machine_types=(
             MachineSize("a2-ultragpu-1g", 12, 170),
             MachineSize("a2-ultragpu-2g", 24, 340, 2),
@@ -159,16 +156,12 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         compute_capability="8.0",
         memory_gb=80,
         zones=_zones("us-central1-a/c us-east4-c us-east5-a/b europe-west4-a asia-southeast1-c"),
-        quota_standard="NVIDIA_A100_80GB_GPUS",
-        quota_preemptible="PREEMPTIBLE_NVIDIA_A100_80GB_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_A100_80GB_GPUS",
     ),
     Gpu(
         name="h100",
         title="NVIDIA H100 80 GB",
         accelerator="nvidia-h100-80gb",
-        attached=False,
         machine_types=(
             MachineSize("a3-highgpu-1g", 26, 234),
             MachineSize("a3-highgpu-2g", 52, 468, 2),
@@ -179,31 +172,25 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         memory_gb=80,
         zones=_zones("us-central1-a/b/c us-east4-a/b europe-west4-b"),
         # The small A3 machines are sold as spot or flex-start only.
-        quota_standard=None,
-        quota_preemptible="PREEMPTIBLE_NVIDIA_H100_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_H100_GPUS",
+        on_demand=False,
     ),
     Gpu(
         name="h200",
         title="NVIDIA H200 141 GB",
         accelerator="nvidia-h200-141gb",
-        attached=False,
         machine_types=(MachineSize("a3-ultragpu-8g", 224, 2952, 8),),
         compute_capability="9.0",
         memory_gb=141,
         zones=_zones("us-central1-b us-east4-b us-west1-c us-south1-b europe-west1-b europe-west4-a asia-south1-b"),
-        quota_standard=None,
-        quota_preemptible="PREEMPTIBLE_NVIDIA_H200_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_H200_GPUS",
+        on_demand=False,
         disk_type="hyperdisk-balanced",
     ),
     Gpu(
         name="b200",
         title="NVIDIA B200",
         accelerator="nvidia-b200",
-        attached=False,
         machine_types=(MachineSize("a4-highgpu-8g", 224, 3968, 8),),
         compute_capability="10.0",
         memory_gb=180,
@@ -211,17 +198,14 @@ CATALOG: Final[tuple[Gpu, ...]] = (
             "us-central1-b us-east1-b us-east4-b us-south1-b us-west2-c us-west3-b/c europe-north1-b europe-west4-b"
             " asia-northeast1-b asia-southeast1-b"
         ),
-        quota_standard=None,
-        quota_preemptible="PREEMPTIBLE_NVIDIA_B200_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_B200_GPUS",
+        on_demand=False,
         disk_type="hyperdisk-balanced",
     ),
     Gpu(
         name="g4",
         title="NVIDIA RTX PRO 6000",
         accelerator="nvidia-rtx-pro-6000",
-        attached=False,
         machine_types=(
             MachineSize("g4-standard-48", 48, 180),
             MachineSize("g4-standard-96", 96, 360, 2),
@@ -231,25 +215,20 @@ CATALOG: Final[tuple[Gpu, ...]] = (
         compute_capability="12.0",
         memory_gb=96,
         zones=_zones("us-central1-b/f europe-west1-c"),
-        quota_standard="NVIDIA_RTX_PRO_6000_GPUS",
-        quota_preemptible="PREEMPTIBLE_NVIDIA_RTX_PRO_6000_GPUS",
-        dtypes=_TENSOR_DTYPES,
-        min_disk_gb=50,
+        quota="NVIDIA_RTX_PRO_6000_GPUS",
         disk_type="hyperdisk-balanced",
     ),
     Gpu(
         name="cpu",
         title="no GPU",
         accelerator=None,
-        attached=False,
         machine_types=(MachineSize("e2-standard-4", 4, 16), MachineSize("n2-standard-4", 4, 16)),
         compute_capability="",
         memory_gb=0,
         zones=_zones(
             "us-central1-a/b/c/f us-east1-b/c/d us-west1-a/b/c us-east4-a/b/c europe-west1-b/c/d europe-west4-a/b/c"
         ),
-        quota_standard="CPUS",
-        quota_preemptible="PREEMPTIBLE_CPUS",
+        quota="CPUS",
         dtypes=("float32", "bfloat16"),
         min_disk_gb=10,
         image_project="ubuntu-os-cloud",
