@@ -67,7 +67,7 @@ class VersionLine:
         return not self.reason and self.time_us is not None and self.verdict != DROPPED
 
     @property
-    def p(self) -> float:
+    def chance(self) -> float:
         """The chance of such a ratio between equals; 1 without an interval."""
         error = log_error(self)
         return two_sided(abs(math.log(self.ratio.mid)) / error) if self.ratio is not None and error else 1.0
@@ -133,7 +133,7 @@ def correct_verdicts(lines: Sequence[VersionLine]) -> list[VersionLine]:
     """The lines with verdicts that are corrected for how many candidates were compared (Holm)."""
     decided = [line for line in lines if line.verdict in (Verdict.FASTER, Verdict.SLOWER)]
     compared = [line for line in lines if line.ratio is not None]
-    chances = dict(zip((line.version for line in compared), holm([line.p for line in compared]), strict=True))
+    chances = dict(zip((line.version for line in compared), holm([line.chance for line in compared]), strict=True))
     doubtful = {line.version for line in decided if chances[line.version] >= SIGNIFICANT}
     return [replace(line, verdict=Verdict.INCONCLUSIVE.value) if line.version in doubtful else line for line in lines]
 

@@ -23,8 +23,7 @@ def demo(json: Json = False) -> None:
     """
     wiring = wire_embedded()
     if lacks := practice_lacks(compiler_needed=False):
-        text, _, command = lacks[0].rpartition(": ")
-        raise LocalError(text, hint=command)
+        raise LocalError(lacks[0][0], hint=lacks[0][1])
     path = configs_folder() / "demo" / "softmax.py"
     try:
         launch_and_follow(wiring, LaunchOptions("cpu", path, SETTINGS), cold=True, detach=False, json=json)

@@ -526,7 +526,7 @@ class Wiring:
         from orchestrator.adapters.hosts.local_shell import practice_lacks
 
         lacks = practice_lacks(compiler_needed=config.workload is None and not self.here)
-        return replace(made, notices=(*made.notices, *lacks))
+        return replace(made, notices=(*made.notices, *map(": ".join, lacks)))
 
     def stored_plan(self, run_id: str, options: LaunchOptions) -> StoredPlan:
         """The plan of a run in the bucket, beside what `options` choose. Raises `NotFound`, `ConfigError`."""

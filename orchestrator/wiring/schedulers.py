@@ -3,7 +3,7 @@ compares these names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -145,11 +145,6 @@ def check_cluster(wiring: Wiring, sweep: Sweep, child_s: Callable[[], int]) -> N
     if problem := scheduler.time_problem(child_s()):
         hint = "set run.max_minutes lower, or slurm.partition to another one: `sinfo -o '%P %l'` lists their limits"
         raise ConfigError(problem, hint=hint)
-
-
-def machine_seconds_of(scheduler: Scheduler) -> Callable[[Sequence[str]], Mapping[str, float]] | None:
-    """How many seconds of machines jobs have had at most, by GPU; None where none are rented."""
-    return scheduler.machine_seconds if isinstance(scheduler, GoogleBatch) else None
 
 
 def check_gate(wiring: Wiring) -> None:

@@ -21,7 +21,7 @@ from orchestrator.adapters.payload import bundle_root
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.batch import ChildCost, GatePace, GateSite, GateVerdict
-from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobState, JobStatus, Life, machine_seconds
+from orchestrator.core.fleet.jobs import ChildSeen, JobSpec, JobState, JobStatus, Life, SchedulerTraits, machine_seconds
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.names import FleetId, ImageName, ImageUrl, JobName, ProjectId, Region, job_name
 from orchestrator.ports import Bucket, Clock, FleetDriver
@@ -100,7 +100,6 @@ class GoogleBatch:
     and family; `known` remembers what was asked for."""
 
     name: Final = "batch"
-    traits: Final = ELSEWHERE
 
     def __init__(
         self,
@@ -195,6 +194,10 @@ class GoogleBatch:
                 continue
             record = self.records.change(record, lambda present: _over(present, "it was stopped"))
             self._cancel(record)
+
+    @property
+    def traits(self) -> SchedulerTraits:
+        return SchedulerTraits(machine_seconds=self.machine_seconds)
 
     def machine_seconds(self, names: Sequence[str]) -> Mapping[str, float]:
         """By GPU, how many seconds of machines the jobs have had at most: as many as each may have, for all its life,

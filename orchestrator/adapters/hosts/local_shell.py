@@ -74,7 +74,7 @@ def compiler() -> str:
     return next((path for name in (wished, *COMPILERS) if name and (path := shutil.which(name))), "")
 
 
-def practice_lacks(*, compiler_needed: bool) -> tuple[str, ...]:
+def practice_lacks(*, compiler_needed: bool) -> tuple[tuple[str, str], ...]:
     """What this machine lacks for practice, each with the command that installs it."""
     return lacks_for_practice(torch_version(), compiler(), compiler_needed=compiler_needed)
 

@@ -39,7 +39,6 @@ from orchestrator.wiring.schedulers import (
     FleetParts,
     check_launchable,
     logins_of,
-    machine_seconds_of,
     mode_of,
     prices_of,
     scheduler_of,
@@ -173,7 +172,6 @@ class Desk:
             payload=packed,
             say=wiring.say,
             place=self._place if self.engine.is_rented else None,
-            machine_seconds=machine_seconds_of(scheduler),
         )  # fmt: skip
 
     def _place(self, config: Config, held_at: Decimal) -> planning.BatchPlacement:

@@ -110,12 +110,17 @@ def check_embedded(found: Embedded) -> CheckVerdict:
             )
 
 
-def lacks_for_practice(torch: str, compiler: str, *, compiler_needed: bool) -> tuple[str, ...]:
+def lacks_for_practice(torch: str, compiler: str, *, compiler_needed: bool) -> tuple[tuple[str, str], ...]:
     """What a run on this machine needs and does not find, each with the command that installs it."""
-    lacks = [] if torch else ["this Python has no torch, which a run on this machine measures with: pip install torch"]
-    if compiler_needed and not compiler:
-        lacks.append("no C++ compiler, with which the bundled kernel is built: sudo apt-get install g++")
-    return tuple(lacks)
+    wanted = (
+        (torch, "this Python has no torch, which a run on this machine measures with", "pip install torch"),
+        (
+            compiler or not compiler_needed,
+            "no C++ compiler, with which the bundled kernel is built",
+            "sudo apt-get install g++",
+        ),
+    )
+    return tuple((text, command) for found, text, command in wanted if not found)
 
 
 def check_compiler(path: str, needed: bool) -> CheckVerdict:

@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from orchestrator.core.fleet.state import ATTEMPTS, ChildLine
+from orchestrator.core.fleet.state import ChildLine
 from orchestrator.core.fleet.sweep import Child
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S, round_up
 from orchestrator.core.names import FleetId, JobName, job_name
-from orchestrator.core.text import clean_line, parse_document
-
-# Claims: by creating an object a machine takes an attempt of a child. Of two machines that try, one succeeds, and no
-# clock is involved. A scheduler may start a child twice (a controller that lost its memory does). Each start is a
-# separate attempt with its own machine name, and begins with the claim of that attempt. Each case is also created
-# only once: a second copy of a child finds the stored case and measures the next one.
-
-
-@dataclass(frozen=True, slots=True)
-class SlotClaim:
-    """The document that a machine writes when it takes an attempt of a child."""
-
-    child: int
-    attempt: int
-    machine: str
-    """The name of the node, host or VM, as its engine calls it."""
-    at: str = ""
-
-    def dump(self) -> bytes:
-        return json.dumps({"schema": 1, **asdict(self)}, sort_keys=True).encode()
-
-
-def parse_claim(data: bytes) -> SlotClaim | None:
-    """The claim in an object, or None if it is not valid. A machine wrote it, so nothing else is taken from it."""
-    try:
-        claim_document = parse_document(data)
-        child, attempt = claim_document["child"], claim_document["attempt"]
-        if type(child) is not int or type(attempt) is not int or child < 0 or not 1 <= attempt <= ATTEMPTS:
-            return None
-        return SlotClaim(
-            child,
-            attempt,
-            clean_line(str(claim_document["machine"]), 100),
-            clean_line(str(claim_document.get("at", "")), 40),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-
 
 JobState = Literal["absent", "queued", "running", "succeeded", "failed", "cancelled"]
 """`absent`: the scheduler has no such job, or no longer."""
@@ -155,6 +116,9 @@ class SchedulerTraits:
     """How many different machines a configuration can be tried on, as far as is known."""
     patience: timedelta = timedelta(seconds=30)
     """How long it may not know a child before the child is started again: a controller may be restarting."""
+    machine_seconds: Callable[[Sequence[str]], Mapping[str, float]] | None = None
+    """By GPU, how many seconds of machines jobs have had at most; None where none are rented. Children know of their
+    own time alone, and what is settled is never less than what is billed."""
 
 
 ELSEWHERE = SchedulerTraits()

@@ -159,9 +159,6 @@ class Follower:
     say: Callable[[str], None] = lambda _: None
     place: Callable[[Config, Decimal], BatchPlacement] | None = None
     """Where machines may be rented, for a scheduler that rents them."""
-    machine_seconds: Callable[[Sequence[str]], Mapping[str, float]] | None = None
-    """How many seconds of machines jobs have had at most, by GPU, where machines are rented: children know of their own
-    time alone, and what is settled is never less than what is billed."""
     _missing_since: dict[int, datetime] = field(default_factory=dict)
     _state: FleetState | None = None
 
@@ -200,7 +197,7 @@ class Follower:
         names = self._names(control)
         ended = state.over or bool(control.stopped or control.paused)
         after = FleetSighting(state, control, self._counts(names, over=ended))
-        if after.over and (after.idle or self.machine_seconds is None):
+        if after.over and (after.idle or self.scheduler.traits.machine_seconds is None):
             self.purse.settle(max(state.usd, self._machines_usd(names)), control.generation)
         self.store.list_as(fleet_summary(self.record, after.state, after.control))
         return after
@@ -453,7 +450,7 @@ class Follower:
         """What the scheduler says of the jobs. Where machines are rented and nothing is left for them to do, their jobs
         are ended, and that is waited for: money is given back when no machine can spend it."""
         counts = tuple(self.scheduler.counts(names))
-        if not over or self.machine_seconds is None:
+        if not over or self.scheduler.traits.machine_seconds is None:
             return counts
         for _ in range(ENDINGS):
             if not (busy := [job.name for job in counts if job.state in ("queued", "running")]):
@@ -465,9 +462,8 @@ class Follower:
 
     def _machines_usd(self, names: Sequence[JobName]) -> Decimal:
         """The most that rented machines can have cost, whether they ran children or not."""
-        if self.machine_seconds is None:
-            return Decimal(0)
-        lived = self.machine_seconds(names)
+        lived_of = self.scheduler.traits.machine_seconds
+        lived = lived_of(names) if lived_of is not None else {}
         exact = sum((Fraction(self._price(gpu)) * Fraction(seconds) for gpu, seconds in lived.items()), Fraction(0))
         return round_up(exact / 3600 * OVERLAP)
 

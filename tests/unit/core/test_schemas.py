@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core import baselines
 from orchestrator.core.config.model import HostsSpec
-from orchestrator.core.fleet import jobs, sweep
+from orchestrator.core.fleet import sweep
 from orchestrator.core.hosts import HostRecord, RecordUnreadable, parse_target
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.slots import Slot
@@ -55,7 +55,6 @@ def test_no_reader_takes_a_later_document_for_one_of_its_own(name: str) -> None:
         HostRecord.parse("host-box-123456", written(name, target="me@box"))
     with pytest.raises(ValueError, match="newer version"):
         sweep.read_children({"schema": NUMBERS[name], "cells": [], "children": []})
-    assert jobs.parse_claim(written(name, child=0, attempt=1, machine="m", at="")) is None
     assert (
         Slot.parse(
             written(name, state="idle", vm="v", zone="z", owner=RUN, idle_until="2026-11-21T00:00:00Z", claim=None)

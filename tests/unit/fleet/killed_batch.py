@@ -166,7 +166,6 @@ class Killing:
             payload=lambda _: PayloadRef(world.bucket.name, "payloads/0.tar.gz", "0" * 64, ""),
             say=self.said.append,
             place=lambda _config, _price: BatchPlacement(REGIONS, SETTINGS, "SPOT"),
-            machine_seconds=scheduler.machine_seconds,
         )
 
     def begin(self, fate: Fate) -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.fleet import jobs as claims
-from orchestrator.core.fleet.jobs import JobCost, SlotClaim, divide_machines, machines_within, worst_case_usd
+from orchestrator.core.fleet.jobs import JobCost, divide_machines, machines_within, worst_case_usd
 from orchestrator.core.fleet.state import (
     ATTEMPTS,
     STATES,
@@ -140,15 +139,6 @@ def test_four_failures_among_the_first_twenty_pause_the_fleet(failures: int, sto
 def test_a_child_that_was_given_up_can_be_taken_back_in() -> None:
     given_up = ChildLine(0, "given_up", 3, reason="failed on 3 machines")
     assert merge_lines(given_up, ChildLine(0, "waiting", 4)).state == "waiting"
-
-
-@given(st.integers(0, 99), st.integers(1, ATTEMPTS), st.text(max_size=30))
-def test_a_claim_survives_and_is_believed_in_nothing_else(child: int, attempt: int, machine: str) -> None:
-    found = claims.parse_claim(SlotClaim(child, attempt, machine).dump())
-    assert found is not None
-    assert (found.child, found.attempt) == (child, attempt)
-    assert clean_line(found.machine, 100) == found.machine
-    assert claims.parse_claim(machine.encode()) is None
 
 
 costs = st.builds(
