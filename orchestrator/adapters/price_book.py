@@ -60,7 +60,7 @@ class PriceBook:
 
 def store_sheet(path: Path, sheet: PriceSheet) -> None:
     """Writes a table whole, or leaves what is there. Raises `LocalError`."""
-    write_atomically(path, (HEAD + sheet.dump()).encode(), durable=True)
+    write_atomically(path, (HEAD + sheet.dump_yaml()).encode(), durable=True)
 
 
 def stored_sheet(path: Path) -> PriceSheet | None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from orchestrator.core.text import clean_name
 
@@ -33,3 +33,20 @@ Finite = Annotated[float | None, AfterValidator(lambda value: value if value is 
 """A number, or None in place of infinity or NaN, such as the error of an implementation that gave NaN."""
 Name = Annotated[str, AfterValidator(clean_name)]
 Numbers = Annotated[dict[str, float], AfterValidator(lambda found: {k: v for k, v in found.items() if isfinite(v)})]
+
+
+class LenientModel(BaseModel):
+    """Immutable data of a document. Unknown keys are ignored, so that an older client can read what a newer one
+    wrote."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
+
+    def dump(self) -> bytes:
+        """The document as JSON, with its keys by alias."""
+        return self.model_dump_json(by_alias=True).encode()
+
+
+class StrictModel(LenientModel):
+    """The same, for a document in which an unknown key is a mistake, or may have a meaning that must not be lost."""
+
+    model_config = ConfigDict(extra="forbid")

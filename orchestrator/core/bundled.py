@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from orchestrator.core.bounds import StrictModel
 
 # Which pass of attention a case computes: the output, the gradients, or both. Only the case's id says which.
 
@@ -84,11 +86,9 @@ def in_words(text: str) -> str:
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Shape(BaseModel):
+class Shape(StrictModel):
     """One attention problem. Q is (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_k, head_dim).
     `pass` says what is computed: the output, its gradients for Q, K and V, or both."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     batch: Positive
     heads: Positive

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from orchestrator.core.bounds import LenientModel
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.reading import NotPython, parse_python
 from orchestrator.core.names import CaseId
@@ -63,20 +64,16 @@ CLOSING: Final = json.dumps({"schema": 1, "closes": True}).encode()
 Name = Annotated[str, Field(max_length=200)]
 
 
-class _FromMachine(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class CandidateCase(_FromMachine):
+class CandidateCase(LenientModel):
     """One measured case of a candidate; `file` holds its rows."""
 
     case_id: CaseId
     file: Annotated[str, Field(pattern=r"^case-[0-9]{1,5}\.csv$")]
-    skipped: dict[Name, Annotated[str, Field(max_length=1000)]] = {}
-    stopped: dict[Name, Name] = {}
+    skipped: dict[Name, Annotated[str, Field(max_length=1000)]] = Field(default_factory=dict)
+    stopped: dict[Name, Name] = Field(default_factory=dict)
 
 
-class CandidateVerdict(_FromMachine):
+class CandidateVerdict(LenientModel):
     """What a machine says about a candidate. `reason` is why it could not be judged at all."""
 
     number: int

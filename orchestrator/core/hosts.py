@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from orchestrator.core.bounds import Moment
+from orchestrator.core.bounds import LenientModel, Moment
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.market.catalog import nearest_gpu
 from orchestrator.core.names import MachineName, MachineType, ProjectId, Zone
@@ -119,15 +119,11 @@ class RecordUnreadable(DocumentUnreadable):
     """This version cannot read the record of a host in the bucket."""
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
-
-
 def _interpreter(value: object) -> str:
     return value if isinstance(value, str) and re.fullmatch(PYTHON, value) else ""
 
 
-class HostRun(_Document):
+class HostRun(LenientModel):
     """A run that may have left something on the host."""
 
     run_id: Annotated[str, Field(pattern=f"^{RUN_ID.pattern}$")]
@@ -142,7 +138,7 @@ class HostRun(_Document):
     """Whether all its files are deleted on the host."""
 
 
-class HostRecord(_Document):
+class HostRecord(LenientModel):
     """The record of a host in the bucket. Without it the host is validated again, and the runs on it are not listed."""
 
     schema_: Annotated[int, Field(alias="schema")] = 1

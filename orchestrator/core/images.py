@@ -15,9 +15,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from orchestrator.core.bounds import Count, Moment, Name, Usd
+from orchestrator.core.bounds import Count, LenientModel, Moment, Name, Usd
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import IMAGE_NAME, bare_name
@@ -35,10 +35,10 @@ GPU_LABEL: Final = "bench-gpu"
 PREFIX: Final = "images/"
 
 
-class ImageRecord(BaseModel):
+class ImageRecord(LenientModel):
     """The object `images/<name>.json`: what the run that made an image reported about it, and its state since."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
     name: Name
     gpu: Name

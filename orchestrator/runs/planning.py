@@ -13,7 +13,7 @@ import yaml
 
 from orchestrator.core import yamltext
 from orchestrator.core.config import load
-from orchestrator.core.config.model import Budget, Config, Workload, with_gpu
+from orchestrator.core.config.model import Budget, Config, Workload, baseline_only, with_gpu
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NoCapacity, QuotaExceeded
 from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
@@ -112,7 +112,7 @@ def load_config(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
         return load.select_cases(config, read_workload_spec), path.stem
-    return (load.baseline_only(config) if options.baseline_only else config), path.stem
+    return (baseline_only(config) if options.baseline_only else config), path.stem
 
 
 def is_workload(path: Path) -> bool:

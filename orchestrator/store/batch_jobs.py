@@ -9,9 +9,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from orchestrator.core.bounds import Count, Moment
+from orchestrator.core.bounds import Count, Moment, StrictModel
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.fleet.batch import record_object
 from orchestrator.core.names import FleetId, JobName, Region
@@ -24,10 +24,10 @@ there, to be requested in the next region. `over`: nothing more is requested for
 AtLeastOne = Field(min_length=1)
 
 
-class BatchRecord(BaseModel):
+class BatchRecord(StrictModel):
     """The record of one job."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     schema_: Literal[1] = Field(default=1, alias="schema")
     fleet: FleetId
     name: JobName
@@ -60,16 +60,11 @@ class BatchRecord(BaseModel):
         fixed = [self.children, self.regions, self.template, self.jobs, self.ends_at.isoformat()]
         return f"job {self.name} {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()}"
 
-    def dump(self) -> bytes:
-        return self.model_dump_json(by_alias=True).encode()
-
     @classmethod
     def parse(cls, name: str, data: bytes) -> BatchRecord:
         """The record in `data`, which was read from the object `name`. Raises `DocumentUnreadable`."""
         try:
-            record = cls.model_validate_json(
-                data
-            )  # nothing is converted or added: the job is requested exactly as it was written
+            record = cls.model_validate_json(data)  # as written: nothing is converted or added
             if len(record.regions) != len(record.jobs):
                 raise ValueError("it does not have a body for each region")
         except ValueError as exc:

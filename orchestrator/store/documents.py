@@ -78,10 +78,7 @@ def host_document(target: HostTarget) -> StoredDocument[HostRecord]:
     def parse(data: bytes | None) -> HostRecord:
         return HostRecord(target=str(target)) if data is None else HostRecord.parse(target.zone, data)
 
-    def dump(record: HostRecord) -> bytes:
-        return record.model_dump_json(by_alias=True).encode()
-
-    return StoredDocument(record_object(target.zone), HostRecord, parse, dump)
+    return StoredDocument(record_object(target.zone), HostRecord, parse, HostRecord.dump)
 
 
 def update_host(

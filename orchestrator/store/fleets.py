@@ -13,10 +13,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.core import names
-from orchestrator.core.bounds import Count, Usd
+from orchestrator.core.bounds import Count, LenientModel, Usd
 from orchestrator.core.errors import DocumentUnreadable, NotFound
 from orchestrator.core.fleet import sweep as sweeps
 from orchestrator.core.fleet.state import ChildLine, FleetState, decode_line, encode_line, fold_fleet, merge_lines
@@ -32,11 +32,7 @@ LISTED_PREFIX: Final = "fleet-index/"
 NEVER_BEGUN: Final = "its client died before it began; `bench fleet launch` with the same sweep starts a new fleet"
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
-
-
-class FleetRecord(_Stored):
+class FleetRecord(LenientModel):
     """The record of a fleet as it was launched; it never changes."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -61,7 +57,7 @@ class FleetRecord(_Stored):
     """The sha256 of the payload that machines run, by workload."""
 
 
-class JobRecord(_Stored):
+class JobRecord(LenientModel):
     """A job that was submitted, or was about to be."""
 
     number: Count
@@ -70,7 +66,7 @@ class JobRecord(_Stored):
     parallel: Count
 
 
-class FleetControl(_Stored):
+class FleetControl(LenientModel):
     """The decisions about a fleet since it was launched."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -121,7 +117,7 @@ class FleetStore:
         plan = json.dumps(sweeps.children_document(children), separators=(",", ":")).encode()
         for name, data in (
             (names.plan_object(self.fleet), plan),
-            (names.spec_object(self.fleet), record.model_dump_json(by_alias=True).encode()),
+            (names.spec_object(self.fleet), record.dump()),
         ):
             self.bucket.create(name, data)
             self._documents[name] = hashlib.sha256(data).hexdigest()
@@ -230,7 +226,7 @@ def control_document(fleet: str, bucket: str) -> StoredDocument[FleetControl]:
         except ValidationError as exc:
             raise _unreadable(bucket, name) from exc
 
-    return StoredDocument(name, FleetControl, parse, lambda control: control.model_dump_json(by_alias=True).encode())
+    return StoredDocument(name, FleetControl, parse, FleetControl.dump)
 
 
 def _unreadable(bucket: str, name: str) -> DocumentUnreadable:

@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import CLIENT, WRITERS
 
-OWN_KINDS: Final = tuple(sorted(kind for kind, word in WRITERS.items() if word != CLIENT))
+OWN_KINDS: Final = tuple(sorted(kind for kind, fact in ev.FACTS.items() if not issubclass(fact, ev.ClientFact)))
 """The kinds of facts of which a machine's word counts, or is looked at as a claim."""
 TEXTS: Final = (
     "[/x]", "[bold", "[link=http://127.0.0.1:9/x]y[/link]", "\x1b[2J\x1b]0;x\x07", "\u202eevil", "a\r\nb", "W" * 10_000,

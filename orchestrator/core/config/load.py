@@ -21,10 +21,6 @@ from orchestrator.core.config.model import (
     Config,
     Grid,
     Workload,
-    baseline_only,
-    case_ids,
-    effective_grids,
-    harness_settings,
     resolve_grid,
 )
 from orchestrator.core.errors import ConfigError
@@ -224,9 +220,6 @@ def repeat_config(spec: Mapping[str, Any], capability: str) -> dict[str, Any]:
 
 def _grid_again(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"shapes": part["shapes"], "dtypes": part.get("dtypes", [])}
-
-
-__all__ = ["Config", "baseline_only", "case_ids", "effective_grids", "harness_settings", "load", "resolve_grid"]
 
 
 def load(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from orchestrator.core.bounds import Amount
+from orchestrator.core.bounds import Amount, StrictModel
 from orchestrator.core.bundled import CHOICES, DEFAULT, IMPLEMENTATIONS, Shape, is_implementation, is_kernel
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import PYTHON
@@ -38,10 +38,8 @@ def require_unique(entries: tuple[T, ...]) -> tuple[T, ...]:
     return entries
 
 
-class Grid(BaseModel):
+class Grid(StrictModel):
     """Shapes, and the element types in which they are measured unless the run names others."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     name: str = "inline"
     description: str = ""
@@ -109,11 +107,7 @@ def _not_a_truth_value(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_not_a_truth_value)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
-
-
-class MachineSpec(_Section):
+class MachineSpec(StrictModel):
     type: MachineType | Literal[""] = ""
     """Empty: the GPU's default."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
@@ -130,7 +124,7 @@ class MachineSpec(_Section):
     network: str = "global/networks/default"
 
 
-class RunLimits(_Section):
+class RunLimits(StrictModel):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
     attempts: Annotated[Int, Field(ge=1, le=20)] = 3
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
@@ -145,7 +139,7 @@ class RunLimits(_Section):
         return PHASE_LIMITS_S | {str(phase): seconds for phase, seconds in self.phase_limits_s.items()}
 
 
-class Placement(_Section):
+class Placement(StrictModel):
     """How far the search for a machine may go."""
 
     max_usd_per_hour: Amount | None = None
@@ -158,7 +152,7 @@ class Placement(_Section):
     """How long a launch waits for capacity if no machine can be had; 0: it ends."""
 
 
-class Budget(_Section):
+class Budget(StrictModel):
     per_run_usd: Amount | None = Decimal("1.00")
     per_day_usd: Amount | None = Decimal("5.00")
     per_month_usd: Amount | None = Decimal("20.00")
@@ -168,7 +162,7 @@ class Budget(_Section):
         return Caps(run=self.per_run_usd, day=self.per_day_usd, month=self.per_month_usd, total=self.total_usd)
 
 
-class Alerts(_Section):
+class Alerts(StrictModel):
     command: str | None = None
     webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
     done: bool = True
@@ -181,7 +175,7 @@ def _implementation(name: str) -> str:
     return name
 
 
-class Measure(_Section):
+class Measure(StrictModel):
     grid: Grid
     embedded_grid: Grid | None = None
     """The grid that is measured in the embedded cloud; None: the same grid."""
@@ -213,7 +207,7 @@ class Measure(_Section):
     """The number of CPU threads; 0: all that the machine has."""
 
 
-class Correctness(_Section):
+class Correctness(StrictModel):
     grid: Grid
     embedded_grid: Grid | None = None
     dtypes: Dtypes = ()
@@ -224,7 +218,7 @@ class Correctness(_Section):
     """The tool of compute-sanitizer under which each kernel of the user's own workload is called once in each case."""
 
 
-class Environment(_Section):
+class Environment(StrictModel):
     torch: Annotated[str, AfterValidator(require_release)] = "2.13.0"  # empty: the newest that the driver serves
     allow_install: bool = True
     min_free_gb: Annotated[float, Field(ge=0)] = 4
@@ -236,7 +230,7 @@ def _interpreter(path: str) -> str:
     return path
 
 
-class HostsSpec(_Section):
+class HostsSpec(StrictModel):
     """The user's own machines, on which a run measures over SSH instead of on rented ones."""
 
     targets: tuple[str, ...] = ()
@@ -251,7 +245,7 @@ Form = Literal["file", "kernelbench", "gpumode", "flashinfer", "program"]
 """The form in which a workload is written. `kernels/forms/` has a reader for each."""
 
 
-class Workload(_Section):
+class Workload(StrictModel):
     """A workload that the user wrote. `cases` are the case ids that can be read from its text without running it.
     `needs` are the packages that it says must be installed: `pip triton==3.4`, `apt libnuma-dev`."""
 
@@ -285,7 +279,7 @@ class Workload(_Section):
         return {"path": data} if isinstance(data, str) else data
 
 
-class ProfileSpec(_Section):
+class ProfileSpec(StrictModel):
     """What a run profiles after all measurements. A profile never becomes rows."""
 
     cases: tuple[str, ...] = ()
@@ -300,12 +294,12 @@ class ProfileSpec(_Section):
         return {"profile": profile} if self.cases else {}
 
 
-class PayloadSpec(_Section):
+class PayloadSpec(StrictModel):
     root: str | None = None
     """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
 
 
-class Config(_Section):
+class Config(StrictModel):
     """The configuration of one run. Every grid in it is written out."""
 
     gpu: str

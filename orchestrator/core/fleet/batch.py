@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
+from orchestrator.core.bounds import LenientModel
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus
 from orchestrator.core.fleet.state import ATTEMPTS
@@ -248,19 +249,17 @@ class GateSite:
     """The URL of the embedded cloud; empty on Google."""
 
 
-class GateAnswer(BaseModel):
+class GateAnswer(LenientModel):
     """What a check saw of one question."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
 
     ok: bool
     seen: str = ""
 
 
-class GateVerdict(BaseModel):
+class GateVerdict(LenientModel):
     """The result of a check in a project."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     project: str
@@ -271,9 +270,6 @@ class GateVerdict(BaseModel):
     @property
     def passed(self) -> bool:
         return all(name in self.answers and self.answers[name].ok for name in REQUIRED)
-
-    def dump(self) -> bytes:
-        return self.model_dump_json(by_alias=True).encode()
 
 
 def parse_gate(data: bytes | None) -> GateVerdict | None:

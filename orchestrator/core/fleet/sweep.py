@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from orchestrator.core import yamltext
+from orchestrator.core.bounds import StrictModel
 from orchestrator.core.config.load import explain_errors
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import LOCAL, parse_target
@@ -48,10 +49,8 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:&|,@+-]*$", max_length=200)]
 """Text that is put on a scheduler's command line."""
 
 
-class Cluster(BaseModel):
+class Cluster(StrictModel):
     """A Slurm cluster: how it is reached, and its names for partitions, accounts and GPUs."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     folder: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._/+@-]+)?$")] = ""
     """The folder that the login node and all nodes share."""
@@ -76,10 +75,8 @@ NEEDED: Final = {
 """What an engine cannot do without."""
 
 
-class Sweep(BaseModel):
+class Sweep(StrictModel):
     """Axes over GPUs, workloads and settings, and how much time and money they may take."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
 
     engine: EngineName = "cloud"
     config: str = ""

@@ -19,9 +19,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
-from orchestrator.core.bounds import Amount, Count, Moment
+from orchestrator.core.bounds import Amount, Count, Moment, StrictModel
 from orchestrator.core.errors import DocumentUnreadable
 from orchestrator.core.naming import generation_of, run_of
 
@@ -54,11 +54,7 @@ class Caps:
         return {"run": self.run, "day": self.day, "month": self.month, "total": self.total}[window]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
-
-
-class SharedCaps(_Document):
+class SharedCaps(StrictModel):
     """Caps for every client of the bucket. Of these and the client's own, the lower cap counts."""
 
     run: Amount | None = None
@@ -72,7 +68,7 @@ class SharedCaps(_Document):
         return Caps(self.run, self.day, self.month, self.total)
 
 
-class LedgerEntry(_Document):
+class LedgerEntry(StrictModel):
     """One run: the hold that was taken before its machine was requested, and the run's cost once it is known."""
 
     hold_usd: Amount
@@ -108,7 +104,7 @@ class LedgerEntry(_Document):
         return self.hold_usd if self.settled_usd is None else ZERO
 
 
-class Cost(_Document):
+class Cost(StrictModel):
     """A cost that is not a machine, added by hand."""
 
     usd: Amount
@@ -121,7 +117,7 @@ class Cost(_Document):
     """Whether the dollars are simulated, as in `Entry`."""
 
 
-class ArchivedMonth(_Document):
+class ArchivedMonth(StrictModel):
     """The sum of a past month's settled runs and costs."""
 
     usd: Amount
@@ -140,7 +136,7 @@ def _hold_key(key: str) -> str:
     return key
 
 
-class Ledger(_Document):
+class Ledger(StrictModel):
     """The document `ledger/ledger.json`."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -293,36 +289,6 @@ def _is_current(alert_id: str, before: str, archived: Collection[str]) -> bool:
     return not (window == "run" and key in archived)
 
 
-__all__ = [
-    "WINDOWS",
-    "ZERO",
-    "Approved",
-    "ArchivedMonth",
-    "Caps",
-    "Cost",
-    "Exposure",
-    "HoldRefused",
-    "Ledger",
-    "LedgerEntry",
-    "LedgerMissing",
-    "LedgerUnreadable",
-    "SharedCaps",
-    "Window",
-    "add_cost",
-    "authorize",
-    "compact_ledger",
-    "counted_costs",
-    "headroom",
-    "hold",
-    "key_of",
-    "lower_caps",
-    "set_caps",
-    "settle",
-    "take_back",
-    "window_exposure",
-    "with_run",
-    "without_run",
-]  # fmt: skip
 KEPT_CAPS = 20
 """How many earlier caps of the bucket stay on record."""
 

@@ -16,10 +16,10 @@ from fractions import Fraction
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core import yamltext
-from orchestrator.core.bounds import Amount
+from orchestrator.core.bounds import Amount, StrictModel
 from orchestrator.core.errors import ConfigError
 
 MICRO: Final = 1_000_000
@@ -109,11 +109,7 @@ class Quote:
         return round_up(self.machine + self.gpu + self.disk + self.external_ip)
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
-
-
-class MachinePrice(_Document):
+class MachinePrice(StrictModel):
     """The price of one thing in one region in dollars per hour, on demand and as spot; None if it is not sold so."""
 
     standard: Amount | None = None
@@ -130,21 +126,21 @@ class MachinePrice(_Document):
         return self.spot if provisioning.lower() == "spot" else self.standard
 
 
-class DiskPrice(_Document):
+class DiskPrice(StrictModel):
     """Dollars per GiB and month."""
 
     usd: Amount
     source: str
 
 
-class Multiple(_Document):
+class Multiple(StrictModel):
     """A machine type that costs exactly `times` another of its series."""
 
     of: str
     times: Annotated[int, Field(ge=1)]
 
 
-class PriceSheet(_Document):
+class PriceSheet(StrictModel):
     """Every price known on one date (`configs/prices.yaml`). Regions are keys; if a key is missing, the price is not
     known."""
 
@@ -195,7 +191,7 @@ class PriceSheet(_Document):
             raise ConfigError("\n".join(lines), hint="configs/README.md says how to write a price sheet")
         return sheet
 
-    def dump(self) -> str:
+    def dump_yaml(self) -> str:
         """The sheet as YAML, from which `parse` reads the same sheet."""
         return yaml.safe_dump(_plain(self.model_dump(by_alias=True, exclude_none=True)), sort_keys=False)
 

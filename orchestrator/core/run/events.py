@@ -7,15 +7,15 @@ is the contract with the programs on the machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from orchestrator.core.bounds import Count, Finite, Moment, Name, Numbers, Seconds, Usd
+from orchestrator.core.bounds import Count, Finite, LenientModel, Moment, Name, Numbers, Seconds, Usd
 from orchestrator.core.names import NO_ID, NO_IMAGE, CaseId, ImageUrl, MachineName, ResourceId, RunId, Zone
 from orchestrator.core.naming import EventName
 from orchestrator.core.text import clean_value, of_schema, parse_unversioned
@@ -23,10 +23,9 @@ from orchestrator.core.text import clean_value, of_schema, parse_unversioned
 # The base class of facts, and the facts about images.
 
 
-class Fact(BaseModel):
+class Fact(LenientModel):
     """Something that happened to a run. Unknown keys are ignored, so that an older client can read a newer run."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     kind: ClassVar[str]
     advice: ClassVar[str] = ""
     """The key with advice to the user, if there is one. Only the client that wrote the fact shows it. It is dropped
@@ -41,22 +40,6 @@ class Fact(BaseModel):
     def harmless(self) -> Self:
         """The same fact with every text made harmless, because texts from the cloud may be in it."""
         return self.model_validate(clean_value(self.model_dump(mode="json")))
-
-
-class ImageReplaced(Fact):
-    """The plan's image was gone when a machine was requested. The machine boots from another image."""
-
-    kind = "image_replaced"
-    image: ImageUrl
-    instead: ImageUrl
-    generation: Count = 0
-
-
-class SealRequested(Fact):
-    """A client is about to copy the disk of the machine into an image. It writes this before it requests the image."""
-
-    kind = "seal_requested"
-    image: ImageUrl
 
 
 class ImagePrepared(Fact):
@@ -77,7 +60,11 @@ Writer = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80
 # --- from clients ---------------------------------------------------------------------------------------------------
 
 
-class RunPlanned(Fact):
+class ClientFact(Fact):
+    """A fact that only a client may write, as it is about money, requests to the cloud or the end of a run."""
+
+
+class RunPlanned(ClientFact):
     kind = "run_planned"
     gpu: str
     config: str
@@ -98,13 +85,13 @@ class RunPlanned(Fact):
     """It makes an image, and its client appends `seal_requested` before it copies the disk. Older clients did not."""
 
 
-class BudgetHeld(Fact):
+class BudgetHeld(ClientFact):
     kind = "budget_held"
     hold_usd: Usd
     generation: Count = 0
 
 
-class RunResumed(Fact):
+class RunResumed(ClientFact):
     """A run that was over goes on as a new generation with its own hold. What ended earlier generations does not end
     it. The generation of a fact, not its time, decides what it belongs to: the clocks of two clients may differ."""
 
@@ -116,14 +103,30 @@ class RunResumed(Fact):
     by: str = ""
 
 
-class PayloadStored(Fact):
+class ImageReplaced(ClientFact):
+    """The plan's image was gone when a machine was requested. The machine boots from another image."""
+
+    kind = "image_replaced"
+    image: ImageUrl
+    instead: ImageUrl
+    generation: Count = 0
+
+
+class SealRequested(ClientFact):
+    """A client is about to copy the disk of the machine into an image. It writes this before it requests the image."""
+
+    kind = "seal_requested"
+    image: ImageUrl
+
+
+class PayloadStored(ClientFact):
     kind = "payload_stored"
     sha256: str
     size_bytes: Count
     uploaded: bool
 
 
-class InstanceRequested(Fact):
+class InstanceRequested(ClientFact):
     """A VM is about to be requested. The event is written before the request is sent, so that the VM is found even if
     the client is killed at any line."""
 
@@ -139,7 +142,7 @@ class InstanceRequested(Fact):
     generation: Count = 0
 
 
-class ZoneExhausted(Fact):
+class ZoneExhausted(ClientFact):
     kind = "zone_exhausted"
     attempt: Count
     zone: Zone
@@ -157,7 +160,7 @@ class ZoneExhausted(Fact):
     """The round of requests, if the client waits for capacity; 0 for the first."""
 
 
-class CapacityAwaited(Fact):
+class CapacityAwaited(ClientFact):
     """A round of requests found no machine, and the client that launched the run waits before it begins another."""
 
     kind = "capacity_awaited"
@@ -169,7 +172,7 @@ class CapacityAwaited(Fact):
     generation: Count = 0
 
 
-class InstanceRejected(Fact):
+class InstanceRejected(ClientFact):
     """The cloud refused the request for a reason that holds in every zone."""
 
     kind = "instance_rejected"
@@ -183,7 +186,7 @@ class InstanceRejected(Fact):
     generation: Count = 0
 
 
-class InstanceCreated(Fact):
+class InstanceCreated(ClientFact):
     kind = "instance_created"
     attempt: Count
     vm: MachineName
@@ -194,7 +197,7 @@ class InstanceCreated(Fact):
     request_id: str = ""
 
 
-class StopRequested(Fact):
+class StopRequested(ClientFact):
     kind = "stop_requested"
     by: str
     reason: str
@@ -202,7 +205,7 @@ class StopRequested(Fact):
     """The generation to end; None: every generation of the run."""
 
 
-class InstanceGone(Fact):
+class InstanceGone(ClientFact):
     kind = "instance_gone"
     attempt: Count
     vm: MachineName
@@ -230,14 +233,14 @@ class MachineTaken(Fact):
     generation: Count = 0
 
 
-class Settled(Fact):
+class Settled(ClientFact):
     kind = "settled"
     cost_usd: Usd
     released_usd: Usd
     generation: Count = 0
 
 
-class RunClosed(Fact):
+class RunClosed(ClientFact):
     """The run is over. The client that sees its end writes this as the last event."""
 
     kind = "run_closed"
@@ -248,17 +251,16 @@ class RunClosed(Fact):
     """How many files of finished cases were in the bucket then; None: not counted."""
 
 
-class ChildAttempt(BaseModel):
+class ChildAttempt(LenientModel):
     """One machine of a scheduler on which a child of a fleet worked, by its own account."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
     attempt: Count
     machine: Name = ""
     started_at: Moment
     ended_at: Moment
 
 
-class ChildFinished(Fact):
+class ChildFinished(ClientFact):
     """A child of a fleet is over, on a machine that a scheduler chose: no client requested it, and the fleet pays for
     it. The client that saw its end writes this."""
 
@@ -426,23 +428,19 @@ class Unrecognised(Fact):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-FACTS: dict[str, type[Fact]] = {
-    fact.kind: fact
-    for fact in (
-        RunPlanned, BudgetHeld, PayloadStored, InstanceRequested, ZoneExhausted, CapacityAwaited, InstanceRejected,
-        InstanceCreated, ImageReplaced, StopRequested, InstanceGone, MachineTaken, Settled, RunClosed, RunResumed,
-        ChildFinished, VmBooted, PhaseStarted, PhaseFinished, Healed, GatePassed, EnvironmentRecorded, KernelBuilt,
-        CaseChecked, CorrectnessFinished, MeasurementPlanned, CaseStarted, CaseObserved, CaseMeasured, ImagePrepared,
-        Preempted,
-        Diagnosed, Finished, Kept, Lent, VmExiting, SealRequested,
-    )
-}  # fmt: skip
+def _kinds(base: type[Fact]) -> Iterator[type[Fact]]:
+    for fact in base.__subclasses__():
+        yield from _kinds(fact)
+        if "kind" in vars(fact) and fact is not Unrecognised:
+            yield fact
 
 
-class Event(BaseModel):
+FACTS: Final[Mapping[str, type[Fact]]] = {fact.kind: fact for fact in _kinds(Fact)}
+
+
+class Event(LenientModel):
     """A fact, with the time and the writer. `(time, writer, seq)` identifies an event, and is the order of events."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: str
     time: Moment
     writer: Writer

@@ -7,7 +7,7 @@ came last. So any number of clients and machines can add events independently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -179,33 +179,15 @@ def _child_finished(run: Run, fact: ev.ChildFinished) -> Run:
     return replace(run, plan=run.plan or fact.plan, vms=vms, settled=run.settled or nothing, closed=end)
 
 
-CLIENT, MACHINE, CLAIM = "client", "machine", "claim"
-WRITERS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("run_planned", "budget_held", "payload_stored", "run_resumed", "instance_requested", "zone_exhausted",
-         "capacity_awaited", "instance_rejected", "instance_created", "image_replaced", "instance_gone",
-         "stop_requested", "settled", "run_closed", "seal_requested", "child_finished"), CLIENT),
-    **dict.fromkeys(
-        ("vm_booted", "phase_started", "phase_finished", "healed", "gate_passed", "environment_recorded",
-         "kernel_built", "case_checked", "correctness_finished", "measurement_planned", "case_started", "case_observed",
-         "case_measured", "image_prepared", "preempted", "diagnosed", "finished", "kept", "lent", "vm_exiting"),
-        MACHINE),
-    "machine_taken": CLAIM,
-}  # fmt: skip
-"""Whose word counts, by kind of fact. `client`: only a client may write it, as it is about money, requests to the cloud
-or the end of a run. `machine`: the machine of the attempt may write it too; it changes what is shown, and when a client
-looks, but no hold, request, name or deletion. `claim`: a client's counts; a machine's only if its owner's log confirms
-it. Writers of any other name may write nothing."""
-
-
 def _due(run: Run, event: ev.Event) -> bool:
-    """Whether the writer may write such a fact; others are ignored. A machine may not write about money or request
-    machines. The name of a requested machine must belong to this run, so that a client deletes only this run's
-    machines. Writers that are neither a client nor a machine may write nothing."""
+    """Whether the writer may write such a fact; others are ignored. The machine of an attempt may write any that is not
+    a `ClientFact`: these change what is shown, and when a client looks, but no hold, request, name or deletion. The
+    name of a requested machine must belong to this run, so that a client deletes only this run's machines. Writers that
+    are neither a client nor a machine may write nothing."""
     fact = event.fact
     if isinstance(fact, ev.InstanceRequested):
         return is_client(event.writer) and attempt_of(run.run_id, fact.vm) is not None
-    return is_client(event.writer) or (_attempt(event) > 0 and WRITERS.get(fact.kind, MACHINE) != CLIENT)
+    return is_client(event.writer) or (_attempt(event) > 0 and not isinstance(fact, ev.ClientFact))
 
 
 def _evolve_machine(run: Run, event: ev.Event) -> Run:

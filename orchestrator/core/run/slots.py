@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
+from orchestrator.core.bounds import LenientModel
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import MAX_TTL_S
 from orchestrator.core.names import MachineName, RunId, Zone
@@ -28,21 +29,19 @@ WATCHDOG_S: Final = 60
 """How many seconds before its deadline a machine stops its work."""
 
 
-class ChildClaim(BaseModel):
+class ChildClaim(LenientModel):
     """The next run of the machine, with the values that the machine's metadata would have if it were made for that
     run."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     run_id: RunId
     by: str
     spec: dict[str, Any]
     payload: dict[str, str]
 
 
-class Slot(BaseModel):
+class Slot(LenientModel):
     """The document `machines/<vm>.json`."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore")
     schema_: Literal[1] = Field(default=1, alias="schema")
     state: Literal["idle", "claimed", "running", "closed"]
     vm: MachineName

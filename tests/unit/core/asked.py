@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from orchestrator.core.config import load as configs
-from orchestrator.core.config.load import Config
+from orchestrator.core.config.model import Config
 from orchestrator.core.ledger.budget import Caps, Ledger
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.naming import Mode

@@ -7,8 +7,7 @@ from decimal import Decimal
 import pytest
 
 from orchestrator.core.bundled import IMPLEMENTATIONS
-from orchestrator.core.config.load import Config, baseline_only, effective_grids
-from orchestrator.core.config.model import PHASE_LIMITS_S
+from orchestrator.core.config.model import PHASE_LIMITS_S, Config, baseline_only, effective_grids
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.yamltext import dotted_path, read_scalar, read_yaml
 from tests.unit.core.asked import CONFIGS, asked, shipped

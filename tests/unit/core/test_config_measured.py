@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.bundled import IMPLEMENTATIONS
-from orchestrator.core.config.load import Config, baseline_only, effective_grids
-from orchestrator.core.config.model import DTYPES, count_measurements, harness_settings
+from orchestrator.core.config.model import (
+    DTYPES,
+    Config,
+    baseline_only,
+    count_measurements,
+    effective_grids,
+    harness_settings,
+)
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import GPU_NAMES
 from tests.unit.core.asked import CONFIGS, GRIDS, asked, shipped

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.config.load import Config
+from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import GPU_NAMES
 from tests.unit.core.asked import GRIDS, asked

@@ -178,7 +178,7 @@ def test_every_price_is_the_one_that_the_embedded_cloud_charges() -> None:
 
 
 def test_a_sheet_survives_being_written_and_read() -> None:
-    assert PriceSheet.parse(SHEET.dump()) == SHEET
+    assert PriceSheet.parse(SHEET.dump_yaml()) == SHEET
 
 
 def test_a_sheet_is_stale_after_thirty_days_and_more_is_held_then() -> None:
