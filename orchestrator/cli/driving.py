@@ -50,7 +50,7 @@ def follow_to_end(it: Driving) -> Run:
 def _follow(it: Driving) -> Run:
 
     def enough(run: Run) -> bool:
-        begun = run.guest_of is None or run.booted_at is not None  # a kept machine may be gone by now
+        begun = run.guest_of is None or run.current.booted_at is not None  # a kept machine may be gone by now
         if it.detach and it.wait_on is not None and run.waiting is not None:
             return True
         return run.kept is not None or (run.goes_on_alone and begun and (it.detach or is_stdout_closed()))

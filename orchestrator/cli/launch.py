@@ -169,7 +169,7 @@ def _after_a_kept_machine(world: World, run: Run, order: RunOrder, watch: LiveVi
     assert run.taken is not None
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
     settle_owner(world, run.taken.owner, wait=not order.plan.config.run.keep or lost)
-    if not lost or (run.finished is not None and run.finished.outcome == "failed"):
+    if not lost or (run.current.finished is not None and run.current.finished.outcome == "failed"):
         return run
     watch.say(f"{run.taken.vm} is gone: the run continues on a machine of its own")
 

@@ -79,7 +79,7 @@ class LiveSession:
 
     def begin(self, watch: Callable[[Run], None]) -> Run:
         """Follows the session until its machine works or it is over."""
-        return self.engine.follow(watch=watch, trouble=self.trouble, until=lambda run: run.booted_at is not None)
+        return self.engine.follow(watch=watch, trouble=self.trouble, until=lambda run: run.current.booted_at is not None)
 
     def is_open(self) -> bool:
         """Whether its machine may still take candidates, after one turn of the engine."""
@@ -89,7 +89,7 @@ class LiveSession:
         """Stores a candidate, and returns its number. Raises `BudgetExceeded` if the time that the hold pays for does
         not suffice for it: nothing is queued then. Raises `NotFound` if the session is over."""
         run = self.engine.look()
-        if run.over or run.finished is not None:
+        if run.over or run.current.finished is not None:
             raise NotFound(f"session {self.id} is over", hint="a new one begins with the next candidate")
         if run.vm is not None and run.vm.deadline_at is not None:
             why = time_refusal(run.vm.deadline_at, self.world.clock.now(), self.taken_s)
@@ -142,7 +142,7 @@ class LiveSession:
         if is_done(run):
             return run
         busy = self.next_number > 1 and self.verdict(self.next_number - 1) is None
-        if not busy and run.booted_at is not None:
+        if not busy and run.current.booted_at is not None:
             self.world.bucket.create(candidate_object(self.id, self.next_number), CLOSING)
             until = self.world.clock.now().timestamp() + CLOSE_S
             run = self.engine.follow(trouble=self.trouble, until=lambda _: self.world.clock.now().timestamp() > until)

@@ -388,7 +388,7 @@ def is_left_unsealed(run: Run, now: datetime, policy: Policy) -> bool:
     """Whether a machine has waited too long for a client that copies its disk, so it is no longer useful. False for
     the machine of an older client, which did not record that it came to copy."""
     records = run.plan is not None and run.plan.seals
-    ready = run.last_word_at if records and run.prepared is not None and run.sealing is None else None
+    ready = run.current.last_word_at if records and run.prepared is not None and run.sealing is None else None
     return ready is not None and now > ready + timedelta(seconds=policy.seal_limit_s)
 
 
@@ -407,14 +407,14 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, 
         return (Delete(vm, "it is past its deadline"),)
     if run.hold_usd is not None and run.due(now) > run.hold_usd:
         return (Delete(vm, f"its run has cost more than the ${run.hold_usd} held for it"),)
-    if run.finished_at is not None and now > run.finished_at + timedelta(seconds=policy.exit_grace_s):
+    if run.current.finished_at is not None and now > run.current.finished_at + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it finished but did not delete itself"),)
     idle_until = run.current.idle_until
     if idle_until is not None and now > idle_until + timedelta(seconds=policy.exit_grace_s):
         return (Delete(vm, "it was kept, no launch used it, and it did not delete itself"),)
     if alone and is_left_unsealed(run, now, policy):
         return (Delete(vm, "its disk is ready, and no client came to copy it"),)
-    silent = run.last_word_at is None and vm.started_at is not None
+    silent = run.current.last_word_at is None and vm.started_at is not None
     if silent and vm.started_at and now > vm.started_at + timedelta(seconds=policy.boot_limit_s):
         return (Delete(vm, f"it sent nothing for {policy.boot_limit_s:.0f} s after it started"),)
     return (Wait(policy.poll_s),)
@@ -472,7 +472,7 @@ def run_ending(run: Run, vm: Vm) -> tuple[Phase, str]:
     if finished is not None and finished.outcome in ("succeeded", "incorrect"):
         # A later machine does not measure again what an earlier one found wrong.
         return Phase.INCORRECT if run.wrong else Phase(finished.outcome), describe_wrong(run) or finished.detail
-    if run.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
+    if run.current.preempted or vm.how == "preempted" or (finished is not None and finished.outcome == "preempted"):
         return (
             Phase.PREEMPTED,
             f"{vm.name} was preempted; {run.cases_done} of {count(run.cases_total, 'case')} measured",

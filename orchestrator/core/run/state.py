@@ -261,31 +261,6 @@ class Run:
         return self.reports[-1] if self.reports else MachineReport(0)
 
     @property
-    def booted_at(self) -> datetime | None:
-        return self.current.booted_at
-
-    @property
-    def last_word_at(self) -> datetime | None:
-        """The time of the last event of the run's machine."""
-        return self.current.last_word_at
-
-    @property
-    def finished(self) -> ev.Finished | None:
-        return self.current.finished
-
-    @property
-    def finished_at(self) -> datetime | None:
-        return self.current.finished_at
-
-    @property
-    def preempted(self) -> bool:
-        return self.current.preempted
-
-    @property
-    def case(self) -> ev.CaseStarted | None:
-        return self.current.case
-
-    @property
     def measurement(self) -> ev.MeasurementPlanned | None:
         """What the last machine that reached the phase `measure` was about to measure."""
         return next((report.measurement for report in reversed(self.reports) if report.measurement is not None), None)
@@ -341,7 +316,7 @@ class Run:
         if self.closed is not None:
             return True
         if vm is not None and vm.open:
-            return vm.started_at is not None or self.booted_at is not None
+            return vm.started_at is not None or self.current.booted_at is not None
         return not self.goes_on
 
     # --- what is shown to the user ---
@@ -361,9 +336,9 @@ class Run:
             return Phase.PROVISIONING if self.vms else Phase.PLANNED
         if not vm.open and self.goes_on:
             return Phase.PROVISIONING
-        if vm.gone_at is not None or self.finished is not None:
+        if vm.gone_at is not None or self.current.finished is not None:
             return Phase.FINISHING
-        if self.booted_at is not None:
+        if self.current.booted_at is not None:
             return Phase.RUNNING
         return Phase.BOOTING if vm.started_at is not None else Phase.PROVISIONING
 

@@ -188,7 +188,7 @@ def test_a_guest_resumed_twice_is_held_for_before_it_asks_for_a_machine(home: Pa
             again(stage.world(dies_after=1))
         engine = again(stage.world())
         assert f"{NEXT}+1" in held(stage)
-        engine.follow(until=lambda run: run.booted_at is not None)
+        engine.follow(until=lambda run: run.current.booted_at is not None)
         engine.request_stop("ada", "enough")
         assert engine.follow().phase is Phase.STOPPED
         stage.look_after()

@@ -300,7 +300,7 @@ def bare(command: Any) -> Callable[..., None]:
 def lost_its_kept_machine(run: Run) -> bool:
     """Whether a run that was on another's machine must go on, on one of its own (as `bench launch` decides it)."""
     lost = run.phase not in (Phase.SUCCEEDED, Phase.INCORRECT) and run.stop is None
-    return lost and not (run.finished is not None and run.finished.outcome == "failed")
+    return lost and not (run.current.finished is not None and run.current.finished.outcome == "failed")
 
 
 # --- what must not happen -------------------------------------------------------------------------------------------

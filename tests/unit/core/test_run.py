@@ -255,8 +255,8 @@ def test_a_phase_remembers_how_long_it_took_and_how_it_ended() -> None:
 
 
 def test_the_last_word_is_a_machines() -> None:
-    assert replayed(Log().add(0, planned())).last_word_at is None
-    assert replayed(running().add(50, ev.StopRequested(by="ada", reason="x"))).last_word_at == at(10)
+    assert replayed(Log().add(0, planned())).current.last_word_at is None
+    assert replayed(running().add(50, ev.StopRequested(by="ada", reason="x"))).current.last_word_at == at(10)
 
 
 def test_a_run_without_a_plan_has_no_ceiling() -> None:
