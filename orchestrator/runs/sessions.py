@@ -79,7 +79,9 @@ class LiveSession:
 
     def begin(self, watch: Callable[[Run], None]) -> Run:
         """Follows the session until its machine works or it is over."""
-        return self.engine.follow(watch=watch, trouble=self.trouble, until=lambda run: run.current.booted_at is not None)
+        return self.engine.follow(
+            watch=watch, trouble=self.trouble, until=lambda run: run.current.booted_at is not None
+        )
 
     def is_open(self) -> bool:
         """Whether its machine may still take candidates, after one turn of the engine."""

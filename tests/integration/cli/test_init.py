@@ -41,7 +41,7 @@ from tests.support.discovery import Recorder
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import google_error, in_turn, scripted_server
-from tests.unit.core.test_setup_printed import every_step
+from tests.unit.core.test_setup import every_step
 
 ADA = "user:ada@example.com"
 PRACTISE = ("init", "--embedded", "--launcher", ADA)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.adapters.setup import failure
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.skus import continent_of, regions_near
 from orchestrator.core.permissions import (
@@ -20,11 +27,25 @@ from orchestrator.core.permissions import (
     MACHINE,
     permission_names,
 )
-from orchestrator.core.setup import steps
-from orchestrator.core.setup.plan import LAUNCHER_ROLE, MACHINE_ROLE, OWN_MACHINES, Grant, SetupRequest, plan_setup
+from orchestrator.core.setup import steps, terraform
+from orchestrator.core.setup import steps as st
+from orchestrator.core.setup.calls import PAUSES_S, TOO_YOUNG_S, survey_project, take_step, with_grant
+from orchestrator.core.setup.plan import (
+    APIS,
+    LAUNCHER_ROLE,
+    MACHINE_ROLE,
+    NOTHING,
+    OWN_MACHINES,
+    Grant,
+    SetupRequest,
+    Standing,
+    plan_setup,
+    policy_grants,
+)
 from orchestrator.core.setup.plan import parse_setup as asked
 from orchestrator.core.setup.steps import (
     LIFECYCLE,
+    Condition,
     EnableApis,
     GrantRole,
     MakeAccount,
@@ -32,9 +53,11 @@ from orchestrator.core.setup.steps import (
     MakeRole,
     MendBucket,
     ShareCaps,
+    Step,
     WriteSettings,
     describe_step,
 )
+from tests.support.conversations import good, lead, refusal
 from tests.unit.core.set_up import ADA, CAREFUL, WANTED, after_all_of_it
 
 
@@ -157,3 +180,277 @@ def test_a_bucket_is_near_its_own_region_or_those_of_its_continent() -> None:
         "us",
         "us",
     ]
+
+
+# The requests that a set-up sends.
+
+
+def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() -> None:
+    policy = {"bindings": [{"role": "r", "members": ["m"], "condition": {"expression": "e"}}, {}]}
+    replies = {
+        "services:batchGet": good(services=[{"name": "projects/1/services/a", "state": "ENABLED"}, {"name": "b"}]),
+        "/b/my-bench/iam": good(**policy),
+        "GET /storage/v1/b/my-bench": good(location="US"),
+        "roles/benchMachine": good(includedPermissions=["x"]),
+        ":getIamPolicy": good(**policy),
+        "/serviceAccounts/": good(),
+    }
+    seen = lead(survey_project, WANTED, {"bucket": "b"}, reply=replies)
+    assert seen.result == Standing(
+        frozenset({"a"}),
+        {"location": "US"},
+        True,
+        {"benchMachine": frozenset({"x"})},
+        *[policy_grants(policy)] * 3,
+        {"bucket": "b"},
+    )
+    assert lead(survey_project, WANTED, {}, reply=lambda _: refusal(403)).result == NOTHING
+
+
+def test_apis_are_enabled_when_the_operation_says_so() -> None:
+    step = EnableApis("p", ("a",))
+    talk = lead(
+        take_step,
+        step,
+        reply={":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
+    )
+    assert (talk.result.good, len(talk.paused_s)) == (True, 2)
+    failed = lead(take_step, step, reply={":batchEnable": good(done=True, error={"message": "billing"})})
+    assert (failed.result.good, failed.result.message) == (False, "billing")
+    assert lead(take_step, step, reply={":batchEnable": refusal(403)}).result.status == 403
+    for_ever = lead(
+        take_step, step, reply={":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")}
+    )
+    assert sum(for_ever.paused_s) == 2 * sum(PAUSES_S)
+
+
+def test_what_somebody_else_made_meanwhile_is_success() -> None:
+    assert lead(take_step, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(409)}).result.good
+    assert lead(take_step, MakeAccount("p", "a", "t"), reply={"serviceAccounts": refusal(403)}).result.status == 403
+    role = MakeRole("p", "r", "t", ("x",))
+    talk = lead(take_step, role, reply={"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
+    assert (talk.result.good, talk.lines) == (True, ["POST /v1/projects/p/roles", "PATCH /v1/projects/p/roles/r"])
+    assert lead(take_step, role, reply={"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
+    assert lead(take_step, replace(role, exists=True), reply={"PATCH": good()}).lines == [
+        "PATCH /v1/projects/p/roles/r"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "read", "write"),
+    [
+        (GrantRole("project", "p", "r", ADA), "POST /v3/projects/p:getIamPolicy", "POST /v3/projects/p:setIamPolicy"),
+        (GrantRole("bucket", "b", "r", ADA), "GET /storage/v1/b/b/iam", "PUT /storage/v1/b/b/iam"),
+        (GrantRole("account", "p", "r", ADA, email="e"), "POST /v1/projects/p/serviceAccounts/e:getIamPolicy", "POST /v1/projects/p/serviceAccounts/e:setIamPolicy"),
+    ],
+)  # fmt: skip
+def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanwhile(
+    step: Any, read: str, write: str
+) -> None:
+    replies = {write: [refusal(409), refusal(400), good()], read: good(etag="e", bindings=[])}
+    talk = lead(take_step, step, reply=replies)
+    assert talk.result.good
+    assert talk.lines == [read, write] * 3
+    assert talk.paused_s == list(PAUSES_S[:2])
+    held = {read: good(etag="e", bindings=[{"role": "r", "members": [ADA]}])}
+    assert lead(take_step, step, reply=held).lines == [read]
+    assert lead(take_step, step, reply={read: refusal(403)}).result.status == 403
+    assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(403)}).result.status == 403
+    assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(409)}).result.status == 409
+    for nothing in (good(), good(etag=""), good(bindings=[{"role": "r", "members": []}])):
+        talk = lead(
+            take_step, step, reply={read: nothing, write: good()}
+        )  # written, it would take the place of all others'
+        assert (talk.lines, talk.result.good, "none is written" in talk.result.message) == ([read], False, True)
+
+
+def test_a_grant_leaves_every_other_binding_as_it_was() -> None:
+    theirs = {"role": "r", "members": ["user:eve@example.com"], "condition": {"title": "t", "expression": "e"}}
+    policy = {"etag": "x", "bindings": [theirs, {"role": "r", "members": ["user:bob@example.com"]}]}
+    plain = with_grant(policy, "r", ADA, None)
+    assert plain is not None
+    assert plain["bindings"] == [theirs, {"role": "r", "members": ["user:bob@example.com", ADA]}]
+    assert (plain["etag"], plain["version"]) == ("x", 3)
+    conditional = with_grant(policy, "r", ADA, Condition("t", "e"))
+    assert conditional is not None
+    assert conditional["bindings"][0]["members"] == ["user:eve@example.com", ADA]
+    new = with_grant({}, "r", ADA, Condition("t", "e"))
+    assert new is not None
+    assert new["bindings"] == [{"role": "r", "members": [ADA], "condition": {"title": "t", "expression": "e"}}]
+    assert with_grant(policy, "r", "user:eve@example.com", Condition("t", "e")) is None
+
+
+# The gcloud commands and the Terraform that a set-up prints.
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def parsed(text: str) -> Any:
+    """Terraform's JSON syntax as a strict parser reads it: no key twice, no number that JSON has not."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len({key for key, _ in pairs}) == len(pairs), pairs
+        return dict(pairs)
+
+    def never(text: str) -> Any:
+        raise AssertionError(text)
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=never)
+
+
+def resources_of(text: str) -> dict[str, Any]:
+    """Each resource by its address."""
+    return {f"{kind}.{name}": body for kind, made in parsed(text)["resource"].items() for name, body in made.items()}
+
+
+ARGUMENTS = {
+    "google_project_service": {"project", "service", "disable_on_destroy"},
+    "google_storage_bucket": {"project", "name", "location", "uniform_bucket_level_access", "public_access_prevention",
+                              "lifecycle_rule"},
+    "google_service_account": {"project", "account_id", "display_name"},
+    "google_project_iam_custom_role": {"project", "role_id", "title", "permissions"},
+    "google_project_iam_member": {"project", "role", "member", "condition"},
+    "google_storage_bucket_iam_member": {"bucket", "role", "member", "condition"},
+    "google_service_account_iam_member": {"service_account_id", "role", "member"},
+}  # fmt: skip
+"""As the provider documents them, of those that a set-up needs."""
+
+
+def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
+    assert st.setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+
+
+def every_step() -> list[Step]:
+    return [
+        *plan_setup(WANTED),
+        MendBucket("b", uniform=True, private=True, lifecycle=True),
+        MendBucket("b", uniform=False, private=False, lifecycle=True),
+        MakeRole("p", "r", "it's a title", ("x.y.z",), exists=True),
+        GrantRole("project", "p", "roles/viewer", ADA, Condition("t", "a == 'b' && c.d(\"e\")")),
+    ]
+
+
+def ran(script: str, folder: Path) -> list[list[str]]:
+    """Runs a script with a `gcloud` that notes its arguments, and the content of a file that it is given."""
+    log = folder / "asked"
+    program = folder / "gcloud"
+    program.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys\n"
+        "said = [a.partition('=')[0] + '=' + open(os.path.realpath(a.partition('=')[2])).read()\n"
+        "        if a.startswith('--lifecycle-file=') else a for a in sys.argv[1:]]\n"
+        f"open({str(log)!r}, 'a').write(json.dumps(said) + '\\n')\n"
+    )
+    program.chmod(0o755)
+    shutil.copy(program, folder / "bench")
+    path = f"{folder}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euc", script],
+        check=True,
+        env={"PATH": path, "TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+    )
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("step", every_step(), ids=describe_step)
+def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
+    for text in (st.step_command(step), st.one_line_command(step)):
+        subprocess.run(["bash", "-n", "-c", text], check=True, timeout=600)
+    if isinstance(step, WriteSettings):
+        return
+    assert "\n" not in st.one_line_command(step)
+    asked_for = ran(st.one_line_command(step), tmp_path)
+    assert asked_for
+    with_rules = [one for arguments in asked_for for one in arguments if one.startswith("--lifecycle-file=")]
+    wanted = isinstance(step, MakeBucket) or (isinstance(step, MendBucket) and step.lifecycle)
+    assert [json.loads(one.partition("=")[2]) for one in with_rules] == ([LIFECYCLE] if wanted else [])
+
+
+def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
+    asked_for = ran(st.setup_script(plan_setup(WANTED)), tmp_path)
+    assert sum(one.startswith("--lifecycle-file=") for arguments in asked_for for one in arguments) == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        MakeAccount("p", "a", "t"),
+        MakeRole("p", "r", "t", ("x.y.z",)),
+        GrantRole("project", "p", "roles/viewer", ADA),
+        GrantRole("account", "p", "roles/viewer", ADA, email="a@p"),
+    ],
+    ids=describe_step,
+)
+def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(step: Any) -> None:
+    off = refusal(403, "it is off", "SERVICE_DISABLED")
+    assert off.api_off
+    for times in (1, 5):
+        answers = iter([off] * times)
+        talk = lead(take_step, step, reply=lambda _, answers=answers: next(answers, good(etag="e", bindings=[])))  # type: ignore[misc]
+        assert talk.result.good
+        assert talk.paused_s == list(TOO_YOUNG_S[:times])
+    talk = lead(take_step, step, reply=lambda _: off)
+    assert not talk.result.good
+    assert 120 < sum(talk.paused_s) < 300
+    assert "owner" not in failure(talk.result, "make it").hint
+
+
+def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_knows() -> None:
+    text = terraform.terraform_document(plan_setup(WANTED))
+    assert text == (GOLDEN / "init.tf.json").read_text()
+    assert set(parsed(text)) == {"//", "terraform", "resource"}
+    made = resources_of(text)
+    kinds = [address.partition(".")[0] for address in made]
+    assert kinds.count("google_project_service") == len(APIS)
+    assert set(kinds) == set(ARGUMENTS)
+    for address, body in made.items():
+        assert set(body) - {"depends_on"} <= ARGUMENTS[address.partition(".")[0]], address
+        assert re.fullmatch(r"[a-z_]+\.[A-Za-z_][A-Za-z0-9_-]*", address)
+        conditions = body.get("condition", [])
+        assert all(set(one) == {"title", "expression"} for one in conditions)
+    rules = made["google_storage_bucket.bench"]["lifecycle_rule"]
+    assert [set(rule) for rule in rules] == [{"action", "condition"}] * len(LIFECYCLE["rule"])
+
+
+def test_terraform_refers_only_to_what_it_declares() -> None:
+    everything = terraform.terraform_document(plan_setup(WANTED))
+    missing_one = terraform.terraform_document(plan_setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
+    for text in (everything, missing_one):
+        made = resources_of(text)
+        needed = {address for body in made.values() for address in body.get("depends_on", ())}
+        named = set(re.findall(r"(?<!\$)\$\{(\w+\.\w+)\.name\}", text))
+        assert needed | named <= set(made)
+    assert '"projects/my-project/roles/benchMachine"' in missing_one
+
+
+def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_role() -> None:
+    made = resources_of(terraform.terraform_document(plan_setup(WANTED)))
+    members = {address: body for address, body in made.items() if address.startswith("google_project_iam_member.")}
+    assert len(members) == 3
+    for body in members.values():
+        assert "google_project_service.cloudresourcemanager" in body["depends_on"]
+        assert body["role"].startswith("${google_project_iam_custom_role.") or body["role"] == BATCH_REPORTER
+
+
+def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:
+    text = terraform.terraform_document([MakeAccount("p", "a", "${oops} %{oops}")])
+    (account,) = resources_of(text).values()
+    assert account["display_name"] == "$${oops} %%{oops}"
+
+
+def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() -> None:
+    steps = [
+        MendBucket("b", uniform=True, private=True, lifecycle=True),
+        MendBucket("b", uniform=False, private=False, lifecycle=True),
+        MendBucket("b", uniform=True, private=False, lifecycle=False),
+        MakeRole("p", "r", "t", ("x.y.z",), exists=True),
+        GrantRole("project", "p", "roles/viewer", ADA, Condition("t", "true")),
+    ]
+    script = st.setup_script(steps)
+    assert script.count("--uniform-bucket-level-access") == 2
+    assert script.count("--lifecycle-file") == 2
+    assert "roles update r" in script
+    assert [describe_step(step) for step in steps][3] == "change the role r (t): 1 permission"
+    assert set(resources_of(terraform.terraform_document(steps[1:2]))) == {"google_storage_bucket.bench"}
