@@ -85,7 +85,7 @@ class LiveSession:
 
     def is_open(self) -> bool:
         """Whether its machine may still take candidates, after one turn of the engine."""
-        return not is_done(self._turn(TURN_S)) and self.engine.look().finished is None
+        return not is_done(self._turn(TURN_S)) and self.engine.look().current.finished is None
 
     def submit(self, candidate: Candidate) -> int:
         """Stores a candidate, and returns its number. Raises `BudgetExceeded` if the time that the hold pays for does

@@ -435,7 +435,7 @@ class Play:
 
     def of_a_reaper(self, machine: str, run_id: str, *, orphan: bool) -> None:
         live = self.live(run_id)
-        owned = live is not None and live.vm is not None and live.vm.name == machine and not live.finished
+        owned = live is not None and live.vm is not None and live.vm.name == machine and not live.current.finished
         self.judge.of_a_reaper(machine, orphan=orphan, owned=owned, deeds=self.deeds)
 
     def where(self, mode: Mode = Mode.GCE) -> LaunchContext:

@@ -248,11 +248,11 @@ def test_a_refusal_does_not_undo_a_machine_that_is_known_to_exist() -> None:
 
 def test_the_bootstraps_last_word_counts_only_when_the_agent_left_none() -> None:
     crashed = replayed(running().add(30, ev.VmExiting(outcome="failed", exit_code=137), "boot-1"))
-    assert crashed.finished == ev.Finished(outcome="failed", exit_code=137)
+    assert crashed.current.finished == ev.Finished(outcome="failed", exit_code=137)
     fine = replayed(
         running().vm(29, ev.Finished(outcome="succeeded")).add(30, ev.VmExiting(outcome="failed"), "boot-1")
     )
-    assert fine.finished == ev.Finished(outcome="succeeded")
+    assert fine.current.finished == ev.Finished(outcome="succeeded")
 
 
 def test_a_phase_remembers_how_long_it_took_and_how_it_ended() -> None:
