@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.naming import events_prefix
+from orchestrator.core.run import events as ev
 from orchestrator.core.run.events import (
     BOOTS,
     COUNTED,
@@ -25,7 +26,6 @@ from orchestrator.core.run.events import (
     VmBooted,
     encode_event,
 )
-from orchestrator.core.run.fold import CLIENT, MACHINE, WRITERS
 from orchestrator.ports import Blob, Bucket
 from orchestrator.store.events import BYTES_OF_A_MACHINE, EventLog
 from tests.support.crowded_bucket import CrowdedBucket
@@ -253,7 +253,7 @@ def junk(bucket: Bucket, writer: str, count: int, kind: str = "healed", data: by
         bucket.create(at, data)
 
 
-MACHINE_KINDS = sorted(kind for kind, word in WRITERS.items() if word != CLIENT)
+MACHINE_KINDS = sorted(kind for kind, fact in ev.FACTS.items() if not issubclass(fact, ev.ClientFact))
 BOUNDS = EventBounds(cases=12, implementations=3)
 
 
@@ -291,11 +291,7 @@ def test_every_event_that_a_machine_writes_in_a_run_with_reboots_is_read() -> No
     each = {kind: BOOTS * count for kind, count in OF_A_BOOT.items() if kind != OTHER}
     each |= {"case_started": 2 * 12, "case_measured": 12, "case_observed": 9 * 12, "case_checked": 2 * 3 * 12}
     each |= {"kept": 100, "lent": 100}
-    assert (
-        each.keys()
-        == {kind for kind, word in WRITERS.items() if word == MACHINE} | {"machine_taken"}
-        == COUNTED - {OTHER}
-    )
+    assert each.keys() == set(MACHINE_KINDS) == COUNTED - {OTHER}
     machine = log(bucket, "vm-1-0a", clock)
     for kind, count in each.items():
         for _ in range(count):
