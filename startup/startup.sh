@@ -103,10 +103,9 @@ finish() {
   [[ -n ${BENCH_VM_DIR:-} && -z ${BENCH_LAST_RESORT:-} ]] || ${BENCH_LAST_RESORT:-shutdown -P now}
 }
 
-mkdir -p "$dir"; trap '' PIPE; [[ -s $dir/first-boot ]] || rm -rf "$dir/log.txt" "$dir/events" "$dir/last-word" # an image's
+mkdir -p "$dir"; trap '' PIPE; [[ -s $dir/first-boot ]] || rm -rf "$dir"/{log.txt,events,last-word,rebooted} # an image's
 exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
-trap finish EXIT
-trap on_signal TERM INT HUP
+trap finish EXIT; trap on_signal TERM INT HUP
 rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out" "$dir/container"
 
 name=$(retry 10 meta instance/name) zone=$(retry 10 meta instance/zone) project=$(retry 10 meta project/project-id)
@@ -146,5 +145,6 @@ echo "$sha256  payload.tar.gz" | (cd "$dir" && sha256sum --check --status) || le
 mkdir -p "$dir/payload"
 tar -xzf "$dir/payload.tar.gz" -C "$dir/payload" --no-same-owner || leave payload_missing "could not unpack $object into $dir"
 cd "$dir/payload" || leave payload_missing "$dir/payload is gone"
+reboot() { trap - EXIT TERM INT HUP; ${BENCH_REBOOT:-systemctl reboot} && sleep "${BENCH_REBOOT_WAIT_S:-180}"; trap finish EXIT; leave no_cuda 'it did not reboot'; } # not its end
 work env BENCH_VM_DIR="$dir" PYTHONUNBUFFERED=1 python3 -m startup.agent
-code=$?; say "the agent ended with exit code $code"; exit "$code"
+code=$?; say "the agent ended with exit code $code"; ((code == 75)) && reboot; exit "$code"

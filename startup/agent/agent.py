@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 from startup.agent import requirements
 from startup.agent.candidates import CandidateQueue
 from startup.agent.clock import Patience
-from startup.agent.diagnosis import Diagnosis, Ending, Halt, halt_for
+from startup.agent.diagnosis import Diagnosis, Ending, Halt, RebootNeeded, halt_for
 from startup.agent.events import EventWriter
 from startup.agent.facts import Files, RecordedFacts
 from startup.agent.harness import BAD_SPEC, DONE, GATE_FAILED, INCORRECT, NOT_BUILT, Harness, HarnessExit
@@ -29,6 +30,11 @@ from startup.agent.storage import AgentStorage, StorageError
 CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
 """The path of a case file of a user's own workload, whose axes are defined only in its own file."""
 SIGNALLED = 128
+REBOOT = 75
+"""The exit code upon which the bootstrap reboots the machine."""
+REBOOT_TAKES_S = 300.0
+VM_HOME = Path("/var/lib/bench")
+"""The folder of a real VM; what only stands in for one has another."""
 PROFILE_LIMIT_S = 600.0
 
 
@@ -99,6 +105,8 @@ class Agent:
         reached. If the VM is kept, or another run pays for it, the keeper writes that event."""
         try:
             ending = self.work()
+        except RebootNeeded as need:
+            return self.leave_for_reboot(str(need))
         except Halt as halt:
             ending = halt.ending
         except Exception as error:
@@ -108,6 +116,26 @@ class Agent:
         self.ending = ending
         self.finish(ending)
         return ending.exit_code
+
+    def may_reboot(self) -> bool:
+        """Whether the machine is a VM of this run's own, has not been rebooted for it, and has the time for it."""
+        home = self.site.home
+        is_vm = home == VM_HOME or "BENCH_REBOOT" in self.host.env
+        if not is_vm or self.spec.taken or (home / "rebooted").exists():
+            return False
+        began = float((home / "first-boot").read_text())
+        return began + self.spec.deadline_s - time.time() > REBOOT_TAKES_S
+
+    def leave_for_reboot(self, why: str) -> int:
+        """Stores what there is to know before the machine is rebooted; the run goes on after it. Returns the exit
+        code."""
+        (self.site.home / "rebooted").touch()
+        self.healed(HealRecord("reboot", why))
+        self.harness.close()
+        self.uploader.close()
+        self.events.flush(Patience(self.clock, self.spec.timing.hurried_finish_s))
+        self.events.close()
+        return REBOOT
 
     def unable(self, error: Exception) -> int:
         """Ends a run that could not begin here: writes its last event, and returns the exit code."""
@@ -262,7 +290,10 @@ class Agent:
         timing = self.spec.timing
         if self.spec.require_cuda:
             self.healed(cuda_path(self.host))
-            self.healed(driver_wait(self.host, timing.driver_wait_s, timing.driver_poll_s, self.limit))
+            waited = driver_wait(
+                self.host, timing.driver_wait_s, timing.driver_poll_s, self.limit, may_reboot=self.may_reboot()
+            )
+            self.healed(waited)
         self.healed(disk_space(self.host, self.spec.min_free_gb, self.spec.allow_install, self.limit))
 
     def prepare(self, done: list[str]) -> None:

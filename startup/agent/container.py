@@ -22,7 +22,7 @@ INSIDE = "BENCH_CONTAINER"
 REFERENCE = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}\Z", re.ASCII)
 GOOGLE = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)/")
 """Registries that accept the machine's own token."""
-PASSED = ("GCE_METADATA_HOST", "GCE_METADATA_IP", "BENCH_REQUEST_TIMEOUT_S", "PYTHONUNBUFFERED")
+PASSED = ("BENCH_REBOOT", "GCE_METADATA_HOST", "GCE_METADATA_IP", "BENCH_REQUEST_TIMEOUT_S", "PYTHONUNBUFFERED")
 
 
 class Container:

@@ -69,6 +69,10 @@ class Halt(Exception):
         self.ending = ending
 
 
+class RebootNeeded(Exception):
+    """Ends what the run is doing until the machine has been rebooted; then the run begins anew."""
+
+
 def halt_for(cause: str, detail: str, exit_code: int = 1) -> Halt:
     """The Halt for a run that cannot go on, for a named cause."""
     return Halt(Ending("failed", exit_code, detail, Diagnosis(cause, detail)))

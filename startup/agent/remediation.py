@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from startup.agent.clock import AgentClock, Patience
-from startup.agent.diagnosis import halt_for
+from startup.agent.diagnosis import RebootNeeded, halt_for
 from startup.agent.host import CompletedCommand, LocalHost
 
 CUDA_DIRECTORIES = (Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin"))
@@ -66,14 +66,20 @@ def _ask_driver(host: LocalHost, patience: Patience) -> CompletedCommand:
     return host.run("nvidia-smi", *query, patience=patience, timeout_s=30)
 
 
-def driver_wait(host: LocalHost, wait_s: float, poll_s: float, patience: Patience) -> HealRecord | None:
-    """Waits for the driver: on a first boot its module may still be compiling."""
+def driver_wait(
+    host: LocalHost, wait_s: float, poll_s: float, patience: Patience, *, may_reboot: bool = False
+) -> HealRecord | None:
+    """Waits for the driver: on a first boot its module may still be compiling. Where its libraries are newer than the
+    module that the kernel has loaded, raises `RebootNeeded` if the machine may be rebooted, and else `Halt`."""
     began = host.clock.monotonic()
     tries = 0
     while not (ran := _ask_driver(host, patience)).output[:1].isdigit() or not ran.ok:
         tries += 1
         if MISMATCH in ran.output:
-            raise halt_for("no_cuda", f"{MISMATCH}: an update replaced the driver's libraries, and a reboot mends it")
+            detail = f"{MISMATCH}: an update replaced the driver's libraries"
+            if may_reboot:
+                raise RebootNeeded(detail)
+            raise halt_for("no_cuda", f"{detail}, and only a reboot mends it")
         waited_s = host.clock.monotonic() - began
         if waited_s >= wait_s or not patience.pause(poll_s):
             host.stop.check()

@@ -52,6 +52,8 @@ class RunSpec:
     min_free_gb: float
     harness: Mapping[str, Any]
     timing: PhaseTiming
+    deadline_s: float = 0.0
+    """After so many seconds since its first boot the cloud deletes the VM."""
     idle_limit_s: float = 0.0
     """How long the VM waits for another run after this one, in seconds; 0 for not at all."""
     taken: Mapping[str, Any] = field(default_factory=dict)
@@ -96,6 +98,7 @@ def parse_spec(text: str) -> RunSpec:
             min_free_gb=float(environment.get("min_free_gb", 0)),
             harness=raw["harness"],
             timing=read_timing(raw.get("timing", {})),
+            deadline_s=float(raw.get("deadline_s", 0)),
             idle_limit_s=float(raw.get("keep", {}).get("idle_limit_s", 0)),
             taken=dict(raw.get("taken", {})),
             prepare=dict(raw.get("prepare", {})),

@@ -155,6 +155,41 @@ def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Pat
         assert not (tmp_path / "shut-down").exists()
 
 
+def mismatched(machine: Machine, fix: str) -> Machine:
+    """The machine with a driver whose libraries were replaced, and with what its reboot does."""
+    said = "Failed to initialize NVML: Driver/library version mismatch"
+    stub(machine.bin, "nvidia-smi", f"[ -e {machine.home}/fixed ] && echo 580.95.05 || {{ echo '{said}'; exit 18; }}")
+    machine.env |= {"BENCH_REBOOT": str(stub(machine.bin, "reboot", fix)), "BENCH_REBOOT_WAIT_S": "30"}
+    return machine
+
+
+def test_a_driver_that_an_update_replaced_is_healed_by_one_reboot(tmp_path: Path) -> None:
+    with cloud_for(require_cuda=True) as cloud:
+        machine = mismatched(Machine(cloud, tmp_path), f"touch {tmp_path}/fixed; kill -KILL $PPID")
+        with machine:
+            assert machine.wait() == -9
+        assert cloud.deleted == 0, "the machine goes on after it"
+        assert [data["what"] for data in cloud.said("healed")].count("reboot") == 1
+        assert cloud.said("finished") == []
+        with machine:
+            machine.wait()
+        assert len(cloud.said("vm_booted")) == 2
+        assert "Driver/library" not in machine.serial()
+        assert cloud.deleted == 1
+
+
+@pytest.mark.parametrize("fix", ["exit 1", "kill -KILL $PPID"], ids=["refused", "in vain"])
+def test_a_reboot_that_mends_nothing_is_the_end_and_is_not_repeated(tmp_path: Path, fix: str) -> None:
+    with cloud_for(require_cuda=True) as cloud:
+        machine = mismatched(Machine(cloud, tmp_path), fix)
+        for _ in range(2 if "KILL" in fix else 1):
+            with machine:
+                machine.wait()
+        assert [data["what"] for data in cloud.said("healed")].count("reboot") == 1
+        assert [data["cause"] for data in cloud.said("diagnosed")] == ["no_cuda"]
+        assert cloud.deleted == 1
+
+
 # How startup.sh reads its metadata: late, odd, broken or missing.
 
 
