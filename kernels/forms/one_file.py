@@ -94,7 +94,7 @@ def top_level(file: Path) -> dict[str, int]:
     """The line of each name that a file binds at its top level. Raises `BadWorkload` for a file that is no Python, and
     for an implementation that is there twice."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+        tree = ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
     except SyntaxError as exc:
         raise BadWorkload(f"{file.name}:{exc.lineno}: syntax error: {exc.msg}") from exc
     except (OSError, ValueError, RecursionError, MemoryError) as exc:

@@ -133,13 +133,31 @@ def _refuse_usage(error: TyperException, *, json: bool) -> typer.Exit:
     text = re.sub(r"Input should be a valid (\w+), unable to parse.*", r"expected a valid \1", text)
     text = re.sub(r"^No such command '(.*?)'\. Did you mean (.*)\?$", r"no such command: \1; did you mean \2?", text)
     text = re.sub(r"^No such option: (\S+) \(Possible options: (.*)\)$", r"no such option: \1; did you mean \2?", text)
-    path = getattr(getattr(error, "ctx", None), "command_path", "bench")
+    text = re.sub(r"^No such command '(.*?)'$", lambda found: no_such_command(found[1]), text)
+    context: Any = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "bench")
+    if type(error).__name__ == "NoArgsIsHelpError":
+        text = f"{path} needs a command: {', '.join(context.command.list_commands(context))}"
     refused = ConfigError(f"{text[:1].lower()}{text[1:]}", hint=f"`{path} --help` lists what it takes")
     refused.exit_code = error.exit_code
     if json:
         answer_with("UsageError", str(refused), refused.hint, refused.exit_code)
     complain(refused)
     return typer.Exit(refused.exit_code)
+
+
+MEANT: Final = {
+    "run": "launch", "start": "launch", "measure": "launch", "benchmark": "launch", "ls": "status", "list": "status",
+    "ps": "status", "kill": "stop", "cancel": "stop", "delete": "stop", "download": "fetch", "results": "fetch",
+    "login": "init", "setup": "init", "usage": "costs", "help": "--help", "version": "--version",
+}  # fmt: skip
+"""What is meant by the names of commands that other tools have."""
+
+
+def no_such_command(name: str) -> str:
+    """The message for a command that does not exist, with what may be meant: `good.py` is launched."""
+    meant = f"launch {name}" if name.endswith((".py", ".yaml", ".yml")) else MEANT.get(name, "")
+    return f"no such command: {name}" + (f"; did you mean 'bench {meant}'?" if meant else "")
 
 
 UNHEARD: Final = (

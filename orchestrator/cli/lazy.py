@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from orchestrator.cli.examples import example_lines
 from orchestrator.core.errors import ConfigError
@@ -64,7 +65,11 @@ class PlainCommand(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            try:
+                given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            except TyperException as exc:
+                exc.ctx = getattr(exc, "ctx", None) or ctx  # type: ignore[attr-defined] # the hint names this command
+                raise
             _refuse_repeated(order)
             refuse_empty(given, order)
         return super().parse_args(ctx, args)

@@ -7,7 +7,7 @@ import json as jsonlib
 import sys
 import tempfile
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -28,13 +28,12 @@ from orchestrator.cli.session_documents import (
     ProfileText,
     VersionDocument,
 )
-from orchestrator.cli.sessions import Idle, VersionsView, open_desk
+from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
 from orchestrator.cli.terminal import emit_json, error_document
 from orchestrator.core.candidates import Candidate
-from orchestrator.core.errors import BenchError, ConfigError, LocalError
+from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.plan.resumption import plan_document
 from orchestrator.runs.launch import RunOrder, begin_launch
-from orchestrator.runs.planning import is_workload
 from orchestrator.wiring import fetch_run, launch_context, new_run_id, payload_of
 
 INSTRUCTIONS: Final = """Measures versions of one GPU kernel within a sum that a person fixed. Send the whole text of
@@ -64,28 +63,15 @@ def mcp(
     if json:
         emit_json(tools_document())
         return
-    if choice.config is None or not is_workload(choice.config) or not choice.config.exists():
-        raise ConfigError(
-            f"bench mcp needs a file of your own, not {choice.config or 'nothing'}", hint="`bench new NAME` writes one"
-        )
+    most = parse_usd(max_usd)
+    own_file(choice, "mcp")
     view = VersionsView(screen(sys.stderr))
-    desk = open_agent_desk(open_desk(ctx, choice, terms, host, idle, view), parse_usd(max_usd))
+    desk = open_agent_desk(open_desk(ctx, choice, terms, host, idle, view), most)
     server = build_server(desk)
     try:
         server.run("stdio")
     finally:
         desk.give_back()
-
-
-def parse_usd(text: str) -> Decimal | None:
-    """The dollars in a text; None for an empty one. Raises `ConfigError`."""
-    try:
-        amount = Decimal(text) if text else None
-    except InvalidOperation as exc:
-        raise ConfigError(f"--max-usd {text}: expected dollars", hint="for example --max-usd 2") from exc
-    if amount is not None and not (amount.is_finite() and amount > 0):
-        raise ConfigError(f"--max-usd {text}: expected more than 0", hint="for example --max-usd 2")
-    return amount
 
 
 def tools_of(desk: AgentDesk) -> tuple[Callable[..., Any], ...]:

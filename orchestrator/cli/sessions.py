@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -68,13 +68,7 @@ def watch(
     Rents or takes one machine, keeps it warm, and prints a line for each version: time, ratio to the fastest baseline,
     verdict, and what was wrong. Ctrl-C gives the machine back.
     """
-    if choice.config is not None and not choice.config.exists():
-        raise ConfigError(f"there is no file {choice.config}", hint="`bench new NAME` writes one")
-    if choice.config is None or not is_workload(choice.config):
-        raise ConfigError(
-            f"bench watch needs a file of your own, not {choice.config or 'nothing'}",
-            hint="`bench new NAME` writes one",
-        )
+    path = own_file(choice, "watch")
     with versions_view(json=json) as view:
         desk = open_desk(ctx, choice, terms, host, idle, view)
         if attach:
@@ -82,7 +76,7 @@ def watch(
             for line in desk.lines:
                 view.show(line, desk)
         try:
-            for _ in saves(choice.config, desk.wiring.clock.sleep, lambda: keep_alive(desk)):
+            for _ in saves(path, desk.wiring.clock.sleep, lambda: keep_alive(desk)):
                 view.measuring(len(desk.lines) + 1)
                 view.show(desk.measure(), desk)
                 if is_stdout_closed():
@@ -93,6 +87,27 @@ def watch(
             interrupts.ignore(CLOSING_S, time.monotonic)
             ended = desk.close()
     view.end(desk, ended)
+
+
+def own_file(choice: ChoiceParam, command: str) -> Path:
+    """The workload that a session measures. Raises `ConfigError`."""
+    path, hint = choice.config, "`bench new NAME` writes one"
+    if path is not None and not path.exists():
+        raise ConfigError(f"there is no file {path}", hint=hint)
+    if path is None or not is_workload(path):
+        raise ConfigError(f"bench {command} needs a file of your own, not {path or 'nothing'}", hint=hint)
+    return path
+
+
+def parse_usd(text: str) -> Decimal | None:
+    """The dollars of --max-usd; None for an empty text. Raises `ConfigError`."""
+    try:
+        amount = Decimal(text) if text else None
+    except InvalidOperation as exc:
+        raise ConfigError(f"--max-usd {text}: expected dollars", hint="for example --max-usd 2") from exc
+    if amount is not None and not (amount.is_finite() and amount > 0):
+        raise ConfigError(f"--max-usd {text}: expected more than 0", hint="for example --max-usd 2")
+    return amount
 
 
 def open_desk(

@@ -23,7 +23,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk
+from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk, own_file, parse_usd
 from orchestrator.cli.terminal import answer
 from orchestrator.core.candidates import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.core.errors import ConfigError, LocalError
@@ -47,6 +47,12 @@ class SearchTerms:
     ] = False
     apply: Annotated[bool, typer.Option("--apply", help="Write the winner into the file's own best = {...}.")] = False
 
+    def limit(self, terms: Terms) -> Terms:
+        """The terms, with --max-usd as the cap of the run. Raises `ConfigError`."""
+        if parse_usd(self.max_usd) is None:
+            return terms
+        return replace(terms, set_=[*terms.overrides, f"budget.per_run_usd={self.max_usd}"])
+
 
 @group_options
 def tune(
@@ -63,9 +69,8 @@ def tune(
     The file declares them: tune = {"block": [64, 128]} and kernel_mine(x, *, block). Each combination is judged like
     any kernel. The winner is measured again on fresh samples, beside the baselines: publish that ratio.
     """
+    terms = search_terms.limit(terms)
     path, source, space = read_file(choice)
-    if search_terms.max_usd:
-        terms = replace(terms, set_=[*terms.overrides, f"budget.per_run_usd={search_terms.max_usd}"])
     view = VersionsView(screen(sys.stderr if json else None), json)
     desk = open_desk(ctx, choice, terms, host, 10.0, view)
     if search_terms.remembered:
@@ -103,9 +108,9 @@ def tune(
 
 def read_file(choice: ChoiceParam) -> tuple[Path, str, TuneSpace]:
     """The file to tune, its text, and the parameters that it declares. Raises `ConfigError`."""
-    path = choice.config
-    if path is None or path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"bench tune needs a file of your own, not {path or 'nothing'}", hint="`bench docs sessions`")
+    path = own_file(choice, "tune")
+    if path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"bench tune needs one Python file, not {path}", hint="`bench docs sessions` has an example")
     source = path.read_text(encoding="utf-8")
     return path, source, read_space(source, path.name)
 

@@ -25,13 +25,13 @@ MOST_SOURCE: Final = 20 << 20
 
 
 def read_text(file: IO[bytes], most: int = MOST_YAML) -> str:
-    """The text of an open file, with `\\n` as line end. Raises `OSError`, and `ValueError` if the file has more than
-    `most` bytes or is not UTF-8."""
+    """The text of an open file, with `\\n` as line end and without a byte order mark. Raises `OSError`, and
+    `ValueError` if the file has more than `most` bytes or is not UTF-8."""
     data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(too_long(most))
     try:
-        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
 

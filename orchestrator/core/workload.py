@@ -319,9 +319,13 @@ def _sketch(tree: ast.Module, file: str) -> Sketch:
 
 
 def _misspelt(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Functions that nothing uses and whose names nearly say that they are implementations, with what to call them."""
+    """Implementations that are no functions, and functions that nothing uses and whose names nearly say that they are
+    implementations, with what to write."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.AsyncFunctionDef)) and node.name.startswith(KINDS):
+            kind = "a class" if isinstance(node, ast.ClassDef) else "an async function"
+            yield node.lineno, f"{node.name} is {kind}; write `def {node.name}(…)`, which returns the answer"
         if isinstance(node, ast.FunctionDef) and "_" in node.name and not node.name.startswith(KINDS):
             kind, _, called = node.name.partition("_")
             near = difflib.get_close_matches(f"{kind}_", KINDS, n=1, cutoff=0.8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,6 +30,7 @@ from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch, 
 from orchestrator.core.run.decide import SPOT
 from orchestrator.core.run.status import decode_status
 from orchestrator.core.text import clean_line, count, os_error_text, read_text
+from orchestrator.core.workload import HINT
 from orchestrator.runs.engine import World
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.takeover import may_have_waiting
@@ -94,6 +96,8 @@ def load_config(
         path = configs / f"{gpu}.yaml"
         if gpu not in GPU_NAMES or not path.is_file():
             raise ConfigError(unknown_gpu_message(gpu), hint="choose one of them with --gpu")
+    if path.is_file() and path.suffix.lower() in OTHER_KINDS:
+        raise ConfigError(f"{path}: {OTHER_KINDS[path.suffix.lower()]}", hint=HINT)
     try:
         with path.open("rb") as file:
             text = read_text(file)
@@ -107,12 +111,21 @@ def load_config(
     source = path.name if options.path is None else str(options.path)
     config = load.load(text, source=source, overrides=overrides, grids=grids)
     if config.workload is not None:
-        read = workload(path.parent / config.workload.path)
+        read = workload(path.parent / os.path.expanduser(config.workload.path))  # noqa: PTH111 - never raises
         read_workload_spec = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
         return load.select_cases(config, read_workload_spec), path.stem
     return (baseline_only(config) if options.baseline_only else config), path.stem
+
+
+OTHER_KINDS: Final = {
+    ".ipynb": "a notebook is not measured; copy the functions into a .py file",
+    ".py": "the name of a Python file must end with .py, in lower case",
+    ".cu": "CUDA source needs a Python file beside it that says how it is called; give the path of that",
+    ".txt": "expected a configuration (.yaml), or a workload (.py, or a folder)",
+}
+"""What is wrong with a file that is neither a configuration nor a workload, by the end of its name."""
 
 
 def is_workload(path: Path) -> bool:

@@ -89,7 +89,7 @@ def _words(kind: str, message: str, value: Any, context: dict[str, Any], model: 
         if path == ("gpu",):
             return unknown_gpu_message(str(value))
         choices = re.findall("'([^']*)'", context["expected"])
-        return f"'{value}' is not a choice; {suggest(str(value), choices)}"
+        return f"{_shown(value)} is not a choice; {suggest(str(value), choices)}"
     if kind in _BOUNDS:
         bound_text, key = _BOUNDS[kind]
         return f"must be {bound_text} {context[key]}, not {value}"
@@ -353,7 +353,7 @@ def _validate(data: dict[str, Any], problems: _Problems) -> Config | None:
     """The configuration in `data`. Wrong keys are reported and removed from `data`, so that the rest is checked too."""
     gpu = data.get("gpu")
     if not isinstance(gpu, str) or not gpu.strip():
-        problems.add(("gpu",), f"required; one of: {', '.join(GPU_NAMES)}")
+        problems.add(("gpu",), f"{'expected one of' if gpu else 'required; one of:'} {', '.join(GPU_NAMES)}")
         data["gpu"] = ""
     while True:
         try:

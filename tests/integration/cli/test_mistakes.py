@@ -76,6 +76,28 @@ MISTAKES = [
     ("baseline show nosuch", 10, "there is no baseline called nosuch", "`bench baseline list`"),
     ("cloud weather nosuch.yaml", 2, "cannot read nosuch.yaml: No such file", "`bench docs embedded-cloud`"),
     ("schema nosuch", 2, "schema not found: 'nosuch'", "`bench schema`"),
+    ("launch cells.ipynb", 2, "cells.ipynb: a notebook is not measured; copy the functions into a .py file", NEW),
+    ("watch cells.ipynb", 2, "bench watch needs a file of your own, not cells.ipynb", "`bench new NAME` writes one"),
+    ("plan only.cu", 2, "only.cu: CUDA source needs a Python file beside it", NEW),
+    ("plan GOOD.PY", 2, "GOOD.PY: the name of a Python file must end with .py, in lower case", NEW),
+    ("plan class.py", 2, "class.py:9: kernel_mine is a class; write `def kernel_mine(…)`", NEW),
+    ("plan later.py", 2, "later.py:9: kernel_mine is an async function; write `def kernel_mine(…)`", NEW),
+    ("plan tabs.py", 2, "tabs.py:11: syntax error: inconsistent use of tabs and spaces", NEW),
+    ("plan wide.py", 2, "wide.py: not UTF-8 text", NEW),
+    ("plan torch.py", 2, "torch.py would be imported in the place of the module torch", "rename the file"),
+    ("plan home.yaml", 2, "there is no file HOME/kernels/good.py", NEW),
+    ("plan several.yaml", 2, "several.yaml:1: gpu: expected one of l4, t4", KEYS),
+    ("plan yes.yaml", 2, "yes.yaml:2: measure.regime: true is not a choice; valid: auto", KEYS),
+    ("plan comma.yaml", 2, "comma.yaml:2: budget.per_run_usd: expected an amount of dollars, got '0,50'", KEYS),
+    ("mcp nosuch.py", 2, "there is no file nosuch.py", "`bench new NAME` writes one"),
+    ("tune nosuch.py", 2, "there is no file nosuch.py", "`bench new NAME` writes one"),
+    ("mcp good.py --max-usd x", 2, "--max-usd x: expected dollars", "for example --max-usd 2"),
+    ("tune good.py --max-usd 0", 2, "--max-usd 0: expected more than 0", "for example --max-usd 2"),
+    ("launch good.py --gpu", 2, "option '--gpu' requires an argument", "`bench launch --help`"),
+    ("run good.py", 2, "no such command: run; did you mean 'bench launch'?", "`bench --help`"),
+    ("good.py", 2, "no such command: good.py; did you mean 'bench launch good.py'?", "`bench --help`"),
+    ("help", 2, "no such command: help; did you mean 'bench --help'?", "`bench --help`"),
+    ("baseline", 2, "bench baseline needs a command: set, list, show, rm", "`bench baseline --help`"),
 ]
 FILES = {
     "bad.yaml": "gpu: l4\nmeasure:\n  repeat: 5\n",
@@ -92,21 +114,51 @@ FILES = {
     "same.py": GOOD + "def baseline_mine(x):\n    return x\n",
     "tab.yaml": "measure:\n\trepeats: 5\n",
     "again.yaml": "gpu: l4\ngpu: t4\n",
+    "cells.ipynb": '{"cells": [], "metadata": {}, "nbformat": 4}',
+    "only.cu": "__global__ void scale(float* x) {}\n",
+    "GOOD.PY": GOOD,
+    "class.py": GOOD.replace("def kernel_mine(x):", "class kernel_mine:\n    def forward(self, x):").replace(
+        "  return x *", "      return x *"
+    ),
+    "later.py": GOOD.replace("def kernel_mine", "async def kernel_mine"),
+    "tabs.py": GOOD + "\ty = 1\n",
+    "wide.py": GOOD.encode("utf-16"),
+    "torch.py": GOOD,
+    "home.yaml": "gpu: cpu\nworkload:\n  path: ~/kernels/good.py\n",
+    "several.yaml": "gpu: [l4, t4]\n",
+    "yes.yaml": "measure:\n  regime: yes\ngpu: l4\n",
+    "comma.yaml": "budget:\n  per_run_usd: 0,50\ngpu: l4\n",
+}
+ACCEPTED = {
+    "with space.py": GOOD,
+    "from_windows.py": "\ufeff" + GOOD.replace("\n", "\r\n"),
+    "from_windows.yaml": "\ufeffgpu: cpu\r\nmeasure:\r\n  repeats: 5\r\n",
+    "no_axes.py": GOOD.replace('{"n": [8]}', "{}").replace("inputs(n, ", "inputs(").replace("randn(n", "randn(8"),
 }
 
 
 @pytest.mark.parametrize(("command", "code", "message", "remedy"), MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_mistake_is_told_where_it_is_with_what_to_do(
-    bench: Bench, command: str, code: int, message: str, remedy: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, command: str, code: int, message: str, remedy: str
 ) -> None:
+    monkeypatch.setenv("HOME", str(bench.home))
+    message = message.replace("HOME", str(bench.home))
     for name, text in FILES.items():
         if name in command:
-            Path(name).write_text(text, encoding="utf-8")
+            Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     lines = bench(*command.split(), code=code).err.splitlines()
     assert len(lines) == (2 if remedy else 1), lines
     assert lines[0].startswith("error: ")
     assert message in lines[0]
     assert not remedy or (lines[1].startswith("hint:  ") and remedy in lines[1])
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.usefixtures("cloud")
+def test_what_is_no_mistake_is_planned(bench: Bench, name: str) -> None:
+    """A space in a name, the line ends and byte order mark of Windows, and no axis at all."""
+    Path(name).write_bytes(ACCEPTED[name].encode())
+    assert bench("plan", name, "--json").document["cases"]
 
 
 def test_every_key_of_a_configuration_has_a_sentence_and_a_value_in_yaml(bench: Bench) -> None:

@@ -258,7 +258,7 @@ def test_every_problem_is_listed_with_its_file_line_key_and_remedy() -> None:
     ("text", "complaint"),
     [
         ("", "my.yaml: gpu: required; one of: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"),
-        ("gpu: 4", "my.yaml:1: gpu: required; one of: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"),
+        ("gpu: 4", "my.yaml:1: gpu: expected one of l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"),
         ("gpu: h10", "my.yaml:1: gpu: unknown GPU 'h10'; did you mean 'h100'? valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"),
         ("- gpu: l4", "my.yaml: expected keys and values, such as `gpu: l4`"),
         ("gpu: [l4", "my.yaml:1: not YAML: expected ',' or ']', but got '<stream end>'"),
