@@ -20,7 +20,7 @@ ABOUT: Final = {
     "machine.image_family": "Family of the boot image, of which the newest is taken; empty: the GPU's own.",
     "machine.prepared": "Boot from a valid image of `bench image build`, if there is one.",
     "machine.container": "A container to run in, with its digest; empty: none.",
-    "machine.provisioning": "spot (cheaper, may be preempted) or standard.",
+    "machine.provisioning": "spot (cheaper, may be preempted), flex-start (queued, not preempted) or standard.",
     "machine.external_ip": "Give the machine an address of its own; without one it needs Cloud NAT.",
     "machine.service_account": "The account that the machine runs as; null: the project's default.",
     "machine.network": "The network of the machine.",

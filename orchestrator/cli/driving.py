@@ -34,6 +34,8 @@ class Driving:
     seconds: Callable[[], float] = time.monotonic
     wait_on: Callable[[Run], str] | None = None
     """Leaves the wait for capacity to a process in the background, and returns what to say about it."""
+    keeps_waiting: bool = False
+    """Whether it waits for capacity (`--wait`)."""
 
     def hold_off(self) -> None:
         """Another Ctrl-C must not interrupt what follows."""
@@ -51,7 +53,7 @@ def _follow(it: Driving) -> Run:
 
     def enough(run: Run) -> bool:
         begun = run.guest_of is None or run.current.booted_at is not None  # a kept machine may be gone by now
-        if it.detach and it.wait_on is not None and run.waiting is not None:
+        if it.detach and _waits(it, run):
             return True
         return run.kept is not None or (run.goes_on_alone and begun and (it.detach or is_stdout_closed()))
 
@@ -65,9 +67,16 @@ def _follow(it: Driving) -> Run:
         return _interrupted(it, engine)
 
 
+def _waits(it: Driving, run: Run) -> bool:
+    """Whether the run waits for capacity, so that a client asks on, or will when its machine leaves
+    the cloud's queue."""
+    is_queued = it.keeps_waiting and run.vm is not None and run.vm.queued
+    return it.wait_on is not None and (run.waiting is not None or is_queued)
+
+
 def _waiting_on(it: Driving, run: Run) -> Run | None:
     """The run, once a process in the background waits for capacity for it; None if it does not wait."""
-    if run.waiting is None or it.wait_on is None:
+    if it.wait_on is None or not _waits(it, run):
         return None
     it.watch.say(it.wait_on(run))
     return run

@@ -6,8 +6,9 @@ import importlib
 import math
 import sys
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -126,18 +127,27 @@ def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, deta
         def begun() -> Engine:
             return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)
 
-        wait_on = partial(_wait_in_background, wiring, chosen)
-        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, wait_on=wait_on))
+        waits = _waiting(wiring, chosen, plan)
+        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, **waits))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
     finish(wiring, ended, json=json)
 
 
-def _wait_in_background(wiring: Wiring, chosen: LaunchOptions, run: Run) -> str:
-    """Start a process that resumes the run for the rest of its wait, under the same limits; return what to say."""
-    assert run.waiting is not None
-    minutes = max(1, math.ceil((run.waiting.until - wiring.clock.now()).total_seconds() / 60))
+def _waiting(wiring: Wiring, chosen: LaunchOptions, plan: LaunchPlan) -> dict[str, Any]:
+    """How a process in the background waits for capacity in the place of this one, and whether this one does."""
+    minutes = plan.config.placement.wait_minutes
+    until = wiring.clock.now() + timedelta(minutes=minutes)
+    return {"wait_on": partial(_wait_in_background, wiring, chosen, until=until), "keeps_waiting": minutes > 0}
+
+
+def _wait_in_background(wiring: Wiring, chosen: LaunchOptions, run: Run, *, until: datetime | None = None) -> str:
+    """Start a process that resumes the run for the rest of its wait, until `until` if the run does not say, under the
+    same limits; return what to say."""
+    until = run.waiting.until if run.waiting is not None else until
+    assert until is not None, "only a run that waits"
+    minutes = max(1, math.ceil((until - wiring.clock.now()).total_seconds() / 60))
     is_yaml = chosen.path is not None and chosen.path.suffix in (".yaml", ".yml")
     config = [str(chosen.path.resolve())] if is_yaml and chosen.path else []
     overrides = [part for override in chosen.overrides for part in ("--set", override)]
@@ -203,8 +213,8 @@ def _resume(ctx: typer.Context, again: Resumption, limits: LaunchOptions, *, det
                 say=watch.say,
             )
 
-        wait_on = partial(_wait_in_background, wiring, limits)
-        ended = follow_to_end(Driving(world, run_id, begun, watch, wiring.user, detach=detach, wait_on=wait_on))
+        waits = _waiting(wiring, limits, plan)
+        ended = follow_to_end(Driving(world, run_id, begun, watch, wiring.user, detach=detach, **waits))
         tell_of_the_end(wiring, plan.config.alerts, ended)
     finish(wiring, ended, json=json)
 

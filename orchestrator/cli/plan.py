@@ -16,6 +16,7 @@ from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
+from orchestrator.core.market.offers import provisioning_of
 from orchestrator.core.market.pricing import DEADLINE_SLACK_S
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import plan_document
@@ -70,7 +71,12 @@ def plan_view(plan: LaunchPlan, *, prices_of: date | None = None, most: int = 8)
     offers = Columns("", "zone", *(() if owned else ("machine", "model", *prices)), right=prices)
     offers.add_column("host" if owned else "why")
     for place, offer in enumerate(plan.offers[:most], 1):
-        rent = (offer.machine_type, offer.provisioning.lower(), f"{offer.usd_per_hour:.4f}", f"{offer.key:.4f}")
+        rent = (
+            offer.machine_type,
+            provisioning_of(offer.provisioning),
+            f"{offer.usd_per_hour:.4f}",
+            f"{offer.key:.4f}",
+        )
         offers.add_row(str(place), offer.zone, *(() if owned else rent), offer.host or offer.why)
     hidden_count = len(plan.offers) - most
     hidden_line = [Text(f"… and {count(hidden_count, 'more zone')}", "dim")] if hidden_count > 0 else []

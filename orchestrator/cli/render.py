@@ -17,6 +17,7 @@ from rich.text import Text
 
 from orchestrator.cli.screen import Columns
 from orchestrator.core.hosts import PROVISIONING as OWN
+from orchestrator.core.market.offers import provisioning_of
 from orchestrator.core.results import is_control
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.decide import describe_wrong
@@ -129,15 +130,15 @@ def _machines(run: Run) -> Text:
     vm = run.vm
     if run.guest_of is not None:
         return text.append(f"{run.guest_of.zone}  {run.guest_of.vm}, kept and paid for by {run.guest_of.owner}", "dim")
-    if run.waiting is not None:
-        return text.append(waiting_text(run), "dim")
+    if waits := waiting_text(run):
+        return text.append(waits, "dim")
     if vm is None and run.closed is not None:
         return text.append("no machine was made" if not run.vms else "no machine is left", "dim")
     if vm is None:
         return text.append("requesting a machine …" if not run.vms else "trying the next zone …", "dim")
     if run.simulated:
         return text.append("practice on this machine: nothing is rented", "dim")
-    kind = "a machine of yours" if vm.provisioning == OWN else f"{vm.machine_type} {vm.provisioning.lower()}"
+    kind = "a machine of yours" if vm.provisioning == OWN else f"{vm.machine_type} {provisioning_of(vm.provisioning)}"
     price = f"  {usd(vm.usd_per_hour)}/h" if vm.usd_per_hour or vm.provisioning != OWN else ""
     return text.append(f"{vm.zone}  {kind}{price}", "dim")
 

@@ -169,8 +169,8 @@ class PlainWatch(LiveView):
         """What is known of the run, each with its time: that at which it began, or now."""
         for fact in run.exhausted:
             yield now, f"{fact.zone}: {fact.code}"
-        if run.waiting is not None:
-            yield now, waiting_text(run)
+        if waits := waiting_text(run):
+            yield now, waits
         if run.vm is not None and run.vm.started_at is not None:
             price = f" ({usd(run.vm.usd_per_hour)}/h)" if run.vm.usd_per_hour else ""
             where = "on this machine, as practice" if run.simulated else f"in {run.vm.zone}{price}"

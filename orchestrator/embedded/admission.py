@@ -19,6 +19,9 @@ METADATA_KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 METADATA_VALUE_BYTES = 262_144
 METADATA_TOTAL_BYTES = 524_288
 RUN_S = (30, 120 * 86_400)
+FLEX_RUN_S = 7 * 86_400
+QUEUE_S = (90, 7200)
+"""How long a flex-start machine may run, and how long it may wait in the state PENDING."""
 PROVISIONING = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
 
 
@@ -32,6 +35,10 @@ class Admitted:
     gpu: str | None
     gpu_count: int
     spot: bool
+    flex: bool
+    """Whether it is a flex-start machine."""
+    queue_s: float
+    """How long it waits for capacity; 0: it does not wait."""
     max_run_s: float | None
     end_at: datetime | None
     """The time at which it ends, however late it started; None: no such time."""
@@ -52,6 +59,11 @@ class Admitted:
     body: Mapping[str, Any]
 
     @property
+    def provisioning(self) -> str:
+        """How it is paid for, as the tariff calls it."""
+        return "spot" if self.spot else "flex_start" if self.flex else "standard"
+
+    @property
     def has_end(self) -> bool:
         """Whether the server ends the instance by itself."""
         return self.max_run_s is not None or self.end_at is not None
@@ -65,14 +77,14 @@ class Admitted:
         """How much of each regional quota the instance uses, by metric. `limit` returns a quota's limit by metric and
         region.
 
-        As at Google, a spot machine counts against the preemptible quota only if the project was granted some, or if
-        there is no standard quota. Otherwise it counts against the standard quota.
+        As at Google, a spot or flex-start machine counts against the preemptible quota only if the project was granted
+        some, or if there is no standard quota. Otherwise it counts against the standard quota.
         """
         region = region_of(self.zone)
 
         def metric(standard: str) -> str:
             preemptible = f"PREEMPTIBLE_{standard}"
-            granted = self.spot and (limit(preemptible, region) or limit(standard, region) is None)
+            granted = (self.spot or self.flex) and (limit(preemptible, region) or limit(standard, region) is None)
             return preemptible if granted else standard
 
         used: dict[str, float] = {metric("CPUS"): self.machine.vcpus, "INSTANCES": 1}
@@ -115,11 +127,13 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
         raise invalid_field("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
     machine = _machine(body, zone, inventory)
     scheduling = _scheduling(body.get("scheduling", {}))
+    scheduling["flex"] = body.get("scheduling", {}).get("provisioningModel") == "FLEX_START"
     gpu, count = _accelerator(body, machine, project, zone, inventory)
     if gpu and scheduling["maintenance"] != "TERMINATE":
         why = "Instances with guest accelerators do not support live migration; it must be TERMINATE."
         raise invalid_field("resource.scheduling.onHostMaintenance", scheduling["maintenance"], why)
-    if machine.spot_only and not scheduling["spot"]:
+    queue_s = _queue_s(body, machine, zone, inventory, scheduling)
+    if machine.spot_only and not scheduling["spot"] and not scheduling["flex"]:
         raise invalid_field(
             "resource.scheduling.provisioningModel", "STANDARD", f"{machine.name} is offered as SPOT only."
         )
@@ -135,6 +149,7 @@ def _admit(body: Any, project: str, zone: str, inventory: Inventory) -> Admitted
         gpu=gpu,
         gpu_count=count,
         **scheduling,
+        queue_s=queue_s,
         image=image,
         **disk,
         external_ip=_external_ip(body, project),
@@ -159,6 +174,34 @@ def _machine(body: Mapping[str, Any], zone: str, inventory: Inventory) -> Invent
     raise invalid_field(
         "resource.machineType", url, f"Machine type with name '{match[2]}' does not exist in zone '{zone}'."
     )
+
+
+def _queue_s(
+    body: Mapping[str, Any],
+    machine: InventoryMachineType,
+    zone: str,
+    inventory: Inventory,
+    scheduling: Mapping[str, Any],
+) -> float:
+    """How long the request waits for capacity. Raises `ApiError` for what flex-start does not allow."""
+    field, given = "resource.params.requestValidForDuration", body.get("params", {}).get("requestValidForDuration")
+    waits_s = _duration_s(given, field) if given is not None else 0.0
+    if not scheduling["flex"]:
+        if given is not None:
+            raise invalid_field(field, waits_s, "It can be specified only for Flex Start VMs.")
+        return 0.0
+    if not inventory.tariff.sells(machine.name, region_of(zone), "flex_start"):
+        why = f"{machine.name} is not offered as FLEX_START here."
+        raise invalid_field("resource.scheduling.provisioningModel", "FLEX_START", why)
+    if body.get("reservationAffinity", {}).get("consumeReservationType") != "NO_RESERVATION":
+        why = "Flex Start VMs consume no reservation: it must be NO_RESERVATION."
+        raise invalid_field("resource.reservationAffinity", body.get("reservationAffinity", {}), why)
+    if scheduling["max_run_s"] is None or scheduling["max_run_s"] > FLEX_RUN_S:
+        why = "Flex Start VMs need one of at most 7 days."
+        raise invalid_field("resource.scheduling.maxRunDuration", scheduling["max_run_s"], why)
+    if given is not None and waits_s > QUEUE_S[1]:
+        raise invalid_field(field, waits_s, "It must be at most 2 hours.")
+    return waits_s if waits_s >= QUEUE_S[0] else 0.0
 
 
 def _accelerator(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from orchestrator.embedded.admission import Admitted, admit_instance, check_labels, check_metadata
 from orchestrator.embedded.commons import BodyPart, Commons
 from orchestrator.embedded.documents import document_fingerprint
-from orchestrator.embedded.errors import ApiError, OperationError, invalid_field, not_found
+from orchestrator.embedded.errors import ApiError, OperationError, invalid_field, not_found, stockout_error
 from orchestrator.embedded.guest import Console, Guest, MachineFactory
 from orchestrator.embedded.inventory import numeric_id, region_of
 from orchestrator.embedded.meter import Account, Rate
@@ -131,7 +131,16 @@ class Fleet(BodyPart):
         for vm in self.all():
             self._end(vm, "shutdown", vanish=True)
 
-    def _create(self, admitted: Admitted, vm_id: str, operation: str, now: datetime, *, tasks: bool) -> None:
+    def _create(
+        self,
+        admitted: Admitted,
+        vm_id: str,
+        operation: str,
+        now: datetime,
+        *,
+        tasks: bool,
+        failure: OperationError | None = None,
+    ) -> None:
         compute, storage = self.endpoints()
         guest = Guest(
             id=vm_id,
@@ -167,8 +176,39 @@ class Fleet(BodyPart):
         )
         self.vms[(vm.zone, vm.name)] = vm
         self._open_account(vm, rate)
-        self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
+        if admitted.queue_s:
+            self._enqueue(vm, failure)
+        else:
+            self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
         self._arm_end(vm, now)
+
+    def _enqueue(self, vm: EmbeddedVm, failure: OperationError | None) -> None:
+        """Lets a flex-start VM wait for capacity, for which the weather decides. It costs nothing meanwhile. The
+        operation of its insert stays open: it is done when the VM runs, and fails if the VM leaves the queue without
+        capacity, which deletes it."""
+        vm.status = "PENDING"
+        fault = None
+        if failure is None:
+            fault = self.weather.take(vm.name, lambda fault: self._hits(fault, vm, "queue"))
+        waits_s = float(fault.params["seconds"]) if fault else 0.0
+        if failure is None and waits_s < vm.admitted.queue_s:
+            self._vm_later(vm, waits_s + self.durations.provision_s, lambda: self._provision(vm))
+            return
+        admitted = vm.admitted
+        error = failure or stockout_error(self.project, vm.zone, admitted.machine.name, admitted.attachment, None)
+
+        def leave() -> None:
+            self.operations.finish(vm.insert_operation, self.timeline.now(), error)
+            self._end(vm, "queue")
+
+        self._vm_later(vm, admitted.queue_s, leave)
+
+    def _provision(self, vm: EmbeddedVm) -> None:
+        with self.lock:
+            if vm.ending:
+                return
+            vm.status = "PROVISIONING"
+        self._vm_later(vm, self.durations.provision_s, lambda: self._stage(vm))
 
     def _arm_end(self, vm: EmbeddedVm, now: datetime) -> None:
         """Schedules the VM's absolute end, if it has one. It holds even if the VM does not run by then."""
@@ -180,7 +220,7 @@ class Fleet(BodyPart):
         return self.inventory.tariff.rate(
             admitted.machine.name,
             region_of(admitted.zone),
-            spot=admitted.spot,
+            provisioning=admitted.provisioning,
             disk_type=admitted.disk_type,
             disk_gib=admitted.disk_gib,
             external_ip=admitted.external_ip,
@@ -197,7 +237,7 @@ class Fleet(BodyPart):
                 zone=vm.zone,
                 machine_type=admitted.machine.name,
                 gpu=admitted.gpu,
-                provisioning="spot" if admitted.spot else "standard",
+                provisioning=admitted.provisioning,
                 has_deadline=admitted.has_end,
                 rate=rate,
             )
@@ -349,10 +389,10 @@ class Fleet(BodyPart):
             vm_id = self.ids.new(now)
             operation = self.operations.begin("insert", OperationTarget(zone, path, vm_id), now, sender)
             failure = self._failure(admitted, self.all())
-            if failure is not None:
+            if failure is not None and not (admitted.queue_s and failure.http_status == 503):
                 self._finish_in(self.durations.provision_s, operation, failure)
             else:
-                self._create(admitted, vm_id, operation, now, tasks=tasks)
+                self._create(admitted, vm_id, operation, now, tasks=tasks, failure=failure)
         return self.operations.listed[operation]
 
     def act(self, kind: str, zone: str, name: str, body: Any, sender: Sender) -> dict[str, Any]:

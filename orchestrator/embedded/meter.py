@@ -53,10 +53,11 @@ class Tariff:
         """The price list in a file; by default the bundled one."""
         return cls(load_bundled(path))
 
-    def sells(self, machine_type: str, region: str) -> bool:
-        """Whether there is a price for a machine type in a region."""
+    def sells(self, machine_type: str, region: str, provisioning: str = "") -> bool:
+        """Whether there is a price for a machine type in a region, as `provisioning` if that is given."""
         base, _ = self._base(machine_type)
-        return region in self.document["machines"].get(base, {"regions": {}})["regions"]
+        prices = self.document["machines"].get(base, {"regions": {}})["regions"].get(region)
+        return prices is not None and (not provisioning or provisioning in prices)
 
     def _base(self, machine_type: str) -> tuple[str, int]:
         """(machine type whose prices apply, factor for its machine price)."""
@@ -68,14 +69,14 @@ class Tariff:
         machine_type: str,
         region: str,
         *,
-        spot: bool,
+        provisioning: str,
         disk_type: str,
         disk_gib: int,
         external_ip: bool,
         gpu_count: int = 1,
     ) -> Rate:
-        """The hourly rate of one VM with `gpu_count` GPUs. Raises `UnknownSku` if there is no price."""
-        provisioning = "spot" if spot else "standard"
+        """The hourly rate of one VM with `gpu_count` GPUs, as `spot`, `flex_start` or `standard`. Raises
+        `UnknownSku` if there is no price."""
         base, times = self._base(machine_type)
         prices = self.document["machines"].get(base, {"regions": {}})["regions"].get(region, {}).get(provisioning)
         if prices is None:
@@ -87,7 +88,7 @@ class Tariff:
         local = self.document["disk_gib_month"]["local-ssd"]
         local_month = Decimal(local.get(region, local["default"])["usd"])
         local_gib = self.document["local_ssd_gib"].get(machine_type, 0)
-        address = Decimal(self.document["external_ip"][provisioning]["usd"])
+        address = Decimal(self.document["external_ip"]["spot" if provisioning == "spot" else "standard"]["usd"])
         return Rate(
             gpu=Decimal(prices["gpu"]) * gpu_count,
             machine=Decimal(prices["machine"]) * times,

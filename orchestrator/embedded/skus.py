@@ -104,7 +104,7 @@ class EmbeddedCatalogue:
         families: dict[tuple[str, str, str], list[tuple[InventoryMachineType, str, tuple[str, ...]]]] = {}
         for name, entry in self.inventory.tariff.document["machines"].items():
             machine = self.inventory.machine_types[name]
-            for provisioning in ("standard", "spot"):
+            for provisioning in ("standard", "spot", "flex_start"):
                 if provisioning == "standard" and machine.spot_only:
                     continue
                 figures: dict[tuple[str, str, str], list[str]] = {}
@@ -139,8 +139,9 @@ class EmbeddedCatalogue:
             ("Core", "h", family["groups"][0], core),
             ("Ram", "GiBy.h", family["groups"][1], ram),
         ):
+            series = family["name"].split()[0] if provisioning == "flex_start" else family["name"]
             sold = Sold("Compute", group, usage, regions, unit)
-            yield self._sku(f"{prefix}{family['name']} {part} running in {place}", sold, ((0, price),))
+            yield self._sku(f"{prefix}{series} {part} running in {place}", sold, ((0, price),))
             words = {"short": family["name"].split()[0], "part": part, "word": {"Core": "Cpu"}.get(part, part)}
             if provisioning == "standard":
                 yield from self._similar("parts", sold, price, place=place, **words)
@@ -156,7 +157,7 @@ class EmbeddedCatalogue:
     ) -> Iterator[Document]:
         name, price = self.names["accelerators"][accelerator], to_nanos(usd)
         usage, prefix = kind_of(provisioning)
-        attached = " attached to Spot Preemptible VMs" if prefix else ""
+        attached = f" attached to {prefix}VMs" if prefix else ""
         plain = f"{name}{attached} running in {place}"
         sold = Sold("Compute", "GPU", usage, regions, "h")
         yield self._sku(plain, sold, ((0, price),))
@@ -221,7 +222,8 @@ class EmbeddedCatalogue:
 
 def kind_of(provisioning: str) -> tuple[str, str]:
     """(usage type, beginning of the description) of a part."""
-    return ("Preemptible", "Spot Preemptible ") if provisioning == "spot" else ("OnDemand", "")
+    prefixes = {"spot": "Spot Preemptible ", "flex_start": "DWS Defined Duration "}
+    return "Preemptible" if provisioning == "spot" else "OnDemand", prefixes.get(provisioning, "")
 
 
 def to_nanos(usd: str) -> int:

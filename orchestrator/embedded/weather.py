@@ -56,6 +56,7 @@ FAULT_WORDS = {
     "reset": f"{REQUEST} after",
     "stall": f"{REQUEST} seconds!",
     "slow_boot": f"{VM} seconds!",
+    "queue": f"{VM} seconds!",
     "never_boots": VM,
     "preempt": f"{VM} at notice_s",
     "lost": f"{VM} at",

@@ -22,9 +22,10 @@ from orchestrator.core.host_answers import RUN_FILES
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Caps
 from orchestrator.core.ledger.unlisted import NotArmed, arm_request
-from orchestrator.core.market.machines import NOT_SENT, Accepted, CloudRefusal, Instance, InstanceRequest
+from orchestrator.core.market.machines import NOT_SENT, CloudRefusal, Instance, InstanceRequest
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import ceiling_usd
+from orchestrator.core.names import Zone
 from orchestrator.core.naming import attempt_of, cases_prefix, hold_key, instance_name
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
@@ -127,6 +128,8 @@ def is_done(run: Run) -> bool:
     return (run.over and run.settled is not None) or run.phase is Phase.REFUSED
 
 
+QUEUE_ENDED: Final = "FLEX_START_QUEUE_ENDED"
+"""The code of a stock-out that showed only when a machine's time in the cloud's queue was over."""
 GROWING: Final = frozenset({"cost_usd", "seconds", "paid_s", "measuring_s"})
 """Fields that only grow with time: if nothing else changed, a run's index line is not written again."""
 
@@ -147,6 +150,8 @@ class Engine:
         self._by = uuid4().hex[:8]
         self._found_gone: set[tuple[str, str]] = set()
         """The machines, by zone and name, that the cloud has reported as gone to this client."""
+        self._queued_at: dict[str, datetime] = {}
+        """When this client last saw the machine of a request wait in the cloud's queue."""
 
     def look(self) -> Run:
         """The state of the run, folded from its log as it is now."""
@@ -235,7 +240,10 @@ class Engine:
         vm = run.vm
         if vm is None or not vm.open:
             return do.Observation(None)
-        return do.Observation(*looked_for(self.world.cloud(), vm))
+        instance, operations = looked_for(self.world.cloud(), vm)
+        if instance is not None and instance.status == do.QUEUED:
+            self._queued_at[vm.request_id] = self.world.clock.now()
+        return do.Observation(instance, operations, self._queued_at.get(vm.request_id))
 
     def perform(self, command: do.Command, run: Run) -> bool:
         """Carries out a decision. False if another client is doing it, or knows more: then look again later."""
@@ -250,13 +258,20 @@ class Engine:
                     return False
                 self._create(run, offer, attempt)
             case do.Reinsert(vm=vm):
-                request = self._request(run, self._offer(vm), vm.attempt)
+                request = replace(self._request(run, self._offer(vm), vm.attempt), queue_s=vm.queue_s)
                 self._insert(run, vm.attempt, request, self._offer(vm), again=True)
             case do.Delete(vm=vm):
                 keep_serial(self.world.bucket, self.world.cloud(), self.run_id, vm)
                 self._delete(vm)
             case do.RecordCreated(vm=vm, instance=instance):
                 self._created(vm.attempt, vm.max_run_s, vm.request_id, instance)
+            case do.RecordQueued(vm=vm, until=until):
+                self._queued(vm.attempt, vm.zone, vm.request_id, until)
+            case do.RecordStockOut(vm=vm, message=message):
+                pool = (vm.zone, vm.machine_type, vm.provisioning)
+                self._refused(
+                    run, vm.attempt, vm.request_id, pool, CloudRefusal(QUEUE_ENDED, message, "zone", stock_out=True)
+                )
             case do.RecordGone(vm=vm, fact=fact):
                 self._found_gone.add((vm.zone, vm.name))
                 self.log.append(fact)
@@ -358,6 +373,7 @@ class Engine:
                 max_run_s=request.max_run_s,
                 request_id=request.request_id,
                 generation=run.generation,
+                queue_s=request.queue_s,
             )
         )
         self._insert(run, attempt, request, offer)
@@ -367,7 +383,10 @@ class Engine:
         name = instance_name(self.run_id, attempt)
         of = f"/{offer.machine_type}/{offer.provisioning}/{run.generation}"
         of += f"/{run.round}" if run.round else ""  # the cloud answers a request that it knows as it did before
-        return self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt, of=of))
+        request = self.launch.request(offer, attempt, name, request_id(self.run_id, offer.zone, attempt, of=of))
+        until = self.launch.wait_until
+        remaining = until - self.world.clock.now() if until is not None else None
+        return replace(request, queue_s=do.queue_seconds(offer, run.round, remaining))
 
     def _offer(self, vm: Vm) -> Offer:
         assert self.launch is not None, "only a launching engine is told to insert again"
@@ -384,10 +403,18 @@ class Engine:
                 ev.ImageReplaced(image=request.image, instead=request.base_image, generation=run.generation)
             )
             answer = request_machine(self.world.cloud(), on_base_image(request))
-        if isinstance(answer, Accepted):
-            self._created(attempt, request.max_run_s, request.request_id, answer.instance)
+        if isinstance(answer, CloudRefusal):
+            self._refused(run, attempt, request.request_id, offer.pool, answer)
+        elif request.queue_s and answer.instance.started_at is None:
+            if answer.instance.status == do.QUEUED:
+                self._queued_at[request.request_id] = self.world.clock.now()
+            until = answer.instance.created_at + timedelta(seconds=request.queue_s)
+            self._queued(attempt, request.zone, request.request_id, until)
         else:
-            self._refused(run, attempt, request, offer, answer)
+            self._created(attempt, request.max_run_s, request.request_id, answer.instance)
+
+    def _queued(self, attempt: int, zone: Zone, request_id: str, until: datetime) -> None:
+        self.log.append(ev.InstanceQueued(attempt=attempt, zone=zone, until=until, request_id=request_id))
 
     def _created(self, attempt: int, max_run_s: int, request_id: str, instance: Instance) -> None:
         started = instance.started_at or instance.created_at
@@ -403,23 +430,26 @@ class Engine:
             )
         )
 
-    def _refused(self, run: Run, attempt: int, request: InstanceRequest, offer: Offer, refusal: CloudRefusal) -> None:
+    def _refused(
+        self, run: Run, attempt: int, request_id: str, pool: tuple[str, str, str], refusal: CloudRefusal
+    ) -> None:
+        zone, machine_type, provisioning = pool
         details: dict[str, Any] = {
-            "attempt": attempt, "zone": request.zone, "code": refusal.code, "message": refusal.message,
-            "request_id": request.request_id, "generation": run.generation,
+            "attempt": attempt, "zone": zone, "code": refusal.code, "message": refusal.message,
+            "request_id": request_id, "generation": run.generation,
         }  # fmt: skip
         if refusal.scope == "all":
             self.log.append(ev.InstanceRejected(**details, hint=refusal.hint))
             return
         if refusal.stock_out and self.world.history is not None:
-            self.world.history.remember(offer.pool, self.world.clock.now())
+            self.world.history.remember(pool, self.world.clock.now())
         self.log.append(
             ev.ZoneExhausted(
                 **details,
                 scope=refusal.scope,
                 zones_available=refusal.zones_available,
-                machine_type=offer.machine_type,
-                provisioning=offer.provisioning,
+                machine_type=machine_type,
+                provisioning=provisioning,
                 round=run.round,
             )
         )

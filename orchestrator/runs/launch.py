@@ -12,7 +12,7 @@ from datetime import timedelta
 from orchestrator.core.errors import BudgetExceeded, LocalError, ProviderError
 from orchestrator.core.hosts import HOST_KEY, is_host
 from orchestrator.core.market.machines import InstanceRequest
-from orchestrator.core.market.offers import Offer
+from orchestrator.core.market.offers import FLEX_START, Offer
 from orchestrator.core.names import MachineName, Zone
 from orchestrator.core.naming import (
     SESSION_LABEL,
@@ -27,6 +27,7 @@ from orchestrator.core.naming import (
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
 from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
+from orchestrator.core.run.decide import LONGEST_QUEUE_S
 from orchestrator.runs.engine import Engine, LaunchTerms, World
 from orchestrator.runs.holds import HoldRequest, acquire
 from orchestrator.runs.takeover import Claimant, may_have_waiting, take_over
@@ -176,7 +177,9 @@ def engine_for(world: World, order: RunOrder, log: EventLog) -> Engine:
 def hold_request(plan: LaunchPlan, run_id: str, generation: int = 0) -> HoldRequest:
     """The worst case of a run as a request for money."""
     key, pretend = hold_key(run_id, generation), plan.mode.simulated
-    return HoldRequest(key, plan.ceiling_usd, "this run", plan.ttl_s, plan.label, pretend=pretend)
+    waits = any(offer.provisioning == FLEX_START for offer in plan.offers)  # before its time begins
+    ttl_s = plan.ttl_s + (LONGEST_QUEUE_S if waits else 0)
+    return HoldRequest(key, plan.ceiling_usd, "this run", ttl_s, plan.label, pretend=pretend)
 
 
 def take_hold(world: World, plan: LaunchPlan, run_id: str, events: EventLog, generation: int = 0) -> None:

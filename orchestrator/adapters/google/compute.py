@@ -176,8 +176,16 @@ class GoogleCloud(GoogleMarket):
     def _finish_insert(
         self, request: InstanceRequest, started: compute_v1.Operation, doing: str
     ) -> Accepted | CloudRefusal:
+        queue: list[Instance] = []
+
+        def waits() -> bool:
+            """Whether the machine is in the queue. The operation of its insert may stay open until it leaves."""
+            found = self.instance(request.zone, request.name) if request.queue_s else None
+            queue[:] = [found] if found is not None and found.status == "PENDING" else []
+            return bool(queue)
+
         try:
-            done = self._calls.wait(request.zone, started, doing)
+            done = self._calls.wait(request.zone, started, doing, enough=waits)
         except NotFound as exc:
             # A replayed request id is answered with an operation that may be forgotten by now.
             instance = self.instance(request.zone, request.name)
@@ -188,6 +196,8 @@ class GoogleCloud(GoogleMarket):
                 ) from exc
             return Accepted(instance)
         faults = operation_faults(done)
+        if queue:
+            return Accepted(queue[0])
         if not faults:
             return Accepted(self.instance(request.zone, request.name) or self._vanished(request, done))
         return self._judge(faults, request, doing)

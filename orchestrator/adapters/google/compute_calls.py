@@ -143,8 +143,11 @@ class Calls:
         )
         return sorted(found, key=lambda one: parse_time(one.insert_time) or self.clock.now())
 
-    def wait(self, zone: str, operation: compute_v1.Operation, doing: str) -> compute_v1.Operation:
-        """The operation once it is done. Raises `Unavailable` when that takes too long; it may well go on.
+    def wait(
+        self, zone: str, operation: compute_v1.Operation, doing: str, *, enough: Callable[[], bool] = lambda: False
+    ) -> compute_v1.Operation:
+        """The operation once it is done, or it is `enough`. Raises `Unavailable` when that takes too long; it may well
+        go on.
 
         `insert_unary` and a client of our own are used because the client's operation objects ask Google's address
         whatever endpoint they came from, and call an operation a success that has errors but no HTTP status.
@@ -157,6 +160,8 @@ class Calls:
                     f"cannot {doing}: operation {operation.name} is not done after {self._patience.operation_s:g} s",
                     hint="it may still succeed: `bench status` shows the VM if it does",
                 )
+            if enough():
+                break
             name = operation.name
             operation = self.ask(
                 lambda name=name: require_operation(  # type: ignore[misc]

@@ -7,10 +7,14 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.machines import InstanceRequest
+from orchestrator.core.market.offers import FLEX_START
 
 MIN_RUN_S: Final = 30
 MAX_RUN_S: Final = 120 * 86_400
 """What Google accepts as `maxRunDuration`."""
+MAX_FLEX_S: Final = 7 * 86_400
+QUEUE_S: Final = (90, 7200)
+"""What Google accepts as `maxRunDuration` and as `requestValidForDuration` of a flex-start machine that is to wait."""
 MAX_VALUE_BYTES: Final = 262_144
 MAX_METADATA_BYTES: Final = 512_000
 """Limits on one metadata value, and on all keys and values together."""
@@ -42,6 +46,10 @@ def instance_body(request: InstanceRequest, project: str) -> Json:
         "serviceAccounts": service_accounts(request.service_account),
         "metadata": {"items": [{"key": key, "value": value} for key, value in sorted(request.metadata.items())]},
     }
+    if request.queue_s:
+        body["params"] = {"requestValidForDuration": {"seconds": str(request.queue_s)}}
+    if request.provisioning == FLEX_START:
+        body["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
     if request.accelerator:
         body["guestAccelerators"] = [
             {
@@ -87,11 +95,20 @@ def check_request(request: InstanceRequest) -> None:
             f"a machine cannot have {request.max_run_s} s to run; Google allows {MIN_RUN_S} to {MAX_RUN_S}",
             hint="raise the budget, or set run.max_minutes within these limits",
         )
-    if request.provisioning not in ("SPOT", "STANDARD"):
+    if request.provisioning not in ("SPOT", FLEX_START, "STANDARD"):
         raise ConfigError(
             f"{request.provisioning!r} is not a valid provisioning",
-            hint="choose --set machine.provisioning=spot or standard",
+            hint="choose --set machine.provisioning=spot, flex-start or standard",
         )
+    queue_s, flexible = request.queue_s, request.provisioning == FLEX_START
+    if flexible and (request.max_run_s > MAX_FLEX_S or not QUEUE_S[0] <= queue_s <= QUEUE_S[1]):
+        raise ConfigError(
+            f"a flex-start machine cannot wait {queue_s} s to run {request.max_run_s} s; Google lets it wait"
+            f" {QUEUE_S[0]} to {QUEUE_S[1]} s, and run {MAX_FLEX_S} s at most",
+            hint="--set run.max_minutes=10080 is the most",
+        )
+    if queue_s and not flexible:
+        raise ConfigError("only a flex-start machine waits in a queue", hint="--set machine.provisioning=flex-start")
     sizes = {key: len(value.encode()) for key, value in request.metadata.items()}
     for key, size in sizes.items():
         if size > MAX_VALUE_BYTES:

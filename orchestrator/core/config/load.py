@@ -436,8 +436,9 @@ def _impossible_machine(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Pat
                 "run.keep=false"
             ),
         )
-    if machine.provisioning == "standard" and gpu.quota_standard is None:
-        yield ("machine", "provisioning"), f"{gpu.default_machine} is not sold on demand; use spot"
+    if not gpu.is_sold(machine.provisioning):
+        how = "on demand" if machine.provisioning == "standard" else machine.provisioning
+        yield ("machine", "provisioning"), f"{gpu.default_machine} is not sold {how}; use spot"
 
 
 def _impossible_places(config: Config, gpu: Gpu) -> Iterator[tuple[yamltext.Path, str]]:

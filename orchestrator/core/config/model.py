@@ -118,7 +118,7 @@ class MachineSpec(StrictModel):
     prepared: bool = True
     """Boot from the newest valid image of `bench image build`, where there is one."""
     container: Annotated[str, AfterValidator(require_digest)] = ""  # with its digest; empty: no container is used
-    provisioning: Literal["spot", "standard"] = "spot"
+    provisioning: Literal["spot", "flex-start", "standard"] = "spot"
     external_ip: bool = True
     service_account: str | None = None
     network: str = "global/networks/default"
@@ -364,7 +364,7 @@ def with_gpu(config: Config, gpu: Gpu) -> Config:
             "image_project": "",
             "image_family": "",
             "disk_gb": max(config.machine.disk_gb, gpu.min_disk_gb),
-            "provisioning": config.machine.provisioning if gpu.quota_standard is not None else "spot",
+            "provisioning": config.machine.provisioning if gpu.is_sold(config.machine.provisioning) else "spot",
         }
     )
 

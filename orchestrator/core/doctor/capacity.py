@@ -62,9 +62,9 @@ def of_gpu(gpu: Gpu) -> Callable[[Api, Subject], CheckVerdict]:
             out_of = (
                 f"; in {lent} spot machines use the on-demand quota, because no spot quota was granted" if lent else ""
             )
-            return pass_verdict(
-                f"spot in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)}){on_demand_text}{out_of}"
-            )
+            model = "spot and flex-start" if gpu.is_sold("flex-start") else "spot"
+            where = f"in {len(spot)} of {count(len(rooms), 'region')} ({_some(spot)})"
+            return pass_verdict(f"{model} {where}{on_demand_text}{out_of}")
         wish = _ask_for(subject, gpu.quota_preemptible, regions[0])
         if standard:
             return warn_verdict(

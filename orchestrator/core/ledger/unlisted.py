@@ -288,7 +288,7 @@ def entries_of(log: Iterable[ev.Event]) -> dict[str, LedgerEntry]:
                     entries[key] = LedgerEntry(
                         hold_usd=usd,
                         held_at=event.time,
-                        ttl_s=run.plan.ttl_s if run.plan else 0,
+                        ttl_s=(run.plan.ttl_s if run.plan else 0) + max((vm.queue_s for vm in run.vms), default=0),
                         gpu=run.plan.gpu if run.plan else "",
                         note=REBUILT,
                         attempt=max((vm.attempt for vm in run.vms if vm.generation == generation), default=0),

@@ -73,6 +73,12 @@ class Gpu:
     def machine(self, name: str) -> MachineSize | None:
         return next((machine for machine in self.machine_types if machine.name == name), None)
 
+    def is_sold(self, provisioning: str) -> bool:
+        """Whether a person can buy its machines as `spot`, `flex-start` or `standard`."""
+        if provisioning == "flex-start":
+            return self.default_machine.startswith(FLEX_START_SERIES)
+        return provisioning == "spot" or self.quota_standard is not None
+
     def gpus_of(self, machine_type: str) -> int:
         """How many GPUs a machine of this type has; 1 for a type that is not known, and 0 for `cpu`."""
         machine = self.machine(machine_type)
@@ -87,6 +93,10 @@ def _zones(text: str) -> tuple[str, ...]:
         zones += [f"{region}-{letter}" for letter in letters.split("/")]
     return tuple(zones)
 
+
+FLEX_START_SERIES: Final = ("a2-", "a3-", "a4-", "g2-")
+"""The series that Google sells as flex-start: the accelerator-optimized ones but for A4X and G4 (docs/gce.md has the
+source). N1 machines with a GPU attached are not among them."""
 
 CATALOG: Final[tuple[Gpu, ...]] = (
     Gpu(

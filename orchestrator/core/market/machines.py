@@ -24,7 +24,7 @@ class InstanceRequest:
     """The accelerator type to attach, such as `nvidia-tesla-t4`; None if the machine type includes it (g2, a2, a3)."""
     accelerator_count: int
     provisioning: str
-    """`SPOT` or `STANDARD`."""
+    """`SPOT`, `FLEX_START` or `STANDARD`."""
     max_run_s: int
     image: ImageUrl
     """The full or partial URL of a dated image."""
@@ -38,6 +38,8 @@ class InstanceRequest:
     request_id: str
     base_image: ImageUrl = NO_IMAGE
     """The image to boot from if `image` is gone; empty: none."""
+    queue_s: int = 0
+    """How many seconds a flex-start machine may wait for capacity, in the state PENDING and at no cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Instance:
     zone: Zone
     id: ResourceId
     status: str
-    """Google's status: PROVISIONING, STAGING, RUNNING, STOPPING, TERMINATED … An unknown status is not an error."""
+    """Google's status: PENDING (a flex-start machine in the queue), PROVISIONING, STAGING, RUNNING, STOPPING,
+    TERMINATED … An unknown status is not an error."""
     machine_type: str
     labels: Mapping[str, str]
     created_at: datetime
@@ -135,8 +138,8 @@ class Shortage:
 def find_shortage(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> Shortage | None:
     """The quota that rules `offer` out, or None. A metric that is not listed rules nothing out.
 
-    A spot machine counts against the preemptible metric if that was granted, and against the standard one if the limit
-    of the preemptible metric is 0.
+    A spot or flex-start machine counts against the preemptible metric if that was granted, and against the standard one
+    if the limit of the preemptible metric is 0.
     """
     shorts = (_short(quota, needs) for quota, needs in counted_quotas(gpu, offer, quotas))
     return next((short for short in shorts if short is not None), None)
@@ -167,7 +170,7 @@ def counted_quotas(gpu: Gpu, offer: Offer, quotas: Iterable[Quota]) -> tuple[tup
             vcpus,
         )
     granted = listed.get((preemptible, offer.region))
-    spot = offer.provisioning == "SPOT" and granted is not None and (granted.limit > 0 or standard is None)
+    spot = offer.provisioning != "STANDARD" and granted is not None and (granted.limit > 0 or standard is None)
     regional = granted if spot else listed.get((standard or preemptible, offer.region))
     return (*needed, (regional, needs)) if regional else tuple(needed)
 

@@ -30,6 +30,8 @@ HALF_LIFE_S: Final = 3600.0
 """A stock-out counts half as much after an hour, and a quarter after two."""
 DRY: Final = 0.1
 """`obtainable` of a zone that had no machine just now."""
+FLEX_START: Final = "FLEX_START"
+"""Google's name of machines that wait in its queue, at no cost, until there is capacity, and are then not preempted."""
 LEAST: Final = 0.01
 """The least value of `obtainable` in the formula."""
 
@@ -57,7 +59,7 @@ class Offer:
     """The accelerator type to attach; None if the machine type includes its GPU, or has none."""
     accelerator_count: int
     provisioning: str
-    """`SPOT` or `STANDARD`."""
+    """`SPOT`, `FLEX_START` or `STANDARD`."""
     usd_per_hour: Decimal
     expected_usd: Decimal | None = None
     """The expected cost of a finished run; None if it was not computed, and then the price decides."""
@@ -96,6 +98,16 @@ class ZoneAdvice:
     """The list price of a spot machine in dollars per hour."""
     list_since: date | None = None
     """Since when it is the list price."""
+
+
+def model_of(provisioning: str) -> str:
+    """Google's name of a provisioning: `FLEX_START` for `flex-start`."""
+    return provisioning.upper().replace("-", "_")
+
+
+def provisioning_of(model: str) -> str:
+    """A provisioning as a configuration spells it: `flex-start` for `FLEX_START`."""
+    return model.lower().replace("_", "-")
 
 
 def region_of(zone: str) -> str:
@@ -163,7 +175,7 @@ def _weighed(
     offer: Offer, advice: ZoneAdvice | None, dry_at: datetime | None, now: datetime, work: ExpectedWork
 ) -> Offer:
     obtainable, taken_back = 1.0, 0.0
-    why = []
+    why = ["waits in a queue, not preempted"] if offer.provisioning == FLEX_START else []
     if advice is not None and not advice.zone:
         obtainable = advice.obtainable if advice.obtainable is not None else 1.0
         taken_back = advice.preemption_rate or 0.0

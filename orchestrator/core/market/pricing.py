@@ -110,20 +110,31 @@ class Quote:
 
 
 class MachinePrice(StrictModel):
-    """The price of one thing in one region in dollars per hour, on demand and as spot; None if it is not sold so."""
+    """The price of one thing in one region in dollars per hour, on demand, as spot and as flex-start; None if it is not
+    sold so, or its price is not known. `flex_source` is the source of the last one, if it has another."""
 
     standard: Amount | None = None
     spot: Amount | None = None
+    flex_start: Amount | None = None
     source: str
+    flex_source: str | None = None
 
     @model_validator(mode="after")
     def spot_is_not_dearer(self) -> MachinePrice:
         if self.standard is not None and self.spot is not None and self.spot > self.standard:
             raise ValueError(f"spot {self.spot} is above on-demand {self.standard}: a wrong figure, not a price")
+        if self.standard is not None and self.flex_start is not None and self.flex_start > self.standard:
+            raise ValueError(f"flex-start {self.flex_start} is above on-demand {self.standard}: a wrong figure")
         return self
 
     def under(self, provisioning: str) -> Decimal | None:
-        return self.spot if provisioning.lower() == "spot" else self.standard
+        """The price as `spot`, `flex-start` or `standard`, in any case and spelling."""
+        prices = {"spot": self.spot, "flex_start": self.flex_start}
+        return prices.get(provisioning.lower().replace("-", "_"), self.standard)
+
+    def source_of(self, provisioning: str) -> str:
+        flexible = provisioning.lower().startswith("flex")
+        return self.flex_source if flexible and self.flex_source else self.source
 
 
 class DiskPrice(StrictModel):
@@ -164,7 +175,8 @@ class PriceSheet(StrictModel):
     def sources_are_named(self) -> PriceSheet:
         used = {self.external_ip.source, *(disk.source for disk in self.disk_gib_month.values()), *self.trusted}
         for table in (self.accelerators, self.machines):
-            used |= {price.source for regions in table.values() for price in regions.values()}
+            prices = [price for regions in table.values() for price in regions.values()]
+            used |= {price.source for price in prices} | {price.flex_source for price in prices if price.flex_source}
         if unknown := sorted(used - self.sources.keys()):
             raise ValueError(f"sources that are not explained: {', '.join(unknown)}")
         if unknown := sorted({multiple.of for multiple in self.multiples.values()} - self.machines.keys()):
@@ -211,10 +223,11 @@ class PriceSheet(StrictModel):
         scratch_gib = self.local_ssd_gib.get(machine.machine_type, 0)
         scratch = self.disk_gib_month.get(LOCAL_SSD) if scratch_gib else DiskPrice(usd=Decimal(0), source="")
         disk = self.disk_gib_month.get(disk_type)
-        address = self.external_ip.under(provisioning)
+        # No public page says at which of the two prices of addresses a flex-start machine has one: the higher is taken.
+        address = self.external_ip.under("spot" if provisioning.lower() == "spot" else "standard")
         if host is None or host_usd is None or disk is None or scratch is None or (external_ip and address is None):
             return None
-        sources = [host.source, disk.source, *([self.external_ip.source] if external_ip else [])]
+        sources = [host.source_of(provisioning), disk.source, *([self.external_ip.source] if external_ip else [])]
         gpu_usd = Decimal(0)
         if machine.accelerator:
             gpu = self.accelerators.get(machine.accelerator, {}).get(region)
@@ -222,7 +235,7 @@ class PriceSheet(StrictModel):
             if gpu is None or usd_each is None:
                 return None
             gpu_usd = usd_each * machine.accelerator_count
-            sources.insert(0, gpu.source)
+            sources.insert(0, gpu.source_of(provisioning))
         return Quote(
             machine=host_usd * multiple.times,
             gpu=gpu_usd,

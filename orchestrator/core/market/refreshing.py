@@ -104,7 +104,7 @@ def refresh_prices(
                 "hours_per_month": old.hours_per_month,
                 "disk_gib_month": {kind: DiskPrice(usd=usd, source=SOURCE) for kind, usd in disks.items()},
                 "local_ssd_gib": old.local_ssd_gib,
-                "external_ip": MachinePrice(**addresses, source=SOURCE),
+                "external_ip": {**addresses, "source": SOURCE},
                 "accelerators": cards,
                 "machines": machines,
                 "multiples": {name: m for name, m in old.multiples.items() if m.of in machines},
@@ -158,17 +158,19 @@ def _regions(search: _Search, old: Mapping[str, MachinePrice], gpu: Gpu, costs: 
     for region in dict.fromkeys((*old, *gpu.regions)):
         before = old.get(region)
         figures: dict[str, Decimal] = {}
-        for way in WAYS:
-            if way == "standard" and gpu.quota_standard is None:
-                continue  # it is not sold on demand, even if the catalogue has a price
+        for way in (*WAYS, "flex_start"):
+            if not gpu.is_sold(way.replace("_", "-")):
+                continue  # even if the catalogue has a price
             usd = costs(search, region, way, before is not None and before.under(way) is not None)
             if usd is not None:
                 figures[way] = usd
+        if "standard" in figures and figures.get("flex_start", Decimal(0)) > figures["standard"]:
+            search.silent.append(f"{gpu.title} in {region}: flex-start ${figures.pop('flex_start')} is above on-demand")
         if figures.get("spot", Decimal(0)) > figures.get("standard", figures.get("spot", Decimal(0))):
             notes = search.problems if before else search.silent
             notes.append(f"{gpu.title} in {region}: spot ${figures['spot']} is above on-demand ${figures['standard']}")
         elif figures:
-            table[region] = MachinePrice(**figures, source=SOURCE)
+            table[region] = MachinePrice.model_validate({**figures, "source": SOURCE})
     return table
 
 
@@ -183,7 +185,7 @@ def _changes(old: PriceSheet, new: PriceSheet) -> Iterator[tuple[str, tuple[Deci
         for name, regions in after.items():
             for region, price in regions.items():
                 old_price = before.get(name, {}).get(region)
-                for way in WAYS:
+                for way in (*WAYS, "flex_start"):
                     old_usd, new_usd = old_price.under(way) if old_price else None, price.under(way)
                     if old_usd is not None and new_usd is not None and old_usd != new_usd:
                         yield f"{name} {region} {way}", (old_usd, new_usd)

@@ -109,23 +109,28 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "standard": "External IP Charge on a Standard VM",
     "spot": "External IP Charge on a Spot Preemptible VM",
 }
-USAGE: Final[Mapping[str, str]] = {"standard": "OnDemand", "spot": "Preemptible"}
+USAGE: Final[Mapping[str, str]] = {"standard": "OnDemand", "spot": "Preemptible", "flex_start": "OnDemand"}
 
 
 def of_machine(machine_type: str, kind: str, way: str) -> PricedPart | None:
-    """The part `Core` or `Ram` of a machine's series, for `standard` or `spot` use; None for an unknown series."""
+    """The part `Core` or `Ram` of a machine's series, for `standard`, `spot` or `flex_start` use; None for an unknown
+    series."""
     family = next((name for series, name in FAMILIES.items() if machine_type.startswith(f"{series}-")), None)
     if family is None:
         return None
-    before = "Spot Preemptible " if way == "spot" else ""
     unit = "h" if kind == "Core" else "GiBy.h"
-    return _part(f"{before}{family} {kind}", r" running in .+", USAGE[way], unit)
+    names = {"spot": f"Spot Preemptible {family}", "flex_start": f"DWS Defined Duration {family.split()[0]}"}
+    return _part(f"{names.get(way, family)} {kind}", r" running in .+", USAGE[way], unit)
 
 
 def of_gpu(accelerator: str, way: str) -> PricedPart | None:
     name = GPUS.get(accelerator)
-    attached = " attached to Spot Preemptible VMs" if way == "spot" else ""
-    return _part(f"{name}{attached}", r" running in .+", USAGE[way], "h") if name else None
+    attached = {"spot": "Spot Preemptible", "flex_start": "DWS Defined Duration"}.get(way)
+    return (
+        _part(f"{name}{f' attached to {attached} VMs' if attached else ''}", r" running in .+", USAGE[way], "h")
+        if name
+        else None
+    )
 
 
 def of_disk(kind: str) -> PricedPart | None:

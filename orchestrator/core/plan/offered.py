@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.config.model import Config
 from orchestrator.core.market import machines
 from orchestrator.core.market.machines import Quota
-from orchestrator.core.market.offers import Offer, region_of
+from orchestrator.core.market.offers import FLEX_START, Offer, model_of, region_of
 from orchestrator.core.market.pricing import PricedMachine, PriceSheet
 from orchestrator.core.names import MachineType, Region, Zone
 from orchestrator.core.text import count
@@ -38,7 +38,9 @@ def allowed_offers(
             "offers",
             f"no price is known for {config.machine.provisioning} {config.machine_type} "
             f"in {_listed(sorted({region_of(zone) for zone in config.allowed_zones()}))}",
-            "choose other zones, or add their prices to configs/prices.yaml",
+            "`bench prices --refresh` reads today's prices; or choose spot, or other zones"
+            if config.machine.provisioning == "flex-start"
+            else "choose other zones, or add their prices to configs/prices.yaml",
         )
     offers, too_dear = _cheap_enough(config, offers)
     notices += too_dear
@@ -51,6 +53,10 @@ def allowed_offers(
         if not offers:
             return _quota_refused(short)
         notices += [f"left out for lack of quota: {shortage.text}" for shortage in short]
+    if any(offer.provisioning == FLEX_START for offer in offers):
+        later = ", later for the rest of the wait (2 h at most)" if config.placement.wait_minutes else ""
+        text = f"flex-start: a request waits in Google's queue for 90 s in each zone{later}"
+        notices.append(f"{text}; waiting costs nothing, and the machine is not preempted")
     return offers, notices
 
 
@@ -58,7 +64,8 @@ def _about_machine(config: Config) -> list[str]:
     """What one person cannot buy of this GPU, or must buy with it."""
     gpu, notices = config.gpu_spec, []
     if gpu.quota_standard is None and config.placement.on_demand_after is not None:
-        notices.append(f"Google sells {config.machine_type} on demand to no single person: only spot is requested")
+        asked = f"only {config.machine.provisioning} is requested"
+        notices.append(f"Google sells {config.machine_type} on demand to no single person: {asked}")
     if (gpus := gpu.gpus_of(config.machine_type)) > 1:
         fewer = "" if gpu.gpus_of(gpu.default_machine) == 1 else ", and Google sells no smaller machine with it"
         notices.append(f"{config.machine_type} has {count(gpus, 'GPU')}: a run measures on one and pays for all{fewer}")
@@ -92,7 +99,7 @@ def _offers(config: Config, prices: PriceSheet) -> tuple[tuple[Offer, ...], tupl
                     machine_type=MachineType(config.machine_type),
                     accelerator=gpu.accelerator if gpu.attached else None,
                     accelerator_count=count if gpu.attached else 0,
-                    provisioning=model.upper(),
+                    provisioning=model_of(model),
                     usd_per_hour=hourly,
                 )
             )
@@ -111,10 +118,12 @@ def _cheap_enough(config: Config, offers: tuple[Offer, ...]) -> tuple[tuple[Offe
 
 
 def _models(config: Config) -> tuple[str, ...]:
-    """The provisioning models to offer: the one asked for, and on demand too if that is allowed and sold."""
-    model = config.machine.provisioning
-    wider = config.placement.on_demand_after is not None and config.gpu_spec.quota_standard is not None
-    return ("spot", "standard") if model == "spot" and wider else (model,)
+    """The provisioning models to offer: the one asked for; beside spot also flex-start, if the launch waits for
+    capacity and it is sold; and on demand, if that is allowed and sold."""
+    model, gpu, placement = config.machine.provisioning, config.gpu_spec, config.placement
+    queue = ("flex-start",) if model == "spot" and placement.wait_minutes and gpu.is_sold("flex-start") else ()
+    wider = model != "standard" and placement.on_demand_after is not None and gpu.is_sold("standard")
+    return (model, *queue, *(("standard",) if wider else ()))
 
 
 def _quota_refused(short: Sequence[machines.Shortage]) -> PlanRefused:

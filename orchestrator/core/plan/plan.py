@@ -23,6 +23,7 @@ from orchestrator.core.ledger.budget import Caps, HoldRefused, Ledger, authorize
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.market.machines import Quota
 from orchestrator.core.market.offers import (
+    FLEX_START,
     START_S,
     USUAL,
     WORK_S,
@@ -160,8 +161,8 @@ def about_prices(config: Config, prices: PriceSheet, offers: Sequence[Offer]) ->
     gpu, machine = config.gpu_spec, config.machine
     spec = PricedMachine(config.machine_type, gpu.accelerator, gpu.gpus_of(config.machine_type))
     sources: set[str] = set()
-    for region in {offer.region for offer in offers}:
-        quote = prices.quote(spec, region, machine.provisioning, machine.disk_gb, machine.external_ip, config.disk_type)
+    for region, model in {(offer.region, offer.provisioning) for offer in offers}:
+        quote = prices.quote(spec, region, model, machine.disk_gb, machine.external_ip, config.disk_type)
         if quote is not None and quote.source not in prices.trusted:
             sources.add(quote.source)
     notices += [f"some prices do not come from a published table: {prices.sources[name]}" for name in sorted(sources)]
@@ -433,7 +434,8 @@ def fit_budget(
 
 
 def _place(offer: Offer) -> str:
-    return offer.region if offer.provisioning == "SPOT" else f"{offer.region} on demand"
+    how = {"SPOT": "", FLEX_START: " as flex-start"}.get(offer.provisioning, " on demand")
+    return f"{offer.region}{how}"
 
 
 _WINDOW_WORDS: Final = {"run": "for one run", "day": "today", "month": "this month", "total": "in total"}

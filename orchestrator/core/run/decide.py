@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Final
 
 from orchestrator.core.market.machines import Instance, Operation
-from orchestrator.core.market.offers import Offer, blocked_by, rank_offers
-from orchestrator.core.market.pricing import ceiling_usd
+from orchestrator.core.market.offers import FLEX_START, Offer, blocked_by, rank_offers
+from orchestrator.core.market.pricing import DEADLINE_SLACK_S, ceiling_usd
 from orchestrator.core.naming import is_client
 from orchestrator.core.run.events import CapacityAwaited, InstanceGone, MachineTaken, ZoneExhausted
 from orchestrator.core.run.fold import Phase, Run, Vm
@@ -25,6 +25,8 @@ from orchestrator.core.text import count
 
 
 SPOT = "SPOT"
+QUEUED: Final = "PENDING"
+"""The cloud's status of a flex-start machine that waits for capacity."""
 
 
 def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> tuple[Offer, ...]:
@@ -54,6 +56,21 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     spot_first = not _on_demand_is_due(run)
     ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
     return tuple(offer for offer in ordered if _affordable(run, offer, ttl_s))
+
+
+SHORTEST_QUEUE_S: Final = 90
+LONGEST_QUEUE_S: Final = 7200
+"""How long a flex-start machine may wait in the cloud's queue."""
+
+
+def queue_seconds(offer: Offer, round_number: int, remaining: timedelta | None) -> int:
+    """How many seconds a request for this offer stays in the cloud's queue; 0 if it is not for a flex-start machine. In
+    the first round of requests each zone has the shortest time, so that all are asked soon. In later ones, of a client
+    that waits for capacity, it is what is `remaining` of that wait."""
+    if offer.provisioning != FLEX_START:
+        return 0
+    wanted_s = int(remaining.total_seconds()) if round_number and remaining is not None else 0
+    return min(max(wanted_s, SHORTEST_QUEUE_S), LONGEST_QUEUE_S)
 
 
 LASTING: Final = frozenset({"notFound", "invalid", "conditionNotMet"})
@@ -129,10 +146,12 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a client sees of the machine of a run; `instance` is None if it does not exist. `operations` are those of
-    the machine in its zone; they are read once it is gone."""
+    the machine in its zone; they are read once it is gone. `queued_at` is when this client last saw it wait in the
+    cloud's queue."""
 
     instance: Instance | None
     operations: tuple[Operation, ...] = ()
+    queued_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +179,22 @@ class RecordCreated:
 
     vm: Vm
     instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQueued:
+    """Record that the machine waits in the cloud's queue for capacity, until `until` at the latest."""
+
+    vm: Vm
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStockOut:
+    """Record that a machine left the cloud's queue without having run: its zone had no capacity."""
+
+    vm: Vm
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +237,8 @@ class Await:
     fact: CapacityAwaited
 
 
-Command = Await | Create | Reinsert | Delete | RecordCreated | RecordGone | Settle | Close | Wait
+Record = RecordCreated | RecordQueued | RecordStockOut | RecordGone
+Command = Await | Create | Reinsert | Delete | Record | Settle | Close | Wait
 
 
 def decide_commands(
@@ -223,6 +259,8 @@ def decide_commands(
     if vm is not None and vm.open:
         if observation.instance is None:
             again = any(offer.pool == (vm.zone, vm.machine_type, vm.provisioning) for offer in offers or ())
+            if vm.queued and run.report_of(vm.attempt).booted_at is None:
+                return (_left_queue(vm, observation, now),)
             return _vanished(run, vm, observation.operations, now, policy, again=again)
         return _alive(run, vm, observation.instance, now, policy, alone=offers is None)
     if run.closed is not None:
@@ -344,7 +382,42 @@ def _vanished(
         return (RecordGone(vm, vm.requested_at, "unanswered" if unanswered else "never_made", None),)
     started = vm.started_at or start_of(operations)
     ended, how = end_of(vm, operations, started, now)
+    if vm.queue_s and vm.started_at is None and started is not None:
+        started = max(started, ended - _longest(vm))  # it may have waited before it ran
     return (RecordGone(vm, ended, how, started),)
+
+
+def _left_queue(vm: Vm, seen: Observation, now: datetime) -> RecordStockOut | RecordGone:
+    """What became of a machine that waited in the cloud's queue and does not exist any more.
+
+    Its wait ended without capacity if its request failed, or if it vanished when the wait was to end. If it was deleted
+    moments after this client saw it wait, it never ran. Otherwise it may have run without anybody seeing it: then it
+    counts with all the time that it can have run.
+    """
+    assert vm.queued_until is not None, "only a machine that was seen in the queue"
+    failed = next((op.message for op in seen.operations if op.kind == "insert" and op.message), "")
+    others = tuple(op for op in seen.operations if op.kind != "insert")
+    ended, how = end_of(vm, others, None, now)
+    left_at = min((moment for op in others if (moment := op.started_at or op.ended_at)), default=ended)
+    ended_in_time = how != "lost" and abs(ended - vm.queued_until) <= QUEUE_END
+    just_waited = seen.queued_at is not None and left_at - seen.queued_at <= START
+    if failed or ended_in_time or (how == "lost" and just_waited):
+        return RecordStockOut(vm, failed or "no capacity while its request was valid")
+    if just_waited:
+        return RecordGone(vm, ended, how, None)
+    ended = min(ended, vm.queued_until + _longest(vm))
+    return RecordGone(vm, ended, how, max(vm.requested_at, ended - _longest(vm)))
+
+
+def _longest(vm: Vm) -> timedelta:
+    """The longest time that a machine can have run."""
+    return timedelta(seconds=vm.max_run_s + DEADLINE_SLACK_S)
+
+
+QUEUE_END: Final = timedelta(seconds=60)
+"""How far the end of a wait may be from when it was expected."""
+START: Final = timedelta(seconds=20)
+"""No machine that just waited runs, is billed, and is gone again so soon."""
 
 
 def _made(operations: tuple[Operation, ...]) -> bool:
@@ -396,13 +469,16 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, 
     """The commands for a machine that exists. `alone`: whether this client only looks after the run."""
     if vm.started_at is None and instance.started_at is not None:
         return (RecordCreated(vm, instance),)
+    if instance.status == QUEUED and vm.queued_until is None and run.closed is None:
+        return (RecordQueued(vm, instance.created_at + timedelta(seconds=vm.queue_s)),)
     if run.closed is not None:
         return (Delete(vm, "its run is over"),)
     if run.stop is not None:
         return (Delete(vm, run.stop.reason),)
     if instance.status in ("TERMINATED", "STOPPED", "SUSPENDED"):
         return (Delete(vm, "it stopped without deleting itself, and its disk is still billed"),)
-    deadline = vm.deadline_at or vm.requested_at + timedelta(seconds=vm.max_run_s + policy.insert_limit_s)
+    longest = timedelta(seconds=vm.queue_s + vm.max_run_s + policy.insert_limit_s)
+    deadline = vm.deadline_at or vm.requested_at + longest
     if now > deadline + timedelta(seconds=policy.deadline_slack_s):
         return (Delete(vm, "it is past its deadline"),)
     if run.hold_usd is not None and run.due(now) > run.hold_usd:
@@ -417,6 +493,8 @@ def _alive(run: Run, vm: Vm, instance: Instance, now: datetime, policy: Policy, 
     silent = run.current.last_word_at is None and vm.started_at is not None
     if silent and vm.started_at and now > vm.started_at + timedelta(seconds=policy.boot_limit_s):
         return (Delete(vm, f"it sent nothing for {policy.boot_limit_s:.0f} s after it started"),)
+    if instance.status == QUEUED:
+        return (Wait(min(policy.request_gap_s, 8 * policy.poll_s)),)
     return (Wait(policy.poll_s),)
 
 

@@ -140,6 +140,19 @@ class InstanceRequested(ClientFact):
     max_run_s: Count
     request_id: str
     generation: Count = 0
+    queue_s: Count = 0
+    """How many seconds a flex-start machine may wait for capacity."""
+
+
+class InstanceQueued(ClientFact):
+    """A flex-start machine waits for capacity in the cloud's queue. It does not run, and costs nothing meanwhile."""
+
+    kind = "instance_queued"
+    attempt: Count
+    zone: Zone
+    until: Moment
+    """When it leaves the queue if there is no capacity: then it was a stock-out of its zone."""
+    request_id: str
 
 
 class ZoneExhausted(ClientFact):

@@ -72,7 +72,7 @@ def answers_last(ordered: Sequence[ev.Event]) -> list[ev.Event]:
     return placed
 
 
-ANSWERS: Final = (ev.InstanceCreated, ev.InstanceRejected, ev.ZoneExhausted, ev.InstanceGone)
+ANSWERS: Final = (ev.InstanceQueued, ev.InstanceCreated, ev.InstanceRejected, ev.ZoneExhausted, ev.InstanceGone)
 """The facts that answer one request and name it."""
 
 
@@ -100,7 +100,7 @@ def evolve(run: Run, event: ev.Event) -> Run:
             return _without_capacity(run, fact)
         case ev.InstanceRejected() as fact:
             return replace(run, rejected=_latest(run, run.rejected, fact), vms=_refused(run.vms, fact))
-        case ev.InstanceCreated() as fact:
+        case ev.InstanceQueued() | ev.InstanceCreated() as fact:
             return replace(run, vms=_created(run.vms, fact))
         case ev.InstanceGone() as fact:
             return replace(run, vms=_gone(run.vms, fact))
@@ -330,7 +330,14 @@ def _refused(vms: tuple[Vm, ...], fact: ev.ZoneExhausted | ev.InstanceRejected) 
     )
 
 
-def _created(vms: tuple[Vm, ...], fact: ev.InstanceCreated) -> tuple[Vm, ...]:
+def _created(vms: tuple[Vm, ...], fact: ev.InstanceQueued | ev.InstanceCreated) -> tuple[Vm, ...]:
+    if isinstance(fact, ev.InstanceQueued):  # the latest end of a wait that was seen: a repeated request waits as long
+        return tuple(
+            replace(vm, queued_until=max(vm.queued_until or fact.until, fact.until))
+            if _answers(vm, fact.request_id, fact.attempt, fact.zone)
+            else vm
+            for vm in vms
+        )
     return tuple(
         replace(
             vm,

@@ -81,6 +81,15 @@ class Vm:
     deadline_at: datetime | None = None
     gone_at: datetime | None = None
     how: str = ""
+    queue_s: int = 0
+    """How many seconds it may wait for capacity, if it is a flex-start machine."""
+    queued_until: datetime | None = None
+    """When it leaves the cloud's queue, if it was seen to wait there."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits in the cloud's queue, as far as is known. It costs nothing then."""
+        return self.open and self.queued_until is not None and self.started_at is None
 
     @property
     def open(self) -> bool:
@@ -316,7 +325,7 @@ class Run:
         if self.closed is not None:
             return True
         if vm is not None and vm.open:
-            return vm.started_at is not None or self.current.booted_at is not None
+            return vm.started_at is not None or self.current.booted_at is not None or vm.queued
         return not self.goes_on
 
     # --- what is shown to the user ---

@@ -83,7 +83,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
     return StatusLine(
         run_id=run.run_id,
         phase=run.phase.value,
-        vm_phase="" if run.closed else "waiting" if run.waiting else run.vm_phase,
+        vm_phase="" if run.closed else "waiting" if waiting_text(run) else run.vm_phase,
         gpu=run.plan.gpu if run.plan else "",
         mode=run.plan.mode if run.plan else "",
         user=run.plan.user if run.plan else "",
@@ -110,7 +110,11 @@ def status_line(run: Run, now: datetime) -> StatusLine:
 
 
 def waiting_text(run: Run) -> str:
-    """How long a run waits for capacity and when its client asks again; empty if it does not wait."""
+    """How long a run waits for capacity and when its client asks again, or how long its machine waits in the cloud's
+    queue; empty if it does not wait."""
+    vm = run.vm
+    if run.closed is None and vm is not None and vm.queued and vm.queued_until is not None:
+        return f"flex-start machine in the queue of {vm.zone} until {iso_time(vm.queued_until)}; waiting costs nothing"
     if run.waiting is None:
         return ""
     pools = len({(fact.zone, fact.machine_type, fact.provisioning) for fact in run.exhausted})

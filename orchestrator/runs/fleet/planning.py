@@ -127,6 +127,11 @@ class BatchPlacement:
 def dearest_by_region(config: Config, prices: PriceSheet) -> dict[str, Decimal]:
     """What an hour costs at most in each region, the cheapest region first: Batch chooses the zone. Raises
     `NoCapacity` where no price is known."""
+    if config.machine.provisioning == "flex-start":
+        raise ConfigError(
+            "a fleet on Batch rents no flex-start machines: its hold is for machines with an absolute end",
+            hint="--set machine.provisioning=spot; or `engine: cloud`, where each child waits in the queue for itself",
+        )
     wanted, prices_by_region = config.machine.provisioning.upper(), dict[str, Decimal]()
     for offer in priced_offers(config, prices):
         if offer.provisioning == wanted:

@@ -94,6 +94,7 @@ ELSEWHERE = {
 """Faults that have a test of their own, below or in `test_doctor_requests.py`."""
 UNSEEN = {
     "stockout": "only an insert tells whether a machine is there; capacity advice and past stock-outs are the plan's affair",
+    "queue": "befalls a request for a flex-start machine, which waits",
     "quota": "strikes one insert, whatever the lists say, as when somebody else takes the last unit in between",
     "slow_boot": "befalls a machine that does not exist yet",
     "never_boots": "befalls a machine that does not exist yet",

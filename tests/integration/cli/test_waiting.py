@@ -16,7 +16,7 @@ from orchestrator.cli.launch import _wait_in_background
 from orchestrator.core.run import events as ev
 from orchestrator.core.text import parse_minutes
 from orchestrator.runs.planning import LaunchOptions
-from tests.unit.core.builders import Log, at, planned, replayed, requested
+from tests.unit.core.builders import ZONE, Log, at, planned, replayed, requested
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,16 @@ def test_any_other_text_is_refused_with_an_example(text: str) -> None:
         parse_minutes(text)
 
 
+@pytest.mark.parametrize("queued", [False, True], ids=["between two rounds", "in the queue of a zone"])
 def test_the_background_process_resumes_the_run_under_the_same_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
 ) -> None:
     log = Log().add(0, planned()).add(1, requested())
-    log.add(2, ev.ZoneExhausted(attempt=1, zone="us-central1-a", code="STOCKOUT"))
-    log.add(3, ev.CapacityAwaited(round=1, next_at=at(60), until=at(3 + 3600)))
+    if queued:
+        log.add(3, ev.InstanceQueued(attempt=1, zone=ZONE, until=at(7200), request_id=f"{ZONE}-1"))
+    else:
+        log.add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT"))
+        log.add(3, ev.CapacityAwaited(round=1, next_at=at(60), until=at(3 + 3600)))
     program = "import os, sys; print(sys.argv[1:], os.environ['BENCH_HOME'], os.environ['BENCH_PROJECT'])"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c {shlex.quote(program)} "$@"\n')
@@ -50,7 +54,7 @@ def test_the_background_process_resumes_the_run_under_the_same_limits(
     )
     run = replayed(log)
     chosen = LaunchOptions("l4", Path("mine.yaml"), ("budget.per_run_usd=3",), wait_minutes=60)
-    text = _wait_in_background(wiring, chosen, run)
+    text = _wait_in_background(wiring, chosen, run, until=at(3 + 3600) if queued else None)
     pid = int(text.split("process ")[1].split()[0])
     assert os.waitpid(pid, 0)[1] == 0
     config = str(Path("mine.yaml").resolve())

@@ -26,7 +26,7 @@ NASTY: Final[tuple[Any, ...]] = (
 KINDS: Final = (
     "vm_booted", "phase_started", "phase_finished", "healed", "environment_recorded", "case_started", "case_measured",
     "case_checked", "preempted", "diagnosed", "finished", "kept", "lent", "machine_taken", "vm_exiting",
-    "budget_held", "settled", "run_closed", "instance_gone", "instance_created", "instance_requested",
+    "budget_held", "settled", "run_closed", "instance_gone", "instance_created", "instance_requested", "instance_queued",
     "stop_requested", "zone_exhausted", "run_resumed", "run_planned", "payload_stored", "no_such_kind",
 )  # fmt: skip
 

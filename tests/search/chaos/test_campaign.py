@@ -25,8 +25,8 @@ from tests.search.chaos.play import Arena, arena
 from tests.search.chaos.scenario import Client, Scenario, from_seed
 from tests.support.scripted_machines import Script, ScriptedVm, Steps
 
-ELSEWHERE = ("batch_", "image_failed", "image_pending", "image_vanishes")
-"""Faults of services that no scenario uses, Batch and prepared images: their own tests fire them."""
+ELSEWHERE = ("batch_", "image_failed", "image_pending", "image_vanishes", "queue")
+"""Faults of services that no scenario uses, Batch, prepared images and flex-start: their own tests fire them."""
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
 

@@ -27,6 +27,8 @@ class Compute:
     vms: dict[str, Json] = field(default_factory=dict)
     operations: dict[str, Json] = field(default_factory=dict)
     inserted: int = 0
+    queue: bool = False
+    """A VM waits for capacity; the operation of its insert stays open."""
     vanish: bool = False
     """A VM is gone as soon as its insert is done."""
     keep: int = 0
@@ -72,6 +74,8 @@ class Compute:
         self.inserted += 1
         if not self.failures and not self.vanish:
             self.vms[name] = vm(body, path, number=1000 + self.inserted)
+            if self.queue:
+                self.vms[name].update(status="PENDING", lastStartTimestamp=None)
         return self.operation("insert", path, request)
 
     def operation(self, kind: str, path: str, request: Request) -> Answer:

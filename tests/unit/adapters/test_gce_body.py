@@ -98,6 +98,38 @@ def test_a_spot_l4_is_asked_for_like_this() -> None:
     assert instance_body(L4, "bench-project") == GOLDEN_L4
 
 
+FLEX = replace(
+    L4, machine_type="a3-highgpu-1g", provisioning="FLEX_START", queue_s=7200, external_ip=False, max_run_s=604_800
+)
+GOLDEN_FLEX = GOLDEN_L4 | {
+    "machineType": "zones/us-central1-a/machineTypes/a3-highgpu-1g",
+    "scheduling": {
+        "provisioningModel": "FLEX_START",
+        "instanceTerminationAction": "DELETE",
+        "maxRunDuration": {"seconds": "604800"},
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    },
+    "params": {"requestValidForDuration": {"seconds": "7200"}},
+    "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+    "networkInterfaces": [{"network": "global/networks/default"}],
+}
+
+
+def test_a_flex_start_h100_that_may_wait_two_hours_is_asked_for_like_this() -> None:
+    assert instance_body(FLEX, "bench-project") == GOLDEN_FLEX
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"queue_s": 89}, {"queue_s": 7201}, {"queue_s": 0}, {"max_run_s": 604_801}, {"provisioning": "SPOT"}],
+    ids=str,
+)
+def test_a_wait_or_a_run_that_google_does_not_sell_as_flex_start_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        instance_body(replace(FLEX, **changes), "bench-project")
+
+
 def test_a_standard_t4_in_a_private_network_is_asked_for_like_this() -> None:
     assert instance_body(T4, "bench-project") == GOLDEN_T4
 

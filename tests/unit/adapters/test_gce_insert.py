@@ -16,7 +16,7 @@ from tests.support.scripted_server import Answer, Drop, Request, Stall, google_e
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.adapters.compute_script import Compute
 from tests.unit.adapters.scripted_compute import cloud, compute, failed
-from tests.unit.adapters.test_gce_body import GOLDEN_L4
+from tests.unit.adapters.test_gce_body import FLEX, GOLDEN_FLEX, GOLDEN_L4
 from tests.unit.adapters.test_gce_errors import STOCKOUT
 
 
@@ -33,6 +33,27 @@ def test_an_accepted_request_is_a_vm_with_its_id_and_times() -> None:
         (insert,) = server.sent("POST", "/instances")
         assert insert.query["requestId"] == L4.request_id
         assert insert.json == GOLDEN_L4
+
+
+@pytest.mark.parametrize("polls", [10**6, 0], ids=["its operation stays open", "its operation is done"])
+def test_a_machine_in_the_queue_is_accepted_before_it_runs(polls: int) -> None:
+    with compute(polls=polls, queue=True) as (_script, server, ours):
+        answer = ours.insert(FLEX)
+        assert isinstance(answer, Accepted)
+        assert (answer.instance.status, answer.instance.started_at, answer.instance.preemptible) == (
+            "PENDING",
+            None,
+            False,
+        )
+        assert server.sent("POST", "/instances")[0].json == GOLDEN_FLEX
+        assert len(server.sent("GET", "/instances")) <= 2
+
+
+def test_a_queue_that_is_left_at_once_is_a_stock_out_of_its_zone() -> None:
+    with compute(failures=[failed("ZONE_RESOURCE_POOL_EXHAUSTED", "none", 503)]) as (_script, _server, ours):
+        answer = ours.insert(FLEX)
+        assert isinstance(answer, CloudRefusal)
+        assert (answer.scope, answer.stock_out) == ("zone", True)
 
 
 @pytest.mark.parametrize(

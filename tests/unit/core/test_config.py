@@ -219,7 +219,7 @@ COMPLAINTS = f"""\
 my.yaml:3: machine.typ: unknown key; did you mean 'type'? valid: {MACHINE_KEYS}
 my.yaml:4: machine.type: n1-standard-4 carries NVIDIA T4; machine types for l4: g2-standard-4, g2-standard-8, g2-standard-12, g2-standard-16, g2-standard-32
 my.yaml:5: machine.disk_gb: 20 GB is smaller than the image of common-cu129-ubuntu-2404-nvidia-580; use at least 50
-my.yaml:6: machine.provisioning: 'preemptible' is not a choice; valid: spot, standard
+my.yaml:6: machine.provisioning: 'preemptible' is not a choice; valid: spot, flex-start, standard
 my.yaml:7: zones[0]: l4 is not offered in 'us-central1-q'; did you mean 'us-central1-c'? valid: us-central1-a, us-central1-b, us-central1-c
 my.yaml:8: run.attempts: must be at least 1, not 0
 my.yaml:8: run.max_minutes: expected a whole number, got true

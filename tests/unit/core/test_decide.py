@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.market.machines import Operation
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import Phase, replay
@@ -318,3 +321,74 @@ def test_two_clients_that_look_at_the_same_run_decide_the_same() -> None:
     log = running().vm(30, ev.Finished(outcome="succeeded")).add(70, gone(64))
     shuffled = random.Random(1).sample(log.events, k=len(log.events))
     assert do.decide_commands(replay(shuffled), NOWHERE, T0, POLICY, None) == next_of(log)  # type: ignore[arg-type]
+
+
+# --- the cloud's queue of flex-start machines -------------------------------------------------------------------------
+
+
+def queued(queue_s: int = 600) -> Log:
+    """A run whose flex-start machine was requested at 2 s and seen in the queue, until 602 s."""
+    wish = requested().model_copy(update={"provisioning": "FLEX_START", "queue_s": queue_s})
+    held = Log().add(0, planned()).add(1, ev.BudgetHeld(hold_usd=Decimal("0.18"))).add(2, wish)
+    until = at(2 + queue_s)
+    return held.add(4, ev.InstanceQueued(attempt=1, zone=ZONE, until=until, request_id=wish.request_id))
+
+
+PENDING = replace(instance("PENDING", None), deadline_at=None)
+
+
+def test_a_machine_in_the_queue_is_recorded_once_and_waited_for() -> None:
+    seen = do.Observation(PENDING)
+    for now in (500, 602 + 1800 + POLICY.insert_limit_s):
+        assert next_of(queued(), seen, now) == (do.Wait(POLICY.request_gap_s),)
+    wish = requested().model_copy(update={"provisioning": "FLEX_START", "queue_s": 600})
+    unseen = Log().add(0, planned()).add(2, wish)
+    (record,) = next_of(unseen, seen)
+    assert isinstance(record, do.RecordQueued)
+    assert record.until == at(3 + 600)
+    assert isinstance(next_of(queued(), do.Observation(instance()))[0], do.RecordCreated)
+
+
+NO_STOCK = operation("insert", 602, "ZONE_RESOURCE_POOL_EXHAUSTED: none left")
+MADE = operation("insert", 4)
+
+
+@pytest.mark.parametrize(
+    ("operations", "queued_at", "now", "seconds"),
+    [
+        ((NO_STOCK,), None, 9000, "stock-out"),
+        ((MADE, operation("delete", 610)), None, 9000, "stock-out"),
+        ((MADE,), 600, 604, "stock-out"),
+        ((MADE, operation("delete", 300)), 298, 310, None),
+        ((MADE, operation("delete", 1500)), None, 9000, 1498),
+        ((MADE, operation("delete", 2500)), None, 9000, 1830),
+        ((MADE,), None, 10**6, 1830),
+    ],
+    ids=[
+        "its request failed", "deleted when its wait ended", "seen in the queue a moment ago", "deleted in the queue",
+        "deleted long after, unseen", "deleted after all its time", "gone without a word",
+    ],
+)  # fmt: skip
+def test_what_left_the_queue_costs_nothing_only_if_it_certainly_never_ran(
+    operations: tuple[Operation, ...], queued_at: float | None, now: float, seconds: float | str | None
+) -> None:
+    last_seen = None if queued_at is None else at(queued_at)
+    (record,) = next_of(queued(), do.Observation(None, operations, last_seen), now)
+    if seconds == "stock-out":
+        assert isinstance(record, do.RecordStockOut)
+        return
+    assert isinstance(record, do.RecordGone)
+    ran_s = None if record.started_at is None else (record.ended_at - record.started_at).total_seconds()
+    assert ran_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "round_number", "left_s", "seconds"),
+    [("SPOT", 3, 9000, 0), ("FLEX_START", 0, None, 90), ("FLEX_START", 0, 9000, 90), ("FLEX_START", 1, 9000, 7200),
+     ("FLEX_START", 1, 3000, 3000), ("FLEX_START", 2, 20, 90)],
+)  # fmt: skip
+def test_each_zone_is_asked_shortly_before_one_is_waited_in(
+    model: str, round_number: int, left_s: float | None, seconds: int
+) -> None:
+    remaining = None if left_s is None else timedelta(seconds=left_s)
+    assert do.queue_seconds(replace(offer(), provisioning=model), round_number, remaining) == seconds

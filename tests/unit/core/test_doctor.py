@@ -272,7 +272,10 @@ def test_a_gpu_that_nobody_asked_for_and_that_cannot_be_had_is_a_warning() -> No
     assert h100 is not None
     only_spot = good(items=[region("us-central1", PREEMPTIBLE_NVIDIA_H100_GPUS=1)])
     where = replace(narrow, gpus=(h100,))
-    assert verdict(capacity.of_gpu(h100), {"/regions": only_spot}, where).why == "spot in 1 of 1 region (us-central1)"
+    assert (
+        verdict(capacity.of_gpu(h100), {"/regions": only_spot}, where).why
+        == "spot and flex-start in 1 of 1 region (us-central1)"
+    )
 
 
 def test_a_project_that_lists_no_limit_on_all_gpus_is_a_warning() -> None:

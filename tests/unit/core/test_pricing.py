@@ -168,7 +168,9 @@ def test_every_price_is_the_one_that_the_embedded_cloud_charges() -> None:
                 assert quote is not None, (name, region)
                 assert quote.gpu == Decimal(figures["gpu"]), (name, region, provisioning)
                 assert quote.machine == Decimal(figures["machine"]), (name, region, provisioning)
-                assert quote.external_ip == Decimal(TARIFF["external_ip"][provisioning]["usd"])
+                assert quote.external_ip == Decimal(
+                    TARIFF["external_ip"]["spot" if provisioning == "spot" else "standard"]["usd"]
+                )
                 disk = Decimal(TARIFF["disk_gib_month"]["pd-balanced"]["default"]["usd"])
                 local = Decimal(TARIFF["disk_gib_month"]["local-ssd"]["default"]["usd"])
                 gib_months = disk * 60 + local * TARIFF["local_ssd_gib"].get(name, 0)

@@ -81,6 +81,25 @@ def test_a_table_prices_all_that_the_old_one_did_and_reads_back_the_same() -> No
     assert table.hourly(PricedMachine("g2-standard-8", "nvidia-l4", 1), "us-central1", "spot", 60, True) is not None
 
 
+def test_flex_start_has_skus_of_its_own_and_none_is_left_out_or_invented() -> None:
+    table = sheet()
+    assert table.accelerators["nvidia-h100-80gb"]["us-central1"].flex_start == D("4.200761")
+    assert table.accelerators["nvidia-l4"]["us-central1"].flex_start is None
+    machine = PricedMachine("a2-highgpu-1g", "nvidia-tesla-a100", 1)
+    quotes = {way: table.hourly(machine, "us-central1", way, 60, True) for way in ("spot", "flex-start", "standard")}
+    spot, flexible, standard = quotes.values()
+    assert spot is not None
+    assert flexible is not None
+    assert standard is not None
+    assert spot < flexible < standard
+    gone = without(lambda sku: sku["description"].startswith("DWS Defined Duration A2 Core"))
+    answer = made(gone)
+    assert isinstance(answer, NotRefreshed)
+    assert "DWS Defined Duration A2 Core (OnDemand) in us-central1: no SKU" in answer.problems
+    price_gone = sheet(gone, leave_out=True).hourly(machine, "us-central1", "flex-start", 60, True)
+    assert price_gone is None
+
+
 def test_no_figure_is_below_what_its_parts_cost() -> None:
     def odd(sku: Sku) -> None:
         price(sku)["nanos"] = 12_345_679

@@ -60,6 +60,8 @@ def some_facts() -> list[ev.Fact]:
         requested(),
         requested("us-east1-b"),
         ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT"),
+        ev.InstanceQueued(attempt=1, zone=ZONE, until=at(700), request_id=f"{ZONE}-1"),
+        ev.InstanceQueued(attempt=1, zone="us-east1-b", until=at(95), request_id="us-east1-b-1"),
         ev.CapacityAwaited(round=1, next_at=at(60), until=at(900)),
         ev.CapacityAwaited(round=2, next_at=at(90), until=at(900)),
         ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT", round=2),

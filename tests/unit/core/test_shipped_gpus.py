@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from orchestrator.core.market.catalog import (
     find_gpu,
     suggest,
 )
-from orchestrator.core.market.pricing import PriceSheet
+from orchestrator.core.market.pricing import PriceSheet, ceiling_usd
 from orchestrator.core.names import ImageUrl
 from orchestrator.core.naming import Mode
+from orchestrator.core.plan.offered import PlanRefused
 from orchestrator.core.plan.plan import Circumstances, LaunchPlan, plan_launch
+from orchestrator.runs.launch import hold_request
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GRIDS: dict[str, Any] = yaml.safe_load((CONFIGS / "grids.yaml").read_text(encoding="utf-8"))
@@ -140,3 +143,55 @@ def test_a_slip_of_the_pen_is_answered_with_the_closest_name() -> None:
     assert closest_word("quantum", GPU_NAMES) is None
     assert suggest("h10", GPU_NAMES) == "did you mean 'h100'? valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"
     assert suggest("quantum", GPU_NAMES) == "valid: l4, t4, a100, a100-80gb, h100, h200, b200, g4, cpu"
+
+
+FLEX = "machine.provisioning=flex-start"
+
+
+@pytest.mark.parametrize("gpu", ["t4", "g4", "cpu"])
+def test_flex_start_is_refused_where_google_does_not_sell_it(gpu: str) -> None:
+    with pytest.raises(ConfigError, match="is not sold flex-start; use spot"):
+        shipped(gpu, FLEX)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "usd", "regions"), [("h100", "4.8", {"us-central1"}), ("a100", "2.1", {"us-central1", "us-east1"})]
+)
+def test_flex_start_is_offered_where_its_price_is_known_with_its_source(gpu: str, usd: str, regions: set[str]) -> None:
+    plan = planned(shipped(gpu, FLEX, "budget.per_run_usd=50"))
+    assert {offer.provisioning for offer in plan.offers} == {"FLEX_START"}
+    assert {offer.region for offer in plan.offers} == regions
+    assert Decimal(usd) - Decimal("0.1") < plan.usd_per_hour < Decimal(usd) + Decimal("0.1")
+    assert all("waits in a queue" in offer.why for offer in plan.offers)
+    assert any(SHEET.sources["flexible"] in notice for notice in plan.notices)
+    assert any("waiting costs nothing" in notice for notice in plan.notices)
+    hold = hold_request(plan, "x")
+    assert (hold.usd, hold.ttl_s) == (plan.ceiling_usd, plan.ttl_s + 7200), "it may wait before its time begins"
+
+
+@pytest.mark.parametrize("gpu", ["l4", "a100-80gb", "h200", "b200"])
+def test_flex_start_without_a_known_price_is_refused_with_what_reads_it(gpu: str) -> None:
+    config = shipped(gpu, FLEX)
+    around = Circumstances(
+        mode=Mode.GCE, prices=SHEET, image=ImageUrl("projects/p/global/images/x"), quotas=None, ledger=Ledger(),
+        caps=Caps(), now=NOW,
+    )  # fmt: skip
+    answer = plan_launch(config, gpu, around)
+    assert isinstance(answer, PlanRefused)
+    assert answer.message.startswith("no price is known for flex-start ")
+    assert "bench prices --refresh" in answer.hint
+
+
+def test_a_launch_that_waits_adds_the_queue_and_stays_within_its_limits() -> None:
+    settings = ("budget.per_run_usd=50", "zones=[us-central1-a, us-central1-b, europe-west4-a]")
+    plain = planned(shipped("a100", *settings))
+    waits = planned(shipped("a100", *settings, "placement.wait_minutes=180"))
+    assert {offer.provisioning for offer in plain.offers} == {"SPOT"}
+    assert [offer.provisioning for offer in waits.offers].count("FLEX_START") == 2, "not in Europe: no price is known"
+    assert (
+        plain.ceiling_usd
+        < waits.ceiling_usd
+        == ceiling_usd(max(offer.usd_per_hour for offer in waits.offers), waits.ttl_s, waits.attempts)
+    )
+    cheap = planned(shipped("a100", *settings, "placement.wait_minutes=180", "placement.max_usd_per_hour=1.9"))
+    assert {offer.provisioning for offer in cheap.offers} == {"SPOT"}

@@ -59,6 +59,14 @@ def insert_body(name: str = NAME, zone: str = ZONE, **changes: Any) -> dict[str,
     return {key: value for key, value in (given | changes).items() if value is not None}
 
 
+def flex_body(seconds: int | None = 600, name: str = NAME, **changes: Any) -> dict[str, Any]:
+    """A flex-start A100 that waits so long for capacity."""
+    wait = {} if seconds is None else {"params": {"requestValidForDuration": {"seconds": str(seconds)}}}
+    model = {"scheduling": scheduling(provisioningModel="FLEX_START"), **wait}
+    affinity = {"reservationAffinity": {"consumeReservationType": "NO_RESERVATION"}}
+    return insert_body(name, machine="a2-highgpu-1g", **(model | affinity | changes))
+
+
 def t4_body(name: str = "bench-t4-1", zone: str = ZONE, count: int = 1, **changes: Any) -> dict[str, Any]:
     """An insert of an N1 machine with T4s attached."""
     accelerator = f"projects/bench-embedded/zones/{zone}/acceleratorTypes/nvidia-tesla-t4"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.embedded.builders import FAMILY, ZONE, Stage, insert_body, scheduling, t4_body
+from tests.unit.embedded.builders import FAMILY, ZONE, Stage, flex_body, insert_body, scheduling, t4_body
 
 
 def disk(**changes: Any) -> list[dict[str, Any]]:
@@ -24,6 +24,18 @@ def metadata(*items: tuple[str, str]) -> dict[str, Any]:
 
 L4 = [{"acceleratorType": f"zones/{ZONE}/acceleratorTypes/nvidia-l4", "acceleratorCount": 1}]
 BAD: dict[str, tuple[int, dict[str, Any]]] = {
+    "a flex-start VM that may take a reservation": (400, flex_body(reservationAffinity=None)),
+    "a flex-start VM without an end": (
+        400,
+        flex_body(scheduling=scheduling(provisioningModel="FLEX_START", maxRunDuration=None, instanceTerminationAction=None)),
+    ),
+    "a flex-start VM of eight days": (
+        400,
+        flex_body(scheduling=scheduling(provisioningModel="FLEX_START", maxRunDuration={"seconds": 8 * 86400})),
+    ),
+    "a wait of three hours": (400, flex_body(10_800)),
+    "a flex-start VM that is not sold": (400, flex_body() | {"machineType": f"zones/{ZONE}/machineTypes/g2-standard-4"}),
+    "a spot VM that waits": (400, insert_body(params={"requestValidForDuration": {"seconds": "600"}})),
     "a name with a capital": (400, insert_body("Bench")),
     "a name that ends in a dash": (400, insert_body("bench-")),
     "a name of 64 letters": (400, insert_body("b" * 64)),
@@ -125,6 +137,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "dated-image": insert_body("dated-image", disks=disk(sourceImage=FAMILY.replace("family/", "") + "-v20260626")),
     "bare": insert_body("bare", labels=None, metadata=None, serviceAccounts=None, disks=disk(diskSizeGb="50")),
     "h100": insert_body("h100", machine="a3-highgpu-1g"),
+    "flex-start": flex_body(7200, name="flex-start"),
+    "flex-start-at-once": flex_body(None, name="flex-start-at-once"),
     "full-urls": insert_body(
         "full-urls",
         machineType=f"https://www.googleapis.com/compute/v1/projects/bench-embedded/zones/{ZONE}/machineTypes/g2-standard-4",

@@ -113,7 +113,7 @@ def test_what_looks_alike_is_there_to_be_confused_with(cloud: EmbeddedCloud) -> 
     assert said["Commitment v1: G2 Cpu in Americas for 1 Year"] == "Commit1Yr"
     for trap in ("Reserved Nvidia L4 GPU in Americas", "G2 Custom Instance Core running in Americas",
                  "G2 Sole Tenancy Instance Core running in Americas", "Regional Balanced PD Capacity",
-                 "Nvidia L4 GPU attached to DWS Defined Duration VMs running in Americas"):  # fmt: skip
+                 "Nvidia Tesla A100 GPU attached to DWS Defined Duration VMs running in Americas"):  # fmt: skip
         assert said[trap] == "OnDemand"
 
 

@@ -21,7 +21,7 @@ TARIFF = Tariff.load()
 
 def rate(machine: str = "g2-standard-4", region: str = "us-central1", *, spot: bool = True, **changes: object) -> Rate:
     given = {"disk_type": "pd-balanced", "disk_gib": 60, "external_ip": True} | changes
-    return TARIFF.rate(machine, region, spot=spot, **given)  # type: ignore[arg-type]
+    return TARIFF.rate(machine, region, provisioning="spot" if spot else "standard", **given)  # type: ignore[arg-type]
 
 
 def usage(seconds: float, stopped_after: float | None = None) -> Usage:

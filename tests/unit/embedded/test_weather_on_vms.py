@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import keyed as requests
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps, Struck
-from tests.unit.embedded.builders import RUN, ZONE, Stage, insert_body
+from tests.unit.embedded.builders import RUN, ZONE, Stage, flex_body, insert_body
 from tests.unit.embedded.weather import forecast, objects
 
 NAME = f"bench-{RUN}-1"
@@ -43,6 +43,26 @@ def test_a_slow_boot_delays_the_script_and_is_billed(tmp_path: Path) -> None:
         assert "phase_started" in objects(stage)
         stage.advance(400)
         assert stage.only_row().seconds > 480
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(500, True), (900, False)], ids=["there is capacity", "there is none"])
+def test_a_flex_start_vm_waits_unpaid_then_runs_or_is_deleted(tmp_path: Path, seconds: float, runs: bool) -> None:
+    with Stage(tmp_path, working, weather=forecast({"fault": "queue", "seconds": seconds})) as stage:
+        operation = stage.rest.insert(flex_body(600))
+        stage.advance(490)
+        seen = stage.rest.instance()
+        assert (seen["status"], "lastStartTimestamp" in seen) == ("PENDING", False)
+        assert stage.rest.operation(operation["name"])["status"] == "RUNNING"
+        assert stage.cloud.bill().usd == 0
+        stage.advance(140)
+        done = stage.rest.operation(operation["name"])
+        assert (done["status"], "error" in done) == ("DONE", not runs)
+        seen = stage.rest.instance()
+        assert (seen is not None and seen["status"] == "RUNNING") is runs
+        stage.advance(3600)
+        row = stage.only_row()
+        assert (row.provisioning, row.ended_by, row.usd > 0) == ("flex_start", "vm" if runs else "queue", runs)
+        assert stage.cloud.weather.fired("queue") == 1
 
 
 def test_a_vm_that_never_boots_runs_until_its_deadline_and_says_nothing(tmp_path: Path) -> None:
