@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -180,14 +181,21 @@ class SessionDesk:
             number = self.live.submit(candidate)
         except (BudgetExceeded, ConfigError) as exc:
             return self._added(VersionLine(version, REFUSED, reason=str(exc)))
-        try:
-            verdict = self.live.wait(number)
-            rows = {} if verdict is None else self.live.rows(verdict)
-        except (ResultsUnreadable, DocumentUnreadable) as exc:
+        except ResultsUnreadable as exc:
             return self._added(VersionLine(version, UNREADABLE, reason=str(exc)))
+        return self._added(self._judged(version, number, self.live))
+
+    def _judged(self, version: int, number: int, live: LiveSession, since: datetime | None = None) -> VersionLine:
+        """The line of a candidate that was submitted, now or by another client `since` then. What the machine stored
+        that cannot be read costs this line alone."""
+        try:
+            verdict = live.wait(number, since)
+            rows = {} if verdict is None else live.rows(verdict)
+        except (ResultsUnreadable, DocumentUnreadable) as exc:
+            return VersionLine(version, UNREADABLE, reason=str(exc))
         if verdict is None:
-            return self._added(VersionLine(version, LOST, reason=lost_reason(self.live.engine.look())))
-        return self._added(self._read(version, verdict, rows, self.live))
+            return VersionLine(version, LOST, reason=lost_reason(live.engine.look()))
+        return self._read(version, verdict, rows, live)
 
     def _read(self, version: int, found: CandidateVerdict, rows: Mapping[str, bytes], live: LiveSession) -> VersionLine:
         vm = live.engine.look().vm
@@ -211,9 +219,7 @@ class SessionDesk:
             )
         self.live = live
         for number in range(1, live.find_candidates() + 1):
-            verdict = live.wait(number)
-            if verdict is not None:
-                self._added(self._read(len(self.lines) + 1, verdict, live.rows(verdict), live))
+            self._added(self._judged(len(self.lines) + 1, number, live, live.engine.look().created_at))
 
     def parse_source(self, base: Candidate, text: bytes) -> Candidate:
         """The candidate with this text as its workload's file. Raises `ConfigError` for a workload of several files."""

@@ -163,7 +163,9 @@ class TuneSpace:
 
     def allows(self, values: Values) -> bool:
         """Whether values are a combination that the file declares."""
-        return set(values) == set(self.values) and all(value in self.values[name] for name, value in values.items())
+        return set(values) == set(self.values) and all(
+            any((type(value), value) == (type(one), one) for one in self.values[name]) for name, value in values.items()
+        )
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
 from orchestrator.core.candidates import (
@@ -89,7 +90,8 @@ class LiveSession:
 
     def submit(self, candidate: Candidate) -> int:
         """Stores a candidate, and returns its number. Raises `BudgetExceeded` if the time that the hold pays for does
-        not suffice for it: nothing is queued then. Raises `NotFound` if the session is over."""
+        not suffice for it: nothing is queued then. Raises `NotFound` if the session is over, and `ResultsUnreadable`
+        if there was a verdict on the candidate before it was stored: then it may not be measured."""
         run = self.engine.look()
         if run.over or run.current.finished is not None:
             raise NotFound(f"session {self.id} is over", hint="a new one begins with the next candidate")
@@ -97,30 +99,36 @@ class LiveSession:
             why = time_refusal(run.vm.deadline_at, self.world.clock.now(), self.taken_s)
             if why:
                 raise BudgetExceeded(why, hint="run.max_minutes and the budget decide how long a session may last")
-        while not self.world.bucket.create(
-            candidate_object(self.id, self.next_number), candidate.document(self.next_number)
-        ):
-            self.next_number += 1
-        self.next_number += 1
-        return self.next_number - 1
+        is_early, is_stored = False, False
+        while not is_stored:
+            number, self.next_number = self.next_number, self.next_number + 1
+            is_early = self.world.bucket.read(verdict_object(self.id, number)) is not None
+            is_stored = self.world.bucket.create(candidate_object(self.id, number), candidate.document(number))
+        if is_early:
+            raise ResultsUnreadable(
+                f"a verdict on candidate {number} of {self.id} was stored before the candidate: it is not believed"
+            )
+        return number
 
     def verdict(self, number: int) -> CandidateVerdict | None:
         """The verdict on a candidate; None if there is none yet. Raises `ResultsUnreadable`."""
         blob = self.world.bucket.read(verdict_object(self.id, number))
         return None if blob is None else parse_verdict(blob.data, number)
 
-    def wait(self, number: int) -> CandidateVerdict | None:
+    def wait(self, number: int, since: datetime | None = None) -> CandidateVerdict | None:
         """The verdict on a candidate once there is one; None if the session ends without it. Meanwhile the session is
-        driven on: a machine that is lost is replaced under the same hold."""
+        driven on: a machine that is lost is replaced under the same hold. It took no longer than this client waited or,
+        if it was submitted before, than the time `since` then: the machine may say any number of seconds."""
         begun = self.world.clock.now().timestamp()
         while True:
             on_host = (vm := self.engine.look().vm) is not None and is_host(vm.zone)
             run = self._turn(0.0 if on_host else TURN_S)
             verdict = self.verdict(number)
             if verdict is not None:
-                waited_s = self.world.clock.now().timestamp() - begun
-                self.taken_s.append(min(verdict.seconds, waited_s))  # the machine may say any number
-                return verdict
+                now = self.world.clock.now().timestamp()
+                self.taken_s.append(min(verdict.seconds, now - begun))
+                longest_s = max(0.0, now - (begun if since is None else since.timestamp()))
+                return verdict.model_copy(update={"seconds": min(verdict.seconds, longest_s)})
             if is_done(run):
                 return None
             self.world.clock.sleep(LOOK_S)

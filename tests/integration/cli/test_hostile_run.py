@@ -47,8 +47,44 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"{name} of {OVER} --json": (name, OVER, "--json") for name in ("status", "diagnose", "fetch", "cases", "logs")},
     "fetch -v": ("fetch", OVER, "-v"),
     **{f"ssh {run}": ("ssh", run, "--print") for run in (OVER, OPEN)},
+    "report of traces": ("report", OVER, "--format", "flashinfer-trace"),
+    "launch --wait": ("launch", "--resume", OVER, "--wait", "1m", "--detach"),
+    "tune --remembered": ("tune", "twice.py", "--remembered", "--apply"),
+    **{f"watch --attach {run}": ("watch", "twice.py", "--attach", run) for run in (OVER, OPEN)},
+    "mcp --json": ("mcp", "twice.py", "--json"),
 }
-RIGHTLY = {"ssh": {2, 10}, "profile": {10}, "compare": {13, 14}, "diagnose": {1, 10}, "cases": {10}, "logs": {10}}
+KERNEL = """tune = {"by": [1, 2]}
+
+
+def cases():
+    return [{"n": 8}]
+
+
+def inputs(n):
+    import torch
+    return (torch.ones(n),)
+
+
+def reference(x):
+    return x + x
+
+
+def kernel_mine(x, *, by):
+    return x * 2
+"""
+RIGHTLY = {
+    "report": {2},
+    "launch": {2},
+    "tune": {2, 10},
+    "watch": {2, 10},
+    "mcp": {2},
+    "ssh": {2, 10},
+    "profile": {10},
+    "compare": {13, 14},
+    "diagnose": {1, 10},
+    "cases": {10},
+    "logs": {10},
+}
 """Beside 0 and 16: there is no machine to reach, no profile, nothing that may be compared, no log."""
 
 
@@ -91,6 +127,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         environment.setenv("BENCH_HOME", str(home))
         environment.setenv("BENCH_USER", "ada")
         environment.chdir(home)
+        Path("twice.py").write_text(KERNEL)
         wiring = wire()
         config, name = wiring.configured(LaunchOptions("l4", None, ()))
         document = json.dumps(plan_document(wiring.plan(config, name))).encode()

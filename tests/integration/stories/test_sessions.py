@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.api.sessions import UNREADABLE, SessionDesk
 from orchestrator.core.candidates import ROWS_BYTES, Candidate, CandidateCase, session_settings
 from orchestrator.core.errors import BudgetExceeded, NotFound
 from orchestrator.core.ledger.budget import Caps
@@ -18,6 +20,7 @@ from orchestrator.core.naming import candidate_object, candidates_prefix, verdic
 from orchestrator.core.results import ResultsUnreadable
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.runs.engine import Engine
+from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.runs.sessions import LiveSession
 from tests.integration.stories.stage import RUN, Stage, same_to_the_cent, staged, weather
@@ -201,9 +204,52 @@ def test_a_verdict_without_its_rows_is_none_and_its_seconds_are_our_own(home: Pa
         live.world.bucket.create(verdict_object(RUN, number, "case-2.csv"), large)
         with pytest.raises(ResultsUnreadable, match="rows of c2 of candidate 1 are missing, or more than"):
             live.rows(found.model_copy(update={"cases": listed}))
+        live.submit(version(2))
         lie = {"schema": 1, "number": 2, "seconds": 1e6, "reason": "x"}
         live.world.bucket.create(verdict_object(RUN, 2), json.dumps(lie).encode())
-        live.wait(live.submit(version(2)))
-        assert max(live.taken_s) < 60
+        found = live.wait(2)
+        assert found is not None
+        assert found.seconds <= max(live.taken_s) < 60
         live.submit(version(3))
+        assert_settled(stage, live.close())
+
+
+def test_a_verdict_that_was_stored_before_its_candidate_is_not_believed(home: Path) -> None:
+    """A machine of another run may store one: the session's own would not measure that candidate."""
+    with staged(home, session_vm(Judged())) as stage:
+        live = begin(stage)
+        early = {"schema": 1, "number": 1, "seconds": 1, "reason": "fast"}
+        live.world.bucket.create(verdict_object(RUN, 1), json.dumps(early).encode())
+        with pytest.raises(ResultsUnreadable, match="stored before the candidate"):
+            live.submit(version(1))
+        number = live.submit(version(1))
+        found = live.wait(number)
+        assert (number, found and found.number) == (2, 2)
+        assert_settled(stage, live.close())
+
+
+class SavedDesk(SessionDesk):
+    """A desk whose workload is as it was saved."""
+
+    def read(self) -> Any:
+        return None, "mine", version(1)
+
+
+def test_one_verdict_that_cannot_be_read_keeps_nobody_from_attaching(home: Path) -> None:
+    """And no machine says how long, or for how much, its candidates were measured."""
+    with staged(home, session_vm(Judged())) as stage:
+        live = begin(stage)
+        bucket = live.world.bucket
+        for number in (1, 2, 3):
+            live.submit(version(number))
+        no_rows = {"schema": 1, "number": 2, "cases": [{"case_id": "c1", "file": "case-1.csv"}]}
+        bucket.create(verdict_object(RUN, 1), b"[")
+        bucket.create(verdict_object(RUN, 2), json.dumps(no_rows).encode())
+        bucket.create(verdict_object(RUN, 3), b'{"schema": 1, "number": 3, "seconds": 1e6, "reason": "slow"}')
+        wiring: Any = SimpleNamespace(world=stage.world, user="ada")
+        desk = SavedDesk(wiring, LaunchOptions("l4", None, ()))
+        desk.attach(RUN)
+        assert [line.verdict for line in desk.lines] == [UNREADABLE] * 3
+        assert desk.lines[-1].reason == "slow"
+        assert desk.lines[-1].seconds < 120
         assert_settled(stage, live.close())

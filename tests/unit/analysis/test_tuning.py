@@ -56,7 +56,15 @@ def test_best_is_added_after_tune_where_there_is_none() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"block": 100, "stages": 2}, {"block": 64}, {"block": 64, "stages": 2, "x": 1}, {"block": "64", "stages": 2}],
+    [
+        {"block": 100, "stages": 2},
+        {"block": 64},
+        {"block": 64, "stages": 2, "x": 1},
+        {"block": "64", "stages": 2},
+        {"block": 64.0, "stages": 2},
+        {"block": 64, "stages": True},
+        {"block": 64, "stages": [2]},
+    ],
 )
 def test_values_that_the_file_does_not_declare_are_never_written(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="does not declare"):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
+import unicodedata
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.api.leaderboard import rank_versions
 from orchestrator.api.sessions import LOST, VersionLine, correct_verdicts, read_line
-from orchestrator.cli.sessions import line_text, saves
+from orchestrator.cli.sessions import VersionsView, board_lines, line_text, saves, versions_table
 from orchestrator.core.candidates import Candidate, CandidateVerdict, parse_verdict, time_refusal
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.results import ResultsUnreadable
+from tests.support.hostile_events import NUMBERS, OTHERS, TEXTS
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 COLUMNS = "run_id,case_id,device,implementation,backend,regime,block,repeat,latency_us,role,definition,skipped,fault"
@@ -199,3 +203,37 @@ def test_a_wrong_kernel_beside_a_right_one_is_named_on_the_line() -> None:
     one = read_line(1, verdict(kernels=["other", "mine"], cases=[case]), [("c1", rows("c1", chance, factor=0.8))])
     assert (one.kernel, one.reason, dict(one.faults)) == ("mine", "", {"other": "max abs error 3"})
     assert "wrong: other: max abs error 3" in line_text(one, best=False)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_verdict_of_a_hostile_machine_steers_a_terminal_or_stops_a_session(seed: int) -> None:
+    """Names, reasons and rows with texts of others: a line, shown letter by letter, or an error of ours."""
+    dice = random.Random(seed)
+    text = lambda: dice.choice(TEXTS)[:200]  # noqa: E731
+    names = ["mine", dice.choice(("torch", "mine", text()))]
+    case = {"case_id": "c1", "file": "case-1.csv", "skipped": {dice.choice((*names, text())): text()},
+            "stopped": {text(): dice.choice(("race", text()))}}  # fmt: skip
+    made = {"number": 1, "kernels": names, "baselines": ["torch", text()], "cases": [case] * dice.choice((0, 1, 3)),
+            "seconds": dice.choice((3.0, *NUMBERS)), "reason": dice.choice(("", "", "", text()))}  # fmt: skip
+    if dice.random() < 0.3:
+        made[dice.choice(sorted(made))] = dice.choice((*OTHERS, *NUMBERS, *TEXTS))
+    cells = [row.split(",") for row in rows("c1", dice).decode().splitlines()]
+    for _ in range(dice.choice((0, 1, 5))):
+        row = dice.choice(cells[1:])
+        row[dice.randrange(len(row))] = dice.choice((*TEXTS, *map(str, NUMBERS))).replace(",", ";")
+    data = "\n".join(map(",".join, cells)).encode("utf-8", "replace")
+    try:
+        found = parse_verdict(json.dumps(made).encode(), 1)
+    except ResultsUnreadable:
+        return
+    lines = [read_line(1, found, [("c1", data)]), read_line(2, verdict(1), [("c1", rows("c1", dice))])]
+    shown = io.StringIO()
+    view = VersionsView(Console(file=shown, width=100))
+    board = rank_versions(lines, Decimal(1))
+    view.say(line_text(lines[0], best=True))
+    for board_line in board_lines(board):
+        view.say(board_line)
+    view.console.print(versions_table(lines, lines[0], 9))
+    steering = [one for one in shown.getvalue() if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert set(steering) <= {"\n", "\t"}  # a table in a pipe has tabs between its cells
+    json.dumps([board.document(), *(one.document() for one in lines)], allow_nan=False)
