@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,16 @@ def alone(made: Path) -> Iterator[None]:
 def place_of(folder: Path) -> Path:
     """Where what is compiled once lies: `folder` where the session has no place of its own."""
     return Path(os.environ.get(SESSION, folder))
+
+
+def program_of(make: Callable[[Path], Any]) -> Any:
+    """A fixture of a module: what `make` compiles in a folder."""
+
+    @pytest.fixture(scope="module")
+    def program(tmp_path_factory: pytest.TempPathFactory) -> Any:
+        return make(tmp_path_factory.mktemp("program"))
+
+    return program
 
 
 def hasty(folder: Path) -> Path:

@@ -34,6 +34,14 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         pytest.skip(str(exc))
 
 
+@pytest.fixture(scope="module")
+def hopper_engine() -> Engine:
+    engine = Engine(torch.device(DEV))
+    if not engine.machine.hopper:
+        pytest.skip("not a Hopper chip")
+    return engine
+
+
 def dtypes_of(engine: Engine) -> list[torch.dtype]:
     return [getattr(torch, name) for name in engine.chip.dtypes]
 
@@ -82,6 +90,20 @@ class Poisoned:
             return "a row without keys has a finite log-sum-exp, or the other way round"
         off = (self.lse.double() - want_lse).nan_to_num(0.0, posinf=1.0, neginf=1.0).abs().max().item()
         return None if off <= lse_error else f"log-sum-exp off by {off:.3g}"
+
+
+def assert_replays_alike(call: Callable[[], object], out: torch.Tensor) -> None:
+    """What a graph of two launches leaves in `out`, time after time, is what one launch does."""
+    call()
+    want, graph = out.clone(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+        call()
+    for _ in range(5):
+        out.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(out, want)
 
 
 def failures(cases: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,15 +123,7 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
         yield PRESENT[-1]
         return
     command = [
-        "gcc",
-        "-std=gnu11",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        "-Wl,-soname,libcuda.so.1",
+        *["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
     ]
     made = place_of(folder) / f"libcuda-{named(*command, SOURCE.read_text())}.so"
     path = once(made, lambda part: run([*command, "-o", str(part), str(SOURCE)]))
@@ -151,6 +143,18 @@ def stub_libcuda(folder: Path) -> Iterator[Stub]:
         cuda_driver.cache_clear()
         while str(path) in Path("/proc/self/maps").read_text():  # every driver that was made of it holds it once
             _ctypes.dlclose(library._handle)
+
+
+def program_with_stub(make: Callable[[Path], Any]) -> Any:
+    """A fixture of a module: what `make` compiles in a folder, and the stub in libcuda's place for as long."""
+
+    @pytest.fixture(scope="module")
+    def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        folder = tmp_path_factory.mktemp("program")
+        with stub_libcuda(folder):
+            yield make(folder)
+
+    return program
 
 
 def sizes_of(entry: Entry) -> list[int]:

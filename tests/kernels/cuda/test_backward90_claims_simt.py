@@ -3,7 +3,6 @@ clears the sums; the others wait until it is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.kernels.cuda.backward_runner import Posed, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import Mutant, lines, without
 from tests.kernels.cuda.test_races_simt import as_it_is
@@ -44,11 +43,9 @@ MISTAKES = tuple(
 )
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
-    folder = tmp_path_factory.mktemp("backward90-claims")
-    with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, (CAUSAL, WIDE)), *MISTAKES, *around((CAUSAL, WIDE))], folder)
+program = program_with_stub(
+    lambda folder: compile_backward90([*map(as_it_is, (CAUSAL, WIDE)), *MISTAKES, *around((CAUSAL, WIDE))], folder)
+)
 
 
 def prepared_by(posed: Posed) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import Mutant, lines
 from tests.kernels.cuda.test_races_simt import as_it_is
@@ -68,11 +67,9 @@ MISTAKES = (NO_ORDER, GIVEN_EARLY, NEVER_GIVEN, WORK_BY_PLACE, OTHER_WAY, VALUES
 KERNELS = (NARROW, WIDE, CYCLE, WIDE_CYCLE, UNORDERED)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
-    folder = tmp_path_factory.mktemp("backward90-ordered")
-    with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CYCLIC_MISTAKES, *around(KERNELS)], folder)
+program = program_with_stub(
+    lambda folder: compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CYCLIC_MISTAKES, *around(KERNELS)], folder)
+)
 
 
 def run(

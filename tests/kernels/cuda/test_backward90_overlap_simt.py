@@ -4,7 +4,6 @@ queries as soon as all keys that the tile sees have been added, and not before."
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.kernels.cuda.backward90_runner import Backward90, around, compile_bac
 from tests.kernels.cuda.backward_runner import Posed, Three, assert_right
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import Mutant, lines
 from tests.kernels.cuda.test_races_simt import as_it_is
@@ -45,11 +44,9 @@ FEWER = Mutant("a_tile_that_awaits_too_few_keys", (), (("last / KEYS + 1", "last
 CONVERTS = (IMPATIENT, FEWER)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backward90]:
-    folder = tmp_path_factory.mktemp("backward90-overlap")
-    with stub_libcuda(folder):
-        yield compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CONVERTS, *around(KERNELS)], folder)
+program = program_with_stub(
+    lambda folder: compile_backward90([*map(as_it_is, KERNELS), *MISTAKES, *CONVERTS, *around(KERNELS)], folder)
+)
 
 
 def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.kernels.cuda.backward90_runner import Backward90, around, compile_bac
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, Three, assert_right, errors, pose
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -37,14 +36,12 @@ FEW_NARROW, FEW_NARROW_FULL, _, FEW_NARROW_LONG, _, FEW_WIDE_FULL, FEW_WIDE_LONG
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[type[Kernel], Backward90]]:
-    folder = tmp_path_factory.mktemp("backward90")
-    with stub_libcuda(folder):
-        yield {
-            HopperBackwardKernel: compile_backward90([*KERNELS, *around(KERNELS)], folder),
-            FewBackwardKernel: compile_backward90(IN_ONE, folder),
-        }
+programs = program_with_stub(
+    lambda folder: {
+        HopperBackwardKernel: compile_backward90([*KERNELS, *around(KERNELS)], folder),
+        FewBackwardKernel: compile_backward90(IN_ONE, folder),
+    }
+)
 
 
 def posed_for(kernel: Kernel, *sizes: int, alignment: str = "top-left", with_dlse: bool = False) -> Posed:

@@ -13,7 +13,7 @@ from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, Combine
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER, program_of
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -31,45 +31,14 @@ TURING = (STAGED_64, STAGED_128, STAGED_256)
 MACHINE = Machine(next(chip for chip in CHIPS if chip.name == "hopper"), 132, 50 << 20)
 
 
-@pytest.fixture(scope="module")
-def ampere(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(AMPERE, 800, tmp_path_factory.mktemp("decode"))
+ampere = program_of(lambda folder: compile_program(AMPERE, 800, folder))
 
 
-@pytest.fixture(scope="module")
-def turing(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(TURING, 750, tmp_path_factory.mktemp("decode"))
+turing = program_of(lambda folder: compile_program(TURING, 750, folder))
 
 
 def draw(kernel: DecodeKernel, batch: int, kv_heads: int, group: int, seq_q: int, seq_k: int, head_dim: int) -> Tensors:
     return exactly.draw(kernel.dtype, batch, kv_heads * group, kv_heads, seq_q, seq_k, head_dim)
-
-
-def decode(
-    program: Program,
-    kernel: DecodeKernel,
-    tensors: Tensors,
-    scratch: Path,
-    *,
-    causal: bool = False,
-    alignment: str = "bottom-right",
-    splits: int = 1,
-    tickets: bool = True,
-    eager: bool = False,
-    reverse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp, into poisoned memory; the tickets must be zero afterwards."""
-    q, k, v = tensors
-    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
-    problem = problem_of(q, k, v, out, causal=causal, alignment=alignment)
-    launch = plan_decode(problem, MACHINE, tile=kernel.tile, splits=splits, tickets=tickets)
-    buffers = HostBuffers(lse.data_ptr())
-    steps = Decode(launch).steps(problem, 1 / math.sqrt(q.shape[3]), buffers)  # type: ignore[arg-type]
-    assert len(steps) == (1 if splits == 1 or tickets else 2)
-    program.run(steps, [q, k, v, out, lse, *buffers.memory], scratch, eager=eager, reverse=reverse)
-    if launch.tickets:
-        assert not buffers.memory[-1].any(), "the next launch would find tickets taken"
-    return out, lse
 
 
 def assert_right(
@@ -82,53 +51,42 @@ def assert_right(
     alignment: str = "bottom-right",
     splits: int = 1,
     tickets: bool = True,
-    eager: bool = False,
-    reverse: bool = False,
+    **how: bool,
 ) -> None:
+    """Into poisoned memory; the tickets must be zero afterwards."""
     q, k, v = tensors
-    got, lse = decode(
-        program,
-        kernel,
-        tensors,
-        scratch,
-        causal=causal,
-        alignment=alignment,
-        splits=splits,
-        tickets=tickets,
-        eager=eager,
-        reverse=reverse,
-    )
+    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
+    problem = problem_of(q, k, v, out, causal=causal, alignment=alignment)
+    launch = plan_decode(problem, MACHINE, tile=kernel.tile, splits=splits, tickets=tickets)
+    buffers = HostBuffers(lse.data_ptr())
+    steps = Decode(launch).steps(problem, 1 / math.sqrt(q.shape[3]), buffers)  # type: ignore[arg-type]
+    assert len(steps) == (1 if splits == 1 or tickets else 2)
+    program.run(steps, [q, k, v, out, lse, *buffers.memory], scratch, **how)
+    if launch.tickets:
+        assert not buffers.memory[-1].any(), "the next launch would find tickets taken"
     ends = limits(q, k, causal=causal, alignment=alignment)
-    assert_agree(got, lse, *exact(q, k, v, *ends), kernel.dtype)
+    assert_agree(out, lse, *exact(q, k, v, *ends), kernel.dtype)
 
 
-@pytest.mark.parametrize(("eager", "reverse"), [(False, False), (True, True)])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
-    ("kernel", "group", "seq_q", "seq_k", "head_dim", "splits"),
+    ("kernel", "sizes", "splits"),
     [
-        (HALF_64, 8, 1, 700, 64, 1),
-        (HALF_64, 1, 1, 333, 40, 3),
-        (WIDE_64, 8, 4, 500, 64, 2),
-        (BRAIN_128, 4, 3, 777, 128, 5),
-        (BRAIN_128, 2, 1, 15, 104, 1),
-        (HALF_256, 8, 1, 200, 256, 2),
-        (HALF_256, 3, 2, 130, 136, 1),
+        (HALF_64, (8, 1, 700, 64), 1),
+        (HALF_64, (1, 1, 333, 40), 3),
+        (WIDE_64, (8, 4, 500, 64), 2),
+        (BRAIN_128, (4, 3, 777, 128), 5),
+        (BRAIN_128, (2, 1, 15, 104), 1),
+        (HALF_256, (8, 1, 200, 256), 2),
+        (HALF_256, (3, 2, 130, 136), 1),
     ],
 )
 def test_the_ampere_path_agrees_with_float64(
-    ampere: Program,
-    tmp_path: Path,
-    kernel: DecodeKernel,
-    group: int,
-    seq_q: int,
-    seq_k: int,
-    head_dim: int,
-    splits: int,
-    eager: bool,
-    reverse: bool,
+    ampere: Program, tmp_path: Path, kernel: DecodeKernel, sizes: tuple[int, int, int, int], splits: int, early: bool
 ) -> None:
-    tensors = draw(kernel, 2, 2, group, seq_q, seq_k, head_dim)
-    assert_right(ampere, kernel, tensors, tmp_path, causal=True, splits=splits, eager=eager, reverse=reverse)
+    """Sizes: heads of a group, queries, keys, and the head dimension."""
+    tensors = draw(kernel, 2, 2, *sizes)
+    assert_right(ampere, kernel, tensors, tmp_path, causal=True, splits=splits, eager=early, reverse=early)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
 from kernels.attention.cuda.ways.decode import TILES, Decode, DecodeKernel, plan_decode
 from tests.kernels.cuda.exactly import exact, limits
-from tests.kernels.cuda.on_gpu import DEV, ON_GPU, Poisoned, dtypes_of, failures
+from tests.kernels.cuda.on_gpu import DEV, ON_GPU, Poisoned, assert_replays_alike, dtypes_of, failures
 from tests.kernels.cuda.on_gpu import engine as engine
 
 pytestmark = ON_GPU
@@ -145,18 +145,7 @@ def test_two_calls_on_two_streams_do_not_meet(engine: Engine) -> None:
 def test_a_captured_graph_gives_the_same_bits(engine: Engine) -> None:
     q, k, v = draw(9, 1, 4, 8, 1, 16384, 128, torch.float16)
     out = torch.empty_like(q)
-    call = bind_attention(q, k, v, out, way="decode", engine=engine)
-    call()
-    want = out.clone()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-        call()
-    for _ in range(5):
-        out.fill_(math.nan)
-        graph.replay()
-        assert torch.equal(out, want)
+    assert_replays_alike(bind_attention(q, k, v, out, way="decode", engine=engine), out)
 
 
 def test_what_lies_beyond_the_last_key_is_never_used(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, T
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.ways.general import NARROW_128, General, GeneralKernel, plan_general
-from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER, program_of
 from tests.kernels.cuda.exactly import exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -49,14 +49,10 @@ TURING_KERNELS = (
 )
 
 
-@pytest.fixture(scope="module")
-def ampere(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(AMPERE, 800, tmp_path_factory.mktemp("general"))
+ampere = program_of(lambda folder: compile_program(AMPERE, 800, folder))
 
 
-@pytest.fixture(scope="module")
-def turing(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(TURING_KERNELS, 750, tmp_path_factory.mktemp("general"))
+turing = program_of(lambda folder: compile_program(TURING_KERNELS, 750, folder))
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

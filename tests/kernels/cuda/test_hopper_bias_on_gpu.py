@@ -12,22 +12,16 @@ from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.ways import hopper
+from tests.kernels.cuda import on_gpu
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, randn
 from tests.kernels.cuda.test_hopper_on_gpu import LSE_ERROR
 
 pytestmark = ON_GPU
+engine = on_gpu.hopper_engine
 
 SIZES = ((1, 1), (64, 333), (129, 512), (300, 127), (700, 1100))
 STRETCHES = {"some": (0.0, 0.0), "behind": (0.4, 1.0), "before": (0.0, 0.7), "between": (0.2, 0.8), "all": (0.0, 1.0)}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    engine = Engine(torch.device(DEV))
-    if not engine.machine.hopper:
-        pytest.skip("not a Hopper chip")
-    return engine
 
 
 def mask_for(dtype: torch.dtype, shape: tuple[int, ...], hidden: str) -> torch.Tensor:

@@ -18,7 +18,7 @@ from kernels.attention.cuda.ways.hopper_kernels import HEAD_DIMS, HopperKernel, 
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
-from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
 from tests.kernels.cuda.test_hopper_mutants import SCHEDULES, WRONG, Mutant, lines, without
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
@@ -36,11 +36,7 @@ MACHINE = Machine(HOPPER, 132, 50 << 20, hopper=True)
 HIDDEN = ("some", "behind", "before", "between", "all", "but two")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("biases")
-    with stub_libcuda(folder):
-        yield folder
+folder = program_with_stub(lambda folder: folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -48,11 +47,7 @@ KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, *STAGED_KERNELS)
 DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("masks")
-    with stub_libcuda(folder):
-        yield compile_hopper(KERNELS, "HopperParams", folder)
+program = program_with_stub(lambda folder: compile_hopper(KERNELS, "HopperParams", folder))
 
 
 def mask_for(kernel: HopperKernel, *shape: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from tests.kernels.cuda.hopper_runner import (
     Schedule,
     compile_hopper,
 )
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -229,11 +229,7 @@ SMALL_MUTANTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("mutants")
-    with stub_libcuda(folder):
-        yield folder
+folder = program_with_stub(lambda folder: folder)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import ERROR, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -30,11 +30,7 @@ LENGTHS = ((1, 1), (200, 130), (0, 70), (64, 64), (70, 0), (33, 300), (260, 259)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("packed")
-    with stub_libcuda(folder):
-        yield compile_hopper(KERNELS, "HopperParams", folder)
+program = program_with_stub(lambda folder: compile_hopper(KERNELS, "HopperParams", folder))
 
 
 def starts_of(lengths: Sequence[int]) -> torch.Tensor:

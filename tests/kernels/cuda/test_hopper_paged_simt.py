@@ -20,7 +20,7 @@ from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
 from tests.kernels.cuda.simt_ways import HostBuffers
-from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub, stub_libcuda
 from tests.kernels.cuda.test_hopper_mutants import OVERWRITTEN, READ_EARLY, Mutant, without
 from tests.kernels.cuda.test_paged import assert_right
 
@@ -76,18 +76,10 @@ MUTANTS = tuple(
 )
 
 
-@pytest.fixture(scope="module")
-def mutants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("mutants")
-    with stub_libcuda(folder):
-        yield compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder)
+mutants = program_with_stub(lambda folder: compile_hopper((CONTROL, *MUTANTS), "HopperParams", folder))
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("paged")
-    with stub_libcuda(folder):
-        yield compile_hopper(KERNELS, "HopperParams", folder)
+program = program_with_stub(lambda folder: compile_hopper(KERNELS, "HopperParams", folder))
 
 
 def attend(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from tests.kernels.cuda.hopper_runner import (
     Schedule,
     compile_hopper,
 )
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -54,14 +54,12 @@ Kernel = HopperKernel | GroupKernel
 Programs = Mapping[type[Kernel], HopperProgram]
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    folder = tmp_path_factory.mktemp("hopper")
-    with stub_libcuda(folder):
-        yield {
-            HopperKernel: compile_hopper(KERNELS, "HopperParams", folder),
-            GroupKernel: compile_hopper(FEW_KEYS, "SmallParams", folder),
-        }
+programs = program_with_stub(
+    lambda folder: {
+        HopperKernel: compile_hopper(KERNELS, "HopperParams", folder),
+        GroupKernel: compile_hopper(FEW_KEYS, "SmallParams", folder),
+    }
+)
 
 
 def assert_right(

@@ -14,25 +14,19 @@ from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.ways import hopper
+from tests.kernels.cuda import on_gpu
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, randn
 from tests.kernels.cuda.test_hopper_on_gpu import LSE_ERROR
 
 pytestmark = ON_GPU
+engine = on_gpu.hopper_engine
 
 SIZES = ((2, 4, 4, 64, 64), (1, 4, 1, 129, 512), (2, 3, 3, 300, 336), (1, 8, 2, 700, 1104), (2, 2, 2, 65, 2000))
 """Batch, heads, heads of K, queries, keys."""
 SHARED = ((True, True), (True, False), (False, True), (False, False))
 """Whether a mask has batches and heads of its own."""
 MASKS = (torch.bool, torch.bfloat16, torch.float16, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    engine = Engine(torch.device(DEV))
-    if not engine.machine.hopper:
-        pytest.skip("not a Hopper chip")
-    return engine
 
 
 def mask_for(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

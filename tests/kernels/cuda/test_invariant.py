@@ -23,7 +23,7 @@ from kernels.attention.cuda.ways.decode import INVARIANT_KEYS, TILES, Decode, De
 from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.cuda.ways.general import PAGED, General, GeneralKernel
 from kernels.attention.cuda.ways.hopper import HopperWay
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import WITH_COMPILER, program_of
 from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, gathered
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
@@ -45,9 +45,7 @@ def machine(sm_count: int = 132, *, hopper: bool = False) -> Machine:
     return Machine(HOPPER, sm_count, 50 << 20, hopper)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(KERNELS, 800, tmp_path_factory.mktemp("invariant"))
+program = program_of(lambda folder: compile_program(KERNELS, 800, folder))
 
 
 def run(program: Program, posed: Problem, tensors: Sequence[torch.Tensor], scratch: Path, *, invariant: bool) -> type:

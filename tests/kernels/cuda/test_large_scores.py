@@ -6,7 +6,7 @@ Inputs are small integers times powers of two, so that every score is exact in f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,12 +22,12 @@ from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel
 from kernels.attention.cuda.ways.portable import Portable
 from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
-from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.compiled import WITH_COMPILER, program_of
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.hopper_cases import Case, attend
 from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -50,28 +50,16 @@ GROUPS = GroupKernel("bfloat16", 64, True, GroupShape(1, 2, 64, 2))
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(PORTABLE, 800, tmp_path_factory.mktemp("large"))
+portable = program_of(lambda folder: compile_program(PORTABLE, 800, folder))
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program((REGISTERS, SHARED), 800, tmp_path_factory.mktemp("large"), parameters="SmallParams")
+small = program_of(lambda folder: compile_program((REGISTERS, SHARED), 800, folder, parameters="SmallParams"))
 
 
-@pytest.fixture(scope="module")
-def hopper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("large")
-    with stub_libcuda(folder):
-        yield compile_hopper((PERSISTENT, PING_PONG), "HopperParams", folder)
+hopper = program_with_stub(lambda folder: compile_hopper((PERSISTENT, PING_PONG), "HopperParams", folder))
 
 
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HopperProgram]:
-    folder = tmp_path_factory.mktemp("large")
-    with stub_libcuda(folder):
-        yield compile_hopper((GROUPS,), "SmallParams", folder)
+groups = program_with_stub(lambda folder: compile_hopper((GROUPS,), "SmallParams", folder))
 
 
 def whole(generator: torch.Generator, rows: int, head_dim: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import attention, bind_attention
 from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact
-from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, dtypes_of, failures, randn
+from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, assert_replays_alike, dtypes_of, failures, randn
 from tests.kernels.cuda.on_gpu import engine as engine
 
 pytestmark = ON_GPU
@@ -43,20 +43,12 @@ def in_dtype(
 
 
 def run(
-    engine: Engine,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    alignment: str = "top-left",
-    scale: float | None = None,
-    splits: int | None = None,
+    engine: Engine, *qkv: torch.Tensor, causal: bool = False, alignment: str = "top-left", **how: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Into poisoned outputs with canary rows before and after; fails if any canary dies or any element stays poison."""
-    made = Poisoned(q)
-    how = {"causal": causal, "causal_alignment": alignment, "scale": scale, "splits": splits}
-    bind_attention(q, k, v, made.out, lse=made.lse, engine=engine, **how)()  # type: ignore[arg-type]
+    made = Poisoned(qkv[0])
+    how = {"causal": causal, "causal_alignment": alignment, **how}
+    bind_attention(*qkv, made.out, lse=made.lse, engine=engine, **how)()  # type: ignore[arg-type]
     assert made.intact, "wrote beside the output"
     return made.out, made.lse
 
@@ -320,16 +312,7 @@ def test_rows_that_see_no_key_are_zero_with_minus_infinity(engine: Engine) -> No
 def test_a_captured_graph_gives_the_same_bits(engine: Engine) -> None:
     q, k, v = (randn(2, 4, 300, 128, dtype=torch.float16, seed=i) for i in range(3))
     out = torch.empty_like(q)
-    call = bind_attention(q, k, v, out, causal=True, engine=engine)
-    call()
-    want = out.clone()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    out.fill_(math.nan)
-    graph.replay()
-    assert torch.equal(out, want)
+    assert_replays_alike(bind_attention(q, k, v, out, causal=True, engine=engine), out)
 
 
 @pytest.mark.parametrize("rung", LADDER)

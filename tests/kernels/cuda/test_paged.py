@@ -18,7 +18,7 @@ from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, SOURCE, Co
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways.decode import Decode, DecodeKernel, DecodeTile, plan_decode
 from kernels.attention.cuda.ways.general import PAGED, WIDE_64, General, GeneralKernel, plan_general
-from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER, program_of
 from tests.kernels.cuda.paged_cases import Cache, draw_cache, expected, rows_of
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -47,14 +47,10 @@ STAGED_KERNELS = (STAGED, STAGED_256, STAGED_GENERAL, Combine("float16"))
 FORMS = ("decode", "general", "wide", "packed")
 
 
-@pytest.fixture(scope="module")
-def ampere(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(AMPERE, 800, tmp_path_factory.mktemp("paged"))
+ampere = program_of(lambda folder: compile_program(AMPERE, 800, folder))
 
 
-@pytest.fixture(scope="module")
-def turing(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(STAGED_KERNELS, 750, tmp_path_factory.mktemp("paged"))
+turing = program_of(lambda folder: compile_program(STAGED_KERNELS, 750, folder))
 
 
 def compute(

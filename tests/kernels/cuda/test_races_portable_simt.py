@@ -15,7 +15,7 @@ from tests.kernels.cuda.backward_runner import compile_backward, pose, run_pair
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.simt_ways import Program, compile_program
 from tests.kernels.cuda.test_backward_simt import AMPERE, BRAIN
-from tests.kernels.cuda.test_decode import decode, draw
+from tests.kernels.cuda.test_decode import assert_right, draw
 
 pytestmark = WITH_COMPILER
 
@@ -44,7 +44,7 @@ def passes(program: Program, scratch: Path) -> None:
 
 def decodes(program: Program, scratch: Path) -> None:
     for eager in (False, True):
-        decode(program, DECODE, draw(DECODE, 1, 2, 4, 1, 700, 64), scratch, splits=2, eager=eager)
+        assert_right(program, DECODE, draw(DECODE, 1, 2, 4, 1, 700, 64), scratch, splits=2, eager=eager)
 
 
 def test_the_pair_of_backward_passes_has_no_race(tmp_path: Path) -> None:

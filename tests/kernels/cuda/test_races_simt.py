@@ -6,7 +6,7 @@ below leave results right on the CPU, and mostly on a GPU, so nothing but this o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from tests.kernels.cuda.backward_runner import RELATIVE, errors
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, attend, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, HopperProgram, Schedule, compile_hopper
-from tests.kernels.cuda.stub_driver import WITH_STUB, stub_libcuda
+from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 from tests.kernels.cuda.test_backward90_simt import posed_for
 from tests.kernels.cuda.test_hopper_mutants import OUTPUT_END, Mutant, lines, without
 
@@ -109,11 +109,7 @@ BACKWARD_MISTAKES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("races")
-    with stub_libcuda(folder):
-        yield folder
+folder = program_with_stub(lambda folder: folder)
 
 
 @pytest.fixture(scope="module")

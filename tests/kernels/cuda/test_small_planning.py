@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.compile.build import Cache, build_all
-from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
-from kernels.attention.cuda.plan.variants import CHIPS, HEADERS, SOURCE, chip_of
+from kernels.attention.cuda.plan.variants import CHIPS, HEADERS, SOURCE
 from kernels.attention.cuda.ways import small, small_hopper
-from kernels.attention.cuda.ways.small import SmallKernel, in_registers, in_shared
-from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
-from kernels.attention.interface import BuildFailed
-from tests.kernels.cuda.lean import lean
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 H200 = Machine(HOPPER, 132, 60 << 20, hopper=True)
@@ -100,56 +92,3 @@ def test_names_are_unique_and_every_source_that_is_included_is_shipped() -> None
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     written = {f"small/{path.name}" for path in (SOURCE / "small").glob("*.cuh")}
     assert written == {name for name in HEADERS if name.startswith("small/")}
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Compiler:
-    try:
-        return lean(find_compiler())
-    except BuildFailed as exc:
-        pytest.skip(str(exc))
-
-
-SAMPLES: dict[str, tuple[SmallKernel | GroupKernel, ...]] = {
-    "sm_80": (
-        SmallKernel("float16", 64, True, in_registers(32, 4, 64)),
-        SmallKernel("bfloat16", 128, True, in_registers(16, 4, 32)),
-        SmallKernel("bfloat16", 128, True, in_shared(2, 4, 64)),
-    ),
-    "sm_89": (SmallKernel("bfloat16", 64, True, in_shared(2, 4, 64)),),
-    "sm_90a": (
-        SmallKernel("bfloat16", 64, True, in_registers(16, 4, 16), dependent=True),
-        GroupKernel("bfloat16", 64, True, GroupShape(1, 2, 128, 4, 4), dependent=True),
-        GroupKernel("float16", 64, True, GroupShape(2, 1, 64, 4)),
-        GroupKernel("float16", 64, True, GroupShape(1, 2, 128, 4, ahead=False)),
-    ),
-}
-
-
-@pytest.mark.parametrize("architecture", SAMPLES)
-def test_the_kernels_for_few_keys_do_not_spill_or_serialise_wgmma(
-    architecture: str, compiler: Compiler, tmp_path: Path
-) -> None:
-    target, cache = Target(architecture), Cache(tmp_path)
-    for entry, built in zip(
-        SAMPLES[architecture], build_all(SAMPLES[architecture], target, compiler, cache, 2), strict=True
-    ):
-        assert built.resources is not None
-        assert built.resources.spill_bytes == 0
-        log = cache.path(entry, target, compiler).with_suffix(".json").read_text()
-        assert "C75" not in log
-        assert "serialized" not in log
-
-
-@pytest.mark.skipif(
-    not os.environ.get("COMPILE_ALL_KERNELS"), reason="takes minutes: set COMPILE_ALL_KERNELS=1 to run it"
-)
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a"])
-def test_every_kernel_for_few_keys_passes_its_gates(architecture: str, compiler: Compiler, tmp_path: Path) -> None:
-    target = Target(architecture)
-    chip = chip_of(target.capability)
-    assert chip is not None
-    entries: list[SmallKernel | GroupKernel] = list(small.small_table(chip))
-    if target.has_hopper_instructions:
-        entries += small_hopper.small_hopper_table(chip)
-    assert len(build_all(entries, target, compiler, Cache(tmp_path))) == len(entries)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER
+from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER, program_of
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -30,9 +29,7 @@ SHARED_MANY = SmallKernel("float16", 64, True, in_shared(1, 8, 16))
 KERNELS = (FOUR, ONE, WIDE, DEEP, SHARED, SHARED_DEEP, OVER_ALL, MANY, SHARED_MANY)
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return compile_program(KERNELS, 800, tmp_path_factory.mktemp("small"), parameters="SmallParams")
+runner = program_of(lambda folder: compile_program(KERNELS, 800, folder, parameters="SmallParams"))
 
 
 def draw(kernel: SmallKernel, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int) -> Tensors:
@@ -159,11 +156,6 @@ def test_without_a_log_sum_exp_the_output_is_the_same(runner: Program, tmp_path:
 
 
 def test_the_source_is_clean_under_the_address_sanitizer(tmp_path: Path) -> None:
-    probe = subprocess.run(
-        ["g++", *SANITIZED, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input="int main(){}", text=True
-    )
-    if probe.returncode:
-        pytest.skip("this g++ has no address sanitizer")
     runner = compile_program((FOUR, ONE, SHARED), 800, tmp_path, flags=SANITIZED, parameters="SmallParams")
     for kernel in (FOUR, ONE, SHARED):
         assert_right(runner, kernel, draw(kernel, 2, 1, 33, 61, 64), tmp_path, eager=True)

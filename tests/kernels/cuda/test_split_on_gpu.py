@@ -10,6 +10,7 @@ import torch
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.operator import bind_attention
 from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.on_gpu import assert_replays_alike
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,18 +48,7 @@ def test_parts_of_the_keys_make_the_whole(seq_q: int, seq_k: int, head_dim: int,
 def test_a_captured_graph_of_parts_gives_the_same_bits() -> None:
     q, k, v = (torch.randn(1, 16, s, 128, device="cuda").bfloat16() for s in (128, 16384, 16384))
     out = torch.empty_like(q)
-    call = bind_attention(q, k, v, out, way=WAYS[128])
-    call()
-    want = out.clone()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-        call()
-    for _ in range(5):
-        out.fill_(math.nan)
-        graph.replay()
-        assert torch.equal(out, want)
+    assert_replays_alike(bind_attention(q, k, v, out, way=WAYS[128]), out)
 
 
 def test_where_rows_fill_the_chip_there_are_no_parts() -> None:
