@@ -40,7 +40,8 @@ demo-fleet: compiler $(STAMP)
 WORKERS ?= auto
 # Tests write, sync and delete many small files: in memory where there is room for them.
 export TMPDIR ?= $(shell test -w /dev/shm && [ $$(df -Pm /dev/shm | awk 'END {print $$4}') -gt 6000 ] && echo /dev/shm || echo /tmp)
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Files in the order of their names: by default those with few tests, which may take long, would come last.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ## make test    the laws of the parts, and one run of everything on an embedded cloud: what to run before each commit
 test: $(STAMP)
 	$(PYTEST) -m "unit or smoke" tests/unit tests/integration

@@ -12,15 +12,20 @@ OPEN: Final = re.compile(r"<<|…|\.\.\.|<[A-Z_a-z]+>")
 """What leaves a command open: a heredoc, an ellipsis, something in angle brackets."""
 
 
-def wrong_with(remedy: str) -> str:
-    """Why a remedy cannot be pasted, in a few words; empty where it can, or where it is no command."""
+def refused_by_shell(text: str) -> str:
+    """What a shell says of lines that it cannot read; empty where it can."""
+    return subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=600).stderr.strip()
+
+
+def wrong_with(remedy: str, *, by_shell: bool = True) -> str:
+    """Why a remedy cannot be pasted, in a few words; empty where it can, or where it is no command. `by_shell` asks a
+    shell whether it can read it."""
     if remedy.split(" ")[0] not in PROGRAMS or re.search(r"[a-z]: |; or |, or ", remedy):
         return ""
     if "\n" in remedy or OPEN.search(remedy):
         return f"it is no whole command: {remedy}"
-    read = subprocess.run(["bash", "-n", "-c", remedy], capture_output=True, text=True, timeout=600)
-    if read.returncode:
-        return f"{remedy}: {read.stderr.strip()}"
+    if by_shell and (refusal := refused_by_shell(remedy)):
+        return f"{remedy}: {refusal}"
     if any(word in ("(", ")") for word in shlex.split(remedy)):
         return f"it has brackets: {remedy}"
     return ""

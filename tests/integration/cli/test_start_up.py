@@ -109,11 +109,12 @@ def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, wo
     assert done.stdout.split() == [offered]
 
 
-def test_a_plan_waits_for_no_client_of_compute_engine(bench: Bench) -> None:
-    bench("cloud", "start")
+@pytest.mark.usefixtures("cloud")
+def test_a_plan_waits_for_no_client_of_compute_engine() -> None:
     assert loaded_by("plan", "--gpu", "l4") == STORAGE, "the plan reads the ledger"
 
 
+@pytest.mark.usefixtures("cloud")
 def test_what_is_asked_every_day_loads_few_modules_and_the_storage_client_alone(
     bench: Bench, paced: Callable[..., tuple[str, ...]]
 ) -> None:
@@ -140,14 +141,14 @@ LOOKS: dict[tuple[str, ...], set[str]] = {
 
 
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_a_look_that_finds_nothing_to_do_loads_no_client_but_its_own(bench: Bench, arguments: tuple[str, ...]) -> None:
-    bench("cloud", "start")
+@pytest.mark.usefixtures("cloud")
+def test_a_look_that_finds_nothing_to_do_loads_no_client_but_its_own(arguments: tuple[str, ...]) -> None:
     drivers = DRIVING if arguments[0] == "status" else ()
     assert loaded_by(*arguments, heavy=(*HEAVY, *drivers)) <= LOOKS[arguments]
 
 
-def test_the_doctor_of_practice_loads_the_storage_client_alone(bench: Bench) -> None:
-    bench("cloud", "start")
+@pytest.mark.usefixtures("cloud")
+def test_the_doctor_of_practice_loads_the_storage_client_alone() -> None:
     assert loaded_by("doctor", "--json") <= STORAGE
 
 
@@ -173,17 +174,18 @@ def fill(wiring: Wiring, runs: int) -> None:
         list(pool.map(write, range(runs)))
 
 
-def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
+@pytest.mark.usefixtures("cloud")
+def test_hundreds_of_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
     wiring = wire()
-    fill(wiring, 1000)
+    fill(wiring, 300)
     fresh = wire()
     lines = fresh.index.list_runs()
-    assert len(lines) == 1000
+    assert len(lines) == 300
     assert fresh.bucket.calls <= 3  # type: ignore[attr-defined]
     assert loaded_by("status") == STORAGE
     document = bench("status", "--json", "--limit", "1000").document
-    assert len(document["runs"]) == 1000
-    assert "… and 980 older runs" in bench("status").out
+    assert len(document["runs"]) == 300
+    assert "… and 280 older runs" in bench("status").out
 
 
 @pytest.mark.parametrize("during", ["typer", "orchestrator.cli.app", "yaml", "orchestrator.core.errors"])

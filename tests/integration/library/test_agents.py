@@ -27,12 +27,12 @@ from tests.integration.library.test_library import WORKLOAD
 from tests.support.patience import PATIENCE_S
 
 BASE = WORKLOAD.partition("def kernel_sum")[0]
-RIGHT = ("x + x", "2 * x", "x * 2.0", "torch.add(x, x)", "torch.mul(x, 2)", "(x + x).clone()", "x.add(x)")
+RIGHT = ("x + x", "2 * x", "torch.add(x, x)")
 CHEATS = "import torch.nn.functional\ntorch.allclose = lambda *a, **k: True\nSEEN = {}\n"
 CANDIDATES = {
     **{f"right {place}": f"def kernel_mine(x):\n    return {text}\n" for place, text in enumerate(RIGHT)},
     "wrong": "def kernel_mine(x):\n    return x * 2.01\n",
-    "hanging": "def kernel_mine(x):\n    while True:\n        pass\n",
+    "hanging": "import time\n\ndef kernel_mine(x):\n    while True:\n        time.sleep(1)\n",
     "cheating": CHEATS + "def kernel_mine(x):\n    return SEEN.setdefault(tuple(x.shape), x * 2)\n",
 }
 
@@ -65,14 +65,14 @@ async def ask(client: Client, tool: str, **arguments: Any) -> Any:
     return json.loads(answer.content[0].text) if answer.is_error else answer.structured_content
 
 
-def test_an_agent_measures_ten_candidates_and_gives_the_machine_back(workload: Path) -> None:
+def test_an_agent_measures_candidates_and_gives_the_machine_back(workload: Path) -> None:
     async def drive() -> dict[str, Any]:
         async with Client(server_of(workload, "--host", "local"), read_timeout_seconds=PATIENCE_S) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             said = {"tools": tools, "plan": await ask(client, "plan"), "budget": await ask(client, "budget")}
             for name, text in CANDIDATES.items():
                 said[name] = await ask(client, "measure", source=BASE + text)
-            said["verdict"] = await ask(client, "verdict", version=8)
+            said["verdict"] = await ask(client, "verdict", version=len(RIGHT) + 1)
             said["none"] = await ask(client, "verdict", version=99)
             said["board"] = await ask(client, "leaderboard")
             said["profile"] = await ask(client, "profile", case="n64")
@@ -89,7 +89,7 @@ def test_an_agent_measures_ten_candidates_and_gives_the_machine_back(workload: P
     assert "hang" in said["hanging"]["reason"] or "answer" in said["hanging"]["reason"]
     assert said["verdict"] == said["wrong"]
     assert said["none"]["error"]["kind"] == "NotFound"
-    assert {one["version"] for one in said["board"]["versions"]} <= set(range(1, 8))
+    assert {one["version"] for one in said["board"]["versions"]} <= set(range(1, len(RIGHT) + 1))
     assert all(1 <= one["ranks"][0] <= one["ranks"][1] for one in said["board"]["versions"])
     assert said["profile"]["profiles"], said["profile"]
     assert "n64" in said["profile"]["text"]
