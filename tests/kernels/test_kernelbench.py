@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,7 @@ def get_init_inputs():
 NEW = MODEL.replace("class Model(", "class ModelNew(").split("def get_inputs")[0]
 
 
-@pytest.fixture(autouse=True)
-def _own_imports() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("own_imports")
 
 
 def test_the_model_and_every_candidate_have_the_same_parameters(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +25,7 @@ def baseline_torch(x, n):
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_imports() -> Iterator[None]:
-    """What a workload does to the path and to the modules ends with its test."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("own_imports")
 
 
 def read(folder: Path, text: str, **files: str) -> Definition:

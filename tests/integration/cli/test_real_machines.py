@@ -187,25 +187,16 @@ def test_a_preempted_run_goes_on_on_another_machine_and_measures_nothing_twice(
     assert_our_account_is_the_bill(bench, run)
 
 
-def test_a_preempted_run_without_a_spare_says_so_and_its_results_are_fetched(
-    bench: Bench, weather: Callable[..., None], paced: Paced
-) -> None:
-    weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
-    run = launch(bench, *paced("case 2"), "--set", "run.attempts=1", code=8)
-    assert run["state"] == "preempted"
-    fetched = bench("fetch", run["run_id"], "--into", "out", "--json").document
-    assert fetched["complete"] is False
-    assert fetched["cases"] == run["cases_done"]
-    assert "partial" in bench("fetch", run["run_id"], "--into", "out").out
-    assert_our_account_is_the_bill(bench, run)
-
-
-def test_a_cut_short_run_is_resumed_by_another_process_without_measuring_twice(
+def test_a_preempted_run_without_a_spare_is_fetched_and_resumed_by_another_process(
     bench: Bench, weather: Callable[..., None], paced: Paced
 ) -> None:
     weather({"fault": "preempt", "at": {"case": 2}, "notice_s": 10})
     cut = launch(bench, *paced("case 2"), "--set", "run.attempts=1", code=8)
-    assert cut["cases_done"] == 1
+    assert (cut["state"], cut["cases_done"]) == ("preempted", 1)
+    fetched = bench("fetch", cut["run_id"], "--into", "out", "--json").document
+    assert (fetched["complete"], fetched["cases"]) == (False, 1)
+    assert "partial" in bench("fetch", cut["run_id"], "--into", "out").out
+    assert_our_account_is_the_bill(bench, cut)
     (payload,) = wire().bucket.list("payloads/")  # not this installation's own
     sha256 = payload.name.removeprefix("payloads/").partition(".")[0]
     whole = bench("launch", "--resume", cut["run_id"], "--accept-payload", sha256, "--json").document

@@ -48,6 +48,20 @@ def serving(start: Start, client: Client, path: str = PYTHONS, *lines: str) -> I
         yield server
 
 
+@contextmanager
+def an_agent(server: Sshd, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An agent that has the user's key."""
+    address, add = server.folder / "agent", ["ssh-add", "-q", str(server.user_key)]
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
+        try:
+            # Its address is there a moment before it listens.
+            await_truth(lambda: subprocess.run(add, capture_output=True).returncode == 0, "the agent")
+            yield
+        finally:
+            agent.terminate()
+
+
 def test_an_alias_with_user_port_and_key_of_the_configuration_is_honoured(start: Start, client: Client) -> None:
     with serving(start, client):
         assert ask("box") == {"runs": []}
@@ -64,16 +78,8 @@ def test_an_agent_is_asked_for_its_keys(start: Start, client: Client, monkeypatc
     with serving(start, client) as server:
         client.configure(f"Host box\n  HostName 127.0.0.1\n  Port {server.port}")
         assert "with any key here" in refusal("box", PermissionDenied)[0]
-        address = server.folder / "agent"
-        with subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL) as agent:
-            monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
-            add = ["ssh-add", "-q", str(server.user_key)]
-            try:
-                # Its address is there a moment before it listens.
-                await_truth(lambda: subprocess.run(add, capture_output=True).returncode == 0, "the agent")
-                assert ask("box") == {"runs": []}
-            finally:
-                agent.terminate()
+        with an_agent(server, monkeypatch):
+            assert ask("box") == {"runs": []}
 
 
 def test_an_agent_key_that_identity_file_names_is_taken_with_identities_only(
@@ -84,19 +90,12 @@ def test_an_agent_key_that_identity_file_names_is_taken_with_identities_only(
         client.configure(
             f"Host box\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.user_key}{only}"
         )
-        address = server.folder / "agent"
-        with subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL) as agent:
-            monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
-            add = ["ssh-add", "-q", str(server.user_key)]
-            try:
-                await_truth(lambda: subprocess.run(add, capture_output=True).returncode == 0, "the agent")
-                lock = ["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", str(server.user_key)]
-                subprocess.run(lock, check=True)
-                assert ask("box") == {"runs": []}
-                server.user_key.with_suffix(".pub").unlink()
-                assert ask("box") == {"runs": []}, "the public part is read from the private key"
-            finally:
-                agent.terminate()
+        with an_agent(server, monkeypatch):
+            lock = ["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", str(server.user_key)]
+            subprocess.run(lock, check=True)
+            assert ask("box") == {"runs": []}
+            server.user_key.with_suffix(".pub").unlink()
+            assert ask("box") == {"runs": []}, "the public part is read from the private key"
 
 
 def test_a_wrapper_that_is_named_is_the_interpreter_of_probe_and_run(start: Start, client: Client) -> None:

@@ -9,7 +9,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,25 +17,15 @@ import pytest
 from orchestrator.api.results import read_report
 from orchestrator.report import comparing, html
 from orchestrator.report.comparing import compare_reports
-from tests.support.browser import CHROMIUM, Browser, Page, browser
+from tests.support.browser import WITH_CHROMIUM, Page
+from tests.support.browser import chromium as chromium
+from tests.support.browser import page as page
 from tests.unit.report.written import both, csv_text, records, reported
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 LENGTHS = (128, 256, 1024)
 
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")]
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as made:
-        yield made
-
-
-@pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
-    with chromium.tab() as made:
-        yield made
+pytestmark = WITH_CHROMIUM
 
 
 @functools.cache

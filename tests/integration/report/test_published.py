@@ -21,7 +21,7 @@ from orchestrator.report.rates import by_size
 from orchestrator.wiring import csv_lines
 from scripts.picture import picture
 from tests.integration.report.test_browser import opened
-from tests.support.browser import CHROMIUM, browser
+from tests.support.browser import WITH_CHROMIUM, browser
 from tests.unit.report.written import csv_text, records
 from tests.unit.report.written import folder as folder_of
 
@@ -210,7 +210,7 @@ def test_a_folder_that_is_wrong_in_any_way_is_kept_out_and_a_good_one_is_not(tmp
         assert f"environment.json has no {key}" in wrong_with(tmp_path / "good")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@WITH_CHROMIUM
 def test_what_is_published_fits_without_scrolling(tmp_path: Path) -> None:
     """Problems that have no axis in common, in three regimes."""
     table = "document.querySelector('#every-kernel-and-case .wide')"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ from orchestrator.cli.site_build import build
 from orchestrator.embedded.guard import is_own_connection
 from orchestrator.report import comparing, html
 from orchestrator.report.comparing import compare_reports
-from tests.support.browser import CHROMIUM, Browser, Page, browser
+from tests.support.browser import WITH_CHROMIUM, Page
+from tests.support.browser import chromium as chromium
+from tests.support.browser import page as page
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.report.written import both, csv_text, reported
 from tests.unit.site.written import many, names, source, store
@@ -22,9 +23,7 @@ CASE = "b2-h8-kv8-q128-k128-d64-full-float16"
 AXE = Path(os.environ.get("AXE_HOME", Path.home() / ".cache/spotbench-tests")) / "node_modules/axe-core/axe.min.js"
 WIDTHS = (390, 1280, 1920)
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-]
+pytestmark = WITH_CHROMIUM
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +37,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "report.html").write_text(html.report_page(before))
     (folder / "compare.html").write_text(comparing.comparison_page([compare_reports(before, after)]))
     return folder
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as made:
-        yield made
-
-
-@pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
-    with chromium.tab() as made:
-        yield made
 
 
 def kinds() -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,56 @@ class MortalLog(EventLog):
 
     def read(self) -> Any:
         return self.log.read()
+
+
+class Struck:
+    """A part of the world to which something happens before or after one of its calls, the first time."""
+
+    def __init__(
+        self, real: Any, call: str, happens: Callable[[], None], *, when: str = "", after: bool = True
+    ) -> None:
+        self.real, self.call, self.happens, self.when, self.after = real, call, [happens], when, after
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self.real, name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            mine = name == self.call and self.when in repr(args) and bool(self.happens)
+            if mine and not self.after:
+                self.happens.pop()()
+            answer = real(*args, **named)
+            if mine and self.happens:
+                self.happens.pop()()
+            return answer
+
+        return called if callable(real) else real
+
+
+def raises(error: BaseException | type[BaseException]) -> Callable[[], None]:
+    def happens() -> None:
+        raise error
+
+    return happens
+
+
+Moment = Callable[["Stage", Callable[[], None]], World]
+"""Makes the client to which something happens at a moment."""
+
+
+def at_event(kind: str, *, after: bool = True) -> Moment:
+    """A client to which it happens right after its first event of that kind, or right before."""
+
+    def world(stage: Stage, happens: Callable[[], None]) -> World:
+        made, once = stage.world(), [happens]
+
+        def log(run_id: str) -> Any:
+            struck = Struck(made.log(run_id), "append", happens, when=kind, after=after)
+            struck.happens = once
+            return struck
+
+        return replace(made, log=log)
+
+    return world
 
 
 @dataclass

@@ -15,23 +15,8 @@ from orchestrator.core.run.fold import Phase
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from tests.integration.stories.keeping import kept_vm
-from tests.integration.stories.stage import PAYLOAD, Stage, staged, weather
+from tests.integration.stories.stage import PAYLOAD, Stage, Struck, staged, weather
 from tests.integration.stories.test_kept_machines import NEXT, THIRD, assert_books_balance, keep, look_after_everything
-
-
-class LossyAnswers:
-    """A bucket whose next replacement under a prefix is done, and whose answer is lost."""
-
-    def __init__(self, bucket: Any, prefix: str, lose: Callable[[], None]) -> None:
-        self.bucket, self.prefix, self.lose = bucket, prefix, lose
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bucket, name)
-
-    def replace(self, name: str, data: bytes, **how: Any) -> Any:
-        if name.startswith(self.prefix):
-            self.lose()
-        return self.bucket.replace(name, data, **how)
 
 
 def lost(stage: Stage) -> Callable[[], None]:
@@ -43,35 +28,13 @@ def test_a_claim_whose_answer_is_lost_makes_no_second_machine(home: Path) -> Non
     with staged(home, kept_vm()) as stage:
         keep(stage)
         world = stage.world()
-        object.__setattr__(world, "bucket", LossyAnswers(world.bucket, "machines/", lost(stage)))
+        bucket = Struck(world.bucket, "replace", lost(stage), when="machines/", after=False)
+        world = replace(world, bucket=bucket)  # type: ignore[arg-type]
         where = LaunchContext(Mode.GCE, stage.cloud.bucket, "ada", None, require_cuda=False)
         said: list[str] = []
         begin_launch(world, RunOrder(NEXT, stage.plan(), PAYLOAD, where), say=said.append).follow()
         assert stage.fired() == [1]
         assert [row["vm"] for row in stage.bill()] == ["bench-20261121-040000-l4-0001-1"], said
-
-
-class At:
-    """A bucket at which another client does something before or after the first such call for kept machines."""
-
-    def __init__(self, bucket: Any, call: str, happens: Callable[[], None], *, after: bool) -> None:
-        self.bucket, self.call, self.happens, self.after = bucket, call, [happens], after
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self.bucket, name)
-        if name != self.call:
-            return real
-
-        def called(*args: Any, **named: Any) -> Any:
-            mine = "machines/" in repr(args) and bool(self.happens)
-            if mine and not self.after:
-                self.happens.pop()()
-            answer = real(*args, **named)
-            if mine and self.happens:
-                self.happens.pop()()
-            return answer
-
-        return called
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -98,7 +61,8 @@ def test_of_two_launches_at_one_slot_one_gets_it_and_nothing_is_paid_twice(
                 refused.append(str(exc))
 
         world = stage.world()
-        launch(NEXT, replace(world, bucket=At(world.bucket, call, lambda: launch(THIRD, stage.world()), after=after)))
+        bucket = Struck(world.bucket, call, lambda: launch(THIRD, stage.world()), when="machines/", after=after)
+        launch(NEXT, replace(world, bucket=bucket))  # type: ignore[arg-type]
         runs = {run_id: engine.follow() for run_id, engine in engines.items()}
         guests = [run_id for run_id, run in runs.items() if run.taken is not None]
         assert guests == ([NEXT] if (call, after) == ("replace", True) else [THIRD])

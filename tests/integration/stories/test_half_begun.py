@@ -23,7 +23,18 @@ from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.runs.resume import resume_run
 from tests.integration.stories.keeping import kept_vm
 from tests.integration.stories.recovering import careful_vm, where
-from tests.integration.stories.stage import PAYLOAD, RUN, Killed, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.integration.stories.stage import (
+    PAYLOAD,
+    RUN,
+    Killed,
+    Stage,
+    Struck,
+    good_vm,
+    raises,
+    same_to_the_cent,
+    staged,
+    weather,
+)
 from tests.integration.stories.test_interrupted import Telling, own_ctrl_c
 from tests.integration.stories.test_kept_machines import NEXT, keep
 
@@ -199,44 +210,18 @@ def test_a_guest_resumed_twice_is_held_for_before_it_asks_for_a_machine(home: Pa
 # --- a beginning that fails after its hold was taken -----------------------------------------------------------------
 
 
-class Stricken:
-    """A bucket to which something happens right before a certain object is stored."""
-
-    def __init__(self, bucket: Any, prefix: str, happens: Callable[[], None]) -> None:
-        self.bucket, self.prefix, self.happens = bucket, prefix, happens
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bucket, name)
-
-    def create(self, name: str, *args: Any, **named: Any) -> Any:
-        if name.startswith(self.prefix):
-            self.happens()
-        return self.bucket.create(name, *args, **named)
-
-    def replace(self, name: str, *args: Any, **named: Any) -> Any:
-        if name.endswith(self.prefix):
-            self.happens()
-        return self.bucket.replace(name, *args, **named)
-
-
 UPLOADS = {"fault": "http", "service": "storage", "method": "POST", "path": "upload", "status": 403}
 
 
 def stricken(stage: Stage, happens: Callable[[], None], prefix: str = "payloads/") -> World:
-    world = stage.world()
-    return replace(world, bucket=Stricken(world.bucket, prefix, happens))
+    """A client to which it happens right before that object is stored."""
+    world, call = stage.world(), "create" if prefix.endswith("/") else "replace"
+    return replace(world, bucket=Struck(world.bucket, call, happens, when=prefix, after=False))  # type: ignore[arg-type]
 
 
 def refusing(stage: Stage, times: int = 1, prefix: str = "payloads/") -> World:
     """The bucket itself says 403 to that object, and to what is stored after it."""
     return stricken(stage, lambda: weather(stage, {**UPLOADS, "times": times}), prefix)
-
-
-def raises(error: Exception) -> Callable[[], None]:
-    def happens() -> None:
-        raise error
-
-    return happens
 
 
 def test_a_refused_payload_ends_the_launch_and_returns_its_hold_at_once(home: Path) -> None:

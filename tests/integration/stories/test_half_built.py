@@ -22,57 +22,11 @@ from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import reap_images, remove_image, survey_images
 from orchestrator.runs.reap import reap_orphans, survey_machines
 from orchestrator.runs.reconcile import reconcile_holds
-from tests.integration.stories.stage import Killed, Stage, staged
+from tests.integration.stories.stage import Killed, Moment, Stage, Struck, at_event, raises, staged
 from tests.integration.stories.test_images import BUILD, built, machines, nothing_left, storage
 
 READY_S = 260
 """By when a machine of these stories is ready for the copy of its disk."""
-
-
-class Struck:
-    """A part of the world to which something happens before or after one of its calls, the first time."""
-
-    def __init__(
-        self, real: Any, call: str, happens: Callable[[], None], *, when: str = "", after: bool = True
-    ) -> None:
-        self.real, self.call, self.happens, self.when, self.after = real, call, [happens], when, after
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self.real, name)
-
-        def called(*args: Any, **named: Any) -> Any:
-            mine = name == self.call and self.when in repr(args) and bool(self.happens)
-            if mine and not self.after:
-                self.happens.pop()()
-            answer = real(*args, **named)
-            if mine and self.happens:
-                self.happens.pop()()
-            return answer
-
-        return called if callable(real) else real
-
-
-def dies(death: type[BaseException]) -> Callable[[], None]:
-    def happens() -> None:
-        raise death
-
-    return happens
-
-
-def at_event(kind: str) -> Callable[[Stage, Callable[[], None]], World]:
-    """A client to which it happens right after its first event of that kind."""
-
-    def world(stage: Stage, happens: Callable[[], None]) -> World:
-        made, once = stage.world(), [happens]
-
-        def log(run_id: str) -> Any:
-            struck = Struck(made.log(run_id), "append", happens, when=kind)
-            struck.happens = once
-            return struck
-
-        return replace(made, log=log)
-
-    return world
 
 
 def at_amount(stage: Stage, happens: Callable[[], None]) -> World:
@@ -80,7 +34,7 @@ def at_amount(stage: Stage, happens: Callable[[], None]) -> World:
     return replace(made, accounts=Struck(made.accounts, "change", happens))  # type: ignore[arg-type]
 
 
-def at_machine(*, after: bool) -> Callable[[Stage, Callable[[], None]], World]:
+def at_machine(*, after: bool) -> Moment:
     def world(stage: Stage, happens: Callable[[], None]) -> World:
         made, cloud = stage.world(), Struck(stage.world().cloud(), "insert", happens, after=after)
         return replace(made, cloud=lambda: cloud)  # type: ignore[arg-type,return-value]
@@ -88,7 +42,7 @@ def at_machine(*, after: bool) -> Callable[[Stage, Callable[[], None]], World]:
     return world
 
 
-def at_seal(*, after: bool) -> Callable[[Stage, Callable[[], None]], World]:
+def at_seal(*, after: bool) -> Moment:
     def world(stage: Stage, happens: Callable[[], None]) -> World:
         made = stage.world()
         assert made.shelf is not None
@@ -98,7 +52,7 @@ def at_seal(*, after: bool) -> Callable[[Stage, Callable[[], None]], World]:
     return world
 
 
-def at_object(part: str) -> Callable[[Stage, Callable[[], None]], World]:
+def at_object(part: str) -> Moment:
     """A client to which it happens right after it created such an object."""
 
     def world(stage: Stage, happens: Callable[[], None]) -> World:
@@ -111,7 +65,7 @@ def at_object(part: str) -> Callable[[Stage, Callable[[], None]], World]:
     return world
 
 
-UNMADE: dict[str, Callable[[Stage, Callable[[], None]], World]] = {
+UNMADE: dict[str, Moment] = {
     "the amount is set aside": at_amount,
     "the run is planned": at_event("RunPlanned"),
     "its hold is taken": at_event("BudgetHeld"),
@@ -123,7 +77,7 @@ UNMADE: dict[str, Callable[[Stage, Callable[[], None]], World]] = {
     "the disk is about to be copied": at_event("SealRequested"),
     "the copy is asked for": at_seal(after=False),
 }
-MADE: dict[str, Callable[[Stage, Callable[[], None]], World]] = {
+MADE: dict[str, Moment] = {
     "the image is recorded": at_object("images/"),
     "its machine has heard": at_object("sealed.json"),
 }
@@ -138,7 +92,7 @@ def run_of_build(stage: Stage) -> Run | None:
 def test_a_build_with_a_killed_client_is_ended_later_and_costs_no_storage(home: Path, moment: Any) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
-            built(stage, world=moment(stage, dies(Killed)))
+            built(stage, world=moment(stage, raises(Killed)))
         assert list(outstanding_images(stage.ledger())) == ["bench-image-l4-20261121-040000-0002"]
         (first,) = look_after_builds(stage.world())
         assert first.over is False
@@ -159,7 +113,7 @@ def test_a_build_with_a_killed_client_is_ended_later_and_costs_no_storage(home: 
 def test_ctrl_c_at_any_step_of_a_build_leaves_no_machine_and_no_money_held(home: Path, moment: Any) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(KeyboardInterrupt):
-            built(stage, world=moment(stage, dies(KeyboardInterrupt)))
+            built(stage, world=moment(stage, raises(KeyboardInterrupt)))
         assert outstanding_images(stage.ledger()) == {}
         nothing_left(stage)
         run = run_of_build(stage)
@@ -173,7 +127,7 @@ def test_an_image_that_is_recorded_when_its_client_ends_is_made_and_paid_for_onc
 ) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(death):
-            built(stage, world=moment(stage, dies(death)))
+            built(stage, world=moment(stage, raises(death)))
         for build in look_after_builds(stage.world()):
             assert (build.over, build.what) == (True, "it is made")
         assert outstanding_images(stage.ledger()) == {}
@@ -188,8 +142,8 @@ def test_an_image_that_is_recorded_when_its_client_ends_is_made_and_paid_for_onc
 
 def test_ctrl_c_again_while_a_build_is_ended_leaves_the_rest_to_the_next_command(home: Path) -> None:
     with staged(home, machines()) as stage:
-        world = at_event("InstanceCreated")(stage, dies(KeyboardInterrupt))
-        cloud = Struck(stage.world().cloud(), "delete", dies(KeyboardInterrupt), after=False)
+        world = at_event("InstanceCreated")(stage, raises(KeyboardInterrupt))
+        cloud = Struck(stage.world().cloud(), "delete", raises(KeyboardInterrupt), after=False)
         with pytest.raises(KeyboardInterrupt):
             built(stage, world=replace(world, cloud=lambda: cloud))  # type: ignore[arg-type,return-value]
         assert len(stage.cloud.instances()) == 1
@@ -203,7 +157,7 @@ def test_ctrl_c_again_while_a_build_is_ended_leaves_the_rest_to_the_next_command
 def test_a_machine_that_is_ready_and_that_no_client_came_to_is_an_orphan_for_reap(home: Path) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
-            built(stage, world=at_event("InstanceCreated")(stage, dies(Killed)))
+            built(stage, world=at_event("InstanceCreated")(stage, raises(Killed)))
         stage.timeline.advance(READY_S)
         assert not isinstance(survey_machines(stage.world())[0].verdict, Orphan)
         stage.timeline.advance(120)
@@ -268,7 +222,7 @@ def test_an_amount_under_a_name_of_no_run_is_kept_while_its_image_exists(home: P
     """Older clients gave images names of their own."""
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
-            built(stage, world=at_seal(after=True)(stage, dies(Killed)))
+            built(stage, world=at_seal(after=True)(stage, raises(Killed)))
         name, world = "bench-image-l4-20261121-040000-0002", stage.world()
         stage.timeline.advance(timedelta(minutes=20).total_seconds())
         stage.delete_objects(f"runs/{BUILD}")
@@ -283,7 +237,7 @@ def test_an_amount_under_a_name_of_no_run_is_kept_while_its_image_exists(home: P
 
 def test_the_machine_of_an_older_client_that_died_ends_by_itself(home: Path) -> None:
     with staged(home, machines()) as stage:
-        made = at_event("InstanceCreated")(stage, dies(Killed))
+        made = at_event("InstanceCreated")(stage, raises(Killed))
         with pytest.raises(Killed):
             built(stage, world=replace(made, log=lambda run_id: OldLog(made.log(run_id))))
         stage.timeline.advance(READY_S + 1200)
@@ -299,7 +253,7 @@ def test_an_unrecorded_image_of_a_killed_client_is_deleted_and_its_amount_return
 ) -> None:
     with staged(home, machines()) as stage:
         with pytest.raises(Killed):
-            built(stage, world=at_seal(after=True)(stage, dies(Killed)))
+            built(stage, world=at_seal(after=True)(stage, raises(Killed)))
         (first,) = look_after_builds(stage.world())
         assert (first.run_id, first.over) == (BUILD, False)
         stage.timeline.advance(timedelta(minutes=32).total_seconds())

@@ -16,7 +16,7 @@ from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.slots import Slot
 from orchestrator.runs.engine import World
 from tests.integration.stories.keeping import kept_vm
-from tests.integration.stories.stage import Killed, Stage, staged
+from tests.integration.stories.stage import Killed, Stage, Struck, at_event, raises, staged
 from tests.integration.stories.test_interrupted import Telling, own_ctrl_c
 from tests.integration.stories.test_kept_machines import (
     NEXT,
@@ -31,49 +31,12 @@ from tests.integration.stories.test_kept_machines import (
 __all__ = ["own_ctrl_c"]
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-class Claiming:
-    """A bucket to which something happens right after a claim is stored."""
-
-    def __init__(self, bucket: Any, happens: Callable[[], None]) -> None:
-        self.bucket, self.happens = bucket, [happens]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bucket, name)
-
-    def replace(self, name: str, *args: Any, **named: Any) -> Any:
-        answer = self.bucket.replace(name, *args, **named)
-        while name.startswith("machines/") and self.happens:
-            self.happens.pop()()
-        return answer
-
-
-class Saying:
-    """A log to which something happens in the place of its first `machine_taken`."""
-
-    def __init__(self, log: Any, happens: list[Callable[[], None]]) -> None:
-        self.log, self.happens = log, happens
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.log, name)
-
-    def append(self, fact: Any) -> Any:
-        while fact.kind == "machine_taken" and self.happens:
-            self.happens.pop()()
-        return self.log.append(fact)
-
-
 def as_it_claims(stage: Stage, happens: Callable[[], None]) -> World:
     world = stage.world()
-    return replace(world, bucket=Claiming(world.bucket, happens))  # type: ignore[arg-type]
+    return replace(world, bucket=Struck(world.bucket, "replace", happens, when="machines/"))  # type: ignore[arg-type]
 
 
-def as_it_says_so(stage: Stage, happens: Callable[[], None]) -> World:
-    world, once = stage.world(), [happens]
-    return replace(world, log=lambda run_id: Saying(world.log(run_id), once))  # type: ignore[arg-type, return-value]
+as_it_says_so = at_event("MachineTaken", after=False)
 
 
 def slot(stage: Stage) -> Slot:
@@ -95,7 +58,7 @@ def launched(stage: Stage, world: World) -> tuple[Run, list[str]]:
 def test_ctrl_c_as_a_kept_machine_is_claimed_lets_the_next_launch_have_it(home: Path, moment: Any) -> None:
     with staged(home, kept_vm()) as stage:
         keep(stage)
-        run, _ = launched(stage, moment(stage, interrupt))
+        run, _ = launched(stage, moment(stage, raises(KeyboardInterrupt)))
         assert run.phase is Phase.STOPPED
         found = slot(stage)
         assert (found.state, found.claim) == ("idle", None)
@@ -128,12 +91,9 @@ def test_ctrl_c_after_the_kept_machine_took_the_claim_detaches_from_a_live_run(h
 
 
 def test_a_claim_that_cannot_be_recorded_is_taken_back_and_the_launch_says_why(home: Path) -> None:
-    def refused() -> None:
-        raise PermissionDenied("the bucket says no", hint="ask its owner")
-
     with staged(home, kept_vm()) as stage:
         keep(stage)
-        world = as_it_says_so(stage, refused)
+        world = as_it_says_so(stage, raises(PermissionDenied("the bucket says no", hint="ask its owner")))
         with pytest.raises(PermissionDenied, match=r"the bucket says no; run .* is ended and holds no money"):
             stage.begin(world, stage.plan(), NEXT)
         assert slot(stage).state == "idle"
@@ -145,7 +105,7 @@ def test_a_claim_that_cannot_be_recorded_is_taken_back_and_the_launch_says_why(h
 def test_a_deaf_machine_is_given_back_too_and_ends_at_its_own_limit(home: Path) -> None:
     with staged(home, kept_vm(deaf=True)) as stage:
         keep(stage, "run.idle_minutes=2")
-        assert launched(stage, as_it_claims(stage, interrupt))[0].phase is Phase.STOPPED
+        assert launched(stage, as_it_claims(stage, raises(KeyboardInterrupt)))[0].phase is Phase.STOPPED
         assert slot(stage).state == "idle"
         passes(stage, 240)
         look_after_everything(stage)
@@ -158,13 +118,10 @@ def test_a_deaf_machine_is_given_back_too_and_ends_at_its_own_limit(home: Path) 
 def test_a_client_killed_while_claiming_a_kept_machine_has_it_used_or_ended_once(
     home: Path, moment: Any, deaf: bool
 ) -> None:
-    def killed() -> None:
-        raise Killed
-
     with staged(home, kept_vm(deaf=deaf)) as stage:
         keep(stage, "run.idle_minutes=2")
         with pytest.raises(Killed):
-            stage.begin(moment(stage, killed), stage.plan(), NEXT)
+            stage.begin(moment(stage, raises(Killed)), stage.plan(), NEXT)
         assert slot(stage).state == "claimed"
         passes(stage, 300)
         look_after_everything(stage)
