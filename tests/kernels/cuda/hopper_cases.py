@@ -96,7 +96,7 @@ def complaint(
     if not bool(out.isfinite().all()):
         return "an element was not written, or is not a number"
     error = (out.double() - want).norm().item()
-    if error > ERROR[kernel.dtype] * want.norm().item():
+    if error > ERROR[out.dtype] * want.norm().item():
         return f"the output is off by {error / want.norm().item():.2g}"
     if not case.with_lse:
         return None if bool(lse.isnan().all()) else "a log-sum-exp that nobody wants"

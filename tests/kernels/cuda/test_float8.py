@@ -73,7 +73,7 @@ def test_contiguous_keys_of_eight_bits_agree_with_float64(
         steps, [q, k.view(torch.uint8), v.view(torch.uint8), *scales, out, lse, *buffers.memory], tmp_path
     )
     ends = limits(q, k, causal=True, alignment="bottom-right")
-    assert_agree(out, lse, *exact(q, widened(k, scales[0]), widened(v, scales[1]), *ends), dtype)
+    assert_agree(out, lse, *exact(q, widened(k, scales[0]), widened(v, scales[1]), *ends))
 
 
 @pytest.mark.parametrize("page", [16, 64, 24])
@@ -95,7 +95,7 @@ def test_pages_of_eight_bits_agree_with_float64(programs: dict[str, Program], tm
     cache.k, cache.v = (widened(x, by).nan_to_num(0.0) for x, by in zip((cache.k, cache.v), scales, strict=True))
     for b in range(cache.batch):
         want, want_lse = expected(cache, b, causal=True)
-        assert_agree(out[b][None], lse[b][None], want[None], want_lse[None], "bfloat16")
+        assert_agree(out[b][None], lse[b][None], want[None], want_lse[None])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -18,7 +18,7 @@ from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.cuda.ways.hopper import HopperWay, hopper_ways
 from kernels.attention.cuda.ways.hopper_kernels import SPLIT_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER
-from tests.kernels.cuda.exactly import ERROR
+from tests.kernels.cuda.exactly import assert_agree, draw, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, stub_libcuda
@@ -52,12 +52,8 @@ def assert_right(
     alignment: str = "bottom-right",
 ) -> None:
     """Two batches of four heads over two; against the definition in float64."""
-    dtype, head_dim = getattr(torch, kernel.dtype), head_dim or kernel.head_dim
-    generator = torch.Generator().manual_seed(seq_q + seq_k)
-    q, k, v = (
-        torch.randn(2, s, h, head_dim, generator=generator).to(dtype).transpose(1, 2)
-        for h, s in ((4, seq_q), (2, seq_k), (2, seq_k))
-    )
+    head_dim = head_dim or kernel.head_dim
+    q, k, v = draw(kernel.dtype, 2, 4, 2, seq_q, seq_k, head_dim)
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
     problem = problem_of(q, k, v, out, causal=kernel.right, alignment=alignment)
     buffers = HostBuffers(lse=lse.data_ptr())
@@ -67,17 +63,8 @@ def assert_right(
     programs[0].run(first, tensors, scratch, schedule)
     assert not buffers.memory[0].any(), "the next launch would find tiles handed out"
     programs[1].run([joins], tensors, scratch)
-    k64, v64 = (x.double().repeat_interleave(2, 1) for x in (k, v))
-    scores = q.double() @ k64.mT * head_dim**-0.5
-    if kernel.right:
-        offset = seq_k - seq_q if alignment == "bottom-right" else 0
-        seen = torch.arange(seq_k)[None] <= torch.arange(seq_q)[:, None] + offset
-        scores = scores.masked_fill(~seen, -math.inf)
-    want, want_lse = torch.softmax(scores, -1).nan_to_num(0.0) @ v64, torch.logsumexp(scores, -1)
-    assert bool(out.isfinite().all()), "an element was not written, or is not a number"
-    assert ((out.double() - want).norm() / want.norm()).item() < ERROR[kernel.dtype]
-    assert torch.equal(lse.isneginf(), want_lse.isneginf())
-    assert (lse.double() - want_lse).nan_to_num(0.0).abs().max().item() < 1e-3
+    ends = limits(q, k, causal=kernel.right, alignment=alignment)
+    assert_agree(out, lse, *exact(q, k, v, *ends), 1e-3)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(), WAITING, RELEASING, SHUFFLED], ids=lambda one: one.name)

@@ -23,7 +23,7 @@ from kernels.attention.cuda.ways.portable import Portable
 from kernels.attention.cuda.ways.small import Small, SmallKernel, in_registers, in_shared
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from tests.kernels.cuda.compiled import WITH_COMPILER, program_of
-from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.exactly import ERROR, exact
 from tests.kernels.cuda.hopper_cases import Case, attend
 from tests.kernels.cuda.hopper_runner import SHUFFLED, HopperProgram, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
@@ -31,7 +31,6 @@ from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
-ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 MACHINE = Machine(HOPPER, 132, 50 << 20)
 ROWS, KEYS = 96, 120

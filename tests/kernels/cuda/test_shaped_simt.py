@@ -19,6 +19,7 @@ from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import WithSinks
 from tests.kernels.cuda.backward_runner import compile_backward
 from tests.kernels.cuda.compiled import WITH_COMPILER
+from tests.kernels.cuda.exactly import ERROR
 from tests.kernels.cuda.shaped import CASES, MLA, Shaped, relative
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
@@ -26,7 +27,6 @@ pytestmark = WITH_COMPILER
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 MACHINE = Machine(HOPPER, 132, 50 << 20)
-ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 DIFFERENTIABLE = {name: case for name, case in CASES.items() if name != "576-and-512"}
 
 
